@@ -15,8 +15,13 @@ from benchmarks.figures import Figure, at_most
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.book import Book
 from catenary_scheduler.dispatch import ChainedDispatcher
-from catenary_scheduler.dispatch.auditing import Auditor, Believed, BookFacts, GatewayWants
-from catenary_scheduler.dispatch.chained.sessions.views import SessionClaim
+from catenary_scheduler.dispatch.auditing import (
+    Auditor,
+    ExpectedSession,
+    GatewayRequests,
+    SchedulerHoldings,
+)
+from catenary_scheduler.dispatch.chained.sessions.views import BookedSession
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
     DispatchBatch,
@@ -80,10 +85,10 @@ def served() -> ChainedDispatcher:
     return dispatcher
 
 
-def facts_of(dispatcher: ChainedDispatcher, agents: frozenset[AgentId]) -> BookFacts:
+def facts_of(dispatcher: ChainedDispatcher, agents: frozenset[AgentId]) -> SchedulerHoldings:
     """Returns what the scheduler believes."""
     requests = frozenset(dispatcher.open_requests())
-    return BookFacts(
+    return SchedulerHoldings(
         sessions={claim.session: claim for claim in dispatcher.claims()},
         requests=requests,
         open=requests,
@@ -92,7 +97,7 @@ def facts_of(dispatcher: ChainedDispatcher, agents: frozenset[AgentId]) -> BookF
     )
 
 
-def answers(claims: list[SessionClaim]) -> dict[AgentId, scheduler_pb2.Holdings]:
+def answers(claims: list[BookedSession]) -> dict[AgentId, scheduler_pb2.Holdings]:
     """Returns what agents answer that hold what they should."""
     found: defaultdict[AgentId, scheduler_pb2.Holdings] = defaultdict(scheduler_pb2.Holdings)
     for claim in claims:
@@ -111,8 +116,12 @@ def audit_ms(times: int) -> tuple[float, float]:
     claims = dispatcher.claims()
     said = answers(claims)
     agents = frozenset(said)
-    wants = GatewayWants(
-        {c.request.number: (Believed(c.session, 10**10),) for c in claims if c.request is not None}
+    wants = GatewayRequests(
+        {
+            c.request.number: (ExpectedSession(c.session, 10**10),)
+            for c in claims
+            if c.request is not None
+        }
     )
     taken, last = [], []
     for number in range(times):

@@ -15,13 +15,13 @@ from catenary_lab.scenarios.chains.runs import run_scenarios
 from catenary_lab.scenarios.data import data_file
 from catenary_scheduler.planning.chains import best_composition
 from catenary_services.errors import InvalidInput
-from catenary_simulator.arrivals import Poisson
+from catenary_simulator.arrivals import PoissonArrivals
 from catenary_simulator.chains.cluster import (
-    Cluster,
-    Communication,
+    ChainsCluster,
+    CommunicationCost,
     DecoderModel,
     GpuSlice,
-    Place,
+    ServerSite,
     cluster_of,
 )
 from catenary_simulator.chains.serve import serve_chains
@@ -61,23 +61,23 @@ def _has_whole_trace() -> bool:
     return True
 
 
-def larger(servers: int) -> Cluster:
+def larger(servers: int) -> ChainsCluster:
     """Returns a cluster like the paper's, of two kinds of GPUs at some distance."""
     model = DecoderModel("BLOOM-176B", 70, 1.32, 0.11, 14336, 2466437120)
     big = GpuSlice("3g.40gb", 40, 120, 1.02, 109)
     small = GpuSlice("2g.20gb", 20, 80, 0.51, 175)
     places = [
-        Place(f"server-{number}", big if number % 5 == 0 else small, 10.0 + 37 * number % 50)
+        ServerSite(f"server-{number}", big if number % 5 == 0 else small, 10.0 + 37 * number % 50)
         for number in range(servers)
     ]
-    return cluster_of(model, places, Communication())
+    return cluster_of(model, places, CommunicationCost())
 
 
 def _speed(servers: int, sessions: int) -> list[Figure]:
     cluster = larger(servers)
     composition = best_composition(cluster.task(0.01 * servers))
     rate = LOAD * composition.total_rate_per_s
-    workload = exponential(Poisson(), rate, (2000, 20), sessions, 1)
+    workload = exponential(PoissonArrivals(), rate, (2000, 20), sessions, 1)
     began = time.process_time()
     serve_chains(cluster, composition, "jffc", workload)
     spent = time.process_time() - began

@@ -15,7 +15,7 @@ from statistics import median
 from benchmarks.figures import Figure, at_least, at_most, table
 from benchmarks.packing_operations import ADDITIVE, Tally, many_lives
 from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
-from catenary_scheduler.packing.mell.pool import Pool
+from catenary_scheduler.packing.mell.pool import MellPool
 from catenary_scheduler.packing.moves import Item
 
 SESSIONS = 1000
@@ -26,8 +26,8 @@ BLOCKS_PER_EPOCH = 2.5
 LIMIT_US = 200.0
 MOST_MOVES = 10
 
-Maker = Callable[[int], Pool | LazyPool]
-POLICIES: tuple[tuple[str, Maker], ...] = (("pack", LazyPool), ("mell", Pool))
+Maker = Callable[[int], MellPool | LazyPool]
+POLICIES: tuple[tuple[str, Maker], ...] = (("pack", LazyPool), ("mell", MellPool))
 
 
 def run(quick: bool) -> list[Figure]:
@@ -85,7 +85,7 @@ def _times(name: str, make: Maker, epochs: int) -> list[Figure]:
     ]
 
 
-def _single(pool: Pool | LazyPool, item: int, rng: random.Random) -> list[float]:
+def _single(pool: MellPool | LazyPool, item: int, rng: random.Random) -> list[float]:
     """Returns how long an arrival, its growth and its end take, in microseconds."""
     size = min(CAPACITY // 2, int(rng.lognormvariate(3.4, 1)) + 1)
     steps: tuple[tuple[tuple[Item, ...], dict[Item, int], dict[Item, int]], ...] = (

@@ -18,10 +18,10 @@ from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
-    BoundariesMeasured,
     CloseSessions,
     Command,
     Event,
+    MoveCostsMeasured,
     PlanActivated,
     Reject,
     RequestCompleted,
@@ -108,7 +108,7 @@ class PackedCluster:
                 agent, device, ServerId(agent), 1, setup.link_bytes_per_second
             )
             self.join(agent)
-        self.tell(BoundariesMeasured((), ((MODEL, setup.cache_bytes_per_token),)))
+        self.tell(MoveCostsMeasured((), ((MODEL, setup.cache_bytes_per_token),)))
         self.activate(setup.goal)
 
     def activate(self, goal: PackingGoal) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
 from catenary_scheduler.packing.lower_bound import lower_bound
-from catenary_scheduler.packing.mell.pool import Pool
+from catenary_scheduler.packing.mell.pool import MellPool
 from catenary_scheduler.packing.moves import Item
 
 CAPACITIES = (24, 120, 962, 1000, 16384)
@@ -91,7 +91,7 @@ def operations(seed: int, count: int, capacity: int, mix: str, batch: int) -> It
 
 
 def live(
-    pool: Pool | LazyPool, happened: Iterator[Operation], capacity: int, tally: Tally, name: str
+    pool: MellPool | LazyPool, happened: Iterator[Operation], capacity: int, tally: Tally, name: str
 ) -> None:
     """Has a pool live through operations and adds to the tally what it did."""
     sizes: dict[Item, int] = {}
@@ -116,7 +116,7 @@ def live(
         gpus, least = len(pool.bins()), lower_bound(sizes.values(), capacity)
         if 3 * (gpus - ADDITIVE) > 4 * least:
             wrong.append(f"{gpus} gpus, where {least} is a lower bound")
-        moves = pool.item_moves if isinstance(pool, Pool) else len(result.moves)
+        moves = pool.item_moves if isinstance(pool, MellPool) else len(result.moves)
         tally.violations += [f"{name}, operation {number}: {each}" for each in wrong]
         tally.operations += len(departed) + len(grown) + len(arrived)
         tally.most_moves = max(tally.most_moves, moves)
@@ -124,7 +124,11 @@ def live(
 
 
 def many_lives(
-    make: Callable[[int], Pool | LazyPool], least_operations: int, *, batch: int = 1, seed: int = 0
+    make: Callable[[int], MellPool | LazyPool],
+    least_operations: int,
+    *,
+    batch: int = 1,
+    seed: int = 0,
 ) -> Tally:
     """Lives through random lives over all mixes and capacities until there were enough operations.
 

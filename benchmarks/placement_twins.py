@@ -16,7 +16,7 @@ import highspy
 
 from catenary_scheduler.dispatch.placing.constraints import examine, place
 from catenary_scheduler.dispatch.placing.error_lines import WorkerErrors, error_line
-from catenary_scheduler.dispatch.placing.jobs import Job, Limits
+from catenary_scheduler.dispatch.placing.jobs import Job, WorkerLimits
 from catenary_scheduler.dispatch.placing.rebalance_search import Imbalance
 from catenary_services.domain.latency import LatencyLines
 
@@ -28,7 +28,7 @@ class PlacementCase:
     """Workers with sessions, and requests that arrive together."""
 
     lines: LatencyLines
-    limits: Limits
+    limits: WorkerLimits
     workers: list[list[Job]]
     arriving: list[Job]
 
@@ -181,7 +181,7 @@ def random_placement(seed: int, arriving: int = 1) -> PlacementCase:
         cache_token=chance.choice((1.0, chance.uniform(0.5, 2.0))),
         cache_session=chance.choice((0.0, chance.uniform(0.0, 4.0))),
     )
-    limits = Limits(
+    limits = WorkerLimits(
         first_token_ns=round(chance.uniform(30.0, 120.0) * MS),
         per_token_ns=round(chance.uniform(22.0, 32.0) * MS),
         cache_capacity=chance.uniform(60.0, 400.0),
@@ -197,7 +197,7 @@ def random_placement(seed: int, arriving: int = 1) -> PlacementCase:
     return PlacementCase(lines, limits, workers, new)
 
 
-def _random_job(chance: random.Random, limits: Limits) -> Job:
+def _random_job(chance: random.Random, limits: WorkerLimits) -> Job:
     prompt, predicted = chance.randrange(1, 50), float(chance.randrange(1, 40))
     if chance.random() < 0.15:
         return Job(prompt, predicted)
@@ -262,7 +262,7 @@ def objective_of(problem: Imbalance, assignment: Sequence[int]) -> float:
 def with_constraints(problem: Imbalance, seed: int) -> Imbalance:
     """Returns the same with sessions on the workers, so that b-e may forbid a move."""
     chance = random.Random(seed)
-    limits = Limits(round(600 * MS), round(30 * MS), 4000.0, theta=0.8)
+    limits = WorkerLimits(round(600 * MS), round(30 * MS), 4000.0, theta=0.8)
     ongoing = []
     for _ in problem.lines:
         here = []

@@ -14,7 +14,7 @@ from benchmarks.figures import Figure, at_least, at_most, table
 from catenary_lab.pools.solving import solve_by_reference_rules
 from catenary_lab.scenarios.data import data_folder
 from catenary_scheduler.planning.pooled import plan_pools
-from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
+from catenary_scheduler.planning.pooled.dataset import PlanningDataset, load_dataset
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
 
 LIMIT_MEAN_MS = 100.0
@@ -39,7 +39,7 @@ def run(quick: bool) -> list[Figure]:
     ]
 
 
-def _free(data: Dataset, chosen: list[str], groups: list[str]) -> list[Figure]:
+def _free(data: PlanningDataset, chosen: list[str], groups: list[str]) -> list[Figure]:
     gains, milliseconds = {}, {}
     for name in chosen:
         problem = data.problem(name)
@@ -61,7 +61,7 @@ def _free(data: Dataset, chosen: list[str], groups: list[str]) -> list[Figure]:
     ]
 
 
-def _reference(data: Dataset, groups: list[str]) -> list[Figure]:
+def _reference(data: PlanningDataset, groups: list[str]) -> list[Figure]:
     differences, milliseconds = [], []
     for name in groups:
         problem = data.problem(name, data.instance(name).max_partitions)
@@ -92,7 +92,7 @@ def _large(small: PoolingProblem, quick: bool) -> list[Figure]:
     return figures
 
 
-def _gurobi(data: Dataset, name: str) -> float:
+def _gurobi(data: PlanningDataset, name: str) -> float:
     return float(data.instance(name).reference["v4"]["objective"])
 
 

@@ -29,9 +29,9 @@ from catenary_lab.scenarios.jobs import (
 from catenary_lab.scenarios.planners import Planner
 from catenary_lab.scenarios.serving import Search
 from catenary_scheduler.planning.pooled import plan_pools
-from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
+from catenary_scheduler.planning.pooled.dataset import PlanningDataset, load_dataset
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
-from catenary_simulator import Options, SimulationResult, simulate
+from catenary_simulator import SimulationOptions, SimulationResult, simulate
 
 LIMIT_EVENTS_PER_SECOND = 100_000.0
 LIMIT_P50_US, LIMIT_P99_US = 10.0, 40.0
@@ -87,7 +87,7 @@ def run(quick: bool) -> list[Figure]:
     return [*_timed(data, 2.0 if quick else 10.0), *_serving(main, bursty, ablation)]
 
 
-def _timed(data: Dataset, duration_s: float) -> list[Figure]:
+def _timed(data: PlanningDataset, duration_s: float) -> list[Figure]:
     """Speed of the simulation and of decisions, with our plan of one instance."""
     problem = data.problem(TIMED)
     plan = plan_pools(problem)
@@ -110,7 +110,7 @@ def _timed(data: Dataset, duration_s: float) -> list[Figure]:
 
 def _served(problem: PoolingProblem, plan: PooledPlan, duration_s: float) -> SimulationResult:
     base = {model.name: model.weight * plan.objective for model in problem.models}
-    return simulate(problem, plan, Options(base, TIMED_LOAD, duration_s))
+    return simulate(problem, plan, SimulationOptions(base, TIMED_LOAD, duration_s))
 
 
 def larger(

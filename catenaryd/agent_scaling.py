@@ -20,7 +20,7 @@ SILENCE_S = 30.0
 """Advice comes every ten seconds at least; a stream silent for so long is opened anew."""
 
 
-class Agents(Protocol):
+class LocalAgents(Protocol):
     """The agents of a cluster."""
 
     def agent_ids(self) -> list[str]:
@@ -37,14 +37,14 @@ class Agents(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class ScalingSteps:
     """What an advice asks for."""
 
     stop: tuple[str, ...]
     start: int
 
 
-def steps_for(advice: admin_pb2.ScalingAdvice, running: Iterable[str], most: int) -> Steps:
+def steps_for(advice: admin_pb2.ScalingAdvice, running: Iterable[str], most: int) -> ScalingSteps:
     """Returns what to do. Agents are stopped only when they are drained, whatever is wanted.
 
     Args:
@@ -57,7 +57,7 @@ def steps_for(advice: admin_pb2.ScalingAdvice, running: Iterable[str], most: int
     stop = tuple(agent for agent in ids if retiring.get(agent))
     staying = sum(agent not in retiring for agent in ids)
     missing = min(advice.agents_wanted - staying, most - (len(ids) - len(stop)))
-    return Steps(stop, max(0, missing))
+    return ScalingSteps(stop, max(0, missing))
 
 
 class AgentScaling:
@@ -69,7 +69,7 @@ class AgentScaling:
         most: Most agents there may be.
     """
 
-    def __init__(self, target: str, agents: Agents, most: int) -> None:
+    def __init__(self, target: str, agents: LocalAgents, most: int) -> None:
         self._target = target
         self._agents = agents
         self._most = most

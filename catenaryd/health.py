@@ -25,7 +25,7 @@ QUESTIONS = ("live", "ready", "leader")
 PORT_VARIABLE, USUAL_PORT = "CATENARY_HEALTH_PORT", "8005"
 
 
-class NotWell(Exception):  # noqa: N818 - what it says, not an error of ours
+class Unhealthy(Exception):  # noqa: N818 - what it says, not an error of ours
     """The process does not answer as it should; the text says how."""
 
 
@@ -40,9 +40,9 @@ def ask(address: str, question: str, timeout_s: float) -> None:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            raise NotWell(f"{address}: {_reason(error)}") from None
+            raise Unhealthy(f"{address}: {_reason(error)}") from None
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
-        raise NotWell(f"{address} is not {question}")
+        raise Unhealthy(f"{address} is not {question}")
 
 
 def main(
@@ -66,7 +66,7 @@ def main(
     address = given.address or f"127.0.0.1:{environment.get(PORT_VARIABLE) or USUAL_PORT}"
     try:
         ask(address, given.question, given.timeout_s)
-    except NotWell as error:
+    except Unhealthy as error:
         print(error, file=sys.stderr)
         return 1
     return 0

@@ -27,7 +27,7 @@ from catenaryd.agent_scaling import AgentScaling, ended
 from catenaryd.group_readiness import what_groups_wait_for
 from catenaryd.local_certificates import LocalCertificates
 from catenaryd.process_options import command_line_of
-from catenaryd.supervisor import Child
+from catenaryd.supervisor import ChildProcess
 from catenaryd.virtual_gpus import devices_for, share_settings
 
 log = get_logger(__name__)
@@ -123,7 +123,7 @@ class LocalCluster:
         self.http_port = options.http_port or free_port()
         self.redis: EmbeddedRedis | None = None
         self.redis_url = options.redis_url or ""
-        self.children: dict[str, Child] = {}
+        self.children: dict[str, ChildProcess] = {}
         self.certificates = LocalCertificates(options.data_dir / "certs") if options.tls else None
         self._renewing: asyncio.Task[None] | None = None
         self._redis_task: asyncio.Task[None] | None = None
@@ -313,7 +313,7 @@ class LocalCluster:
 
     async def _start_child(self, name: str, kind: str, settings: dict[str, Any]) -> None:
         config = ["--config", str(self.options.config_file)] if self.options.config_file else []
-        child = Child(
+        child = ChildProcess(
             name,
             [*config, kind, *command_line_of(settings)],
             self.options.data_dir / "logs" / f"{name}.log",

@@ -19,7 +19,7 @@ from catenary_scheduler.planning.pooled import (
     Objective,
     plan_pools,
 )
-from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
+from catenary_scheduler.planning.pooled.dataset import PlanningDataset, load_dataset
 from catenary_scheduler.planning.pooled.explain import explain_limits
 from catenary_scheduler.planning.pooled.planner import DEFAULT_TIME_LIMIT_S
 from catenary_scheduler.planning.pooled.problem import PooledPartition, PooledPlan, PoolingProblem
@@ -29,7 +29,7 @@ from catenaryd.planning_chains import chains_document, print_chains
 from catenaryd.planning_chains_input import read_chains_input
 from catenaryd.planning_dataset import dataset as dataset_command
 from catenaryd.planning_groups import groups
-from catenaryd.plug_ins import PLANNERS, PLANNING_RULES, Planner, PlugInChoice, plug_in
+from catenaryd.plug_ins import PLANNERS, PLANNING_RULES, PlugInChoice, PoolsPlanner, plug_in
 
 
 @click.group("plan")
@@ -146,14 +146,14 @@ def chains(file: str, stop: StopRule | None, as_json: bool) -> None:
 
 
 def _plan(
-    data: Dataset, instance: str, problem: PoolingProblem, options: dict[str, Any]
+    data: PlanningDataset, instance: str, problem: PoolingProblem, options: dict[str, Any]
 ) -> PooledPlan:
     planner = options["planner"]
     objective = _objective(options["objective"], options["loads"])
     if planner != "catenary" and not isinstance(objective, MaxThroughput):
         raise click.UsageError(f"--planner {planner} has no other objective than throughput.")
     if planner != "catenary":
-        other: Planner = plug_in(PLANNERS, planner)
+        other: PoolsPlanner = plug_in(PLANNERS, planner)
         return other(data, instance, problem, time.perf_counter)
     solve: Solve = solve_by_free_rules
     if options["rules"] != "free":

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from catenary_scheduler.planning.chains.bounds import response_bounds
-from catenary_scheduler.planning.chains.gbp_cr import Placement, placement
+from catenary_scheduler.planning.chains.gbp_cr import BlockPlacement, placement
 from catenary_scheduler.planning.chains.problem import ChainTask, Composition
 from catenary_scheduler.planning.chains.search import compose_at, least_surrogate
-from catenary_scheduler.planning.chains.sizes import Sizes, sizes_of
+from catenary_scheduler.planning.chains.sizes import TaskSizes, sizes_of
 from catenary_scheduler.planning.chains.ties import shortest_paths_are_unique
 from catenary_scheduler.planning.chains.tuning import tune_by_bound
 from catenaryd.planning_chains_input import ChainsInput
@@ -40,7 +40,7 @@ def chains_document(asked: ChainsInput) -> dict[str, Any]:
     }
 
 
-def _gbpcr(placed: Placement) -> dict[str, Any]:
+def _gbpcr(placed: BlockPlacement) -> dict[str, Any]:
     return {
         "requirement": placed.requirement_per_s,
         "reached": placed.reached,
@@ -57,7 +57,7 @@ def _gbpcr(placed: Placement) -> dict[str, Any]:
 
 
 def _gca(
-    task: ChainTask, sizes: Sizes, placed: Placement, composition: Composition
+    task: ChainTask, sizes: TaskSizes, placed: BlockPlacement, composition: Composition
 ) -> dict[str, Any]:
     unique = None
     if task.links is None and len(task.servers) <= _TIES_UP_TO:
@@ -102,7 +102,7 @@ def _bounds(composition: Composition) -> dict[str, float] | None:
     }
 
 
-def _tuning(task: ChainTask, sizes: Sizes) -> dict[str, Any]:
+def _tuning(task: ChainTask, sizes: TaskSizes) -> dict[str, Any]:
     least = least_surrogate(task, sizes)
     answer: dict[str, Any] = {"c_max": task.largest_c, "surrogate": None}
     if least is not None:

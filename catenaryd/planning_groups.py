@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from catenary_scheduler.scaling.groups import Grouping, divide, rate_within
+from catenary_scheduler.scaling.groups import GroupLayout, divide, rate_within
 from catenary_services.errors import InvalidInput
 
 _MICROSECOND = 1e-6
@@ -60,7 +60,7 @@ def groups(workers: int, rate: float, waste: float, *, as_json: bool, **limits: 
     click.echo(json.dumps(_document(grouping, limit)) if as_json else _sentence(grouping, limit))
 
 
-def _document(grouping: Grouping, limit: float) -> dict[str, object]:
+def _document(grouping: GroupLayout, limit: float) -> dict[str, object]:
     return {
         "groups": [
             {"workers": group.workers, "arrivals_per_s": group.arrivals_per_s}
@@ -74,7 +74,7 @@ def _document(grouping: Grouping, limit: float) -> dict[str, object]:
     }
 
 
-def _sentence(grouping: Grouping, limit: float) -> str:
+def _sentence(grouping: GroupLayout, limit: float) -> str:
     sizes = [group.workers for group in grouping.groups]
     if len(sizes) == 1:
         return f"one scheduler, which takes {limit:,.0f} requests/s, leads all {sizes[0]} workers"

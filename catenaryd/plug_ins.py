@@ -1,7 +1,7 @@
 """What other packages add to the commands, by entry points; looked up only when they are asked for.
 
 catenary.simulations      a click command over scenario files, below `catenaryd simulate`
-catenary.planners         a `Planner` of pooled pipelines
+catenary.planners         a `PoolsPlanner` of pooled pipelines
 catenary.planning_rules   a `Solve` of `catenary_scheduler.planning.pooled.solving.solving`
 catenary.dispatchers      a `DispatcherFactory` of `catenary_simulator.options`
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from catenary_scheduler.planning.pooled.dataset import Dataset
+from catenary_scheduler.planning.pooled.dataset import PlanningDataset
 from catenary_scheduler.planning.pooled.planner import Clock
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from catenary_services.errors import InvalidInput
@@ -24,11 +24,11 @@ PLANNING_RULES = "catenary.planning_rules"
 DISPATCHERS = "catenary.dispatchers"
 
 
-class Planner(Protocol):
+class PoolsPlanner(Protocol):
     """Makes a plan of pooled pipelines for an instance of a data set."""
 
     def __call__(
-        self, dataset: Dataset, instance: str, problem: PoolingProblem, clock: Clock, /
+        self, dataset: PlanningDataset, instance: str, problem: PoolingProblem, clock: Clock, /
     ) -> PooledPlan:
         """Returns the plan.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from catenary_scheduler.storage.keys import Keys
+from catenary_scheduler.storage.keys import RedisKeys
 from catenary_services.errors import InvalidInput
 
 SCHEDULER = "catenary-scheduler"
@@ -63,7 +63,7 @@ def acl_file(cluster: str, passwords: Mapping[str, str]) -> str:
 
 
 def _key_patterns(cluster: str) -> str:
-    Keys(cluster)  # refuses what would be more than a name
+    RedisKeys(cluster)  # refuses what would be more than a name
     return f"~catenary:{{{cluster}}}:* ~catenary:{{{cluster}/*}}:*"
 
 

@@ -15,8 +15,8 @@ from catenary_services.settings import load_settings
 from catenaryd.process_options import given, settings_options
 
 if TYPE_CHECKING:
-    from catenary_scheduler.storage.keys import Keys
-    from catenary_scheduler.storage.repair import Examination
+    from catenary_scheduler.storage.keys import RedisKeys
+    from catenary_scheduler.storage.repair import StoreExamination
 
 _SETTINGS = (
     "cluster",
@@ -65,10 +65,12 @@ def repair(config: Path | None, /, *, apply: bool, as_json: bool, **flags: Any) 
         raise SystemExit(1)
 
 
-async def _run(settings: SchedulerSettings, *, apply: bool) -> list[tuple[Keys, Examination]]:
+async def _run(
+    settings: SchedulerSettings, *, apply: bool
+) -> list[tuple[RedisKeys, StoreExamination]]:
     from redis.exceptions import RedisError
 
-    from catenary_scheduler.storage.keys import Keys
+    from catenary_scheduler.storage.keys import RedisKeys
     from catenary_scheduler.storage.repair import examine, put_away
     from catenary_services.redis_client import connect, problem_of
 
@@ -77,7 +79,7 @@ async def _run(settings: SchedulerSettings, *, apply: bool) -> list[tuple[Keys, 
     found = []
     try:
         for group in range(groups):
-            keys = Keys(settings.cluster, group, groups)
+            keys = RedisKeys(settings.cluster, group, groups)
             examination = await examine(redis, keys)
             if apply:
                 await put_away(redis, keys, examination.damage)
@@ -89,7 +91,7 @@ async def _run(settings: SchedulerSettings, *, apply: bool) -> list[tuple[Keys, 
     return found
 
 
-def _facts(keys: Keys, found: Examination) -> dict[str, object]:
+def _facts(keys: RedisKeys, found: StoreExamination) -> dict[str, object]:
     return {
         "group": keys.group,
         "leader": found.leader,
@@ -107,7 +109,7 @@ def _facts(keys: Keys, found: Examination) -> dict[str, object]:
     }
 
 
-def _lines(keys: Keys, found: Examination, *, applied: bool) -> list[str]:
+def _lines(keys: RedisKeys, found: StoreExamination, *, applied: bool) -> list[str]:
     epoch = "none" if found.epoch is None else str(found.epoch)
     head = (
         f"{keys.table('')}*  epoch {epoch}, led by {found.leader or 'nobody'}, "

@@ -12,14 +12,14 @@ import click
 
 from catenary_scheduler.dispatch import PooledDispatcher
 from catenary_scheduler.planning.pooled import plan_pools
-from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
+from catenary_scheduler.planning.pooled.dataset import PlanningDataset, load_dataset
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND
 from catenary_services.errors import InvalidInput
 from catenary_simulator import (
     Disturbance,
     ModelResult,
-    Options,
+    SimulationOptions,
     SimulationResult,
     max_load_factor,
     parse_arrivals,
@@ -27,7 +27,14 @@ from catenary_simulator import (
 )
 from catenary_simulator.options import DispatcherFactory
 from catenary_simulator.pools import OWN_MARGIN, reference_rates, with_margin
-from catenaryd.plug_ins import DISPATCHERS, PLANNERS, SIMULATIONS, Planner, PlugInChoice, plug_in
+from catenaryd.plug_ins import (
+    DISPATCHERS,
+    PLANNERS,
+    SIMULATIONS,
+    PlugInChoice,
+    PoolsPlanner,
+    plug_in,
+)
 
 T = TypeVar("T", int, float)
 _OF_FILES = ("scenarios", "schema", "live", "quick", "out", "workers")
@@ -150,7 +157,7 @@ def pools(
     if flags["planner"] == "catenary":
         problem = with_margin(problem, flags["margin"])
     plan = _plan(dataset, problem, instance, flags["planner"])
-    options = Options(
+    options = SimulationOptions(
         base_rps=_base_rps(dataset, problem, plan, instance, flags["base_rps"]),
         load=load,
         duration_s=_positive("duration", flags["duration"]),
@@ -177,15 +184,17 @@ def pools(
     _print(result)
 
 
-def _plan(dataset: Dataset, problem: PoolingProblem, instance: str, name: str) -> PooledPlan:
+def _plan(
+    dataset: PlanningDataset, problem: PoolingProblem, instance: str, name: str
+) -> PooledPlan:
     if name == "catenary":
         return plan_pools(problem, clock=time.perf_counter)
-    planner: Planner = plug_in(PLANNERS, name)
+    planner: PoolsPlanner = plug_in(PLANNERS, name)
     return planner(dataset, instance, problem, time.perf_counter)
 
 
 def _base_rps(
-    dataset: Dataset, problem: PoolingProblem, plan: PooledPlan, instance: str, base: str
+    dataset: PlanningDataset, problem: PoolingProblem, plan: PooledPlan, instance: str, base: str
 ) -> dict[str, float]:
     if base == "reference":
         return reference_rates(dataset, instance)
@@ -217,7 +226,9 @@ def _disturbance(flags: dict[str, Any]) -> Disturbance:
     )
 
 
-def _at_largest(problem: PoolingProblem, plan: PooledPlan, options: Options) -> SimulationResult:
+def _at_largest(
+    problem: PoolingProblem, plan: PooledPlan, options: SimulationOptions
+) -> SimulationResult:
     """Returns each model's figures at its largest load factor; the rest is of the last run."""
     found = max_load_factor(problem, plan, options)
     models = tuple(found[model.name] for model in problem.models)

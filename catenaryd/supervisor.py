@@ -27,7 +27,7 @@ STABLE_AFTER_S = 10.0
 
 
 @dataclass(slots=True)
-class Child:
+class ChildProcess:
     """One supervised process: `catenaryd <arguments>`."""
 
     name: str

@@ -8,7 +8,7 @@ import click
 
 from catenary_services.errors import InvalidInput
 from catenaryd.replay.fields import parse
-from catenaryd.replay.kinds import KINDS, Kind
+from catenaryd.replay.kinds import KINDS, ReplayKind
 
 
 @click.group("replay")
@@ -19,7 +19,7 @@ def replay_group() -> None:
     """
 
 
-def _command(kind: Kind) -> click.Command:
+def _command(kind: ReplayKind) -> click.Command:
     @click.command(kind.name, help=kind.help)
     @click.argument("file", type=click.Path(allow_dash=True, dir_okay=False, path_type=str))
     @click.option("--json", "as_json", is_flag=True, help="Print the results as one JSON object.")

@@ -11,7 +11,7 @@ _MAGNITUDE = 1e15
 """Larger numbers are taken for mistakes."""
 
 
-def parse(text: str) -> Fields:
+def parse(text: str) -> JsonFields:
     """Returns the fields of a JSON object.
 
     Raises:
@@ -21,10 +21,10 @@ def parse(text: str) -> Fields:
         document = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise InvalidInput("file", f"is not JSON: {error}") from None
-    return Fields(document, "")
+    return JsonFields(document, "")
 
 
-class Fields:
+class JsonFields:
     """A JSON object at a certain place of a document.
 
     Attributes:
@@ -81,15 +81,15 @@ class Fields:
             raise self.wrong(name, "must be a text")
         return value
 
-    def object(self, name: str) -> Fields:
+    def object(self, name: str) -> JsonFields:
         """Returns an object within this one."""
-        return Fields(self._given(name), self.at(name))
+        return JsonFields(self._given(name), self.at(name))
 
-    def objects(self, name: str) -> list[Fields]:
+    def objects(self, name: str) -> list[JsonFields]:
         """Returns a list of objects."""
         return _objects(self._given(name), self.at(name))
 
-    def lists(self, name: str) -> list[list[Fields]]:
+    def lists(self, name: str) -> list[list[JsonFields]]:
         """Returns a list of lists of objects."""
         place = self.at(name)
         rows = _list(self._given(name), place)
@@ -130,8 +130,10 @@ def _list(value: Any, place: str) -> list[Any]:
     return value
 
 
-def _objects(value: Any, place: str) -> list[Fields]:
-    return [Fields(each, f"{place}[{number}]") for number, each in enumerate(_list(value, place))]
+def _objects(value: Any, place: str) -> list[JsonFields]:
+    return [
+        JsonFields(each, f"{place}[{number}]") for number, each in enumerate(_list(value, place))
+    ]
 
 
 def _range(least: float, most: float) -> str:

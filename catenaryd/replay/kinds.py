@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from catenaryd.replay.fields import Fields
+from catenaryd.replay.fields import JsonFields
 from catenaryd.replay.packing import packing_words, replay_packing
 from catenaryd.replay.placement import placement_words, replay_placement
 from catenaryd.replay.rebalance import rebalance_words, replay_rebalance
@@ -16,7 +16,7 @@ Result = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ReplayKind:
     """One kind of case.
 
     Attributes:
@@ -28,12 +28,12 @@ class Kind:
 
     name: str
     help: str
-    replay: Callable[[Fields], Result]
+    replay: Callable[[JsonFields], Result]
     words: Callable[[Result], str]
 
 
 KINDS = (
-    Kind(
+    ReplayKind(
         "placement",
         """Places the request of every case in FILE (- for standard input) by best fit.
 
@@ -46,7 +46,7 @@ KINDS = (
         replay_placement,
         placement_words,
     ),
-    Kind(
+    ReplayKind(
         "rebalance",
         """Re-balances the new requests of every case in FILE (- for standard input).
 
@@ -59,7 +59,7 @@ KINDS = (
         replay_rebalance,
         rebalance_words,
     ),
-    Kind(
+    ReplayKind(
         "packing",
         """Packs the requests of every case in FILE (- for standard input) on GPUs by Mell's rules.
 
@@ -74,7 +74,7 @@ KINDS = (
         replay_packing,
         packing_words,
     ),
-    Kind(
+    ReplayKind(
         "transfers",
         """Divides the moves of every case in FILE (- for standard input) by how they travel.
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from catenary_scheduler.packing.mell.pool import Pool
+from catenary_scheduler.packing.mell.pool import MellPool
 from catenary_scheduler.packing.moves import Item
 from catenary_services.errors import InvalidInput
-from catenaryd.replay.fields import Fields
+from catenaryd.replay.fields import JsonFields
 
 
 @dataclass(slots=True)
@@ -22,12 +22,12 @@ class _Step:
     arrived: dict[Item, int] = field(default_factory=dict)
 
 
-def replay_packing(case: Fields) -> dict[str, Any]:
+def replay_packing(case: JsonFields) -> dict[str, Any]:
     """Returns the outcome of one case: `steps` of `gpus`, `partition` and `migrations`.
 
     Migrations count requests that are on another GPU after the step than before it.
     """
-    pool = Pool(case.whole("C", least=1))
+    pool = MellPool(case.whole("C", least=1))
     steps = []
     for step in _steps(case):
         try:
@@ -50,7 +50,7 @@ def packing_words(result: dict[str, Any]) -> str:
     )
 
 
-def _steps(case: Fields) -> Iterator[_Step]:
+def _steps(case: JsonFields) -> Iterator[_Step]:
     """Yields the steps of a case; of `ops` if it has no `steps`."""
     mode = case.text("mode", "sequential")
     if mode not in ("sequential", "batched"):
@@ -79,7 +79,7 @@ def _operation(place: str, row: list[Any]) -> _Step:
     return step
 
 
-def _batch(fields: Fields) -> _Step:
+def _batch(fields: JsonFields) -> _Step:
     step = _Step(fields.place)
     step.departed = list(_wholes(fields.at("depart"), fields.row("depart")))
     for name, into in (("update", step.sizes), ("allocate", step.arrived)):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from catenary_scheduler.dispatch.placing.constraints import Bound, examine, place
-from catenaryd.replay.fields import Fields
+from catenary_scheduler.dispatch.placing.constraints import WorkerConstraint, examine, place
+from catenaryd.replay.fields import JsonFields
 from catenaryd.replay.workers import NANOSECONDS_PER_MS, read_job, read_limits, read_lines
 
 
-def replay_placement(case: Fields) -> dict[str, Any]:
+def replay_placement(case: JsonFields) -> dict[str, Any]:
     """Returns the decision on one case: `worker` and `constraints`, readings as the cases have."""
     lines, limits = read_lines(case.object("perf")), read_limits(case.object("params"))
     workers = [[read_job(each) for each in jobs] for jobs in case.lists("workers")]
@@ -37,7 +37,7 @@ def placement_words(result: dict[str, Any]) -> str:
     return "a new worker" if result["worker"] == "new" else f"worker {result['worker']}"
 
 
-def _bound(bound: Bound, unit: float = 1.0) -> dict[str, Any]:
+def _bound(bound: WorkerConstraint, unit: float = 1.0) -> dict[str, Any]:
     return {
         "ok": bound.ok,
         "lhs": None if bound.used is None else bound.used / unit,

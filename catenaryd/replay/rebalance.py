@@ -11,7 +11,7 @@ from catenary_scheduler.dispatch.placing.jobs import Job
 from catenary_scheduler.dispatch.placing.rebalance import rebalance
 from catenary_scheduler.dispatch.placing.rebalance_search import Fits, Imbalance
 from catenary_services.domain.latency import LatencyLines
-from catenaryd.replay.fields import Fields
+from catenaryd.replay.fields import JsonFields
 from catenaryd.replay.workers import read_job, read_limits, read_lines
 
 _MOST_WORKERS = 100_000
@@ -19,7 +19,7 @@ _EXACT_STEPS = 200_000
 """Nobody waits for this one: half a second."""
 
 
-def replay_rebalance(case: Fields) -> dict[str, Any]:
+def replay_rebalance(case: JsonFields) -> dict[str, Any]:
     """Returns the outcome of one case: `l_e`, `b_e`, `objective` and `assignment`."""
     lines = read_lines(case.object("perf"))
     workers = case.whole("workers", least=1, most=_MOST_WORKERS)
@@ -55,7 +55,7 @@ def rebalance_words(result: dict[str, Any]) -> str:
     return f"error {result['objective']:.6g}, request {', '.join(places) or 'none'}"
 
 
-def _count(event: Fields, errors: Sequence[WorkerErrors]) -> None:
+def _count(event: JsonFields, errors: Sequence[WorkerErrors]) -> None:
     worker = errors[event.whole("worker", most=len(errors) - 1)]
     kind = event.text("kind", "")
     if kind == "under":
@@ -67,7 +67,7 @@ def _count(event: Fields, errors: Sequence[WorkerErrors]) -> None:
 
 
 def _constraints(
-    case: Fields, lines: LatencyLines, workers: int, jobs: Sequence[Job]
+    case: JsonFields, lines: LatencyLines, workers: int, jobs: Sequence[Job]
 ) -> Fits | None:
     """Returns the check of b-e if the case has what they need; else none bind."""
     if not case.has("params") and not case.has("ongoing"):

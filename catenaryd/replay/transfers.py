@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from catenary_scheduler.packing.transfers.transfers import TransferMove, divide
-from catenaryd.replay.fields import Fields
+from catenaryd.replay.fields import JsonFields
 
 
-def replay_transfers(case: Fields) -> dict[str, Any]:
+def replay_transfers(case: JsonFields) -> dict[str, Any]:
     """Returns the division of one case: ids under `kv`, `tokens` and `deferred`."""
     moves = [_move(each) for each in case.objects("moves")]
     if len({move.id for move in moves}) < len(moves):
@@ -25,7 +25,7 @@ def transfers_words(result: dict[str, Any]) -> str:
     )
 
 
-def _move(move: Fields) -> TransferMove:
+def _move(move: JsonFields) -> TransferMove:
     links = tuple(move.texts("links"))
     if len(set(links)) < len(links):
         raise move.wrong("links", "names a link twice")

@@ -5,15 +5,15 @@ Times of the cases are milliseconds, ours nanoseconds.
 
 from __future__ import annotations
 
-from catenary_scheduler.dispatch.placing.jobs import Job, Limits
+from catenary_scheduler.dispatch.placing.jobs import Job, WorkerLimits
 from catenary_services.domain.latency import LatencyLines
-from catenaryd.replay.fields import Fields
+from catenaryd.replay.fields import JsonFields
 
 NANOSECONDS_PER_MS = 1e6
 _SHORTEST_MS = 1e-6
 
 
-def read_lines(perf: Fields) -> LatencyLines:
+def read_lines(perf: JsonFields) -> LatencyLines:
     """Returns the latency lines of `perf` {k1, c1, k2, c2, c3, h, j, t1}; t1 may be null."""
     return LatencyLines(
         prefill_token_ns=_ns(perf, "k1"),
@@ -27,9 +27,9 @@ def read_lines(perf: Fields) -> LatencyLines:
     )
 
 
-def read_limits(params: Fields) -> Limits:
+def read_limits(params: JsonFields) -> WorkerLimits:
     """Returns the limits of `params` {T_pre, T_dec, M, gamma, theta, split_decode}."""
-    return Limits(
+    return WorkerLimits(
         first_token_ns=round(params.number("T_pre", _SHORTEST_MS) * NANOSECONDS_PER_MS),
         per_token_ns=round(params.number("T_dec", _SHORTEST_MS) * NANOSECONDS_PER_MS),
         cache_capacity=params.number("M"),
@@ -39,7 +39,7 @@ def read_limits(params: Fields) -> Limits:
     )
 
 
-def read_job(request: Fields) -> Job:
+def read_job(request: JsonFields) -> Job:
     """Returns a request {l_in, l_pred, l_out, t_dec, new}; without the last three it is new."""
     started = request.has("l_out")
     generated = request.whole("l_out") if started else 0
@@ -52,5 +52,5 @@ def read_job(request: Fields) -> Job:
     )
 
 
-def _ns(fields: Fields, name: str) -> float:
+def _ns(fields: JsonFields, name: str) -> float:
     return fields.number(name) * NANOSECONDS_PER_MS

@@ -16,10 +16,10 @@ from catenary_protos.catenary.v1 import (
     scheduler_pb2_grpc,
 )
 from catenary_scheduler.admin.service import AdminService
-from catenary_scheduler.leadership.group_election import Campaign
-from catenary_scheduler.leadership.group_leader import REDIS_FAILURES, Shard
-from catenary_scheduler.leadership.leader import Surroundings, Term
-from catenary_scheduler.leadership.takeover_trouble import TakeoverTrouble
+from catenary_scheduler.leadership.group_election import GroupElection
+from catenary_scheduler.leadership.group_leader import REDIS_FAILURES, GroupLeader
+from catenary_scheduler.leadership.leader import LeaderContext, LeaderRuntime
+from catenary_scheduler.leadership.takeover_failures import TakeoverFailures
 from catenary_scheduler.rpc.service import SchedulerService
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.groups import chosen_group, share_of
@@ -81,7 +81,7 @@ class SchedulerProcess:
         self._guard = Guard(settings.cluster, self._keys, insecure=settings.insecure)
         self._key_watch: asyncio.Task[None] | None = None
         self._redis = connect(settings.redis_address(), timeout_s=_REDIS_TIMEOUT_S, retries=1)
-        self._shards = self._make_shards()
+        self._group_leaders = self._make_group_leaders()
         self._server: grpc.aio.Server | None = None
         self._health: HealthSwitch | None = None
         self._stop_metrics: Callable[[], None] | None = None
@@ -99,14 +99,18 @@ class SchedulerProcess:
     @property
     def leads(self) -> bool:
         """True while this process leads a group and serves it."""
-        return any(shard.term is not None for shard in self._shards)
+        return any(group_leader.leader is not None for group_leader in self._group_leaders)
 
     @property
     def groups(self) -> tuple[int, ...]:
         """The groups it leads, lowest first."""
-        return tuple(shard.group for shard in self._shards if shard.term is not None)
+        return tuple(
+            group_leader.group
+            for group_leader in self._group_leaders
+            if group_leader.leader is not None
+        )
 
-    def term(self, group: int | None = None) -> Term:
+    def leader(self, group: int | None = None) -> LeaderRuntime:
         """Returns the present term of a group; without one, of the lowest that is led here.
 
         Raises:
@@ -115,19 +119,21 @@ class SchedulerProcess:
         """
         if group is None:
             group = next(iter(self.groups), 0)
-        if not 0 <= group < len(self._shards):
-            raise InvalidInput("group", f"this cluster has {len(self._shards)} scheduler groups")
-        term = self._shards[group].term
-        if term is None:
-            what = f"lead group {group}" if len(self._shards) > 1 else "lead"
-            trouble = self.trouble(group).in_words()
-            why = f"{trouble}; " if trouble else ""
+        if not 0 <= group < len(self._group_leaders):
+            raise InvalidInput(
+                "group", f"this cluster has {len(self._group_leaders)} scheduler groups"
+            )
+        leader = self._group_leaders[group].leader
+        if leader is None:
+            what = f"lead group {group}" if len(self._group_leaders) > 1 else "lead"
+            takeover_failures = self.takeover_failures(group).in_words()
+            why = f"{takeover_failures}; " if takeover_failures else ""
             raise Unavailable(f"{self.name} does not {what}; {why}ask another scheduler")
-        return term
+        return leader
 
-    def trouble(self, group: int | None = None) -> TakeoverTrouble:
+    def takeover_failures(self, group: int | None = None) -> TakeoverFailures:
         """Returns what keeps this process from leading a group; without one, the lowest."""
-        return self._shards[group or 0].trouble
+        return self._group_leaders[group or 0].takeover_failures
 
     async def start(self) -> None:
         """Returns once it listens and either leads or stands by.
@@ -154,34 +160,37 @@ class SchedulerProcess:
             self.metrics_port, self._stop_metrics = start_metrics_server(
                 settings.metrics_host, settings.metrics_port, self._registry
             )
-        await self._begin_to_campaign()
+        await self._stand_for_election()
         self._probes.set_ready(True)  # also to stand by: pods are replaced one by one by this
 
-    async def _begin_to_campaign(self) -> None:
+    async def _stand_for_election(self) -> None:
         """Returns once every group is led here, or known to be led elsewhere or to be free."""
-        for shard in self._shards:
-            shard.start()
+        for group_leader in self._group_leaders:
+            group_leader.start()
         contact = asyncio.create_task(self._contacted())
-        watched: set[asyncio.Task[None]] = {contact, *(shard.task for shard in self._shards)}
+        watched: set[asyncio.Task[None]] = {
+            contact,
+            *(group_leader.task for group_leader in self._group_leaders),
+        }
         try:
             await asyncio.wait(
                 watched, timeout=_FIRST_CONTACT_S, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             contact.cancel()
-        for shard in self._shards:
-            if shard.task.done():
-                shard.task.result()
-        if not all(shard.contacted.is_set() for shard in self._shards):
+        for group_leader in self._group_leaders:
+            if group_leader.task.done():
+                group_leader.task.result()
+        if not all(group_leader.contacted.is_set() for group_leader in self._group_leaders):
             raise Unavailable(f"Redis did not answer within {_FIRST_CONTACT_S:.0f} s")
 
     async def _contacted(self) -> None:
-        for shard in self._shards:
-            await shard.contacted.wait()
+        for group_leader in self._group_leaders:
+            await group_leader.contacted.wait()
 
     async def failed(self) -> None:
         """Raises when this process can neither lead nor stand by any more."""
-        tasks = {shard.task for shard in self._shards}
+        tasks = {group_leader.task for group_leader in self._group_leaders}
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
@@ -191,11 +200,13 @@ class SchedulerProcess:
         self._draining = True
         self._probes.set_ready(False)
         self._switch_health()
-        await asyncio.gather(*(self._resign(shard, timeout_s) for shard in self._shards))
+        await asyncio.gather(
+            *(self._resign(group_leader, timeout_s) for group_leader in self._group_leaders)
+        )
 
     async def stop(self) -> None:
         """Frees everything. Idempotent."""
-        await asyncio.gather(*(shard.end() for shard in self._shards))
+        await asyncio.gather(*(group_leader.end() for group_leader in self._group_leaders))
         await self._probes.stop()
         if self._health is not None:
             await self._health.shutdown()
@@ -214,20 +225,20 @@ class SchedulerProcess:
 
     # ---- inside ----
 
-    def _make_shards(self) -> tuple[Shard, ...]:
+    def _make_group_leaders(self) -> tuple[GroupLeader, ...]:
         settings = self._settings
         groups = settings.scheduler_groups
         token = f"{self.name}/{secrets.token_hex(8)}"
         preferred = chosen_group(settings.scheduler_group, self.name, groups)
-        campaign = Campaign(token, preferred, groups, settings.takeover_grace_s)
+        election = GroupElection(token, preferred, groups, settings.takeover_grace_s)
         own = settings.model_copy(update=_shares(settings))
         # Gauges of two groups must not overwrite each other.
         self._group_metrics = [self._metrics] if groups == 1 else [Metrics() for _ in range(groups)]
         return tuple(
-            Shard(
-                Surroundings(own, metrics, self._tracer, group),
+            GroupLeader(
+                LeaderContext(own, metrics, self._tracer, group),
                 self._redis,
-                campaign,
+                election,
                 self._switch_health,
             )
             for group, metrics in enumerate(self._group_metrics)
@@ -245,12 +256,12 @@ class SchedulerProcess:
             self._health.set_serving(self.leads and not self._draining)
         self._probes.set(LEADER, self.leads and not self._draining)
 
-    async def _resign(self, shard: Shard, timeout_s: float) -> None:
+    async def _resign(self, group_leader: GroupLeader, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
-                await shard.resign()
+                await group_leader.resign()
         except (TimeoutError, CatenaryError, *REDIS_FAILURES) as error:
-            _log.warning("drain_unfinished", error=repr(error), group=shard.group)
+            _log.warning("drain_unfinished", error=repr(error), group=group_leader.group)
 
 
 def _shares(settings: SchedulerSettings) -> dict[str, int]:

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from catenary_scheduler.dispatch import ChainedConfig, PooledConfig
 from catenary_scheduler.dispatch.breaker import BreakerConfig
 from catenary_scheduler.observed.stuck_agents import StuckRules
-from catenary_scheduler.packing.transfers.boundaries import BoundaryConfig
+from catenary_scheduler.packing.transfers.migration_budget import MigrationBudgetConfig
 from catenary_scheduler.scaling import DemandPolicy, ReplanPolicy, ScalingPolicy, SessionLoad
 from catenary_services.domain.groups import AUTO, MOST_GROUPS, chosen_group
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
@@ -110,7 +110,7 @@ class SchedulerSettings(ProcessSettings):
         default=0,
         ge=0,
         description="Agents per chain of models that generate text, unless one is "
-        "deployed with another wish; 0: as many as is best.",
+        "deployed otherwise; 0: as many as is best.",
     )
     split_prefill_agents: int = Field(
         default=0,
@@ -224,7 +224,7 @@ class SchedulerSettings(ProcessSettings):
     scale_cold_start_s: float = Field(
         default=20.0,
         gt=0.0,
-        description="From the wish for a worker until it serves, before any was measured.",
+        description="From the order of a worker until it serves, before any was measured.",
     )
     settle_s: float = Field(
         default=1.0, ge=0.0, description="Quiet time after an agent came before planning anew."
@@ -427,7 +427,9 @@ class SchedulerSettings(ProcessSettings):
             max_moves=self.max_moves,
             max_moves_per_agent=self.max_moves_per_agent,
             move_deadline_ns=int(self.move_timeout_s * NANOSECONDS_PER_SECOND),
-            boundaries=BoundaryConfig(link_share=self.move_link_share, slowdown=self.move_slowdown),
+            migration_budget=MigrationBudgetConfig(
+                link_share=self.move_link_share, slowdown=self.move_slowdown
+            ),
         )
 
     def packing_goal(self) -> PackingGoal:

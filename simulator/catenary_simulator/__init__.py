@@ -12,20 +12,25 @@ simulated, so that a policy can be tried at 100 GPUs, or 100,000, on a laptop.
     chains        the same for generation over server chains: loop, clusters, workloads, baselines
 """
 
-from catenary_simulator.arrivals import Gamma, OnOff, Poisson, parse_arrivals
+from catenary_simulator.arrivals import (
+    GammaArrivals,
+    OnOffArrivals,
+    PoissonArrivals,
+    parse_arrivals,
+)
 from catenary_simulator.load_factor import max_load_factor
-from catenary_simulator.options import SIMULATED, Disturbance, Options
+from catenary_simulator.options import SIMULATED, Disturbance, SimulationOptions
 from catenary_simulator.result import ModelResult, SimulationResult
 from catenary_simulator.simulate import simulate
 
 __all__ = [
     "SIMULATED",
     "Disturbance",
-    "Gamma",
+    "GammaArrivals",
     "ModelResult",
-    "OnOff",
-    "Options",
-    "Poisson",
+    "OnOffArrivals",
+    "PoissonArrivals",
+    "SimulationOptions",
     "SimulationResult",
     "max_load_factor",
     "parse_arrivals",

@@ -20,7 +20,7 @@ Moments = npt.NDArray[np.float64]
 """Seconds from the start, ascending."""
 
 
-class Arrivals(Protocol):
+class ArrivalProcess(Protocol):
     """A process of arrivals, at any rate."""
 
     def moments(self, rate_rps: float, duration_s: float, random: np.random.Generator) -> Moments:
@@ -29,7 +29,7 @@ class Arrivals(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Gamma:
+class GammaArrivals:
     """Gaps of a Gamma distribution; a coefficient of variation of 1 is a Poisson process."""
 
     cv: float = 1.0
@@ -41,7 +41,7 @@ class Gamma:
 
 
 @dataclass(frozen=True, slots=True)
-class Poisson:
+class PoissonArrivals:
     """Exponential gaps."""
 
     def moments(self, rate_rps: float, duration_s: float, random: np.random.Generator) -> Moments:
@@ -50,7 +50,7 @@ class Poisson:
 
 
 @dataclass(frozen=True, slots=True)
-class OnOff:
+class OnOffArrivals:
     """Poisson while on, silent while off; both last exponentially long."""
 
     on_s: float
@@ -70,7 +70,7 @@ class OnOff:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceOfMoments:
+class TraceArrivals:
     """Recorded arrivals: their gaps, scaled to the rate asked for, over and over.
 
     The seed decides where in the trace a run begins.
@@ -92,7 +92,7 @@ class TraceOfMoments:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceOfRates:
+class RateTraceArrivals:
     """Recorded rates, scaled to the mean rate asked for, over and over; Poisson within a step."""
 
     steps: tuple[tuple[float, float], ...]
@@ -110,7 +110,7 @@ class TraceOfRates:
         return _piecewise(steps, duration_s, random)
 
 
-def parse_arrivals(text: str) -> Arrivals:
+def parse_arrivals(text: str) -> ArrivalProcess:
     """Returns what "poisson", "gamma:CV", "onoff:ON_S:OFF_S" or the name of a CSV file means.
 
     A file has a header. With a column `seconds` (or `timestamp`, ISO 8601) it lists arrivals; with
@@ -121,11 +121,11 @@ def parse_arrivals(text: str) -> Arrivals:
     """
     kind, *numbers = text.split(":")
     if kind == "poisson" and not numbers:
-        return Poisson()
+        return PoissonArrivals()
     if kind == "gamma" and len(numbers) == 1:
-        return Gamma(_positive(numbers[0]))
+        return GammaArrivals(_positive(numbers[0]))
     if kind == "onoff" and len(numbers) == 2:
-        return OnOff(_positive(numbers[0]), _positive(numbers[1]))
+        return OnOffArrivals(_positive(numbers[0]), _positive(numbers[1]))
     path = Path(text)
     if not path.is_file():
         raise InvalidInput(
@@ -134,7 +134,7 @@ def parse_arrivals(text: str) -> Arrivals:
     return read_trace(path)
 
 
-def read_trace(path: Path) -> Arrivals:
+def read_trace(path: Path) -> ArrivalProcess:
     """Returns the arrivals of a trace file, see `parse_arrivals`.
 
     Raises:
@@ -157,12 +157,12 @@ def read_trace(path: Path) -> Arrivals:
         raise InvalidInput("arrivals", f"{path}: all lines have the same time")
     if rates is None:
         gaps = np.diff(moments)
-        return TraceOfMoments(tuple(float(gap) for gap in gaps / gaps.mean()))
+        return TraceArrivals(tuple(float(gap) for gap in gaps / gaps.mean()))
     return _rates(path, moments - moments[0], np.array(rates))
 
 
 def merged(
-    processes: list[tuple[Arrivals, float]], duration_s: float, seed: int
+    processes: list[tuple[ArrivalProcess, float]], duration_s: float, seed: int
 ) -> tuple[list[int], list[int]]:
     """Returns moments in ns, ascending, and which process each belongs to.
 
@@ -183,7 +183,7 @@ def merged(
     return everything[order].tolist(), owner[order].tolist()
 
 
-def _rates(path: Path, begins: Moments, rates: Moments) -> TraceOfRates:
+def _rates(path: Path, begins: Moments, rates: Moments) -> RateTraceArrivals:
     lengths = np.append(np.diff(begins), begins[-1] - begins[-2])
     length = float(lengths.sum())
     total = float((lengths * rates).sum())
@@ -191,7 +191,7 @@ def _rates(path: Path, begins: Moments, rates: Moments) -> TraceOfRates:
         raise InvalidInput("arrivals", f"{path}: rates must be 0 or more, and some more than 0")
     shape = rates * (length / total)
     steps = tuple(zip(begins.tolist(), shape.tolist(), strict=True))
-    return TraceOfRates(steps, length)
+    return RateTraceArrivals(steps, length)
 
 
 def _renewals(gaps: Callable[[int], Moments], rate_rps: float, duration_s: float) -> Moments:

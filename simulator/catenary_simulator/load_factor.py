@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
-from catenary_simulator.options import Options
+from catenary_simulator.options import SimulationOptions
 from catenary_simulator.result import ModelResult
-from catenary_simulator.simulate import Setting, run, set_up
+from catenary_simulator.simulate import SimulationSetup, run, set_up
 
 TARGET = 0.99
 STEP = 0.05
 
 
 def max_load_factor(
-    problem: PoolingProblem, plan: PooledPlan, options: Options, target: float = TARGET
+    problem: PoolingProblem, plan: PooledPlan, options: SimulationOptions, target: float = TARGET
 ) -> Mapping[str, ModelResult]:
     """Returns per model its figures at the largest load factor with enough requests in time.
 
@@ -26,7 +26,9 @@ def max_load_factor(
     return search(set_up(problem, plan), options, target)
 
 
-def search(setting: Setting, options: Options, target: float = TARGET) -> Mapping[str, ModelResult]:
+def search(
+    setting: SimulationSetup, options: SimulationOptions, target: float = TARGET
+) -> Mapping[str, ModelResult]:
     """Does the same on a cluster that is set up already."""
     found: dict[str, ModelResult] = {}
     steps = round(options.load / STEP)

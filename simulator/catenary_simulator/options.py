@@ -10,7 +10,7 @@ from typing import Protocol
 from catenary_scheduler.dispatch import PooledConfig, PooledDispatcher
 from catenary_scheduler.dispatch.events import Dispatcher
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, Nanoseconds
-from catenary_simulator.arrivals import Arrivals, Poisson
+from catenary_simulator.arrivals import ArrivalProcess, PoissonArrivals
 
 
 class SimulatedDispatcher(Dispatcher, Protocol):
@@ -68,7 +68,7 @@ class Disturbance:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SimulationOptions:
     """One run. Rates are requests per second of each model at load factor 1, in the plan's order.
 
     `load` multiplies them; the offered rates are whole numbers, as in the reference's runs.
@@ -78,7 +78,7 @@ class Options:
     load: float = 1.0
     duration_s: float = 30.0
     seed: int = 1
-    arrivals: Arrivals = field(default_factory=Poisson)
+    arrivals: ArrivalProcess = field(default_factory=PoissonArrivals)
     dispatcher: DispatcherFactory = PooledDispatcher
     disturbance: Disturbance = field(default_factory=Disturbance)
     config: PooledConfig = SIMULATED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from catenary_scheduler.planning.pooled.dataset import Dataset
+from catenary_scheduler.planning.pooled.dataset import PlanningDataset
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
 from catenary_services.errors import InvalidInput
 
@@ -25,7 +25,7 @@ def with_margin(problem: PoolingProblem, share: float = OWN_MARGIN) -> PoolingPr
     )
 
 
-def reference_rates(dataset: Dataset, instance_id: str) -> dict[str, float]:
+def reference_rates(dataset: PlanningDataset, instance_id: str) -> dict[str, float]:
     """Returns the rate of each model in the artifact's PPipe plan: its load factor 1.
 
     Raises:

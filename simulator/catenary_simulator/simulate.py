@@ -15,12 +15,12 @@ from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Server
 from catenary_services.domain.plan import Agent, ModelPlan, Plan
 from catenary_services.errors import InvalidInput
 from catenary_simulator.arrivals import merged
-from catenary_simulator.core.devices import Device, Link, StageCost
-from catenary_simulator.core.loop import Loop
-from catenary_simulator.core.noise import Factors
-from catenary_simulator.core.requests import DROPPED, FINISHED, LATE, Requests
-from catenary_simulator.core.world import World
-from catenary_simulator.options import Options, SimulatedDispatcher, offered_rps
+from catenary_simulator.core.devices import SimulatedDevice, SimulatedLink, StageCost
+from catenary_simulator.core.loop import BatchLoop
+from catenary_simulator.core.noise import NoiseFactors
+from catenary_simulator.core.requests import DROPPED, FINISHED, LATE, SimulatedRequests
+from catenary_simulator.core.world import SimulatedCluster
+from catenary_simulator.options import SimulatedDispatcher, SimulationOptions, offered_rps
 from catenary_simulator.result import ModelResult, SimulationResult
 
 _COMPUTE, _TRANSFER, _CLOCKS = range(3)
@@ -29,7 +29,7 @@ _WARM_UP_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SimulationSetup:
     """A cluster with a plan on it; made once, simulated many times."""
 
     agents: tuple[Agent, ...]
@@ -38,19 +38,23 @@ class Setting:
     """Physical GPUs of each class, used or not."""
 
 
-def set_up(problem: PoolingProblem, plan: PooledPlan) -> Setting:
+def set_up(problem: PoolingProblem, plan: PooledPlan) -> SimulationSetup:
     """Returns a plan laid out on the problem's cluster."""
     agents, laid_out = lay_out(problem, plan)
-    return Setting(agents, laid_out, {gpu.name: gpu.count for gpu in problem.classes})
+    return SimulationSetup(agents, laid_out, {gpu.name: gpu.count for gpu in problem.classes})
 
 
-def simulate(problem: PoolingProblem, plan: PooledPlan, options: Options) -> SimulationResult:
+def simulate(
+    problem: PoolingProblem, plan: PooledPlan, options: SimulationOptions
+) -> SimulationResult:
     """Returns what serving these arrivals by this plan comes to."""
     return run(set_up(problem, plan), options)
 
 
 def run(
-    setting: Setting, options: Options, wrap: Callable[[Dispatcher], Dispatcher] | None = None
+    setting: SimulationSetup,
+    options: SimulationOptions,
+    wrap: Callable[[Dispatcher], Dispatcher] | None = None,
 ) -> SimulationResult:
     """Returns one run's figures.
 
@@ -65,22 +69,22 @@ def run(
     duration_ns = round(options.duration_s * NANOSECONDS_PER_SECOND)
     requests = _requests(setting.plan, options)
     disturbance = options.disturbance
-    world = World(
+    world = SimulatedCluster(
         _devices(setting, options),
         requests,
-        Factors(
+        NoiseFactors(
             disturbance.compute_cv,
             disturbance.straggler_probability,
             disturbance.straggler_factor,
             options.seed,
             _COMPUTE,
         ),
-        Factors(disturbance.transfer_cv, 0.0, 1.0, options.seed, _TRANSFER),
+        NoiseFactors(disturbance.transfer_cv, 0.0, 1.0, options.seed, _TRANSFER),
         disturbance.report_delay_ns,
         duration_ns,
     )
     dispatcher = _dispatcher(setting, options)
-    loop = Loop(wrap(dispatcher) if wrap else dispatcher, world, requests)
+    loop = BatchLoop(wrap(dispatcher) if wrap else dispatcher, world, requests)
     begin = time.thread_time()
     loop.run()
     seconds = time.thread_time() - begin
@@ -96,7 +100,7 @@ def run(
     )
 
 
-def _requests(plan: Plan, options: Options) -> Requests:
+def _requests(plan: Plan, options: SimulationOptions) -> SimulatedRequests:
     processes = []
     for model in plan.models:
         base = options.base_rps.get(model.model.name)
@@ -104,7 +108,7 @@ def _requests(plan: Plan, options: Options) -> Requests:
             raise InvalidInput("base_rps", f"no rate for {model.model.name}")
         processes.append((options.arrivals, offered_rps(base, options.load)))
     moments, owners = merged(processes, options.duration_s, options.seed)
-    return Requests(
+    return SimulatedRequests(
         [model.model for model in plan.models],
         moments,
         owners,
@@ -112,7 +116,7 @@ def _requests(plan: Plan, options: Options) -> Requests:
     )
 
 
-def _dispatcher(setting: Setting, options: Options) -> SimulatedDispatcher:
+def _dispatcher(setting: SimulationSetup, options: SimulationOptions) -> SimulatedDispatcher:
     dispatcher = options.dispatcher(options.config, stopwatch=time.thread_time_ns)
     for agent in setting.agents:
         dispatcher.handle(AgentJoined(agent), 0)
@@ -120,21 +124,23 @@ def _dispatcher(setting: Setting, options: Options) -> SimulatedDispatcher:
     return dispatcher
 
 
-def _devices(setting: Setting, options: Options) -> dict[AgentId, Device]:
+def _devices(
+    setting: SimulationSetup, options: SimulationOptions
+) -> dict[AgentId, SimulatedDevice]:
     random = np.random.default_rng((options.seed, _CLOCKS))
     most = options.disturbance.clock_error_ns
-    uplinks: dict[ServerId, Link] = {}
-    downlinks: dict[ServerId, Link] = {}
+    uplinks: dict[ServerId, SimulatedLink] = {}
+    downlinks: dict[ServerId, SimulatedLink] = {}
     errors: dict[ServerId, int] = {}
-    devices: dict[AgentId, Device] = {}
+    devices: dict[AgentId, SimulatedDevice] = {}
     for agent in setting.agents:
         if agent.server not in errors:
             errors[agent.server] = int(random.integers(-most, most + 1))
-        devices[agent.agent_id] = Device(
+        devices[agent.agent_id] = SimulatedDevice(
             agent.device_class,
             1.0 / agent.virtual_level,
-            uplinks.setdefault(agent.server, Link()),
-            downlinks.setdefault(agent.server, Link()),
+            uplinks.setdefault(agent.server, SimulatedLink()),
+            downlinks.setdefault(agent.server, SimulatedLink()),
             agent.link_bytes_per_second,
             errors[agent.server],
         )
@@ -143,7 +149,7 @@ def _devices(setting: Setting, options: Options) -> dict[AgentId, Device]:
     return devices
 
 
-def _host(model: ModelPlan, devices: dict[AgentId, Device]) -> None:
+def _host(model: ModelPlan, devices: dict[AgentId, SimulatedDevice]) -> None:
     for pipeline in model.pipelines:
         last = len(pipeline.stages) - 1
         for position, stage in enumerate(pipeline.stages):
@@ -153,7 +159,7 @@ def _host(model: ModelPlan, devices: dict[AgentId, Device]) -> None:
 
 
 def _models(
-    plan: Plan, options: Options, requests: Requests, world: World
+    plan: Plan, options: SimulationOptions, requests: SimulatedRequests, world: SimulatedCluster
 ) -> tuple[ModelResult, ...]:
     arrived = np.array(requests.arrived, dtype=np.int64)
     owners = np.array(requests.model_of, dtype=np.int64)
@@ -184,7 +190,9 @@ def _models(
     return tuple(results)
 
 
-def _utilisation(setting: Setting, world: World, duration_ns: int) -> dict[str, float]:
+def _utilisation(
+    setting: SimulationSetup, world: SimulatedCluster, duration_ns: int
+) -> dict[str, float]:
     busy = dict.fromkeys(setting.gpus, 0.0)
     for device in world.devices.values():
         busy[device.group] += device.busy_ns * device.share

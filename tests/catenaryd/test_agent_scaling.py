@@ -14,9 +14,9 @@ from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_services.domain.packing import PACKING_GOALS, PackingGoal
 from catenary_services.errors import InvalidInput
 from catenaryd import agent_scaling
-from catenaryd.agent_scaling import AgentScaling, Steps, ended, steps_for
+from catenaryd.agent_scaling import AgentScaling, ScalingSteps, ended, steps_for
 from catenaryd.local_cluster import ClusterOptions, LocalCluster
-from catenaryd.supervisor import Child
+from catenaryd.supervisor import ChildProcess
 from scheduler_harness import until
 
 
@@ -35,21 +35,21 @@ ONE, THREE = ["agent-0"], ["agent-0", "agent-1", "agent-2"]
 
 
 def test_what_is_missing_is_started_and_nothing_beyond_the_limit() -> None:
-    assert steps_for(advice(3), ONE, 4) == Steps((), 2)
-    assert steps_for(advice(9), ONE, 4) == Steps((), 3)
-    assert steps_for(advice(3), THREE, 4) == Steps((), 0)
+    assert steps_for(advice(3), ONE, 4) == ScalingSteps((), 2)
+    assert steps_for(advice(9), ONE, 4) == ScalingSteps((), 3)
+    assert steps_for(advice(3), THREE, 4) == ScalingSteps((), 0)
 
 
 def test_agents_that_are_drained_are_stopped_and_no_others() -> None:
-    assert steps_for(advice(1, a1=False, a2=True), THREE, 4) == Steps(("agent-2",), 0)
-    assert steps_for(advice(1), THREE, 4) == Steps((), 0)  # too many, but none is drained
-    assert steps_for(advice(1, a7=True), THREE, 4) == Steps((), 0)  # not ours
+    assert steps_for(advice(1, a1=False, a2=True), THREE, 4) == ScalingSteps(("agent-2",), 0)
+    assert steps_for(advice(1), THREE, 4) == ScalingSteps((), 0)  # too many, but none is drained
+    assert steps_for(advice(1, a7=True), THREE, 4) == ScalingSteps((), 0)  # not ours
 
 
 def test_an_agent_on_its_way_out_takes_its_place_until_it_is_gone() -> None:
-    assert steps_for(advice(3, a2=False), THREE, 3) == Steps((), 0)
-    assert steps_for(advice(3, a2=False), THREE, 4) == Steps((), 1)
-    assert steps_for(advice(3, a2=True), THREE, 3) == Steps(("agent-2",), 1)
+    assert steps_for(advice(3, a2=False), THREE, 3) == ScalingSteps((), 0)
+    assert steps_for(advice(3, a2=False), THREE, 4) == ScalingSteps((), 1)
+    assert steps_for(advice(3, a2=True), THREE, 3) == ScalingSteps(("agent-2",), 1)
 
 
 class FakeAgents:
@@ -163,14 +163,14 @@ async def test_ids_are_free_again_only_when_the_agent_has_ended(
 ) -> None:
     may_end = asyncio.Event()
 
-    async def start(child: Child) -> None:
+    async def start(child: ChildProcess) -> None:
         return None
 
-    async def stop(child: Child, timeout_s: float) -> None:
+    async def stop(child: ChildProcess, timeout_s: float) -> None:
         await may_end.wait()
 
-    monkeypatch.setattr(Child, "start", start)
-    monkeypatch.setattr(Child, "stop", stop)
+    monkeypatch.setattr(ChildProcess, "start", start)
+    monkeypatch.setattr(ChildProcess, "stop", stop)
     cluster = LocalCluster(ClusterOptions(agents=1, max_agents=4, data_dir=tmp_path))
     assert cluster.agent_ids() == ["agent-0"]
     assert [await cluster.start_agent() for _ in range(2)] == ["agent-0", "agent-1"]

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError
 
-from catenary_scheduler.storage.journal import Changes
-from catenary_scheduler.storage.keys import Keys, Table
+from catenary_scheduler.storage.journal import JournalChanges
+from catenary_scheduler.storage.keys import RedisKeys, RedisTable
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.store import Store
 from catenary_services.errors import InvalidInput
@@ -20,8 +20,8 @@ from catenaryd.command_line import cli
 from catenaryd.redis_acl import HEALTH, SCHEDULER, USERS, VIEW, acl_file
 from redis_servers import RedisServer
 
-KEYS = Keys("main")
-LEASE, PLAN = KEYS.lease, KEYS.table(Table.PLAN)
+KEYS = RedisKeys("main")
+LEASE, PLAN = KEYS.lease, KEYS.table(RedisTable.PLAN)
 DENIED = (
     ("KEYS", "*"),
     ("SCAN", "0"),
@@ -97,14 +97,17 @@ async def allowed_of(redis: Redis, commands: tuple[tuple[str, ...], ...]) -> lis
 
 async def test_the_scheduler_can_lead_and_write_everything(server: RedisServer) -> None:
     redis = as_user(server, SCHEDULER)
-    for keys in (KEYS, Keys("main", 3, 4)):
+    for keys in (KEYS, RedisKeys("main", 3, 4)):
         lease, store = Lease(redis, keys, "s/1", 2.0), Store(redis, keys)
         assert await lease.try_acquire()
         assert await lease.renew()
         await lease.want()
         assert (await lease.look()).holder == "s/1"
-        tables = {Table.PLAN: {"active_id": "x", "gone": None}, "book:gpu/a": {"1:0": "1 2 3 0"}}
-        await store.apply(lease, Changes(tables, [{"kind": "leader"}], replace=True))
+        tables = {
+            RedisTable.PLAN: {"active_id": "x", "gone": None},
+            "book:gpu/a": {"1:0": "1 2 3 0"},
+        }
+        await store.apply(lease, JournalChanges(tables, [{"kind": "leader"}], replace=True))
         assert (await store.load()).plan.active_id == "x"
         await lease.release()
     await redis.aclose()

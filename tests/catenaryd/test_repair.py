@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 from redis.asyncio import Redis
 
-from catenary_scheduler.storage.journal import Changes
-from catenary_scheduler.storage.keys import Keys, Table
+from catenary_scheduler.storage.journal import JournalChanges
+from catenary_scheduler.storage.keys import RedisKeys, RedisTable
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.store import Store
 from catenary_services.embedded_redis import EmbeddedRedis
@@ -21,7 +21,7 @@ from catenary_services.redis_client import connect
 from catenaryd.command_line import cli
 from stored_tables import GOOD, raw_table
 
-KEYS = Keys("test")
+KEYS = RedisKeys("test")
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ async def left_behind(redis: Redis) -> None:
     lease = Lease(redis, KEYS, "gone", 60.0)
     assert await lease.try_acquire(beyond=41)
     tables: dict[str, Any] = {table: dict(fields) for table, fields in GOOD.items()}
-    await Store(redis, KEYS).apply(lease, Changes(tables, replace=True))
+    await Store(redis, KEYS).apply(lease, JournalChanges(tables, replace=True))
     await lease.release()
 
 
@@ -67,9 +67,9 @@ async def test_damage_is_named_and_put_away_on_demand(
     server: EmbeddedRedis, redis: Redis, left_behind: None
 ) -> None:
     await redis.set(KEYS.epoch, 2**64 - 1)
-    await redis.hset(KEYS.table(Table.PLAN), "active", "{")  # type: ignore[misc]
-    await redis.delete(KEYS.table(Table.AGENTS))
-    await redis.rpush(KEYS.table(Table.AGENTS), "x")  # type: ignore[misc]
+    await redis.hset(KEYS.table(RedisTable.PLAN), "active", "{")  # type: ignore[misc]
+    await redis.delete(KEYS.table(RedisTable.AGENTS))
+    await redis.rpush(KEYS.table(RedisTable.AGENTS), "x")  # type: ignore[misc]
     await redis.set(KEYS.quarantine, "x")
     await redis.set(KEYS.lease, "for ever")
     found = await repaired(server, "--json")
@@ -86,7 +86,7 @@ async def test_damage_is_named_and_put_away_on_demand(
     again = await repaired(server, "--json")
     assert again.exit_code == 0
     assert json.loads(again.output)["groups"][0]["quarantined"] == 4
-    assert "active" not in await raw_table(redis, KEYS, Table.PLAN)
+    assert "active" not in await raw_table(redis, KEYS, RedisTable.PLAN)
     lease = Lease(redis, KEYS, "next", 60.0)
     assert await lease.try_acquire()
     assert lease.epoch == 43

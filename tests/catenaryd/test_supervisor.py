@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from catenaryd.supervisor import Child
+from catenaryd.supervisor import ChildProcess
 
 
 @pytest.fixture
-def child(tmp_path: Path) -> Child:
+def child(tmp_path: Path) -> ChildProcess:
     arguments = [
         "gateway",
         "--insecure",
@@ -30,7 +30,7 @@ def child(tmp_path: Path) -> Child:
         "--scheduler-addresses",
         "127.0.0.1:9",
     ]
-    return Child("g", arguments, tmp_path / "g.log")
+    return ChildProcess("g", arguments, tmp_path / "g.log")
 
 
 async def until(condition, timeout_s: float = 30.0) -> None:
@@ -39,11 +39,11 @@ async def until(condition, timeout_s: float = 30.0) -> None:
             await asyncio.sleep(0.02)
 
 
-def is_ready(child: Child) -> bool:
+def is_ready(child: ChildProcess) -> bool:
     return child.log_file.exists() and "ready" in child.log_file.read_text()
 
 
-async def test_a_killed_child_is_started_again(child: Child) -> None:
+async def test_a_killed_child_is_started_again(child: ChildProcess) -> None:
     await child.start()
     try:
         first = child.pid
@@ -55,7 +55,7 @@ async def test_a_killed_child_is_started_again(child: Child) -> None:
         await child.stop(10)
 
 
-async def test_a_stopped_child_drains_and_stays_down(child: Child) -> None:
+async def test_a_stopped_child_drains_and_stays_down(child: ChildProcess) -> None:
     await child.start()
     await until(lambda: is_ready(child))
     pid = child.pid

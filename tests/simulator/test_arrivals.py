@@ -6,17 +6,32 @@ import numpy as np
 import pytest
 
 from catenary_services.errors import InvalidInput
-from catenary_simulator.arrivals import Arrivals, Gamma, OnOff, Poisson, merged, parse_arrivals
+from catenary_simulator.arrivals import (
+    ArrivalProcess,
+    GammaArrivals,
+    OnOffArrivals,
+    PoissonArrivals,
+    merged,
+    parse_arrivals,
+)
 
 
-def drawn(arrivals: Arrivals, rate: float, duration: float, seed: int = 1) -> np.ndarray:
+def drawn(arrivals: ArrivalProcess, rate: float, duration: float, seed: int = 1) -> np.ndarray:
     return arrivals.moments(rate, duration, np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize(
-    ("arrivals", "cv"), [(Poisson(), 1.0), (Gamma(1.0), 1.0), (Gamma(2.0), 2.0), (Gamma(0.5), 0.5)]
+    ("arrivals", "cv"),
+    [
+        (PoissonArrivals(), 1.0),
+        (GammaArrivals(1.0), 1.0),
+        (GammaArrivals(2.0), 2.0),
+        (GammaArrivals(0.5), 0.5),
+    ],
 )
-def test_gaps_have_the_mean_and_the_variation_asked_for(arrivals: Arrivals, cv: float) -> None:
+def test_gaps_have_the_mean_and_the_variation_asked_for(
+    arrivals: ArrivalProcess, cv: float
+) -> None:
     moments = drawn(arrivals, 200.0, 300.0)
     gaps = np.diff(moments)
     assert len(moments) == pytest.approx(60_000, rel=0.03)
@@ -26,7 +41,7 @@ def test_gaps_have_the_mean_and_the_variation_asked_for(arrivals: Arrivals, cv: 
 
 
 def test_on_and_off_have_the_mean_rate_together_and_silence_in_between() -> None:
-    moments = drawn(OnOff(0.5, 1.5), 100.0, 2000.0)
+    moments = drawn(OnOffArrivals(0.5, 1.5), 100.0, 2000.0)
     assert len(moments) == pytest.approx(200_000, rel=0.1)
     # A silence of 0.1 s does not occur while it is on, at 400 a second.
     silent = np.diff(moments)
@@ -34,12 +49,12 @@ def test_on_and_off_have_the_mean_rate_together_and_silence_in_between() -> None
 
 
 def test_arrivals_depend_on_the_seed_and_the_model_only() -> None:
-    one = merged([(Poisson(), 100.0), (Poisson(), 50.0)], 10.0, 7)
-    assert merged([(Poisson(), 100.0), (Poisson(), 50.0)], 10.0, 7) == one
-    assert merged([(Poisson(), 100.0), (Poisson(), 50.0)], 10.0, 8) != one
+    one = merged([(PoissonArrivals(), 100.0), (PoissonArrivals(), 50.0)], 10.0, 7)
+    assert merged([(PoissonArrivals(), 100.0), (PoissonArrivals(), 50.0)], 10.0, 7) == one
+    assert merged([(PoissonArrivals(), 100.0), (PoissonArrivals(), 50.0)], 10.0, 8) != one
     moments, owners = one
     assert moments == sorted(moments)
-    alone, _ = merged([(Poisson(), 0.0), (Poisson(), 50.0)], 10.0, 7)
+    alone, _ = merged([(PoissonArrivals(), 0.0), (PoissonArrivals(), 50.0)], 10.0, 7)
     assert alone == [moment for moment, owner in zip(moments, owners, strict=True) if owner == 1]
 
 

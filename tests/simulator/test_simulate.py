@@ -20,9 +20,15 @@ from catenary_scheduler.dispatch.events import (
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from catenary_services.domain.ids import AgentId, ServerId
 from catenary_services.errors import InvalidInput
-from catenary_simulator import Disturbance, Gamma, Options, SimulationResult, simulate
+from catenary_simulator import (
+    Disturbance,
+    GammaArrivals,
+    SimulationOptions,
+    SimulationResult,
+    simulate,
+)
 from catenary_simulator.options import DispatcherFactory
-from catenary_simulator.simulate import Setting, run, set_up
+from catenary_simulator.simulate import SimulationSetup, run, set_up
 from tiny_pools import gpu_class, model, partition, pipeline, plan, two_stages
 
 ROUGH = Disturbance(
@@ -89,7 +95,7 @@ class Watched:
         return self.inner.next_wakeup()
 
 
-def watched_run(options: Options) -> tuple[Setting, SimulationResult, Watched]:
+def watched_run(options: SimulationOptions) -> tuple[SimulationSetup, SimulationResult, Watched]:
     watchers: list[Watched] = []
 
     def wrap(inner: Dispatcher) -> Dispatcher:
@@ -106,7 +112,7 @@ def watched_run(options: Options) -> tuple[Setting, SimulationResult, Watched]:
 def test_every_request_ends_exactly_once(
     dispatch: DispatcherFactory, load: float, disturbance: Disturbance
 ) -> None:
-    options = Options(BASE, load, 2.0, 3, Gamma(2.0), dispatch, disturbance)
+    options = SimulationOptions(BASE, load, 2.0, 3, GammaArrivals(2.0), dispatch, disturbance)
     result = simulate(*crowded(), options)
     for each in result.models:
         assert each.requests == each.finished + each.late + each.dropped
@@ -121,7 +127,7 @@ def test_every_request_ends_exactly_once(
 def test_no_device_and_no_link_is_ever_used_twice_at_once(
     dispatch: DispatcherFactory, disturbance: Disturbance
 ) -> None:
-    options = Options(BASE, 1.1, 2.0, 5, Gamma(2.0), dispatch, disturbance)
+    options = SimulationOptions(BASE, 1.1, 2.0, 5, GammaArrivals(2.0), dispatch, disturbance)
     setting, _, watched = watched_run(options)
     assert len(watched.reports) > 1000
     servers: dict[AgentId, ServerId] = {agent.agent_id: agent.server for agent in setting.agents}
@@ -145,7 +151,7 @@ def test_no_device_and_no_link_is_ever_used_twice_at_once(
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
     def outcome(seed: int) -> tuple[object, ...]:
-        options = Options(BASE, 1.0, 1.0, seed, disturbance=ROUGH)
+        options = SimulationOptions(BASE, 1.0, 1.0, seed, disturbance=ROUGH)
         result = simulate(*crowded(), options)
         return result.models, result.utilisation, result.events, result.counters
 
@@ -154,7 +160,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
 
 
 def test_without_disturbance_and_below_capacity_nothing_is_late() -> None:
-    result = simulate(*two_stages(), Options({"m": 1000.0}, 0.8, 3.0))
+    result = simulate(*two_stages(), SimulationOptions({"m": 1000.0}, 0.8, 3.0))
     assert result.model("m").attainment == 1.0
     assert result.model("m").p50_ms == pytest.approx(7.0, abs=2.0)
     # 800 a second, 4 ms on one of 4 slow GPUs and 2 ms on one of 2 fast ones.
@@ -162,8 +168,8 @@ def test_without_disturbance_and_below_capacity_nothing_is_late() -> None:
 
 
 def test_noise_makes_the_book_wrong_and_corrections_mend_it() -> None:
-    exact = simulate(*crowded(), Options(BASE, 0.8, 2.0))
-    rough = simulate(*crowded(), Options(BASE, 0.8, 2.0, disturbance=ROUGH))
+    exact = simulate(*crowded(), SimulationOptions(BASE, 0.8, 2.0))
+    rough = simulate(*crowded(), SimulationOptions(BASE, 0.8, 2.0, disturbance=ROUGH))
     assert exact.counters["late_corrections"] == 0
     assert rough.counters["late_corrections"] > 0
     assert rough.counters["displaced_batches"] > 0
@@ -175,7 +181,7 @@ def test_noise_makes_the_book_wrong_and_corrections_mend_it() -> None:
 
 
 def test_more_than_the_plan_can_do_is_dropped_rather_than_late() -> None:
-    result = simulate(*two_stages(), Options({"m": 1000.0}, 2.0, 3.0))
+    result = simulate(*two_stages(), SimulationOptions({"m": 1000.0}, 2.0, 3.0))
     served = result.model("m")
     assert served.late == 0
     # Both pools do 1000 a second; what is queued at the end is served as well.
@@ -185,15 +191,15 @@ def test_more_than_the_plan_can_do_is_dropped_rather_than_late() -> None:
 
 def test_batches_grow_with_the_load() -> None:
     problem, made = two_stages(batch=4)
-    few = simulate(problem, made, Options({"m": 1000.0}, 0.05, 3.0)).model("m")
-    many = simulate(problem, made, Options({"m": 1000.0}, 1.2, 3.0)).model("m")
+    few = simulate(problem, made, SimulationOptions({"m": 1000.0}, 0.05, 3.0)).model("m")
+    many = simulate(problem, made, SimulationOptions({"m": 1000.0}, 1.2, 3.0)).model("m")
     assert few.mean_batch is not None
     assert many.mean_batch is not None
     assert few.mean_batch < many.mean_batch <= 4.0
 
 
 def test_decisions_are_timed_and_events_counted() -> None:
-    result = simulate(*two_stages(), Options({"m": 1000.0}, 0.5, 1.0))
+    result = simulate(*two_stages(), SimulationOptions({"m": 1000.0}, 0.5, 1.0))
     assert result.dispatch_us is not None
     p50, p99 = result.dispatch_us
     assert 0 < p50 <= p99
@@ -204,4 +210,4 @@ def test_decisions_are_timed_and_events_counted() -> None:
 
 def test_a_model_without_a_rate_is_refused() -> None:
     with pytest.raises(InvalidInput, match="no rate for n"):
-        simulate(*crowded(), Options({"m": 100.0}))
+        simulate(*crowded(), SimulationOptions({"m": 100.0}))

@@ -27,11 +27,11 @@ from catenary_services.domain.ids import (
     RequestId,
 )
 from catenary_services.errors import InternalError
-from catenary_simulator.core.devices import Device, Link, StageCost
-from catenary_simulator.core.loop import Loop
-from catenary_simulator.core.noise import Factors
-from catenary_simulator.core.requests import DROPPED, FINISHED, LATE, Requests
-from catenary_simulator.core.world import World
+from catenary_simulator.core.devices import SimulatedDevice, SimulatedLink, StageCost
+from catenary_simulator.core.loop import BatchLoop
+from catenary_simulator.core.noise import NoiseFactors
+from catenary_simulator.core.requests import DROPPED, FINISHED, LATE, SimulatedRequests
+from catenary_simulator.core.world import SimulatedCluster
 
 MS = 1_000_000
 MODEL = ModelKey("m", "1")
@@ -43,7 +43,7 @@ COSTS = {
     TAIL: StageCost((2 * MS, 3 * MS), 10**6, False, True),
     WHOLE: StageCost((6 * MS,), 0, True, True),
 }
-EXACT = Factors(0.0, 0.0, 1.0, 1, 0)
+EXACT = NoiseFactors(0.0, 0.0, 1.0, 1, 0)
 
 
 class Script:
@@ -76,14 +76,17 @@ class Script:
         }
 
 
-def devices(*names: str) -> dict[AgentId, Device]:
+def devices(*names: str) -> dict[AgentId, SimulatedDevice]:
     """ "a0" and "a1" are on server "a"."""
-    ups: dict[str, Link] = {}
-    downs: dict[str, Link] = {}
+    ups: dict[str, SimulatedLink] = {}
+    downs: dict[str, SimulatedLink] = {}
     found = {}
     for name in names:
-        up, down = ups.setdefault(name[0], Link()), downs.setdefault(name[0], Link())
-        device = Device("gpu", 1.0, up, down, BYTES_PER_SECOND, 0)
+        up, down = (
+            ups.setdefault(name[0], SimulatedLink()),
+            downs.setdefault(name[0], SimulatedLink()),
+        )
+        device = SimulatedDevice("gpu", 1.0, up, down, BYTES_PER_SECOND, 0)
         device.costs = dict(COSTS)
         found[AgentId(name)] = device
     return found
@@ -108,16 +111,16 @@ def play(
     delay_ms: float = 0.0,
     slo_ms: float = 100.0,
     script: Script | None = None,
-) -> tuple[Script, Requests, World]:
-    requests = Requests(
+) -> tuple[Script, SimulatedRequests, SimulatedCluster]:
+    requests = SimulatedRequests(
         [MODEL],
         [round(at * MS) for at in arrivals_ms],
         [0] * len(arrivals_ms),
         [round(slo_ms * MS)],
     )
-    world = World(devices(*names), requests, EXACT, EXACT, round(delay_ms * MS), 10**12)
+    world = SimulatedCluster(devices(*names), requests, EXACT, EXACT, round(delay_ms * MS), 10**12)
     script = script or Script(answers)
-    Loop(script, world, requests).run()
+    BatchLoop(script, world, requests).run()
     return script, requests, world
 
 

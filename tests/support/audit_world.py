@@ -26,10 +26,10 @@ from catenary_scheduler.dispatch import (
 from catenary_scheduler.dispatch.auditing import (
     AgentHoldings,
     Auditor,
-    Believed,
-    BookFacts,
-    GatewayWants,
+    ExpectedSession,
+    GatewayRequests,
     Leak,
+    SchedulerHoldings,
     remedy_of,
 )
 from catenary_scheduler.dispatch.events import (
@@ -40,7 +40,7 @@ from catenary_scheduler.dispatch.events import (
     Command,
     DispatchBatch,
     Event,
-    MoveWanted,
+    MoveRequested,
     PlanActivated,
     Reject,
     RequestArrived,
@@ -275,10 +275,10 @@ class World:
             gateway = command.request.gateway
             self.stream(kind, ("", gateway), self.on_reject, gateway, command.request.number)
 
-    def facts(self) -> BookFacts:
+    def facts(self) -> SchedulerHoldings:
         pooled, chained = self.dispatcher.pooled, self.dispatcher.chained
         followed = frozenset(pooled.followed())
-        return BookFacts(
+        return SchedulerHoldings(
             sessions={each.session: each for each in chained.claims()},
             followed=followed,
             booked={
@@ -335,10 +335,10 @@ class World:
             self.auditor.agent_says(agent, held)
 
     def on_ask_gateway(self, gateway: GatewayId, number: int) -> None:
-        wants = GatewayWants(
+        wants = GatewayRequests(
             {
                 each.number: tuple(
-                    Believed(session, None if sent is None else max(1, self.now - sent))
+                    ExpectedSession(session, None if sent is None else max(1, self.now - sent))
                     for session, sent in each.believed.items()
                 )
                 for each in self.gateways[gateway].values()
@@ -346,7 +346,7 @@ class World:
         )
         self.stream("answer", (gateway, ""), self.hear_gateway, gateway, wants, number)
 
-    def hear_gateway(self, gateway: GatewayId, wants: GatewayWants, number: int) -> None:
+    def hear_gateway(self, gateway: GatewayId, wants: GatewayRequests, number: int) -> None:
         if number == self._asked:
             self.auditor.gateway_says(gateway, wants)
 
@@ -571,7 +571,7 @@ class World:
         views = self.dispatcher.chained.sessions()
         if views:
             view = self.random.choice(views)
-            self.feed(MoveWanted(view.session, mode="kv"))
+            self.feed(MoveRequested(view.session, mode="kv"))
 
     def calm(self) -> None:
         """Every client goes away."""

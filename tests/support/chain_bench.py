@@ -9,7 +9,7 @@ from catenary_lab.policies import policy_named
 from catenary_scheduler.book import Book, Reservation
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
-from catenary_scheduler.dispatch.chained.queues.lines import PolicyFactory
+from catenary_scheduler.dispatch.chained.queues.wait_queue import PolicyFactory
 from catenary_scheduler.dispatch.events import (
     AdoptedSession,
     AgentJoined,

@@ -63,18 +63,18 @@ def file_of(tmp_path: Path, document: dict[str, Any]) -> Path:
 
 async def nothing_is_left(process: SchedulerProcess) -> None:
     def free() -> bool:
-        figures = process.term().dispatcher.statistics()
-        return not figures["booked_slots"] and not len(process.term().live)
+        figures = process.leader().dispatcher.statistics()
+        return not figures["booked_slots"] and not len(process.leader().live)
 
     await until(free, "all slots are free")
 
 
 async def plan_is_stored(process: SchedulerProcess) -> None:
     """Waits until a successor would find the plan in force in Redis."""
-    term = process.term()
+    leader = process.leader()
     async with asyncio.timeout(10.0):
         while True:
-            await term.write_behind.flush()
-            stored = await term._store.load()
-            if stored.plan.active_id == term.cluster.plan_id:
+            await leader.write_behind.flush()
+            stored = await leader._store.load()
+            if stored.plan.active_id == leader.cluster.plan_id:
                 return

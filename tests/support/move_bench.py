@@ -7,7 +7,7 @@ from typing import Any
 from catenary_scheduler.dispatch.events import (
     Command,
     MoveMode,
-    MoveWanted,
+    MoveRequested,
     SessionFailed,
     SessionMoved,
     SessionProgress,
@@ -36,7 +36,7 @@ class MoveBench(ChainBench):
     def want(
         self, at_ms: float, session: StartSession, where: str = "", mode: MoveMode | None = "kv"
     ) -> list[Command]:
-        return self.tell(at_ms, MoveWanted(session.session, where, mode))
+        return self.tell(at_ms, MoveRequested(session.session, where, mode))
 
     def move(self, at_ms: float, session: StartSession, where: str = "") -> StartSession:
         """Returns what the session is to become."""

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from catenary_protos.catenary.v1 import common_pb2
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
-from catenary_scheduler.storage.keys import Keys, Table
+from catenary_scheduler.storage.keys import RedisKeys, RedisTable
 from catenary_scheduler.storage.values.codec import encode_document
 from catenary_scheduler.storage.values.tables import SHAPES, peer_text, read_table
 
@@ -64,11 +64,11 @@ def lengths() -> str:
 
 
 GOOD: dict[str, dict[str, str]] = {
-    Table.DEPLOYMENTS: {
+    RedisTable.DEPLOYMENTS: {
         "toy": '{"slo_ns": 0, "max_batch": 0, "partitions": null, "packing": null}',
         "llm:x:1": '{"slo_ns": 5, "max_batch": 2, "partitions": 3, "packing": "balance"}',
     },
-    Table.PLAN: {
+    RedisTable.PLAN: {
         "file": "ab12",
         "fixed": PLACEMENT,
         "fixed_before": PLACEMENT,
@@ -103,13 +103,13 @@ GOOD: dict[str, dict[str, str]] = {
             }
         ),
     },
-    Table.MEASURED: {
+    RedisTable.MEASURED: {
         "agent-0|toy:1[0,2)": "5 6 7",
         "agent-0|llm:x:1[0,4)": "generation 1 2 3 4 0.5 6 7 8 by now 2 2 3 4 0.5 6 7 8",
         "agent-1|llm:x:1[0,4)": "generation 1 2 3 4",
         "link|agent-0|agent-1": "1000000",
     },
-    Table.AGENTS: {
+    RedisTable.AGENTS: {
         "agent-0": json.dumps(
             {
                 "device": "cpu",
@@ -125,10 +125,10 @@ GOOD: dict[str, dict[str, str]] = {
             }
         )
     },
-    Table.PEERS: {"agent-0": peer_text(common_pb2.Peer(peer_id="agent-0", incarnation=4))},
-    Table.DRAINING: {"agent-0": str(2**64 - 1)},
-    Table.RESOURCES: {"gpu/agent-0": "1", "uplink/s": "1", "cache/agent-0/llm:x:1[0,4)": "1"},
-    Table.BATCHES: {
+    RedisTable.PEERS: {"agent-0": peer_text(common_pb2.Peer(peer_id="agent-0", incarnation=4))},
+    RedisTable.DRAINING: {"agent-0": str(2**64 - 1)},
+    RedisTable.RESOURCES: {"gpu/agent-0": "1", "uplink/s": "1", "cache/agent-0/llm:x:1[0,4)": "1"},
+    RedisTable.BATCHES: {
         str(2**40 + 1): json.dumps(
             {
                 "rows": 1,
@@ -138,7 +138,7 @@ GOOD: dict[str, dict[str, str]] = {
             }
         )
     },
-    Table.SESSIONS: {
+    RedisTable.SESSIONS: {
         str(2**40 + 2): json.dumps(
             {
                 "request": "gateway-0/1",
@@ -147,7 +147,7 @@ GOOD: dict[str, dict[str, str]] = {
             }
         )
     },
-    Table.LENGTHS: {"llm:x:1": lengths()},
+    RedisTable.LENGTHS: {"llm:x:1": lengths()},
     "book:gpu/agent-0": {"7:0": "1 2 3 0", f"{2**63}:3": "-5 2 3 1"},
     "book:cache/agent-0/llm:x:1[0,4)": {"7:0": "1 3 3 0 4"},
 }
@@ -158,12 +158,12 @@ def as_raw(fields: Mapping[str, str | None]) -> dict[bytes, bytes]:
     return {name.encode(): str(value).encode() for name, value in fields.items()}
 
 
-def stored_of(table: Table, fields: Mapping[str, str | None]) -> Any:
+def stored_of(table: RedisTable, fields: Mapping[str, str | None]) -> Any:
     """Returns the readable records of a table."""
     return read_table(table, SHAPES[table], as_raw(fields))[0]
 
 
-async def raw_table(redis: Redis, keys: Keys, table: str) -> dict[str, str]:
+async def raw_table(redis: Redis, keys: RedisKeys, table: str) -> dict[str, str]:
     """Returns the fields of a table as they are in Redis, readable or not."""
     fields = await redis.hgetall(keys.table(table))  # type: ignore[misc]
     return {name.decode(): value.decode() for name, value in fields.items()}

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from catenary_scheduler.dispatch.events import Scale
-from catenary_scheduler.scaling import ModelScaling, WorkerFacts
-from catenary_scheduler.scaling.workers_line import Lengths
+from catenary_scheduler.scaling import ModelScaling, WorkerStatistics
+from catenary_scheduler.scaling.workers_line import SessionLengths
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 
 S = 10**9
@@ -28,7 +28,7 @@ LINES = LatencyLines(
     decode_lone_ns=22e6,
 )
 OBJECTIVES = TokenObjectives(first_token_ns=S, per_token_ns=60 * 10**6)
-LENGTHS = Lengths(100.0, 100.0)
+LENGTHS = SessionLengths(100.0, 100.0)
 
 
 @dataclass
@@ -143,7 +143,7 @@ class VirtualLoad:
 
     def _decide(self) -> None:
         serving = self.serving
-        facts = WorkerFacts(
+        facts = WorkerStatistics(
             workers=len(serving),
             sessions=sum(len(w.sessions) for w in serving),
             slots=self.slots * len(serving),

@@ -18,7 +18,7 @@ import redis
 
 import catenary
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc, scheduler_pb2
-from catenary_scheduler.storage.keys import Keys
+from catenary_scheduler.storage.keys import RedisKeys
 from cluster_harness import RunningCluster, redis_pid, running_cluster
 from language_model import install
 from prompts import PROMPTS
@@ -151,7 +151,7 @@ def put_stale_rows(cluster: RunningCluster) -> None:
     assert redis_pid(cluster.data_dir)
     known = json.loads(next((cluster.data_dir / "redis").glob("*.json")).read_text())
     client: Any = redis.Redis(port=known["port"], password=known["password"])
-    keys, year_ns = Keys("main"), 365 * 86_400 * 10**9
+    keys, year_ns = RedisKeys("main"), 365 * 86_400 * 10**9
     for resource, number in (("gpu/agent-0", 77), ("gpu/agent-gone", 78)):
         client.hset(keys.table("resources"), resource, "1")
         row = f"{year_ns} {year_ns + 10**9} {2 * year_ns} 0"

@@ -82,10 +82,10 @@ class Parts:
 
     @property
     def book(self) -> list[Any]:
-        return self.scheduler.term().dispatcher.snapshot()
+        return self.scheduler.leader().dispatcher.snapshot()
 
     def leaks(self) -> dict[str, float]:
-        metric = self.scheduler.term().audits._metrics.book_leaks
+        metric = self.scheduler.leader().audits._metrics.book_leaks
         samples = [sample for family in metric.collect() for sample in family.samples]
         return {e.labels["kind"]: e.value for e in samples if e.name.endswith("_total") and e.value}
 
@@ -93,7 +93,7 @@ class Parts:
         """Returns a session that an agent has and that has got tokens."""
         async with asyncio.timeout(20):
             while True:
-                for view in self.scheduler.term().dispatcher.chained.sessions():
+                for view in self.scheduler.leader().dispatcher.chained.sessions():
                     if view.runs and view.hops[-1].agent == f"a-{agent}":
                         return int(view.session)
                 await asyncio.sleep(0.01)
@@ -177,7 +177,7 @@ async def test_streams_are_left_alone(parts: Parts) -> None:
     answers = await asyncio.gather(*(parts.answer() for _ in range(4)))
     assert answers == [answers[0]] * 4
     await parts.idle()
-    assert parts.scheduler.term().audits.audits >= 3
+    assert parts.scheduler.leader().audits.audits >= 3
     assert parts.leaks() == {}
 
 
@@ -243,7 +243,7 @@ async def test_a_session_whose_order_to_move_was_lost_may_move_again(parts: Part
             await asyncio.sleep(0.01)
     leader.generation._post = post  # type: ignore[method-assign]
     assert parts.leaks() == {"move_lost": 1}
-    assert not any(v.moving_to for v in parts.scheduler.term().dispatcher.chained.sessions())
+    assert not any(v.moving_to for v in parts.scheduler.leader().dispatcher.chained.sessions())
     assert await answer == expected
     await parts.idle()
 
@@ -252,7 +252,7 @@ async def any_running(parts: Parts) -> Any:
     """Returns a session that has got tokens."""
     async with asyncio.timeout(20):
         while True:
-            for view in parts.scheduler.term().dispatcher.chained.sessions():
+            for view in parts.scheduler.leader().dispatcher.chained.sessions():
                 if view.runs:
                     return view
             await asyncio.sleep(0.01)

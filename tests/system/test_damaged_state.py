@@ -16,7 +16,7 @@ import pytest
 from redis.asyncio import Redis
 
 import catenary
-from catenary_scheduler.storage.keys import Keys, Table, book_table
+from catenary_scheduler.storage.keys import RedisKeys, RedisTable, book_table
 from catenary_services.domain.ids import ResourceId
 from catenary_services.redis_client import connect
 from fault_cluster import (
@@ -32,8 +32,8 @@ from redis_servers import STATE, RedisServer
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
-KEYS = Keys("main")
-TABLES = [*map(str, Table), book_table(ResourceId("gpu/agent-0")), "clock"]
+KEYS = RedisKeys("main")
+TABLES = [*map(str, RedisTable), book_table(ResourceId("gpu/agent-0")), "clock"]
 EPOCHS = [str(2**64 - 1), str(2**53 + 1), "abc", None]
 """None: a list instead of a number."""
 SETTLE_S = 3.0
@@ -139,7 +139,7 @@ async def hit(
     cluster[leader].kill()
     await redis.set(KEYS.lease, leader, px=round(2 * LEASE_S * 1000))
     # A book that is not listed is nobody's; agent-0 may have had nothing to do this time.
-    await redis.hset(KEYS.table(Table.RESOURCES), "gpu/agent-0", "1")  # type: ignore[misc]
+    await redis.hset(KEYS.table(RedisTable.RESOURCES), "gpu/agent-0", "1")  # type: ignore[misc]
     done = {table for table in tables if await damage(redis, table, dice) is not None}
     if epoch != "":
         done.add("epoch")
@@ -216,6 +216,6 @@ async def test_a_leader_that_lives_mends_what_is_damaged_under_it(
         load.nothing_was_lost()
         await nothing_is_booked(client)
         kept = {table for table, _ in await kinds_of(redis, KEYS.quarantine, "name")}
-        assert {"epoch", "clock", *map(str, Table)} <= kept
+        assert {"epoch", "clock", *map(str, RedisTable)} <= kept
         await asyncio.sleep(0.1)
         assert all(member.is_running for member in cluster.members.values())

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 import catenary
 import figures
 from catenary import ClusterStatus
-from catenary_scheduler.storage.keys import Keys
+from catenary_scheduler.storage.keys import RedisKeys
 from catenary_services.redis_client import connect
 from fault_cluster import (
     FaultCluster,
@@ -37,7 +37,7 @@ BEFORE_S, AFTER_S = 2.0, 4.0
 AWAY_S = 3.0
 CONNECTED_LIMIT_S = 3.0
 SENTINEL_LIMIT_S = 10.0
-KEYS = Keys("main")
+KEYS = RedisKeys("main")
 
 
 @asynccontextmanager

@@ -26,10 +26,10 @@ from catenary_services.domain.ids import (
     ModelKey,
     Nanoseconds,
 )
-from catenary_simulator.chains.cluster import Cluster, DecoderModel
-from catenary_simulator.chains.loop import Durations, SessionLoop
+from catenary_simulator.chains.cluster import ChainsCluster, DecoderModel
+from catenary_simulator.chains.loop import SessionDurations, SessionLoop
 from catenary_simulator.chains.result import ChainResult, result_of
-from catenary_simulator.chains.workload import Workload
+from catenary_simulator.chains.workload import SessionWorkload
 
 MODEL = ModelKey("simulated", "1")
 
@@ -63,7 +63,10 @@ class PlacedPaths:
 
 
 def serve_petals(
-    cluster: Cluster, workload: Workload, seed: int, options: PetalsOptions | None = None
+    cluster: ChainsCluster,
+    workload: SessionWorkload,
+    seed: int,
+    options: PetalsOptions | None = None,
 ) -> ChainResult | None:
     """Returns how PETALS serves a workload; None if it leaves a block without host.
 
@@ -77,7 +80,10 @@ def serve_petals(
 
 
 def serve_bprr(
-    cluster: Cluster, workload: Workload, rate_per_s: float, options: BprrOptions | None = None
+    cluster: ChainsCluster,
+    workload: SessionWorkload,
+    rate_per_s: float,
+    options: BprrOptions | None = None,
 ) -> ChainResult | None:
     """Returns how BPRR serves a workload; None if it leaves a block without host.
 
@@ -90,7 +96,7 @@ def serve_bprr(
     return _serve(cluster, workload, bprr_paths(cluster, rate_per_s, options or BprrOptions()))
 
 
-def petals_paths(cluster: Cluster, seed: int, options: PetalsOptions) -> PlacedPaths:
+def petals_paths(cluster: ChainsCluster, seed: int, options: PetalsOptions) -> PlacedPaths:
     """Returns the placement and dispatcher of PETALS."""
     model = _petals_model(cluster.model)
     servers = [
@@ -133,7 +139,7 @@ def _petals_model(model: DecoderModel) -> PetalsModel:
     )
 
 
-def bprr_paths(cluster: Cluster, rate_per_s: float, options: BprrOptions) -> PlacedPaths:
+def bprr_paths(cluster: ChainsCluster, rate_per_s: float, options: BprrOptions) -> PlacedPaths:
     """Returns the placement and dispatcher of BPRR."""
     model, task = cluster.model, cluster.task(rate_per_s)
     placed = bprr_placement(
@@ -162,16 +168,18 @@ def bprr_paths(cluster: Cluster, rate_per_s: float, options: BprrOptions) -> Pla
     return PlacedPaths(placed.windows, bprr_dispatcher(MODEL, paths, model.blocks, metric))
 
 
-def _serve(cluster: Cluster, workload: Workload, placed: PlacedPaths) -> ChainResult | None:
+def _serve(
+    cluster: ChainsCluster, workload: SessionWorkload, placed: PlacedPaths
+) -> ChainResult | None:
     if placed.dispatcher is None:
         return None
-    loop = SessionLoop(placed.dispatcher, MODEL, workload, Durations(cluster, workload))
+    loop = SessionLoop(placed.dispatcher, MODEL, workload, SessionDurations(cluster, workload))
     loop.run()
     return result_of(workload, loop)
 
 
 def _path_servers(
-    cluster: Cluster, windows: Sequence[Window], slots: Sequence[int]
+    cluster: ChainsCluster, windows: Sequence[Window], slots: Sequence[int]
 ) -> tuple[list[int], list[PathServer]]:
     """Returns the numbers of the servers that host something, and these for the graph."""
     numbers = [number for number, window in enumerate(windows) if window.blocks]
@@ -186,7 +194,7 @@ def _path_servers(
     ]
 
 
-def _rtt_ns(cluster: Cluster, numbers: Sequence[int], here: int, there: int) -> Nanoseconds:
+def _rtt_ns(cluster: ChainsCluster, numbers: Sequence[int], here: int, there: int) -> Nanoseconds:
     """Returns the round trip between two servers of the graph; -1 is the orchestrator."""
     if here < 0 or there < 0:
         milliseconds = cluster.servers[numbers[max(here, there)]].rtt_ms

@@ -24,7 +24,7 @@ from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
 from catenary_services.errors import InvalidInput
 from catenary_services.model_repository import ModelRepository
 from catenary_simulator.chains.result import ChainResult
-from catenary_simulator.chains.workload import Workload
+from catenary_simulator.chains.workload import SessionWorkload
 from catenaryd.local_cluster import ClusterOptions, LocalCluster
 
 _PATIENT = {"heartbeat_s": 2.0, "silence_s": 20.0}
@@ -39,7 +39,7 @@ class ChainsRun:
 
     emulation: Emulation
     composition: Composition
-    workload: Workload
+    workload: SessionWorkload
     policy: str
 
 
@@ -81,7 +81,7 @@ async def run_live(run: ChainsRun, folder: Path, progress: Progress) -> ChainsMe
         return _measured(outcome, run.emulation.dilation, (cluster.processes, cores, wall_s))
 
 
-def asked_of(workload: Workload, emulation: Emulation) -> tuple[Asked, ...]:
+def asked_of(workload: SessionWorkload, emulation: Emulation) -> tuple[Asked, ...]:
     """Returns the sessions of a workload at their dilated moments."""
     if any(size != 1.0 for size in workload.sizes):
         raise InvalidInput("workloads", "live runs need the tokens of a trace")

@@ -24,7 +24,7 @@ from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import NotSupported
 from catenary_services.model_repository import ModelRepository, write_file
-from catenary_simulator.chains.cluster import Cluster, ClusterServer
+from catenary_simulator.chains.cluster import ChainsCluster, ClusterServer
 
 KEY = ModelKey("emulated-decoder", "1")
 VOCABULARY = 256
@@ -41,7 +41,7 @@ _WHOLE_PROMPT = 1 << 20
 class Emulation:
     """How agents pretend to be the cluster's servers."""
 
-    cluster: Cluster
+    cluster: ChainsCluster
     dilation: float
     """So many times slower than the cluster."""
     session_tokens: int

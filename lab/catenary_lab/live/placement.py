@@ -31,7 +31,7 @@ from catenary_lab.live.placement_steps import (
     objectives_for,
 )
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
-from catenary_scheduler.scaling.workers_line import Lengths, capability
+from catenary_scheduler.scaling.workers_line import SessionLengths, capability
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenary_services.errors import Unavailable
@@ -74,7 +74,7 @@ async def run_live(run: StepsRun, folder: Path, progress: Progress) -> StepsMeas
         lines = await _lines(admin)
         objectives = objectives_for(run, lines)
         await _hold_to(admin, ModelRepository(folder / "models"), key, objectives)
-        lengths = Lengths(run.prompt.mean, run.answer.mean)
+        lengths = SessionLengths(run.prompt.mean, run.answer.mean)
         worker = capability(lines, objectives, lengths, run.max_batch, run.theta)
         order = StepsOrder(
             f"127.0.0.1:{cluster.grpc_port}",

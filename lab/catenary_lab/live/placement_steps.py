@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from catenary_lab.live.placement_load import Answered, Asked
-from catenary_scheduler.scaling.workers_line import Capability
+from catenary_scheduler.scaling.workers_line import WorkerCapability
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 
 _LEAST_TOKENS = 4
@@ -82,7 +82,7 @@ class StepsMeasured:
     """At the start, of one agent alone."""
     lines_after: LatencyLines
     objectives: TokenObjectives
-    worker: Capability
+    worker: WorkerCapability
     """What one worker sustains: a load of 1."""
     requests: tuple[Answered, ...]
     agents: tuple[AgentsAt, ...]

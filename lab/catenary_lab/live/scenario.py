@@ -17,10 +17,10 @@ from catenary_lab.live.dilation import dilate_plan, dilate_problem
 from catenary_lab.live.load import LoadOutcome, Moments
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
-from catenary_simulator.arrivals import Arrivals, Poisson, merged
-from catenary_simulator.options import SIMULATED, Options, offered_rps
+from catenary_simulator.arrivals import ArrivalProcess, PoissonArrivals, merged
+from catenary_simulator.options import SIMULATED, SimulationOptions, offered_rps
 from catenary_simulator.result import SimulationResult
-from catenary_simulator.simulate import Setting, run, set_up
+from catenary_simulator.simulate import SimulationSetup, run, set_up
 
 Progress = Callable[[str], None]
 SAFETY_MARGIN_MS = 10.0
@@ -118,7 +118,7 @@ class LiveScenario:
     def __init__(self, task: LiveTask, wanted: SearchPlan) -> None:
         self._task = task
         self._wanted = wanted
-        self._setting: Setting = set_up(task.problem, task.plan)
+        self._setting: SimulationSetup = set_up(task.problem, task.plan)
         self._names = [model.model.name for model in self._setting.plan.models]
         self._simulations: dict[tuple[int, float], SimulationResult] = {}
         self._runs: list[LiveRun] = []
@@ -159,7 +159,7 @@ class LiveScenario:
         known = self._simulations.get((seed, factor))
         if known is None:
             margin_ns = SAFETY_MARGIN_MS * NANOSECONDS_PER_MILLISECOND / self._task.dilation
-            options = Options(
+            options = SimulationOptions(
                 self._task.base_rps(),
                 factor,
                 self._task.duration_s / self._task.dilation,
@@ -187,8 +187,8 @@ class LiveScenario:
     def _moments(self, seed: int, factor: float, seconds: float) -> Moments:
         """Returns the simulator's arrivals, dilated."""
         base = self._task.base_rps()
-        processes: list[tuple[Arrivals, float]] = [
-            (Poisson(), offered_rps(base[name], factor)) for name in self._names
+        processes: list[tuple[ArrivalProcess, float]] = [
+            (PoissonArrivals(), offered_rps(base[name], factor)) for name in self._names
         ]
         moments, owners = merged(processes, seconds / self._task.dilation, seed)
         found: dict[str, list[float]] = {name: [] for name in self._names}

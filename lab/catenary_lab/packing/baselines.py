@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from catenary_scheduler.packing.moves import EpochResult, Item, Move
-from catenary_scheduler.packing.shelves import Shelves
+from catenary_scheduler.packing.active_bins import ActiveBins
+from catenary_scheduler.packing.moves import EpochResult, Item, PackingMove
 from catenary_scheduler.packing.validating import check_epoch, check_size
 
 
@@ -28,7 +28,7 @@ class Baseline(ABC):
     """
 
     def __init__(self, capacity: int, *, most_bins: int | None = None) -> None:
-        self._shelves = Shelves(capacity, most_bins)
+        self._shelves = ActiveBins(capacity, most_bins)
         self._ages: dict[Item, int] = {}
         """Order of arrival of everyone placed or queued."""
         self._arrived = 0
@@ -137,14 +137,16 @@ class Baseline(ABC):
         self._waiting = dict(queue)
         return placed
 
-    def _net_moves(self, origins: Mapping[Item, int], placed: Iterable[Item]) -> tuple[Move, ...]:
+    def _net_moves(
+        self, origins: Mapping[Item, int], placed: Iterable[Item]
+    ) -> tuple[PackingMove, ...]:
         """Returns a move for everyone who was on another GPU before, however it got there."""
         fresh = set(placed)
         moves = []
         for item, source in origins.items():
             target = self._shelves.bin_of(item)
             if target is not None and target != source and item not in fresh:
-                moves.append(Move(item, source, target, self._shelves.size_of(item)))
+                moves.append(PackingMove(item, source, target, self._shelves.size_of(item)))
         return tuple(moves)
 
     def _forget(self, item: Item) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from catenary_lab.packing.baselines import WorstFit
 from catenary_scheduler.packing.load_balancing import THRESHOLD_SHARE, balancing_moves
-from catenary_scheduler.packing.moves import Item, Move
+from catenary_scheduler.packing.moves import Item, PackingMove
 
 
 class LoadBalancing(WorstFit):
@@ -33,7 +33,7 @@ class LoadBalancing(WorstFit):
                 target = self._bin_for(shelves.size_of(item))
                 if target is None:
                     break
-                self._move(Move(item, gpu, target, shelves.size_of(item)), origins)
+                self._move(PackingMove(item, gpu, target, shelves.size_of(item)), origins)
         return super()._relieve(origins)
 
     def _relieving(self, items: Iterable[Item], excess: int) -> Item:
@@ -54,7 +54,7 @@ class LoadBalancing(WorstFit):
         for move in balancing_moves(loads, sizes, self._threshold):
             self._move(move, origins)
 
-    def _move(self, move: Move, origins: dict[Item, int]) -> None:
+    def _move(self, move: PackingMove, origins: dict[Item, int]) -> None:
         origins.setdefault(move.item, move.source)
         self._shelves.take(move.item)
         self._shelves.put(move.item, move.size, move.target)

@@ -10,9 +10,9 @@ from catenary_lab.packing.baselines import BestFit, WorstFit
 from catenary_lab.packing.load_balancing import LoadBalancing
 from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
 from catenary_scheduler.packing.load_balancing import THRESHOLD_SHARE
-from catenary_scheduler.packing.mell.pool import Pool
-from catenary_scheduler.packing.moves import EpochResult, Item, Move
-from catenary_scheduler.packing.policies import Policy
+from catenary_scheduler.packing.mell.pool import MellPool
+from catenary_scheduler.packing.moves import EpochResult, Item, PackingMove
+from catenary_scheduler.packing.policies import PackingPolicy
 
 PolicyName = Literal["best-fit", "worst-fit", "load-balancing", "mell", "mell-batched", "pack"]
 """mell: the paper's rules, one operation after the other; mell-batched: an epoch's operations
@@ -34,7 +34,7 @@ class PolicyChoice:
     reserve: bool = False
     threshold: float = THRESHOLD_SHARE
 
-    def make(self, capacity: int, most_gpus: int | None) -> Policy:
+    def make(self, capacity: int, most_gpus: int | None) -> PackingPolicy:
         """Returns the policy, empty.
 
         Args:
@@ -44,7 +44,7 @@ class PolicyChoice:
         return _MAKERS[self.name](self, capacity, most_gpus)
 
 
-class OneByOne(Pool):
+class OneByOne(MellPool):
     """Mell without operation batching: an epoch is a row of single operations.
 
     Every move of every operation counts, of a session that moves twice both; only sessions that
@@ -55,7 +55,7 @@ class OneByOne(Pool):
         self, departed: Iterable[Item], sizes: Mapping[Item, int], arrived: Mapping[Item, int]
     ) -> EpochResult:
         """Takes what happened as operations: who ended, who grew, who came."""
-        moves: list[Move] = []
+        moves: list[PackingMove] = []
         gone = list(departed)
         placed: set[Item] = set()
         preempted: dict[Item, None] = {}
@@ -78,13 +78,13 @@ class OneByOne(Pool):
         return EpochResult(tuple(moves), there, self.queued(), tuple(preempted))
 
 
-_MAKERS: dict[PolicyName, Callable[[PolicyChoice, int, int | None], Policy]] = {
+_MAKERS: dict[PolicyName, Callable[[PolicyChoice, int, int | None], PackingPolicy]] = {
     "best-fit": lambda _, capacity, most: BestFit(capacity, most_bins=most),
     "worst-fit": lambda _, capacity, most: WorstFit(capacity, most_bins=most),
     "load-balancing": lambda choice, capacity, most: LoadBalancing(
         capacity, most_bins=most, threshold=int(choice.threshold * capacity)
     ),
     "mell": lambda _, capacity, most: OneByOne(capacity, most_bins=most),
-    "mell-batched": lambda _, capacity, most: Pool(capacity, most_bins=most),
+    "mell-batched": lambda _, capacity, most: MellPool(capacity, most_bins=most),
     "pack": lambda _, capacity, most: LazyPool(capacity, most_bins=most),
 }

@@ -22,18 +22,18 @@ from catenary_lab.policies.balancing_sessions import (
     PowerOfTwoChoices,
     RandomBelow,
 )
-from catenary_lab.policies.bound_queues import BoundQueues
+from catenary_lab.policies.bound_queues import PerChainQueues
 from catenary_lab.policies.draws import Draws
 from catenary_scheduler.book.slots import SlotLedger
 from catenary_scheduler.dispatch.chained import POLICIES as OWN
-from catenary_scheduler.dispatch.chained.placement.board import Board
-from catenary_scheduler.dispatch.chained.policies.pairing import Pairing
-from catenary_scheduler.dispatch.chained.policies.policy import Policy
-from catenary_scheduler.dispatch.chained.queues.lines import Line, PolicyFactory
+from catenary_scheduler.dispatch.chained.placement.slo_placer import SloPlacer
+from catenary_scheduler.dispatch.chained.policies.pairing import PairPolicy
+from catenary_scheduler.dispatch.chained.policies.policy import ChainPolicy
 from catenary_scheduler.dispatch.chained.queues.policies import policy_factory
+from catenary_scheduler.dispatch.chained.queues.wait_queue import PolicyFactory, WaitQueue
 from catenary_services.errors import InvalidInput
 
-_BOUND: dict[str, Callable[[RandomBelow], Policy]] = {
+_BOUND: dict[str, Callable[[RandomBelow], ChainPolicy]] = {
     "sa-jsq": lambda _: SpeedAwareJoinShortestQueue(),
     "sed": lambda _: SmallestExpectedDelay(),
     "jsq": JoinShortestQueue,
@@ -63,8 +63,8 @@ def policy_named(name: str, random_below: RandomBelow) -> PolicyFactory:
     if make is None:
         raise InvalidInput("policy", f"must be one of {', '.join(POLICIES)}")
 
-    def bound(slots: SlotLedger) -> BoundQueues:
-        return BoundQueues(Pairing(make(random_below), slots), slots)
+    def bound(slots: SlotLedger) -> PerChainQueues:
+        return PerChainQueues(PairPolicy(make(random_below), slots), slots)
 
     return bound
 
@@ -81,7 +81,7 @@ def seeded(name: str, seed: int) -> PolicyFactory:
     """
     policy_named(name, Draws(seed).below)
 
-    def fresh(slots: SlotLedger) -> Line | Board:
+    def fresh(slots: SlotLedger) -> WaitQueue | SloPlacer:
         return policy_named(name, Draws(seed).below)(slots)
 
     return fresh

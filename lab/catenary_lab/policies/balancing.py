@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from catenary_lab.policies.balancing_sessions import RandomBelow
 from catenary_scheduler.book.caches import Cache
-from catenary_scheduler.dispatch.chained.routes import Route
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.events import SessionRequested
 
 
@@ -21,13 +21,13 @@ class _Bound:
     central = False
 
     def __init__(self) -> None:
-        self._routes: list[Route] = []
+        self._routes: list[ChainState] = []
 
-    def rebuild(self, routes: Sequence[Route]) -> None:
+    def rebuild(self, routes: Sequence[ChainState]) -> None:
         """Takes the routes."""
         self._routes = [route for route in routes if route.capacity > 0]
 
-    def offer(self, route: Route) -> None:
+    def offer(self, route: ChainState) -> None:
         """Nothing to do."""
 
     def freed(self, cache: Cache) -> None:
@@ -41,7 +41,7 @@ class JoinShortestQueue(_Bound):
         super().__init__()
         self._random_below = random_below
 
-    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
+    def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
         """Returns one of the chains with the shortest queue."""
         return _any_of(_least(self._routes, _queue_per_slot), self._random_below)
 
@@ -49,7 +49,7 @@ class JoinShortestQueue(_Bound):
 class SpeedAwareJoinShortestQueue(_Bound):
     """SA-JSQ: like JSQ; ties go to the fastest chain."""
 
-    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
+    def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
         """Returns the fastest of the chains with the shortest queue."""
         shortest = _least(self._routes, _queue_per_slot)
         return min(shortest, key=_service) if shortest else None
@@ -62,7 +62,7 @@ class JoinIdleQueue(_Bound):
         super().__init__()
         self._random_below = random_below
 
-    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
+    def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
         """Returns a chain that is not full, if there is one."""
         free = [route for route in self._routes if route.jobs < route.capacity]
         return _any_of(free or self._routes, self._random_below)
@@ -71,29 +71,29 @@ class JoinIdleQueue(_Bound):
 class SmallestExpectedDelay(_Bound):
     """SED: the chain with the least 1/mu_k + (Z_k - c_k + 1)+ / (mu_k c_k); ties to the first."""
 
-    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
+    def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
         """Returns the chain that seems to finish it first."""
         return min(self._routes, key=_expected_delay) if self._routes else None
 
 
-def _queue_per_slot(route: Route) -> float:
+def _queue_per_slot(route: ChainState) -> float:
     return max(0, route.jobs - route.capacity + 1) / route.capacity
 
 
-def _expected_delay(route: Route) -> float:
+def _expected_delay(route: ChainState) -> float:
     return route.service_ns * (1.0 + _queue_per_slot(route))
 
 
-def _service(route: Route) -> int:
+def _service(route: ChainState) -> int:
     return route.service_ns
 
 
-def _least(routes: Sequence[Route], cost: Callable[[Route], float]) -> list[Route]:
+def _least(routes: Sequence[ChainState], cost: Callable[[ChainState], float]) -> list[ChainState]:
     """Returns the routes of least cost, in their order."""
     costs = [cost(route) for route in routes]
     least = min(costs, default=0.0)
     return [route for route, each in zip(routes, costs, strict=True) if each == least]
 
 
-def _any_of(routes: Sequence[Route], random_below: RandomBelow) -> Route | None:
+def _any_of(routes: Sequence[ChainState], random_below: RandomBelow) -> ChainState | None:
     return routes[random_below(len(routes))] if routes else None

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from catenary_scheduler.book.caches import Cache
-from catenary_scheduler.dispatch.chained.placement.board import Board
-from catenary_scheduler.dispatch.chained.placement.inadmissible import Fault
-from catenary_scheduler.dispatch.chained.routes import Route
-from catenary_scheduler.dispatch.chained.tracking import Ticket
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
+from catenary_scheduler.dispatch.chained.placement.inadmissible import ObjectiveViolation
+from catenary_scheduler.dispatch.chained.placement.slo_placer import SloPlacer
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_scheduler.dispatch.events import SessionRequested
 from catenary_services.domain.ids import Nanoseconds
 
@@ -28,13 +28,13 @@ class FewestSessions:
 
     def __init__(self, random_below: RandomBelow) -> None:
         self._random_below = random_below
-        self._routes: list[Route] = []
+        self._routes: list[ChainState] = []
 
-    def rebuild(self, routes: Sequence[Route]) -> None:
+    def rebuild(self, routes: Sequence[ChainState]) -> None:
         """Takes the routes."""
         self._routes = list(routes)
 
-    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
+    def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
         """Returns one of the chains with the fewest sessions."""
         routes = self._routes
         if not routes:
@@ -43,7 +43,7 @@ class FewestSessions:
         shortest = [route for route in routes if route.jobs == fewest]
         return shortest[self._random_below(len(shortest))]
 
-    def offer(self, route: Route) -> None:
+    def offer(self, route: ChainState) -> None:
         """Nothing to do."""
 
     def freed(self, cache: Cache) -> None:
@@ -53,7 +53,7 @@ class FewestSessions:
 class PowerOfTwoChoices(FewestSessions):
     """Two different chains at random; the one with fewer sessions, the first drawn if equal."""
 
-    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
+    def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
         """Returns the better of two."""
         routes = self._routes
         if len(routes) < 2:
@@ -65,21 +65,21 @@ class PowerOfTwoChoices(FewestSessions):
         return one if one.jobs <= other.jobs else other
 
 
-class LeastContext(Board):
+class LeastContext(SloPlacer):
     """The chain whose sessions hold the fewest tokens, as gateways report them; nobody waits.
 
     A free slot is needed all the same; of equals, the first.
     """
 
-    def fault(self, event: SessionRequested, now: Nanoseconds) -> Fault | None:
+    def fault(self, event: SessionRequested, now: Nanoseconds) -> ObjectiveViolation | None:
         """Refuses nobody."""
         return None
 
-    def choose(self, ticket: Ticket, now: Nanoseconds) -> Route | None:
+    def choose(self, sequence: SequenceRequest, now: Nanoseconds) -> ChainState | None:
         """Returns the chain with the least context now; None if all are full."""
-        best: Route | None = None
+        best: ChainState | None = None
         fewest = 0
-        self._tokens = ticket.tokens
+        self._tokens = sequence.tokens
         for route, worker in zip(self._routes, self._open, strict=True):
             if (best is None or worker.now_tokens < fewest) and self._is_free(route):
                 best, fewest = route, worker.now_tokens

@@ -6,50 +6,50 @@ from collections.abc import Sequence
 
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.book.slots import SlotLedger
-from catenary_scheduler.dispatch.chained.policies.policy import Policy
-from catenary_scheduler.dispatch.chained.routes import Route
-from catenary_scheduler.dispatch.chained.tracking import Ticket
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
+from catenary_scheduler.dispatch.chained.policies.policy import ChainPolicy
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_services.domain.ids import Nanoseconds, ResourceId
 
 
-class BoundQueues:
+class PerChainQueues:
     """A queue at every route; a request keeps the route it was given, unless that goes away."""
 
-    def __init__(self, policy: Policy, slots: SlotLedger) -> None:
+    def __init__(self, policy: ChainPolicy, slots: SlotLedger) -> None:
         self._policy = policy
         self._slots = slots
-        self._tickets: dict[Ticket, None] = {}
-        self._look: dict[Route, None] = {}
+        self._sequences: dict[SequenceRequest, None] = {}
+        self._look: dict[ChainState, None] = {}
         """Routes where somebody may start."""
-        self._blocked: dict[ResourceId, list[Route]] = {}
+        self._blocked: dict[ResourceId, list[ChainState]] = {}
         """Routes that wait for slots of a cache although they are not full."""
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return len(self._sequences)
 
-    def push(self, ticket: Ticket) -> None:
+    def push(self, sequence: SequenceRequest) -> None:
         """Binds a request to the route the policy chooses and has it wait there."""
-        self._tickets[ticket] = None
-        self._bind(ticket)
+        self._sequences[sequence] = None
+        self._bind(sequence)
 
-    def remove(self, ticket: Ticket) -> None:
+    def remove(self, sequence: SequenceRequest) -> None:
         """Has a request wait no more."""
-        if ticket in self._tickets:
-            del self._tickets[ticket]
-            self._unbind(ticket)
+        if sequence in self._sequences:
+            del self._sequences[sequence]
+            self._unbind(sequence)
 
-    def next(self, now: Nanoseconds) -> tuple[Ticket, Route] | None:
+    def next(self, now: Nanoseconds) -> tuple[SequenceRequest, ChainState] | None:
         """Returns the first of a queue at a route that is free."""
         while self._look:
             route = next(iter(self._look))
             if route.waiting and route.running < route.capacity:
                 lacking = self._slots.probe(route.claims)
-                ticket = route.waiting[0]
+                sequence = route.waiting[0]
                 if lacking is not None:
                     self._blocked.setdefault(lacking.resource, []).append(route)
-                elif route.has_room(ticket.tokens):
-                    self.remove(ticket)
-                    return ticket, route
+                elif route.has_room(sequence.tokens):
+                    self.remove(sequence)
+                    return sequence, route
                 else:  # any of them may have too few tokens left
                     for cache in route.claims.caches:
                         self._blocked.setdefault(cache.resource, []).append(route)
@@ -60,23 +60,23 @@ class BoundQueues:
         """Returns None: routes become free by events only."""
         return None
 
-    def tickets(self) -> list[Ticket]:
+    def sequences(self) -> list[SequenceRequest]:
         """Returns who waits, in order of arrival."""
-        return sorted(self._tickets, key=_arrival)
+        return sorted(self._sequences, key=_arrival)
 
-    def rebuild(self, routes: Sequence[Route]) -> None:
+    def rebuild(self, routes: Sequence[ChainState]) -> None:
         """Binds everybody anew who waits at a route that is gone, or at none."""
         self._policy.rebuild(routes)
         here = set(routes)
-        homeless = [t for t in self.tickets() if t.route is None or t.route not in here]
-        for ticket in homeless:
-            self._unbind(ticket)
-        for ticket in homeless:
-            self._bind(ticket)
+        homeless = [t for t in self.sequences() if t.route is None or t.route not in here]
+        for sequence in homeless:
+            self._unbind(sequence)
+        for sequence in homeless:
+            self._bind(sequence)
         self._blocked.clear()
         self._look = dict.fromkeys(routes)
 
-    def offer(self, route: Route) -> None:
+    def offer(self, route: ChainState) -> None:
         """A session left this route."""
         self._policy.offer(route)
         self._look[route] = None
@@ -87,19 +87,19 @@ class BoundQueues:
         for route in self._blocked.pop(cache.resource, ()):
             self._look[route] = None
 
-    def _bind(self, ticket: Ticket) -> None:
-        route = ticket.route = self._policy.choose(ticket.event, ticket.tokens)
+    def _bind(self, sequence: SequenceRequest) -> None:
+        route = sequence.route = self._policy.choose(sequence.event, sequence.tokens)
         if route is None:
             return
-        ahead = sum(1 for other in route.waiting if other.again) if ticket.again else None
-        route.waiting.insert(len(route.waiting) if ahead is None else ahead, ticket)
+        ahead = sum(1 for other in route.waiting if other.again) if sequence.again else None
+        route.waiting.insert(len(route.waiting) if ahead is None else ahead, sequence)
         self._look[route] = None
 
-    def _unbind(self, ticket: Ticket) -> None:
-        if ticket.route is not None:
-            ticket.route.waiting.remove(ticket)
-            ticket.route = None
+    def _unbind(self, sequence: SequenceRequest) -> None:
+        if sequence.route is not None:
+            sequence.route.waiting.remove(sequence)
+            sequence.route = None
 
 
-def _arrival(ticket: Ticket) -> tuple[bool, int]:
-    return (not ticket.again, ticket.sequence)
+def _arrival(sequence: SequenceRequest) -> tuple[bool, int]:
+    return (not sequence.again, sequence.arrival_number)

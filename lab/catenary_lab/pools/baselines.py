@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from catenary_scheduler.planning.pooled.assembly import (
-    Solution,
+    PooledSolution,
     assemble,
     gpus_in_use,
     least_share,
     with_promises,
 )
-from catenary_scheduler.planning.pooled.columns.axes import Axes, axes_of
-from catenary_scheduler.planning.pooled.columns.candidates import Candidates, candidates_of
-from catenary_scheduler.planning.pooled.columns.selection import Chosen
+from catenary_scheduler.planning.pooled.columns.axes import TableAxes, axes_of
+from catenary_scheduler.planning.pooled.columns.candidates import ColumnCandidates, candidates_of
+from catenary_scheduler.planning.pooled.columns.selection import ChosenPipeline
 from catenary_scheduler.planning.pooled.infeasible import check_problem, why_no_pipeline
 from catenary_scheduler.planning.pooled.objectives import MaxThroughput
 from catenary_scheduler.planning.pooled.planner import Clock, plan_pools
@@ -27,7 +27,7 @@ from catenary_scheduler.planning.pooled.problem import (
     PooledPlan,
     PoolingProblem,
 )
-from catenary_scheduler.planning.pooled.rules.free_rules import FreeTable
+from catenary_scheduler.planning.pooled.rules.free_rules import FreeRateTable
 from catenary_scheduler.planning.pooled.solving.exact import solve_exactly
 from catenary_services.errors import InvalidInput, PlanInfeasible
 
@@ -69,7 +69,7 @@ def plan_dart_r(
     shares = _with_unused(problem, split or _np_split(problem))
     chosen = [_on_share(problem, model, shares[model.name]) for model in problem.models]
     objective = least_share(problem, chosen)
-    solution = Solution(chosen, objective, objective, True, "dart-r")
+    solution = PooledSolution(chosen, objective, objective, True, "dart-r")
     loads = {model.name: model.weight * objective for model in problem.models}
     plan = with_promises(problem, assemble(problem, solution), loads)
     return replace(plan, seconds=clock() - begun if clock else 0.0)
@@ -84,7 +84,7 @@ def _np_split(problem: PoolingProblem) -> Split:
     """Returns the GPUs the NP plan needs, left-over ones not spent."""
     whole = _undivided(problem, 1)
     axes = axes_of(whole)
-    tables = [FreeTable(_candidates(whole, model), axes) for model in whole.models]
+    tables = [FreeRateTable(_candidates(whole, model), axes) for model in whole.models]
     solution = solve_exactly(whole, tables, axes, MaxThroughput(), None)
     if solution is None:
         raise PlanInfeasible("np: the cluster has too few GPUs for all models")
@@ -92,7 +92,7 @@ def _np_split(problem: PoolingProblem) -> Split:
     return {served.name: gpus_in_use(replace(plan, models=(served,))) for served in plan.models}
 
 
-def _candidates(problem: PoolingProblem, model: PooledModel) -> Candidates:
+def _candidates(problem: PoolingProblem, model: PooledModel) -> ColumnCandidates:
     candidates = candidates_of(problem, model)
     if not len(candidates.whole):
         raise why_no_pipeline(problem, model)
@@ -111,7 +111,7 @@ def _with_unused(problem: PoolingProblem, split: Split) -> Split:
 
 def _on_share(
     problem: PoolingProblem, model: PooledModel, share: Mapping[str, int]
-) -> list[Chosen]:
+) -> list[ChosenPipeline]:
     """Returns as many pairs as the share holds, and the more numerous class alone for the rest."""
     pairs = min((share[gpu.name] for gpu in problem.classes), default=0)
     chosen = []
@@ -138,18 +138,18 @@ def _best(
     max_partitions: int,
     counts: Sequence[int],
     times: int,
-) -> list[Chosen]:
+) -> list[ChosenPipeline]:
     """Returns the best pipelines on a tiny cluster, so many times; none if there are none."""
     classes = tuple(
         replace(gpu, count=count, levels=(1,))
         for gpu, count in zip(problem.classes, counts, strict=True)
     )
     tiny = replace(problem, classes=classes, max_partitions=max_partitions)
-    axes = Axes(tuple(range(len(counts))), tuple(counts))
+    axes = TableAxes(tuple(range(len(counts))), tuple(counts))
     candidates = candidates_of(tiny, model)
     if not len(candidates.whole):
         return []
-    table = FreeTable(candidates, axes)
+    table = FreeRateTable(candidates, axes)
     return [
         replace(pipeline, vgpus=tuple(times * vgpus for vgpus in pipeline.vgpus))
         for pipeline in table.pipelines(tuple(counts))

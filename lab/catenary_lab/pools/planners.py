@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from catenary_lab.pools.baselines import plan_dart_r, plan_without_partitioning
 from catenary_lab.pools.reference import reference_plan
-from catenary_scheduler.planning.pooled.dataset import Dataset
+from catenary_scheduler.planning.pooled.dataset import PlanningDataset
 from catenary_scheduler.planning.pooled.planner import Clock
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 
 
 def without_partitioning(
-    dataset: Dataset, instance: str, problem: PoolingProblem, clock: Clock
+    dataset: PlanningDataset, instance: str, problem: PoolingProblem, clock: Clock
 ) -> PooledPlan:
     """Returns NP's plan: every model whole."""
     return plan_without_partitioning(problem, clock=clock)
 
 
-def dart_r(dataset: Dataset, instance: str, problem: PoolingProblem, clock: Clock) -> PooledPlan:
+def dart_r(
+    dataset: PlanningDataset, instance: str, problem: PoolingProblem, clock: Clock
+) -> PooledPlan:
     """Returns DART-r's plan: pairs of GPUs."""
     return plan_dart_r(problem, clock=clock)
 
 
-def recorded(dataset: Dataset, instance: str, problem: PoolingProblem, clock: Clock) -> PooledPlan:
+def recorded(
+    dataset: PlanningDataset, instance: str, problem: PoolingProblem, clock: Clock
+) -> PooledPlan:
     """Returns the plan that PPipe's authors recorded, as the data set has it."""
     return reference_plan(dataset, instance)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from catenary_scheduler.planning.pooled.dataset import Dataset
+from catenary_scheduler.planning.pooled.dataset import PlanningDataset
 from catenary_scheduler.planning.pooled.dataset_files import reading
 from catenary_scheduler.planning.pooled.problem import (
     PooledModelPlan,
@@ -21,7 +21,7 @@ OPTIMAL_GAP = 1e-4
 """Gurobi's default: a plan within it was called optimal."""
 
 
-def reference_plan(dataset: Dataset, instance_id: str, scheduler: str = "v4") -> PooledPlan:
+def reference_plan(dataset: PlanningDataset, instance_id: str, scheduler: str = "v4") -> PooledPlan:
     """Returns the plan that the reference's authors computed.
 
     Args:

@@ -18,10 +18,10 @@ import numpy as np
 
 from catenary_lab.pools.slots import Phases, Slot, phases_of
 from catenary_lab.pools.sums import Points, add_sums, split_of
-from catenary_scheduler.planning.pooled.columns.axes import Axes
-from catenary_scheduler.planning.pooled.columns.columns import Columns
+from catenary_scheduler.planning.pooled.columns.axes import TableAxes
+from catenary_scheduler.planning.pooled.columns.columns import PipelineColumns
 from catenary_scheduler.planning.pooled.columns.device_tables import Floats
-from catenary_scheduler.planning.pooled.columns.selection import Chosen
+from catenary_scheduler.planning.pooled.columns.selection import ChosenPipeline
 from catenary_scheduler.planning.pooled.columns.tables import TOLERANCE, Cell
 
 MAX_PARTITIONS = 2
@@ -42,7 +42,9 @@ class _Way(NamedTuple):
 class ReferenceTable:
     """The best rates of one model under the artifact's rules; see `exact.ModelTable`."""
 
-    def __init__(self, columns: Columns, axes: Axes, levels: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, columns: PipelineColumns, axes: TableAxes, levels: Sequence[Sequence[int]]
+    ) -> None:
         """Fills the tables.
 
         Args:
@@ -60,7 +62,7 @@ class ReferenceTable:
         self._same_first = [self._joined_at_first(axis) for axis in every]
         self.table: Floats = self._joined_at_second()
 
-    def pipelines(self, cell: Cell, share: float = 1.0) -> list[Chosen]:
+    def pipelines(self, cell: Cell, share: float = 1.0) -> list[ChosenPipeline]:
         """Returns the pipelines behind the rate of a cell, or that yield a share of it."""
         return [
             self._slots[slot].pipeline(phase, part, share)

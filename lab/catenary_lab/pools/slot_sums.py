@@ -11,22 +11,22 @@ from itertools import product
 import numpy as np
 
 from catenary_lab.pools.sums import add_sums, rises_of, split_of
-from catenary_scheduler.planning.pooled.columns.axes import Axes
-from catenary_scheduler.planning.pooled.columns.columns import NO_CLASS, Columns
+from catenary_scheduler.planning.pooled.columns.axes import TableAxes
+from catenary_scheduler.planning.pooled.columns.columns import NO_CLASS, PipelineColumns
 from catenary_scheduler.planning.pooled.columns.device_tables import Floats
 from catenary_scheduler.planning.pooled.columns.pruning import undominated
-from catenary_scheduler.planning.pooled.columns.selection import Chosen, quickest_pipeline
+from catenary_scheduler.planning.pooled.columns.selection import ChosenPipeline, quickest_pipeline
 from catenary_scheduler.planning.pooled.columns.tables import Cell, single_table
 
 
 class SlotSums:
     """The best rates of one model with one pipeline per slot; see `exact.ModelTable`."""
 
-    def __init__(self, columns: Columns, axes: Axes) -> None:
+    def __init__(self, columns: PipelineColumns, axes: TableAxes) -> None:
         """Fills the tables from the model's pipelines."""
         self._axes = axes
         width, classes = columns.level.shape[1], len(axes.counts)
-        self._columns: list[Columns] = []
+        self._columns: list[PipelineColumns] = []
         self._tables: list[Floats] = []
         for slot in product(range(classes), repeat=width):
             fits = (columns.gpu_class == slot) | (columns.gpu_class == NO_CLASS)
@@ -47,7 +47,7 @@ class SlotSums:
         """By whole GPUs of each class."""
         return self._sums[-1]
 
-    def pipelines(self, cell: Cell, share: float = 1.0) -> list[Chosen]:
+    def pipelines(self, cell: Cell, share: float = 1.0) -> list[ChosenPipeline]:
         """Returns the pipelines behind the rate of a cell, or that yield a share of it."""
         chosen = []
         for at in range(len(self._tables) - 1, -1, -1):

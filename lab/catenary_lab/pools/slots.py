@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.columns.axes import Axes
-from catenary_scheduler.planning.pooled.columns.columns import NO_CLASS, Columns
+from catenary_scheduler.planning.pooled.columns.axes import TableAxes
+from catenary_scheduler.planning.pooled.columns.columns import NO_CLASS, PipelineColumns
 from catenary_scheduler.planning.pooled.columns.device_tables import Floats, Ints
-from catenary_scheduler.planning.pooled.columns.selection import Chosen, quickest_that_fits
+from catenary_scheduler.planning.pooled.columns.selection import ChosenPipeline, quickest_that_fits
 from catenary_scheduler.planning.pooled.columns.tables import TOLERANCE, Cell
 
 _ALL_LEVELS = 12
@@ -57,7 +57,11 @@ class Slot:
     """The best rates of one slot, by phase at both positions and by whole GPUs."""
 
     def __init__(
-        self, columns: Columns, slot: tuple[int, int], axes: Axes, phases: Sequence[Phases]
+        self,
+        columns: PipelineColumns,
+        slot: tuple[int, int],
+        axes: TableAxes,
+        phases: Sequence[Phases],
     ) -> None:
         """Fills the table.
 
@@ -84,7 +88,7 @@ class Slot:
             np.maximum.accumulate(table, axis=axis, out=table)
         self.table: Floats = table
 
-    def pipeline(self, phase: tuple[int, int], cell: Cell, share: float) -> Chosen:
+    def pipeline(self, phase: tuple[int, int], cell: Cell, share: float) -> ChosenPipeline:
         """Returns the quickest pipeline that yields a share of the rate of the table there."""
         columns = self._columns
         rate = share * float(self.table[(*phase, *cell)]) * (1 - TOLERANCE)
@@ -100,7 +104,7 @@ class Slot:
         gpus = np.ceil((vgpus - shared).clip(0) / columns.level).astype(np.int64)
         best = quickest_that_fits(columns, gpus, self._axes.to_classes(cell))
         counts = gpus[best] * columns.level[best] + shared[best]
-        return Chosen(columns, best, tuple(counts.tolist()))
+        return ChosenPipeline(columns, best, tuple(counts.tolist()))
 
     def _variants(self) -> _Variants:
         """Returns every undominated pipeline with every fraction its levels allow."""

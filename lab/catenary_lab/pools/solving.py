@@ -13,27 +13,31 @@ from catenary_lab.pools.reference_rules import (
     ReferenceTable,
 )
 from catenary_lab.pools.slot_sums import SlotSums
-from catenary_scheduler.planning.pooled.assembly import Solution
-from catenary_scheduler.planning.pooled.columns.axes import Axes, axes_of
+from catenary_scheduler.planning.pooled.assembly import PooledSolution
+from catenary_scheduler.planning.pooled.columns.axes import TableAxes, axes_of
 from catenary_scheduler.planning.pooled.columns.columns import (
-    Columns,
+    PipelineColumns,
     concatenate,
     enumerate_columns,
 )
 from catenary_scheduler.planning.pooled.columns.device_tables import device_tables
 from catenary_scheduler.planning.pooled.columns.pruning import undominated_in_order
-from catenary_scheduler.planning.pooled.columns.selection import Chosen
+from catenary_scheduler.planning.pooled.columns.selection import ChosenPipeline
 from catenary_scheduler.planning.pooled.infeasible import why_no_pipeline
 from catenary_scheduler.planning.pooled.problem import PooledModel, PoolingProblem
 from catenary_scheduler.planning.pooled.solving.exact import solve_exactly
-from catenary_scheduler.planning.pooled.solving.highs import Limits, solve_with_highs
-from catenary_scheduler.planning.pooled.solving.milp import Task
+from catenary_scheduler.planning.pooled.solving.highs import SolverLimits, solve_with_highs
+from catenary_scheduler.planning.pooled.solving.milp import MilpTask
 from catenary_scheduler.planning.pooled.solving.rounding import keeps_slots
-from catenary_scheduler.planning.pooled.solving.solving import Request, all_candidates, free_exactly
+from catenary_scheduler.planning.pooled.solving.solving import (
+    SolveRequest,
+    all_candidates,
+    free_exactly,
+)
 from catenary_services.errors import InvalidInput
 
 
-def solve_by_reference_rules(request: Request) -> Solution | None:
+def solve_by_reference_rules(request: SolveRequest) -> PooledSolution | None:
     """Returns the best solution under the artifact's rules, or None."""
     problem = request.problem
     axes = axes_of(problem)
@@ -56,14 +60,14 @@ def solve_by_reference_rules(request: Request) -> Solution | None:
     return reference_by_highs(request, axes)
 
 
-def reference_columns(problem: PoolingProblem, model: PooledModel) -> Columns:
+def reference_columns(problem: PoolingProblem, model: PooledModel) -> PipelineColumns:
     """Returns every pipeline that keeps the SLO, on all levels; pools may share GPUs."""
     tables = device_tables(problem, model)
     most_spare = problem.max_partitions
     return enumerate_columns(model, tables, most_spare, most_spare=most_spare)
 
 
-def all_reference_columns(problem: PoolingProblem) -> list[Columns]:
+def all_reference_columns(problem: PoolingProblem) -> list[PipelineColumns]:
     """Returns the same under the reference's rules, on all levels."""
     columns = []
     for model in problem.models:
@@ -73,15 +77,15 @@ def all_reference_columns(problem: PoolingProblem) -> list[Columns]:
     return columns
 
 
-def reference_by_highs(request: Request, axes: Axes) -> Solution | None:
+def reference_by_highs(request: SolveRequest, axes: TableAxes) -> PooledSolution | None:
     """Solves with HiGHS, beginning with our own plan where the reference's rules allow it."""
     pruned = [undominated_in_order(columns) for columns in all_reference_columns(request.problem)]
-    task = Task(request.problem, pruned, request.objective, request.rates, reference_rules=True)
+    task = MilpTask(request.problem, pruned, request.objective, request.rates, reference_rules=True)
     task, start = _with_start(task, _known_solutions(request, axes))
-    return solve_with_highs(task, Limits(request.seconds_left()), start)
+    return solve_with_highs(task, SolverLimits(request.seconds_left()), start)
 
 
-def _known_solutions(request: Request, axes: Axes) -> list[Solution]:
+def _known_solutions(request: SolveRequest, axes: TableAxes) -> list[PooledSolution]:
     """Returns solutions to begin with, the best first; the rules may forbid some of them."""
     if not request.takes_dp(axes):
         return []
@@ -95,12 +99,12 @@ def _known_solutions(request: Request, axes: Axes) -> list[Solution]:
 
 
 def _with_start(
-    task: Task, known: Sequence[Solution]
-) -> tuple[Task, Sequence[Sequence[Chosen]] | None]:
+    task: MilpTask, known: Sequence[PooledSolution]
+) -> tuple[MilpTask, Sequence[Sequence[ChosenPipeline]] | None]:
     """Returns the task with the columns of the first allowed solution, and that solution."""
     for solution in known:
-        columns: list[Columns] = []
-        start: list[list[Chosen]] = []
+        columns: list[PipelineColumns] = []
+        start: list[list[ChosenPipeline]] = []
         for some, pipelines in zip(task.columns, solution.chosen, strict=True):
             own = [pipeline.columns.take(np.array([pipeline.index])) for pipeline in pipelines]
             together = concatenate([some, *own])

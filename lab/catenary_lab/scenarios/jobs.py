@@ -16,14 +16,14 @@ from catenary_lab.scenarios import planners
 from catenary_lab.scenarios.problems import single_model, with_gpus
 from catenary_lab.scenarios.serving import Search, at_load, search
 from catenary_scheduler.dispatch import PooledDispatcher
-from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
+from catenary_scheduler.planning.pooled.dataset import PlanningDataset, load_dataset
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from catenary_services.errors import PlanInfeasible
 from catenary_simulator.arrivals import parse_arrivals
-from catenary_simulator.options import DispatcherFactory, Disturbance, Options
+from catenary_simulator.options import DispatcherFactory, Disturbance, SimulationOptions
 from catenary_simulator.pools import OWN_MARGIN, reference_rates, with_margin
 from catenary_simulator.result import ModelResult
-from catenary_simulator.simulate import Setting, set_up
+from catenary_simulator.simulate import SimulationSetup, set_up
 from catenaryd.supervisor import end_with_parent
 
 Dispatch = Literal["reservation", "reactive"]
@@ -49,7 +49,7 @@ class OfInstance:
 
     instance: str
 
-    def problem(self, dataset: Dataset, max_partitions: int | None) -> PoolingProblem:
+    def problem(self, dataset: PlanningDataset, max_partitions: int | None) -> PoolingProblem:
         """Returns the task."""
         return dataset.problem(self.instance, max_partitions)
 
@@ -64,7 +64,7 @@ class OfModel:
     slo_scale: float
     margin: float
 
-    def problem(self, dataset: Dataset, max_partitions: int | None) -> PoolingProblem:
+    def problem(self, dataset: PlanningDataset, max_partitions: int | None) -> PoolingProblem:
         """Returns the task."""
         problem = single_model(
             dataset, self.cluster, self.model, slo_scale=self.slo_scale, margin=self.margin
@@ -147,12 +147,14 @@ class AttainmentJob:
         return Served(result.models, options.base_rps, result.utilisation)
 
 
-def prepared(plan: Plan, load: Load, dispatch: Dispatch) -> tuple[Setting, Options]:
+def prepared(
+    plan: Plan, load: Load, dispatch: Dispatch
+) -> tuple[SimulationSetup, SimulationOptions]:
     """Returns the laid out plan, and what a run is asked."""
     setting = _setting(plan)
     names = [model.model.name for model in setting.plan.models]
     base = base_rps(plan, load.base)
-    options = Options(
+    options = SimulationOptions(
         {name: base[name] for name in names},
         1.0,
         load.duration_s,
@@ -177,7 +179,7 @@ def base_rps(plan: Plan, base: Literal["reference", "own", "catenary"]) -> dict[
 
 
 @lru_cache(maxsize=4)
-def dataset_at(folder: Path) -> Dataset:
+def dataset_at(folder: Path) -> PlanningDataset:
     """Returns the data set of a folder, read once."""
     return load_dataset(folder)
 
@@ -197,7 +199,7 @@ def planned(plan: Plan) -> tuple[PoolingProblem, PooledPlan]:
 
 
 @lru_cache(maxsize=64)
-def _setting(plan: Plan) -> Setting:
+def _setting(plan: Plan) -> SimulationSetup:
     return set_up(*planned(plan))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from catenary_scheduler.planning.pooled.dataset import Dataset
+from catenary_scheduler.planning.pooled.dataset import PlanningDataset
 from catenary_scheduler.planning.pooled.problem import GpuClass, PooledModel, PoolingProblem
 from catenary_services.errors import InvalidInput
 
@@ -49,7 +49,7 @@ def only(problem: PoolingProblem, names: Sequence[str]) -> PoolingProblem:
 
 
 def single_model(
-    dataset: Dataset, cluster: str, name: str, *, slo_scale: float, margin: float
+    dataset: PlanningDataset, cluster: str, name: str, *, slo_scale: float, margin: float
 ) -> PoolingProblem:
     """Returns the task of serving one model of the data set on the whole of a cluster.
 
@@ -64,7 +64,7 @@ def single_model(
     return PoolingProblem(classes_of(dataset, cluster), (model,))
 
 
-def known_models(dataset: Dataset) -> dict[str, PooledModel]:
+def known_models(dataset: PlanningDataset) -> dict[str, PooledModel]:
     """Returns every model that an instance serves, as the first of them states it."""
     found: dict[str, PooledModel] = {}
     for instance_id, instance in dataset.instances.items():
@@ -74,7 +74,7 @@ def known_models(dataset: Dataset) -> dict[str, PooledModel]:
     return found
 
 
-def classes_of(dataset: Dataset, cluster: str) -> tuple[GpuClass, ...]:
+def classes_of(dataset: PlanningDataset, cluster: str) -> tuple[GpuClass, ...]:
     """Returns the classes of a cluster; raises InvalidInput if no instance is of it."""
     for instance_id, instance in dataset.instances.items():
         if instance.cluster == cluster:

@@ -8,9 +8,9 @@ from math import floor
 
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
 from catenary_services.domain.plan import ModelPlan, Stage
-from catenary_simulator.options import Options
+from catenary_simulator.options import SimulationOptions
 from catenary_simulator.result import ModelResult, SimulationResult
-from catenary_simulator.simulate import Setting, run
+from catenary_simulator.simulate import SimulationSetup, run
 
 _ROUNDING = 1e-9
 
@@ -40,7 +40,7 @@ class Found:
     """Per GPU class, at the smallest of these factors."""
 
 
-def search(setting: Setting, options: Options, wanted: Search) -> Found:
+def search(setting: SimulationSetup, options: SimulationOptions, wanted: Search) -> Found:
     """Returns the largest load factors; all models are always offered the same factor.
 
     Factors that ask for more than the devices can compute are passed over without a run.
@@ -57,7 +57,9 @@ def search(setting: Setting, options: Options, wanted: Search) -> Found:
     return Found(found, utilisation)
 
 
-def at_load(setting: Setting, options: Options, factor: float) -> SimulationResult:
+def at_load(
+    setting: SimulationSetup, options: SimulationOptions, factor: float
+) -> SimulationResult:
     """Returns what a load factor comes to."""
     return run(setting, replace(options, load=factor))
 
@@ -75,7 +77,7 @@ def _pool_rps(stage: Stage, batch: int) -> float:
     return len(stage.agents) * rows_per_ns * NANOSECONDS_PER_SECOND
 
 
-def _ceiling(setting: Setting, options: Options, target: float) -> float:
+def _ceiling(setting: SimulationSetup, options: SimulationOptions, target: float) -> float:
     """Returns a load factor no model can serve, as long as the models share no agents.
 
     What is queued when the run ends may still be answered: one SLO's worth.

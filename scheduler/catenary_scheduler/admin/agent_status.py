@@ -5,47 +5,47 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import admin_pb2
-from catenary_scheduler.agents.registry import AgentRecord
+from catenary_scheduler.agents.registry import AgentState
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.ids import AgentId
 
 if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 
-def add_agents(status: admin_pb2.GetStatusResponse, term: Term) -> None:
+def add_agents(status: admin_pb2.GetStatusResponse, leader: LeaderRuntime) -> None:
     """Adds every agent the term knows, there or not."""
     caches: dict[AgentId, list[Cache]] = {}
-    for cache in term.slots.caches():
+    for cache in leader.slots.caches():
         caches.setdefault(cache.agent, []).append(cache)
-    batches = term.in_flight.by_agent()
-    for agent_id, record in sorted(term.cluster.roster.items()):
+    batches = leader.in_flight.by_agent()
+    for agent_id, record in sorted(leader.cluster.registry.items()):
         added = status.agents.add(
             agent_id=agent_id,
             device=record.device,
             device_class=record.agent.device_class,
-            state=record.state(term.availability),
+            state=record.state(leader.availability),
             partitions=[str(key) for key in record.loaded],
             memory_bytes=record.agent.memory_bytes,
-            utilisation_ratio=term.utilisation.ratio(agent_id),
+            utilisation_ratio=leader.utilisation.ratio(agent_id),
             virtual_level=record.agent.virtual_level,
             device_id=record.agent.device_id,
-            group=term.group,
-            slowdown_ratio=term.slowdowns.ratio(agent_id, now_ns()),
+            group=leader.group,
+            slowdown_ratio=leader.slowdowns.ratio(agent_id, now_ns()),
             batches=batches[agent_id],
             server_id=record.agent.server,
             used_memory_bytes=sum(loaded.memory_bytes for loaded in record.loaded.values()),
         )
-        _add_impairments(added, agent_id, term)
-        _add_unloadable(added, record, term)
-        _add_caches(added, record, caches.get(agent_id, []), term)
+        _add_impairments(added, agent_id, leader)
+        _add_unloadable(added, record, leader)
+        _add_caches(added, record, caches.get(agent_id, []), leader)
 
 
-def _add_impairments(status: admin_pb2.AgentStatus, agent: AgentId, term: Term) -> None:
+def _add_impairments(status: admin_pb2.AgentStatus, agent: AgentId, leader: LeaderRuntime) -> None:
     """Adds what speaks against giving it work."""
     now = now_ns()
-    for each in term.availability.troubles(agent):
+    for each in leader.availability.troubles(agent):
         status.impairments.add(
             kind=each.kind,
             partition=str(each.partition) if each.partition is not None else "",
@@ -54,15 +54,17 @@ def _add_impairments(status: admin_pb2.AgentStatus, agent: AgentId, term: Term) 
         )
 
 
-def _add_unloadable(status: admin_pb2.AgentStatus, record: AgentRecord, term: Term) -> None:
+def _add_unloadable(
+    status: admin_pb2.AgentStatus, record: AgentState, leader: LeaderRuntime
+) -> None:
     """Adds the models that its runtime cannot load, which is why no plan uses it for them."""
-    for key, deployment in sorted(term.deployments.ready.items()):
+    for key, deployment in sorted(leader.deployments.ready.items()):
         if why := deployment.why_not_loaded(record.agent):
             status.impairments.add(kind="cannot_load", partition=str(key), why=why)
 
 
 def _add_caches(
-    status: admin_pb2.AgentStatus, record: AgentRecord, caches: list[Cache], term: Term
+    status: admin_pb2.AgentStatus, record: AgentState, caches: list[Cache], leader: LeaderRuntime
 ) -> None:
     """Adds how full its key-value caches are: slots by the book, tokens as it reported them."""
     for cache in caches:
@@ -73,4 +75,4 @@ def _add_caches(
             continue
         status.most_block_tokens += loaded.cache.tokens
         if cache.used:  # agents report while they compute: the last report may be of a session gone
-            status.cached_block_tokens += term.sessions.cached_at(cache.agent, cache.partition)
+            status.cached_block_tokens += leader.sessions.cached_at(cache.agent, cache.partition)

@@ -13,30 +13,30 @@ from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.agents.registry import servers_of
 from catenary_scheduler.planning.chains import response_bounds
 from catenary_scheduler.planning.survival import survival_of
-from catenary_scheduler.replanning.provenance import POOLED, PlanNotes
+from catenary_scheduler.replanning.provenance import POOLED, PlanProvenance
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds, ServerId
 from catenary_services.domain.plan import Agent, Chain, ChainHop, ModelPlan, Pipeline, Stage
 from catenary_services.errors import CatenaryError
 
 if TYPE_CHECKING:
     from catenary_scheduler.agents.deployments import Deployment
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 _MOST_NAMED = 4
 
 
-def promises_of(term: Term) -> list[admin_pb2.PlanPromise]:
+def promises_of(leader: LeaderRuntime) -> list[admin_pb2.PlanPromise]:
     """Returns one promise per model of the plan in force."""
-    active = term.cluster.active
+    active = leader.cluster.active
     models = active.plan.models if active is not None else ()
-    servers = servers_of(term.cluster.roster)
-    return [_promise(term, model, servers) for model in models]
+    servers = servers_of(leader.cluster.registry)
+    return [_promise(leader, model, servers) for model in models]
 
 
 def _promise(
-    term: Term, model: ModelPlan, servers: Mapping[AgentId, ServerId]
+    leader: LeaderRuntime, model: ModelPlan, servers: Mapping[AgentId, ServerId]
 ) -> admin_pb2.PlanPromise:
-    promise = _of_chains(term, model) if model.chains else _of_pools(term, model)
+    promise = _of_chains(leader, model) if model.chains else _of_pools(leader, model)
     survival = survival_of(model, servers)
     promise.survives, promise.fragile = survival.in_words(), survival.is_fragile
     return promise
@@ -45,15 +45,15 @@ def _promise(
 # ---- pools ----
 
 
-def _of_pools(term: Term, model: ModelPlan) -> admin_pb2.PlanPromise:
-    notes = term.cluster.wishes.notes
-    agents = {agent: record.agent for agent, record in term.cluster.roster.items()}
+def _of_pools(leader: LeaderRuntime, model: ModelPlan) -> admin_pb2.PlanPromise:
+    provenance = leader.cluster.desired.provenance
+    agents = {agent: record.agent for agent, record in leader.cluster.registry.items()}
     computed = (
         sum(_rate(pipeline) for pipeline in model.pipelines),
         max((_latency_ns(pipeline, agents) for pipeline in model.pipelines), default=0),
         "; ".join(_slowest(pipeline) for pipeline in model.pipelines),
     )
-    rate, latency_ns, binds = _as_noted(model, notes) or computed
+    rate, latency_ns, binds = _as_noted(model, provenance) or computed
     return admin_pb2.PlanPromise(
         model=model.model.name,
         version=model.model.version,
@@ -64,14 +64,22 @@ def _of_pools(term: Term, model: ModelPlan) -> admin_pb2.PlanPromise:
     )
 
 
-def _as_noted(model: ModelPlan, notes: PlanNotes | None) -> tuple[float, Nanoseconds, str] | None:
+def _as_noted(
+    model: ModelPlan, provenance: PlanProvenance | None
+) -> tuple[float, Nanoseconds, str] | None:
     """Returns what the pooled planner promised, if it made this plan and knows the model."""
-    if notes is None or notes.planner != POOLED or model.model not in notes.latency_ns:
+    if (
+        provenance is None
+        or provenance.planner != POOLED
+        or model.model not in provenance.latency_ns
+    ):
         return None
-    others = {str(each) for each in notes.throughput_rps} - {str(model.model)}
-    binds = [fact for fact in notes.binding if not any(fact.startswith(f"{o} ") for o in others)]
-    latency_ns = round(notes.latency_ns[model.model])
-    return notes.throughput_rps[model.model], latency_ns, "; ".join(binds)
+    others = {str(each) for each in provenance.throughput_rps} - {str(model.model)}
+    binds = [
+        fact for fact in provenance.binding if not any(fact.startswith(f"{o} ") for o in others)
+    ]
+    latency_ns = round(provenance.latency_ns[model.model])
+    return provenance.throughput_rps[model.model], latency_ns, "; ".join(binds)
 
 
 def _rate(pipeline: Pipeline) -> float:
@@ -106,12 +114,12 @@ def _slowest(pipeline: Pipeline) -> str:
 # ---- chains ----
 
 
-def _of_chains(term: Term, model: ModelPlan) -> admin_pb2.PlanPromise:
+def _of_chains(leader: LeaderRuntime, model: ModelPlan) -> admin_pb2.PlanPromise:
     chains = [chain for chain in model.chains if chain.role != "prefill"]
     capacities = [chain.capacity for chain in chains]
     rates = [NANOSECONDS_PER_SECOND / max(1, chain.service_ns) for chain in chains]
     total = sum(c * rate for c, rate in zip(capacities, rates, strict=True))
-    wanted = term.planner.planned_rate(model.model)
+    wanted = leader.planner.planned_rate(model.model)
     promise = admin_pb2.PlanPromise(
         model=model.model.name,
         version=model.model.version,
@@ -119,7 +127,7 @@ def _of_chains(term: Term, model: ModelPlan) -> admin_pb2.PlanPromise:
         slo_ns=model.slo_ns,
         sessions=sum(capacities),
     )
-    said = [_why_no_more(term, model, chains)]
+    said = [_why_no_more(leader, model, chains)]
     if wanted > 0 and total > 0:
         bounds = _bounds(capacities, rates, wanted)
         if bounds is None:
@@ -145,16 +153,16 @@ def _bounds(
     return lower, upper
 
 
-def _why_no_more(term: Term, model: ModelPlan, chains: list[Chain]) -> str:
+def _why_no_more(leader: LeaderRuntime, model: ModelPlan, chains: list[Chain]) -> str:
     """Says what keeps chains from one more session each: memory of agents, or the largest batch."""
-    deployment = term.deployments.ready.get(model.model)
+    deployment = leader.deployments.ready.get(model.model)
     if deployment is None or deployment.decoder is None:
         return ""
     full = dict.fromkeys(
         hop.agent
         for chain in chains
         for hop in chain.hops
-        if _is_full(term, hop, deployment, model.session_tokens)
+        if _is_full(leader, hop, deployment, model.session_tokens)
     )
     if full:
         return f"memory for key-value caches on {_named(full)}"
@@ -164,9 +172,11 @@ def _why_no_more(term: Term, model: ModelPlan, chains: list[Chain]) -> str:
     return ""
 
 
-def _is_full(term: Term, hop: ChainHop, deployment: Deployment, session_tokens: int) -> bool:
+def _is_full(
+    leader: LeaderRuntime, hop: ChainHop, deployment: Deployment, session_tokens: int
+) -> bool:
     """True if an agent has no memory for one more session of full length."""
-    record = term.cluster.roster.get(hop.agent)
+    record = leader.cluster.registry.get(hop.agent)
     if record is None or not record.agent.memory_bytes:
         return False
     slot_bytes = deployment.held_by(record.agent).slot_bytes(session_tokens)

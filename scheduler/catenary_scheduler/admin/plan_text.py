@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from catenary_scheduler.planning.survival import survival_of
-from catenary_scheduler.replanning.provenance import PlanNotes
-from catenary_scheduler.rollout.report import SwitchReport
+from catenary_scheduler.replanning.provenance import PlanProvenance
+from catenary_scheduler.rollout.report import RolloutReport
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_MILLISECOND,
     NANOSECONDS_PER_SECOND,
@@ -20,23 +20,23 @@ from catenary_services.domain.plan import Chain, ModelPlan, Pipeline, Plan, Stag
 
 def explain(
     plan: Plan,
-    notes: PlanNotes | None,
+    provenance: PlanProvenance | None,
     problem: str,
-    report: SwitchReport | None,
+    report: RolloutReport | None,
     servers: Mapping[AgentId, ServerId],
 ) -> str:
     """Returns what runs where and why, for a reader who has not seen the JSON.
 
     Args:
         plan: In force.
-        notes: How it was made.
+        provenance: How it was made.
         problem: Why it is not the plan there should be; empty if it is.
         report: The switch under way, else the last one.
         servers: Of each agent that is known.
     """
     lines = [f"Plan {plan.plan_id} serves {len(plan.models)} model(s)."]
-    if notes is not None:
-        lines += notes.in_words()
+    if provenance is not None:
+        lines += provenance.in_words()
     if problem:
         lines.append(f"Note: {problem}.")
     for model in plan.models:

@@ -9,8 +9,8 @@ from typing import cast
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.dispatch.chained.sessions.views import SessionView
 from catenary_scheduler.dispatch.events import MoveMode
-from catenary_scheduler.inflight.session_moves import BegunMove, EndedMove
-from catenary_scheduler.leadership.leader import Term
+from catenary_scheduler.inflight.session_moves import FinishedMove, OngoingMove
+from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, SessionId
 from catenary_services.domain.plan import ChainHop
 from catenary_services.errors import InvalidInput, NotSupported
@@ -18,23 +18,27 @@ from catenary_services.errors import InvalidInput, NotSupported
 _MODES = ("kv", "tokens")
 
 
-def sessions_of(term: Term, request: admin_pb2.ListSessionsRequest) -> Iterable[SessionView]:
+def sessions_of(
+    leader: LeaderRuntime, request: admin_pb2.ListSessionsRequest
+) -> Iterable[SessionView]:
     """Returns the sessions of a model, named with or without its version, or of all.
 
     Raises:
         InvalidInput: no such model is deployed.
     """
-    views = term.moves.sessions()
+    views = leader.moves.sessions()
     if not request.model:
         return views
     name, _, version = request.model.partition(":")
-    model = term.resolve(name, version)
+    model = leader.resolve(name, version)
     if model is None:
         raise InvalidInput("model", f"{request.model!r} is not deployed")
     return [view for view in views if view.model == model]
 
 
-def session_list(term: Term, views: Iterable[SessionView]) -> admin_pb2.ListSessionsResponse:
+def session_list(
+    leader: LeaderRuntime, views: Iterable[SessionView]
+) -> admin_pb2.ListSessionsResponse:
     """Returns sessions as operators see them."""
     return admin_pb2.ListSessionsResponse(
         sessions=[
@@ -49,7 +53,7 @@ def session_list(term: Term, views: Iterable[SessionView]) -> admin_pb2.ListSess
                 tokens=view.tokens,
                 moving_to=view.moving_chain,
                 moving_by=view.moving_by,
-                group=term.group,
+                group=leader.group,
                 generates=view.runs,
             )
             for view in views
@@ -58,12 +62,12 @@ def session_list(term: Term, views: Iterable[SessionView]) -> admin_pb2.ListSess
 
 
 async def move_session(
-    term: Term, request: admin_pb2.MoveSessionRequest, time_left_s: float
+    leader: LeaderRuntime, request: admin_pb2.MoveSessionRequest, time_left_s: float
 ) -> admin_pb2.MoveSessionResponse:
     """Moves a session and, if that is asked for, waits for the end of it.
 
     Args:
-        term: Of the scheduler that leads.
+        leader: Of the scheduler that leads.
         request: As an operator sent it.
         time_left_s: The answer is given within so long.
 
@@ -77,13 +81,13 @@ async def move_session(
     if request.mode and request.mode not in _MODES:
         raise InvalidInput("mode", f"{request.mode!r} is none of {', '.join(_MODES)}")
     mode = cast("MoveMode", request.mode) if request.mode else None
-    begun = term.moves.begin(SessionId(request.session_id), request.chain_id, mode)
+    begun = leader.moves.begin(SessionId(request.session_id), request.chain_id, mode)
     wait_s = min(request.wait_ns / NANOSECONDS_PER_SECOND, time_left_s)
-    ended = await term.moves.ended(begun, wait_s) if wait_s > 0 else EndedMove("begun")
+    ended = await leader.moves.ended(begun, wait_s) if wait_s > 0 else FinishedMove("begun")
     return _answer(begun, ended)
 
 
-def _answer(begun: BegunMove, ended: EndedMove) -> admin_pb2.MoveSessionResponse:
+def _answer(begun: OngoingMove, ended: FinishedMove) -> admin_pb2.MoveSessionResponse:
     return admin_pb2.MoveSessionResponse(
         outcome=ended.outcome,
         session_id=begun.session,
@@ -104,7 +108,7 @@ def hop_status(hop: ChainHop) -> admin_pb2.ChainHopStatus:
     )
 
 
-class SessionFigures:
+class SessionTotals:
     """Sums over the sessions there are, made once for a page."""
 
     def __init__(self, views: Iterable[SessionView]) -> None:

@@ -6,52 +6,52 @@ from collections.abc import Mapping
 
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.admin.agent_status import add_agents
-from catenary_scheduler.admin.sessions import SessionFigures, hop_status
+from catenary_scheduler.admin.sessions import SessionTotals, hop_status
 from catenary_scheduler.admin.software_versions import add_versions
-from catenary_scheduler.leadership.leader import Term
+from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.plan import Chain, Pipeline
 
 
-def status_of(term: Term) -> admin_pb2.GetStatusResponse:
+def status_of(leader: LeaderRuntime) -> admin_pb2.GetStatusResponse:
     """Returns the cluster as operators see it."""
-    dispatcher = term.dispatcher.statistics()
+    dispatcher = leader.dispatcher.statistics()
     status = admin_pb2.GetStatusResponse(
-        scheduler_id=term.settings.scheduler_id,
-        epoch=term.epoch,
-        plan_id=term.cluster.plan_id,
-        gateways=[g.gateway_id for g in term.gateways.gateways.values() if g.session is not None],
-        queued_requests=len(term.waiting)
+        scheduler_id=leader.settings.scheduler_id,
+        epoch=leader.epoch,
+        plan_id=leader.cluster.plan_id,
+        gateways=[g.gateway_id for g in leader.gateways.gateways.values() if g.session is not None],
+        queued_requests=len(leader.waiting)
         + dispatcher["queued_rows"]
         + dispatcher["queued_requests"],
-        batches_in_flight=len(term.in_flight),
-        live_reservations=len(term.dispatcher.snapshot()),
-        redis_connected=term.write_behind.connected,
-        redis_problem=term.write_behind.problem,
-        sessions_in_flight=len(term.live),
+        batches_in_flight=len(leader.in_flight),
+        live_reservations=len(leader.dispatcher.snapshot()),
+        redis_connected=leader.write_behind.connected,
+        redis_problem=leader.write_behind.problem,
+        sessions_in_flight=len(leader.live),
         moves_done=dispatcher["kv_moves"] + dispatcher["tokens_moves"],
         moves_failed=dispatcher["failed_moves"],
-        audits=term.audits.audits,
-        leaks_mended=term.audits.leaks_mended,
-        takeover_problems=term.takeover_problems,
-        quarantined_records=term.quarantined,
+        audits=leader.audits.audits,
+        leaks_mended=leader.audits.leaks_mended,
+        takeover_problems=leader.takeover_problems,
+        quarantined_records=leader.quarantined,
     )
-    add_agents(status, term)
-    add_versions(status, term)
-    _add_models(status, term)
-    for reference, problem in term.deployments.problems.items():
+    add_agents(status, leader)
+    add_versions(status, leader)
+    _add_models(status, leader)
+    for reference, problem in leader.deployments.problems.items():
         name, _, version = reference.partition(":")
         status.models.add(name=name, version=version, ready=False, reason=problem)
     return status
 
 
-def _add_models(status: admin_pb2.GetStatusResponse, term: Term) -> None:
-    active = term.cluster.active
+def _add_models(status: admin_pb2.GetStatusResponse, leader: LeaderRuntime) -> None:
+    active = leader.cluster.active
     plans = {model.model: model for model in active.plan.models} if active else {}
-    sessions, by_chain = term.live.by_model(), term.live.by_chain()
-    figures = SessionFigures(term.moves.sessions())
-    for key in term.deployments.ready:
-        reason = term.cluster.reason(key)
+    sessions, by_chain = leader.live.by_model(), leader.live.by_chain()
+    figures = SessionTotals(leader.moves.sessions())
+    for key in leader.deployments.ready:
+        reason = leader.cluster.reason(key)
         plan = plans.get(key)
         status.models.add(
             name=key.name,
@@ -59,15 +59,15 @@ def _add_models(status: admin_pb2.GetStatusResponse, term: Term) -> None:
             ready=not reason,
             reason=reason,
             pipelines=len(plan.pipelines) if plan is not None else 0,
-            queued_requests=term.waiting.count(key) + term.dispatcher.chained.queued(key),
+            queued_requests=leader.waiting.count(key) + leader.dispatcher.chained.queued(key),
             chains=[
-                _chain(chain, by_chain, figures, term.sessions.latency.message(key, chain))
+                _chain(chain, by_chain, figures, leader.sessions.latency.message(key, chain))
                 for chain in (plan.chains if plan is not None else ())
             ],
             sessions=sessions[key],
             packing=plan.packing if plan is not None and plan.chains else "",
             sessions_moving=figures.moving[key],
-            attainment_ratio=term.autoscaler.attainment(key, now_ns()),
+            attainment_ratio=leader.autoscaler.attainment(key, now_ns()),
             pipelines_served=[_pipeline(each) for each in (plan.pipelines if plan else ())],
         )
 
@@ -89,7 +89,7 @@ def _pipeline(pipeline: Pipeline) -> admin_pb2.PipelineStatus:
 def _chain(
     chain: Chain,
     sessions: Mapping[str, int],
-    figures: SessionFigures,
+    figures: SessionTotals,
     lines: admin_pb2.LatencyLines | None,
 ) -> admin_pb2.ChainStatus:
     return admin_pb2.ChainStatus(

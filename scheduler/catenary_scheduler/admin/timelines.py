@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import admin_pb2
-from catenary_scheduler.observed.timelines import LONGEST_NS, Interval, Used
+from catenary_scheduler.observed.timelines import LONGEST_NS, Interval, ResourceUse
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds
 
 if TYPE_CHECKING:
     from catenary_scheduler.book import Reservation
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 _BACK_NS = 2 * NANOSECONDS_PER_SECOND
 _AHEAD_NS = NANOSECONDS_PER_SECOND
@@ -23,20 +23,20 @@ _AT_ONCE = 128
 
 
 async def timelines_of(
-    term: Term, request: admin_pb2.GetTimelinesRequest
+    leader: LeaderRuntime, request: admin_pb2.GetTimelinesRequest
 ) -> admin_pb2.GetTimelinesResponse:
     """Returns what was booked and what really was, the newest first if there is too much of it."""
     back_ns = min(request.back_ns or _BACK_NS, LONGEST_NS)
-    report = _Report(term, back_ns, min(request.ahead_ns or _AHEAD_NS, LONGEST_NS))
-    for used in term.timelines.spans():
+    report = _Report(leader, back_ns, min(request.ahead_ns or _AHEAD_NS, LONGEST_NS))
+    for used in leader.timelines.spans():
         report.add(used)
-    report.add_restored(term.dispatcher.snapshot())
-    for number, entry in enumerate(reversed(term.timelines.batches())):
+    report.add_restored(leader.dispatcher.snapshot())
+    for number, entry in enumerate(reversed(leader.timelines.batches())):
         if report.is_full:
             break
         if number % _AT_ONCE == _AT_ONCE - 1:
             await asyncio.sleep(0)
-        over = entry.command.batch not in term.in_flight
+        over = entry.command.batch not in leader.in_flight
         for used in entry.uses():
             report.add(used, over=over)
     return report.answer()
@@ -45,12 +45,12 @@ async def timelines_of(
 class _Report:
     """An answer in the making."""
 
-    def __init__(self, term: Term, back_ns: Nanoseconds, ahead_ns: Nanoseconds) -> None:
+    def __init__(self, leader: LeaderRuntime, back_ns: Nanoseconds, ahead_ns: Nanoseconds) -> None:
         self._now = now_ns()
         self._window = self._now - back_ns, self._now + ahead_ns
-        self._term = term
+        self._leader = leader
         self._servers = {
-            agent: record.agent.server for agent, record in term.cluster.roster.items()
+            agent: record.agent.server for agent, record in leader.cluster.registry.items()
         }
         self._bookings: dict[tuple[str, str], list[admin_pb2.Booking]] = {}
         self._count = 0
@@ -63,7 +63,7 @@ class _Report:
         """True if nothing more is taken."""
         return self._count >= _MOST_BOOKINGS
 
-    def add(self, used: Used, *, over: bool = False) -> None:
+    def add(self, used: ResourceUse, *, over: bool = False) -> None:
         """Adds a use; what an ended batch was to do later is not going to be."""
         begin, end = self._window
         known = [each for each in (used.booked, used.real) if each is not None]
@@ -81,7 +81,7 @@ class _Report:
         """Adds what a predecessor booked and nobody here dispatched."""
         begin, end = self._window
         for each in reservations:
-            if each.slots or each.batch in self._term.timelines or self.is_full:
+            if each.slots or each.batch in self._leader.timelines or self.is_full:
                 continue
             if each.start_ns >= end or each.end_ns <= begin:
                 continue
@@ -94,11 +94,13 @@ class _Report:
 
     def answer(self) -> admin_pb2.GetTimelinesResponse:
         """Returns the answer."""
-        complete = self._term.timelines.is_complete(self._window[0]) and not self.is_full
+        complete = self._leader.timelines.is_complete(self._window[0]) and not self.is_full
         answer = admin_pb2.GetTimelinesResponse(truncated=not complete)
         for (kind, owner), bookings in sorted(self._bookings.items(), key=lambda item: item[0]):
             bookings.sort(key=lambda each: each.booked_start_ns or each.real_start_ns)
-            answer.resources.add(kind=kind, owner=owner, bookings=bookings, group=self._term.group)
+            answer.resources.add(
+                kind=kind, owner=owner, bookings=bookings, group=self._leader.group
+            )
         return answer
 
     def _lines(self, agent: AgentId, sender: AgentId | None) -> Iterator[tuple[str, str]]:

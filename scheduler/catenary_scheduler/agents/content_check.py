@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from catenary_scheduler.agents.deployments import Deployment
-from catenary_scheduler.agents.registry import Roster
+from catenary_scheduler.agents.registry import AgentRegistry
 from catenary_services.content.record import SHOWN_DIGITS
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey
 from catenary_services.log import get_logger
@@ -26,9 +26,11 @@ Note = Callable[[str, dict[str, str]], None]
 class ContentCheck:
     """What agents have loaded, compared."""
 
-    def __init__(self, deployed: Mapping[ModelKey, Deployment], roster: Roster, note: Note) -> None:
+    def __init__(
+        self, deployed: Mapping[ModelKey, Deployment], registry: AgentRegistry, note: Note
+    ) -> None:
         self._deployed = deployed
-        self._roster = roster
+        self._registry = registry
         self._note = note
         self._told: dict[AgentId, dict[PartitionKey, str]] = {}
         self._said: dict[ModelKey, dict[AgentId, str]] = {}
@@ -54,12 +56,12 @@ class ContentCheck:
 
     def unlike(self) -> list[tuple[AgentId, PartitionKey, str]]:
         """Returns what agents have loaded that is not what is served, and what to say of it."""
-        for agent, record in self._roster.items():
+        for agent, record in self._registry.items():
             for key, loaded in record.loaded.items():
                 self.says(agent, key.model, loaded.content)
         known: dict[ModelKey, str] = {}
         found = []
-        for agent, record in self._roster.items():
+        for agent, record in self._registry.items():
             for key, loaded in record.loaded.items():
                 if not loaded.content:
                     continue

@@ -9,7 +9,7 @@ from functools import partial
 
 from catenary_scheduler.planning import DeployedModel
 from catenary_scheduler.storage.values.codec import encode_document
-from catenary_scheduler.storage.values.stored import StoredWish
+from catenary_scheduler.storage.values.stored import StoredDeploymentSpec
 from catenary_services.domain.decoder import DecoderTable, HeldSizes, why_not_loaded
 from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
@@ -30,7 +30,7 @@ SESSIONS_PER_CHAIN = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DeploymentSpec:
     """How a model is to be served, as far as somebody said so; 0 or None leave it to the model."""
 
     slo_ns: Nanoseconds = 0
@@ -38,13 +38,13 @@ class Wish:
     partitions: int | None = None
     packing: PackingGoal | None = None
 
-    def stored(self) -> StoredWish:
+    def stored(self) -> StoredDeploymentSpec:
         """Returns what Redis keeps of it."""
-        return StoredWish(self.slo_ns, self.max_batch, self.partitions, self.packing)
+        return StoredDeploymentSpec(self.slo_ns, self.max_batch, self.partitions, self.packing)
 
     @classmethod
-    def of(cls, stored: StoredWish) -> Wish:
-        """Returns the wish that was stored."""
+    def of(cls, stored: StoredDeploymentSpec) -> DeploymentSpec:
+        """Returns the spec that was stored."""
         return cls(stored.slo_ns, stored.max_batch, stored.partitions, stored.packing)
 
 
@@ -52,7 +52,7 @@ class Wish:
 class Deployment:
     """A model that is served, with everything known about it."""
 
-    wish: Wish
+    spec: DeploymentSpec
     manifest: ModelManifest
     table: BlockTable
     decoder: DecoderTable | None = None
@@ -62,7 +62,7 @@ class Deployment:
     file_bytes: int = 0
     """Size of its file; 0 if that is not here."""
     usual_packing: PackingGoal = "off"
-    """What sessions are moved for where neither wish nor manifest say so."""
+    """What sessions are moved for where neither spec nor manifest say so."""
     content: str = ""
     """Digest of its content; empty if the repository here does not have all of it."""
 
@@ -92,20 +92,20 @@ class Deployment:
     @property
     def slo_ns(self) -> Nanoseconds:
         """Deadline of a request that names none."""
-        return self.wish.slo_ns or self.manifest.slo_ns
+        return self.spec.slo_ns or self.manifest.slo_ns
 
     @property
     def packing(self) -> PackingGoal:
         """What its sessions are moved for; nothing, of a model that generates no text."""
         if self.decoder is None:
             return "off"
-        return self.wish.packing or self.manifest.packing or self.usual_packing
+        return self.spec.packing or self.manifest.packing or self.usual_packing
 
     @property
     def max_batch(self) -> int:
         """Largest batch it is planned for; of a model that generates text: sessions per chain."""
-        limit = self.wish.max_batch or self.manifest.max_batch
-        if self.decoder is not None and not self.wish.max_batch and limit == 1:
+        limit = self.spec.max_batch or self.manifest.max_batch
+        if self.decoder is not None and not self.spec.max_batch and limit == 1:
             return SESSIONS_PER_CHAIN  # a manifest that says nothing of it says 1
         return limit if self.table.batched else 1
 
@@ -117,7 +117,7 @@ class Deployment:
             slo_ns=self.slo_ns,
             max_batch=self.max_batch,
             float16_boundaries=self.manifest.float16_boundaries,
-            partitions=self.wish.partitions,
+            partitions=self.spec.partitions,
             decoder=self.decoder,
             session_tokens=self.manifest.session_tokens if self.decoder is not None else 0,
             objectives=self.manifest.objectives,
@@ -145,7 +145,7 @@ class Deployments:
         """Wanted models that cannot be served, with the reason in words."""
         self.profile_problems: dict[ModelKey, str] = {}
         """Why profiles that are there cannot be used."""
-        self._wanted: dict[str, Wish] = {}
+        self._wanted: dict[str, DeploymentSpec] = {}
         self._recording: dict[ModelKey, asyncio.Future[str]] = {}
         """Digests that take their time."""
 
@@ -160,15 +160,15 @@ class Deployments:
     async def want(self, references: Iterable[str]) -> None:
         """Deploys models by reference; one that cannot be is kept as a problem and retried."""
         for reference in references:
-            self._wanted.setdefault(reference, Wish())
+            self._wanted.setdefault(reference, DeploymentSpec())
         await self.retry()
 
     async def retry(self) -> bool:
         """Tries the models that could not be deployed; True if one of them now is."""
         changed = False
-        for reference, wish in list(self._wanted.items()):
+        for reference, spec in list(self._wanted.items()):
             try:
-                await self.deploy(reference, wish)
+                await self.deploy(reference, spec)
                 changed = True
             except (CatenaryError, OSError, ValueError) as error:  # whatever a name may lead to
                 if self.problems.get(reference) != str(error):
@@ -176,7 +176,7 @@ class Deployments:
                 self.problems[reference] = str(error)
         return changed
 
-    async def deploy(self, reference: str, wish: Wish) -> ModelKey:
+    async def deploy(self, reference: str, spec: DeploymentSpec) -> ModelKey:
         """Deploys "name" or "name:version", or changes how it is served.
 
         Raises:
@@ -188,14 +188,14 @@ class Deployments:
         profile = await asyncio.to_thread(self._read_profile, key)
         size = await asyncio.to_thread(self._size_of, key)
         content = await self._content_in_time(key)
-        if wish == Wish() and key in self.ready:
-            wish = self.ready[key].wish
-        if wish.packing is not None and decoder is None:
+        if spec == DeploymentSpec() and key in self.ready:
+            spec = self.ready[key].spec
+        if spec.packing is not None and decoder is None:
             raise InvalidInput("packing", f"{key} does not generate text")
-        if wish.max_batch < 0 or (wish.partitions or 0) > table.blocks:
+        if spec.max_batch < 0 or (spec.partitions or 0) > table.blocks:
             raise InvalidInput("partitions", f"{key} has {table.blocks} blocks")
         self.ready[key] = Deployment(
-            wish, manifest, table, decoder, profile, size, self._packing, content
+            spec, manifest, table, decoder, profile, size, self._packing, content
         )
         self.problems.pop(reference, None)
         self._wanted.pop(reference, None)
@@ -208,18 +208,18 @@ class Deployments:
             if key in self.ready:
                 self.ready[key] = replace(self.ready[key], profile=profile)
 
-    async def restore(self, stored: Mapping[str, StoredWish]) -> None:
+    async def restore(self, stored: Mapping[str, StoredDeploymentSpec]) -> None:
         """Deploys what a predecessor had deployed."""
-        for reference, wish in stored.items():
-            self._wanted[reference] = Wish.of(wish)
+        for reference, spec in stored.items():
+            self._wanted[reference] = DeploymentSpec.of(spec)
         await self.retry()
 
     def records(self) -> dict[str, str | None]:
         """Returns what Redis keeps of it: problems are wanted too."""
-        deployed = {str(key): each.wish for key, each in self.ready.items()}
+        deployed = {str(key): each.spec for key, each in self.ready.items()}
         return {
-            name: encode_document(wish.stored())
-            for name, wish in {**self._wanted, **deployed}.items()
+            name: encode_document(spec.stored())
+            for name, spec in {**self._wanted, **deployed}.items()
         }
 
     def _read_profile(self, key: ModelKey) -> ModelProfile | None:

@@ -20,7 +20,7 @@ class _Entry:
     """Since when nobody is connected; None while somebody is."""
 
 
-class Peers:
+class PeerDirectory:
     """Peers that are there, or were moments ago."""
 
     def __init__(self, linger_s: float) -> None:

@@ -30,7 +30,7 @@ _HEARING_NS: Final = 2 * NANOSECONDS_PER_SECOND
 _MOST_AGENTS: Final = 10_000
 
 
-class Verdict(enum.Enum):
+class ClaimDecision(enum.Enum):
     """What to do about a claim."""
 
     OBEYS = enum.auto()
@@ -44,7 +44,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class EpochClaim:
     """An agent obeys an epoch, of a leader that it may name; "": it names none."""
 
     agent: AgentId
@@ -61,7 +61,9 @@ class EpochClaims:
         self._followed: Counter[AgentId] = Counter()
         self._since: dict[AgentId, Nanoseconds] = {}
 
-    def judge(self, claim: Claim, ours: Epoch, own_leader: str, now: Nanoseconds) -> Verdict:
+    def judge(
+        self, claim: EpochClaim, ours: Epoch, own_leader: str, now: Nanoseconds
+    ) -> ClaimDecision:
         """Returns what to do about a claim; asks nobody else.
 
         Args:
@@ -76,18 +78,18 @@ class EpochClaims:
             if claim.epoch > 0 and len(self._agreeing) < _MOST_AGENTS:
                 self._agreeing.add(agent)
             self._since.pop(agent, None)
-            return Verdict.OBEYS
+            return ClaimDecision.OBEYS
         ahead = claim.epoch - ours
         if claim.epoch > HIGHEST_GRANTED or ahead > FARTHEST_EPOCH:
-            return Verdict.LIE
+            return ClaimDecision.LIE
         if self._followed[agent] >= _MOST_CLAIMS or len(self._followed) > _MOST_AGENTS:
-            return Verdict.LIE
+            return ClaimDecision.LIE
         if ahead > NEARBY:
             if self._agreeing - {agent}:
-                return Verdict.LIE
+                return ClaimDecision.LIE
             if len(self._since) < _MOST_AGENTS:
                 self._since.setdefault(agent, now)
             if now - self._since.get(agent, now) < _HEARING_NS:
-                return Verdict.WAIT
+                return ClaimDecision.WAIT
         self._followed[agent] += 1
-        return Verdict.FOLLOW
+        return ClaimDecision.FOLLOW

@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from catenary_scheduler.agents.deployments import Deployments
-from catenary_scheduler.agents.load_commands import Hosting
+from catenary_scheduler.agents.load_commands import LoadCommands
 from catenary_scheduler.agents.load_orders import LoadOrders
-from catenary_scheduler.agents.registry import AgentRecord, Loaded, Roster, hosts_in
+from catenary_scheduler.agents.registry import AgentRegistry, AgentState, LoadedPartition, hosts_in
 from catenary_scheduler.dispatch.availability import Availability, Impairment
-from catenary_scheduler.observed.profiles import Measured
+from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import Placement, requirements
-from catenary_scheduler.planning.requirements import Wanted
-from catenary_scheduler.rollout.rollout import Facts, Phase, Switch
+from catenary_scheduler.planning.requirements import Requirements
+from catenary_scheduler.rollout.rollout import ClusterSnapshot, PlanRollout, RolloutPhase
 from catenary_services.domain.ids import AgentId, Epoch, ModelKey, Nanoseconds, PartitionKey
 from catenary_services.domain.plan import Agent
 from catenary_services.log import get_logger
 
 _log = get_logger(__name__)
-_NOTHING: Wanted = {}
+_NOTHING: Requirements = {}
 _WAIT_FOR_MATES_S = 1.0
 """A model that could be served waits so long for those of its agents that still load."""
 
 
-class Yard(Protocol):
-    """What the fleet tells the rest of the term, and asks of it."""
+class AgentCallbacks(Protocol):
+    """What the hosting tells the rest of the term, and asks of it."""
 
     @property
     def epoch(self) -> Epoch:
@@ -52,51 +52,55 @@ class Yard(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class HostingGoal:
     """What the agents should host: the plan in force, the one to come, and the way between."""
 
     active: Placement
     target: Placement
-    switch: Switch | None
+    switch: PlanRollout | None
 
-    def wanted(self) -> Callable[[AgentId], Wanted]:
+    def wanted(self) -> Callable[[AgentId], Requirements]:
         """Returns a function: what must an agent host now. Everything else may go."""
         active = requirements.wanted_by_agent(self.active)
         target = requirements.wanted_by_agent(self.target)
         switch = self.switch
 
-        def wanted(agent: AgentId) -> Wanted:
+        def wanted(agent: AgentId) -> Requirements:
             new = target.get(agent, _NOTHING)
             old = active.get(agent, _NOTHING)
             if switch is not None and agent in switch.crowded:
-                if switch.phase is Phase.MOVING:
+                if switch.phase is RolloutPhase.MOVING:
                     return new
-                if switch.phase is Phase.RETURNING:
+                if switch.phase is RolloutPhase.RETURNING:
                     return old
             return requirements.joined(old, new)
 
         return wanted
 
 
-class Fleet:
+class PartitionHosting:
     """Agents and orders of one term."""
 
     def __init__(
-        self, yard: Yard, deployments: Deployments, orders: LoadOrders, measured: Measured
+        self,
+        callbacks: AgentCallbacks,
+        deployments: Deployments,
+        orders: LoadOrders,
+        measured: MeasuredProfiles,
     ) -> None:
-        self._yard = yard
+        self._callbacks = callbacks
         self._orders = orders
-        self._availability = yard.availability
-        self._hosting = Hosting(deployments, orders, yard.availability)
+        self._availability = callbacks.availability
+        self._load_commands = LoadCommands(deployments, orders, callbacks.availability)
         self._measured = measured
         self._inherited: set[AgentId] = set()
         self._recovery_until_s = 0.0
         self._whole_since_s: dict[ModelKey, float] = {}
-        self.roster: Roster = {}
+        self.registry: AgentRegistry = {}
 
     def expect_content(self, content_of: Callable[[ModelKey], str]) -> None:
         """Has agents told by `content_of` which digest what they load must have."""
-        self._hosting.content_of = content_of
+        self._load_commands.content_of = content_of
 
     # ---- what happened ----
 
@@ -105,27 +109,29 @@ class Fleet:
         self._inherited = requirements.agents_of(placement)
         self._recovery_until_s = until_s
 
-    def connected(self, record: AgentRecord) -> None:
+    def connected(self, record: AgentState) -> None:
         """An agent said hello, with what it hosts already."""
         agent_id = record.agent.agent_id
         for key, loaded in record.loaded.items():
             self._learn(agent_id, key, loaded)
-        self.roster[agent_id] = record
+        self.registry[agent_id] = record
 
     def disconnected(self, agent_id: AgentId, now_s: float) -> None:
         """An agent is gone, and what it held is gone with it."""
-        record = self.roster[agent_id]
+        record = self.registry[agent_id]
         record.session = None
         record.since_s = now_s
         record.loaded.clear()
         record.layouts.clear()
         self._orders.forget(agent_id)
         record.complete = False
-        self._yard.agent_lost(agent_id)
+        self._callbacks.agent_lost(agent_id)
 
-    def loaded(self, agent_id: AgentId, key: PartitionKey, loaded: Loaded, now_s: float) -> None:
+    def loaded(
+        self, agent_id: AgentId, key: PartitionKey, loaded: LoadedPartition, now_s: float
+    ) -> None:
         """An order was carried out."""
-        record = self.roster[agent_id]
+        record = self.registry[agent_id]
         record.loaded[key] = loaded
         self._learn(agent_id, key, loaded)
         ordered, has = record.layouts.get(key), loaded.cache
@@ -137,21 +143,21 @@ class Fleet:
 
     def lost(self, agent_id: AgentId, key: PartitionKey) -> None:
         """An agent does not host a partition any more: what it was to do with it begins again."""
-        record = self.roster[agent_id]
+        record = self.registry[agent_id]
         record.loaded.pop(key, None)
         record.layouts.pop(key, None)
         self._orders.forget(agent_id)
         if record.session is not None:
             record.complete = False
-            self._yard.agent_lost(agent_id)
-            self._yard.agent_joined(record.agent)
+            self._callbacks.agent_lost(agent_id)
+            self._callbacks.agent_joined(record.agent)
 
     def give_up(self, agent_id: AgentId, key: PartitionKey, problem: str, now_s: float) -> None:
         """An agent has loaded what it must not serve: it gives that up, and is asked anew."""
         self.lost(agent_id, key)
-        record = self.roster[agent_id]
+        record = self.registry[agent_id]
         if record.session is not None:
-            self._hosting.give_up(record, key, self._yard.epoch)
+            self._load_commands.give_up(record, key, self._callbacks.epoch)
         self._orders.failed(agent_id, key, problem, now_s)
 
     # ---- what is known ----
@@ -162,7 +168,7 @@ class Fleet:
 
     def is_present(self, agent: AgentId) -> bool:
         """True for an agent that is connected."""
-        record = self.roster.get(agent)
+        record = self.registry.get(agent)
         return record is not None and record.session is not None
 
     def missing(self, placement: Placement, now_s: float) -> list[tuple[AgentId, PartitionKey]]:
@@ -180,10 +186,10 @@ class Fleet:
         def is_excused(agent: AgentId) -> bool:
             return agent in unable or self._is_excused(agent, now_s)
 
-        lacking = requirements.missing(placement, hosts_in(self.roster), is_excused)
+        lacking = requirements.missing(placement, hosts_in(self.registry), is_excused)
         unable |= {agent for agent, key in lacking if self._availability.failure(agent, key)}
         if unable:
-            lacking = requirements.missing(placement, hosts_in(self.roster), is_excused)
+            lacking = requirements.missing(placement, hosts_in(self.registry), is_excused)
         return lacking
 
     def loaded_models(
@@ -203,7 +209,7 @@ class Fleet:
         for model in placement.models:
             part, key = Placement((model,)), model.model
             lacking = self.missing(part, now_s)
-            if lacking and requirements.missing(part, hosts_in(self.roster), lambda agent: True):
+            if lacking and requirements.missing(part, hosts_in(self.registry), lambda agent: True):
                 self._whole_since_s.pop(key, None)
                 continue
             since_s = self._whole_since_s.setdefault(key, now_s)
@@ -212,25 +218,27 @@ class Fleet:
                 found.add(key)
         return found
 
-    def facts(
+    def snapshot(
         self,
-        goal: Goal,
+        goal: HostingGoal,
         objection: Callable[[Placement], str],
         now_ns: Nanoseconds,
         now_s: float,
-    ) -> Facts:
+    ) -> ClusterSnapshot:
         """Returns the cluster as a switch sees it."""
         by_agent = _remembered(requirements.wanted_by_agent)
 
         def surplus(agent: AgentId, placement: Placement) -> list[PartitionKey]:
             mine = by_agent(placement).get(agent, _NOTHING)
-            return [key for key in self.roster[agent].loaded if key not in mine]
+            return [key for key in self.registry[agent].loaded if key not in mine]
 
         def is_crowded(agent: AgentId) -> bool:
             mine = by_agent(goal.target).get(agent, _NOTHING)
-            return self.is_present(agent) and self._hosting.is_crowded(self.roster[agent], mine)
+            return self.is_present(agent) and self._load_commands.is_crowded(
+                self.registry[agent], mine
+            )
 
-        return Facts(
+        return ClusterSnapshot(
             now_ns=now_ns,
             active=goal.active,
             missing=lambda placement: self.missing(placement, now_s),
@@ -238,7 +246,7 @@ class Fleet:
             gave_up=self._availability.failure,
             is_crowded=is_crowded,
             is_ordered=self._orders.is_open,
-            in_use=self._yard.is_in_use,
+            in_use=self._callbacks.is_in_use,
             surplus=surplus,
             objection=objection,
         )
@@ -252,7 +260,7 @@ class Fleet:
     def tell_loaded(self, placement: Placement) -> None:
         """Says who can serve what, as the plan in force needs it: each partition for itself."""
         wanted = requirements.wanted_by_agent(placement)
-        for agent_id, record in self.roster.items():
+        for agent_id, record in self.registry.items():
             if not self._availability.is_connected(agent_id):
                 continue
             mine = wanted.get(agent_id, _NOTHING)
@@ -260,41 +268,41 @@ class Fleet:
             self._availability.hosts(agent_id, able)
             record.complete = bool(mine) and all(record.hosts(k, n) for k, n in mine.items())
 
-    def host(self, goal: Goal, now_s: float, *, may_unload: bool) -> None:
+    def host(self, goal: HostingGoal, now_s: float, *, may_unload: bool) -> None:
         """Has agents load and unload."""
         wanted = goal.wanted()
         target = requirements.wanted_by_agent(goal.target)
 
-        def has_surplus(record: AgentRecord) -> bool:
+        def has_surplus(record: AgentState) -> bool:
             new = target.get(record.agent.agent_id, _NOTHING)
             return any(key not in new for key in record.loaded)
 
-        epoch = self._yard.epoch
+        epoch = self._callbacks.epoch
         if may_unload:
-            self._hosting.unload(self.roster, wanted, self._yard.is_in_use, epoch)
-        self._hosting.load(self.roster, wanted, has_surplus, now_s, epoch)
+            self._load_commands.unload(self.registry, wanted, self._callbacks.is_in_use, epoch)
+        self._load_commands.load(self.registry, wanted, has_surplus, now_s, epoch)
 
     def _is_excused(self, agent: AgentId, now_s: float) -> bool:
         """A lost agent comes back by itself; one never seen is part of what is waited for."""
-        record = self.roster.get(agent)
+        record = self.registry.get(agent)
         if record is not None:
             return record.session is None
         return agent in self._inherited and now_s >= self._recovery_until_s
 
-    def _learn(self, agent: AgentId, key: PartitionKey, loaded: Loaded) -> None:
+    def _learn(self, agent: AgentId, key: PartitionKey, loaded: LoadedPartition) -> None:
         self._measured.put(agent, key, loaded.compute_ns)
         if loaded.generation is not None:
             self._measured.put_generation(agent, key, loaded.generation)
-        self._hosting.learn(key, loaded.memory_bytes)
+        self._load_commands.learn(key, loaded.memory_bytes)
 
 
 def _remembered(
-    work: Callable[[Placement], dict[AgentId, Wanted]],
-) -> Callable[[Placement], dict[AgentId, Wanted]]:
+    work: Callable[[Placement], dict[AgentId, Requirements]],
+) -> Callable[[Placement], dict[AgentId, Requirements]]:
     """Returns `work` that does each placement once: they are large, and the same few objects."""
-    done: dict[int, tuple[Placement, dict[AgentId, Wanted]]] = {}
+    done: dict[int, tuple[Placement, dict[AgentId, Requirements]]] = {}
 
-    def remembered(placement: Placement) -> dict[AgentId, Wanted]:
+    def remembered(placement: Placement) -> dict[AgentId, Requirements]:
         if id(placement) not in done:
             done[id(placement)] = placement, work(placement)  # kept, so that the id stays its own
         return done[id(placement)][1]
@@ -303,10 +311,10 @@ def _remembered(
 
 
 def agents_by_state(
-    roster: Mapping[AgentId, AgentRecord], availability: Availability
+    registry: Mapping[AgentId, AgentState], availability: Availability
 ) -> dict[str, int]:
     """Returns how many agents are in each state."""
     counts = dict.fromkeys(("joining", "ready", "draining", "lost"), 0)
-    for record in roster.values():
+    for record in registry.values():
         counts[record.state(availability)] += 1
     return counts

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.agents.load_orders import LoadOrders
-from catenary_scheduler.agents.registry import AgentRecord, Roster, staying
+from catenary_scheduler.agents.registry import AgentRegistry, AgentState, staying
 from catenary_scheduler.dispatch.availability import Availability
-from catenary_scheduler.planning.requirements import Need, Wanted
+from catenary_scheduler.planning.requirements import PartitionRequirement, Requirements
 from catenary_scheduler.wire.messages import partition_message
 from catenary_scheduler.wire.session_messages import cache_message
 from catenary_services.domain.decoder import LargestStep
@@ -22,10 +22,10 @@ from catenary_services.domain.ids import AgentId, Epoch, ModelKey, PartitionKey
 from catenary_services.log import get_logger
 
 _log = get_logger(__name__)
-_NOTHING: Wanted = {}
+_NOTHING: Requirements = {}
 
 
-class Hosting:
+class LoadCommands:
     """What agents are told to host."""
 
     def __init__(
@@ -44,16 +44,16 @@ class Hosting:
 
     def load(
         self,
-        roster: Roster,
-        wanted: Callable[[AgentId], Wanted],
-        crowded: Callable[[AgentRecord], bool],
+        registry: AgentRegistry,
+        wanted: Callable[[AgentId], Requirements],
+        crowded: Callable[[AgentState], bool],
         now_s: float,
         epoch: Epoch,
     ) -> None:
         """Orders what is missing, as far as it fits where agents are crowded."""
         self._orders.keep(wanted, self._deployments.ready)
         self._orders.expire(now_s)
-        for record in staying(roster, self._availability):
+        for record in staying(registry, self._availability):
             agent_id = record.agent.agent_id
             # What it failed to load is tried again, although there is a plan without it by now.
             asked = {**self._orders.refused(agent_id), **wanted(agent_id)}
@@ -67,13 +67,13 @@ class Hosting:
 
     def unload(
         self,
-        roster: Roster,
-        wanted: Callable[[AgentId], Wanted],
+        registry: AgentRegistry,
+        wanted: Callable[[AgentId], Requirements],
         in_use: Callable[[AgentId, PartitionKey], bool],
         epoch: Epoch,
     ) -> None:
         """Has agents give up what is not wanted of them, once no batch needs it."""
-        for record in staying(roster, self._availability):
+        for record in staying(registry, self._availability):
             agent_id = record.agent.agent_id
             keep = wanted(agent_id)
             for key in [key for key in record.loaded if key not in keep]:
@@ -81,7 +81,7 @@ class Hosting:
                     continue
                 self.give_up(record, key, epoch)
 
-    def give_up(self, record: AgentRecord, key: PartitionKey, epoch: Epoch) -> None:
+    def give_up(self, record: AgentState, key: PartitionKey, epoch: Epoch) -> None:
         """Has an agent give up a partition; it does so when none of its batches needs it."""
         record.loaded.pop(key, None)
         record.layouts.pop(key, None)
@@ -93,7 +93,7 @@ class Hosting:
             )
         )
 
-    def fits(self, record: AgentRecord, key: PartitionKey, need: Need) -> bool:
+    def fits(self, record: AgentState, key: PartitionKey, need: PartitionRequirement) -> bool:
         """True unless a partition is known not to fit beside what an agent has or is loading."""
         agent_id = record.agent.agent_id
         if self._orders.lacks_memory(agent_id, key):
@@ -108,7 +108,7 @@ class Hosting:
         )
         return used + coming + self._size(record, key, need) <= record.agent.memory_bytes
 
-    def is_crowded(self, record: AgentRecord, wanted: Wanted) -> bool:
+    def is_crowded(self, record: AgentState, wanted: Requirements) -> bool:
         """True if something is missing that does not fit, and something else could be given up."""
         if all(key in wanted for key in record.loaded):
             return False
@@ -117,7 +117,9 @@ class Hosting:
             for key, need in wanted.items()
         )
 
-    def _size(self, record: AgentRecord, key: PartitionKey, need: Need | None) -> int:
+    def _size(
+        self, record: AgentState, key: PartitionKey, need: PartitionRequirement | None
+    ) -> int:
         deployment = self._deployments.ready.get(key.model)
         if deployment is not None and deployment.decoder is not None:
             # Computed, not remembered: it depends on the agent, and on the caches that are wanted.
@@ -134,7 +136,9 @@ class Hosting:
         block_weights = deployment.block_weight_bytes if deployment is not None else ()
         return sum(block_weights[key.first_block : key.last_block])
 
-    def _order(self, record: AgentRecord, key: PartitionKey, need: Need, epoch: Epoch) -> None:
+    def _order(
+        self, record: AgentState, key: PartitionKey, need: PartitionRequirement, epoch: Epoch
+    ) -> None:
         deployment = self._deployments.ready.get(key.model)
         if deployment is None or record.session is None:
             return

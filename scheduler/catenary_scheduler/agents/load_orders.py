@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
 from catenary_scheduler.dispatch.availability import Availability
-from catenary_scheduler.planning.requirements import CacheNeed, Need
+from catenary_scheduler.planning.requirements import CacheRequirement, PartitionRequirement
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, PartitionKey
 
 _FIRST_BACKOFF_S = 0.5
@@ -30,7 +30,7 @@ class _Order:
     """The last failure would not have been one with other partitions out of the way."""
     since_s: float = 0.0
     """When it was sent first, if it is open."""
-    need: Need | None = None
+    need: PartitionRequirement | None = None
     """How it was ordered last."""
 
 
@@ -52,7 +52,11 @@ class LoadOrders:
         self._orders: dict[AgentId, dict[PartitionKey, _Order]] = {}
 
     def is_due(
-        self, agent: AgentId, partition: PartitionKey, now_s: float, need: Need | None = None
+        self,
+        agent: AgentId,
+        partition: PartitionKey,
+        now_s: float,
+        need: PartitionRequirement | None = None,
     ) -> bool:
         """True if the order should be sent now; it then counts as sent.
 
@@ -75,7 +79,7 @@ class LoadOrders:
         order = self._of(agent, partition)
         return order is not None and order.open
 
-    def open_of(self, agent: AgentId) -> dict[PartitionKey, Need | None]:
+    def open_of(self, agent: AgentId) -> dict[PartitionKey, PartitionRequirement | None]:
         """Returns what an agent was ordered to load, and how, and has not answered."""
         return {k: order.need for k, order in self._orders.get(agent, {}).items() if order.open}
 
@@ -84,7 +88,7 @@ class LoadOrders:
         order = self._of(agent, partition)
         return order is not None and order.out_of_memory and not order.open
 
-    def refused(self, agent: AgentId) -> dict[PartitionKey, Need]:
+    def refused(self, agent: AgentId) -> dict[PartitionKey, PartitionRequirement]:
         """Returns what an agent failed to load, and how it was to."""
         return {
             key: order.need
@@ -164,5 +168,5 @@ class LoadOrders:
         return order
 
 
-def _cache_of(need: Need | None) -> CacheNeed | None:
+def _cache_of(need: PartitionRequirement | None) -> CacheRequirement | None:
     return need.cache if need is not None else None

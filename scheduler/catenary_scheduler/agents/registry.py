@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.planning.live import GenerationCost
-from catenary_scheduler.planning.requirements import CacheNeed, Need
+from catenary_scheduler.planning.requirements import CacheRequirement, PartitionRequirement
 from catenary_scheduler.storage.values.stored import StoredAgent
-from catenary_scheduler.wire.streams import Session
+from catenary_scheduler.wire.streams import PeerStream
 from catenary_services.domain.ids import AgentId, PartitionKey, ServerId
 from catenary_services.domain.plan import Agent
 
-AgentSession = Session[scheduler_pb2.SchedulerToAgentMessage]
+AgentStream = PeerStream[scheduler_pb2.SchedulerToAgentMessage]
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedPartition:
     """A partition an agent hosts."""
 
     memory_bytes: int
@@ -26,14 +26,14 @@ class Loaded:
     """Measured at batch 1, 2, .."""
     generation: GenerationCost | None = None
     """Of decoder blocks, which have no `compute_ns`."""
-    cache: CacheNeed | None = None
+    cache: CacheRequirement | None = None
     """Room for key-value caches, as far as the agent said."""
     content: str = ""
     """Digest of the model's content; empty if the agent knows nothing of it."""
 
 
 @dataclass(slots=True)
-class AgentRecord:
+class AgentState:
     """One agent process.
 
     Invariants: `session` is None while it is not connected; `complete` implies a session.
@@ -45,11 +45,11 @@ class AgentRecord:
     device: str
     since_s: float
     """When it connected or was lost, on `time.monotonic`."""
-    session: AgentSession | None = None
+    session: AgentStream | None = None
     complete: bool = False
     """It hosts all that the plan in force wants of it. What it has, it serves before that."""
-    loaded: dict[PartitionKey, Loaded] = field(default_factory=dict)
-    layouts: dict[PartitionKey, CacheNeed] = field(default_factory=dict)
+    loaded: dict[PartitionKey, LoadedPartition] = field(default_factory=dict)
+    layouts: dict[PartitionKey, CacheRequirement] = field(default_factory=dict)
     """What was ordered last of the caches of decoder blocks."""
     software_version: str = ""
     """Empty: it did not say."""
@@ -62,7 +62,7 @@ class AgentRecord:
             return "draining"
         return "ready" if self.complete else "joining"
 
-    def hosts(self, partition: PartitionKey, need: Need) -> bool:
+    def hosts(self, partition: PartitionKey, need: PartitionRequirement) -> bool:
         """True if it has `partition` loaded as it is needed."""
         loaded = self.loaded.get(partition)
         if loaded is None:
@@ -88,12 +88,12 @@ class AgentRecord:
         )
 
 
-Roster = dict[AgentId, AgentRecord]
+AgentRegistry = dict[AgentId, AgentState]
 
 
-def servers_of(roster: Roster) -> dict[AgentId, ServerId]:
+def servers_of(registry: AgentRegistry) -> dict[AgentId, ServerId]:
     """Returns the server of every agent that was ever seen."""
-    return {agent: record.agent.server for agent, record in roster.items()}
+    return {agent: record.agent.server for agent, record in registry.items()}
 
 
 def is_draining(agent: AgentId, availability: Availability) -> bool:
@@ -101,20 +101,22 @@ def is_draining(agent: AgentId, availability: Availability) -> bool:
     return availability.mark_of(agent, Impairment.DRAINING) is not None
 
 
-def staying(roster: Roster, availability: Availability) -> list[AgentRecord]:
+def staying(registry: AgentRegistry, availability: Availability) -> list[AgentState]:
     """Returns the agents that are there and not to go."""
     return [
         record
-        for agent, record in roster.items()
+        for agent, record in registry.items()
         if record.session is not None and not is_draining(agent, availability)
     ]
 
 
-def hosts_in(roster: Roster) -> Callable[[AgentId, PartitionKey, Need], bool]:
+def hosts_in(
+    registry: AgentRegistry,
+) -> Callable[[AgentId, PartitionKey, PartitionRequirement], bool]:
     """Returns a test: is an agent there and hosts a partition as it is needed."""
 
-    def hosts(agent: AgentId, partition: PartitionKey, need: Need) -> bool:
-        record = roster.get(agent)
+    def hosts(agent: AgentId, partition: PartitionKey, need: PartitionRequirement) -> bool:
+        record = registry.get(agent)
         return record is not None and record.session is not None and record.hosts(partition, need)
 
     return hosts

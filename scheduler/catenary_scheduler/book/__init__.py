@@ -18,38 +18,38 @@ Memory is authoritative; `take_changes` hands the journal to whoever writes it t
 """
 
 from catenary_scheduler.book.book import Book
-from catenary_scheduler.book.caches import Cache, Claims, cache_of
+from catenary_scheduler.book.caches import Cache, SlotClaims, cache_of
 from catenary_scheduler.book.core import (
     COMPILED,
-    Member,
+    BookedInterval,
     Path,
+    PathHop,
     Pool,
     PoolChain,
-    Step,
+    PoolMember,
     Timeline,
-    Use,
     earliest_slot,
 )
-from catenary_scheduler.book.probe import Leg
+from catenary_scheduler.book.probe import ProbeStage
 from catenary_scheduler.book.reservation import Reservation, ReservationChange
 from catenary_scheduler.book.slots import SlotLedger
 
 __all__ = [
     "COMPILED",
     "Book",
+    "BookedInterval",
     "Cache",
-    "Claims",
-    "Leg",
-    "Member",
     "Path",
+    "PathHop",
     "Pool",
     "PoolChain",
+    "PoolMember",
+    "ProbeStage",
     "Reservation",
     "ReservationChange",
+    "SlotClaims",
     "SlotLedger",
-    "Step",
     "Timeline",
-    "Use",
     "cache_of",
     "earliest_slot",
 ]

@@ -100,8 +100,8 @@ cdef inline int64_t transfer_ns(int64_t nbytes, int64_t bytes_per_second) noexce
     return <int64_t>((work + bytes_per_second - 1) / bytes_per_second)
 
 
-cdef class Use:
-    """See `timeline.Use`."""
+cdef class BookedInterval:
+    """See `timeline.BookedInterval`."""
 
     cdef public object batch
     cdef public Py_ssize_t position
@@ -171,7 +171,7 @@ cdef class Timeline:
         """Latest moment up to which the real use of this resource is known."""
         return self.line.done_until
 
-    cpdef insert(self, Use use):
+    cpdef insert(self, BookedInterval use):
         """Adds an interval; InternalError if it overlaps another one."""
         cdef Line* line = &self.line
         cdef Py_ssize_t count = line.count, at
@@ -206,7 +206,7 @@ cdef class Timeline:
                 line.gap = gap
         self._changed()
 
-    cpdef remove(self, Use use):
+    cpdef remove(self, BookedInterval use):
         """Takes an interval out."""
         cdef Line* line = &self.line
         cdef Py_ssize_t count = line.count
@@ -227,7 +227,7 @@ cdef class Timeline:
             line.gap = 0
         self._changed()
 
-    cpdef resize(self, Use use, int64_t start, int64_t end):
+    cpdef resize(self, BookedInterval use, int64_t start, int64_t end):
         """Changes an interval that nothing else overlaps, before or after."""
         cdef Line* line = &self.line
         cdef Py_ssize_t at = at_or_behind(line.starts, line.count, use.start)
@@ -239,18 +239,18 @@ cdef class Timeline:
             line.gap = line.starts[at + 1] - end
         self._changed()
 
-    cpdef after(self, Use use):
+    cpdef after(self, BookedInterval use):
         """Returns the first use behind `use` that can still move."""
         cdef Py_ssize_t at = at_or_behind(self.line.starts, self.line.count, use.start) + 1
-        cdef Use other
+        cdef BookedInterval other
         while at < self.line.count:
-            other = <Use>self.uses[at]
+            other = <BookedInterval>self.uses[at]
             if not other.done:
                 return other
             at += 1
         return None
 
-    cpdef bint alone(self, Use use, int64_t start, int64_t end):
+    cpdef bint alone(self, BookedInterval use, int64_t start, int64_t end):
         """True if `[start, end)` touches the interval of `use` and no other."""
         cdef Line* line = &self.line
         cdef Py_ssize_t low = behind(line.ends, line.count, start)
@@ -312,8 +312,8 @@ def earliest_slot(timelines, int64_t not_before, int64_t duration):
 
 # ---- pools ----
 
-cdef class Member:
-    """See `pool.Member`."""
+cdef class PoolMember:
+    """See `pool.PoolMember`."""
 
     cdef readonly object agent
     cdef readonly Timeline gpu
@@ -374,7 +374,7 @@ cdef class Pool:
             raise MemoryError()
 
     def __init__(self, list members):
-        cdef Member member
+        cdef PoolMember member
         cdef Py_ssize_t index, number
         self.members = members
         self.index_of = {m.agent: i for i, m in enumerate(members)}
@@ -414,7 +414,7 @@ cdef class Pool:
 
     def attach(self):
         """Starts to follow the members' timelines."""
-        cdef Member member
+        cdef PoolMember member
         cdef Py_ssize_t index
         for index in range(self.size):
             member = self.members[index]
@@ -423,7 +423,7 @@ cdef class Pool:
 
     def detach(self):
         """Stops following; the pool must not be probed any more."""
-        cdef Member member
+        cdef PoolMember member
         for member in self.members:
             member.gpu.watchers = [w for w in member.gpu.watchers if w[0] is not self]
 
@@ -448,16 +448,16 @@ cdef struct Stage:
     Py_ssize_t* home  # member of the pool before -> the same agent in this one, or -1
 
 
-cdef class Step:
-    """See `probe.Step`."""
+cdef class PathHop:
+    """See `probe.PathHop`."""
 
-    cdef readonly Member member
+    cdef readonly PoolMember member
     cdef readonly int64_t transfer_start
     cdef readonly int64_t transfer_ns
     cdef readonly int64_t start
     cdef readonly int64_t compute_ns
 
-    def __init__(self, Member member, int64_t transfer_start, int64_t transfer_ns, int64_t start,
+    def __init__(self, PoolMember member, int64_t transfer_start, int64_t transfer_ns, int64_t start,
                  int64_t compute_ns):
         self.member = member
         self.transfer_start = transfer_start
@@ -484,12 +484,12 @@ cdef class Path:
         cdef Py_ssize_t i
         cdef Hop* hop
         cdef Pool pool
-        cdef Step step
+        cdef PathHop step
         cdef list steps = []
         for i in range(self.chain.count):
             hop = self.hops + i
             pool = self.chain.pools[i]
-            step = Step.__new__(Step)
+            step = PathHop.__new__(PathHop)
             step.member = pool.members[hop.index]
             step.transfer_start = hop.sent
             step.transfer_ns = hop.length
@@ -537,7 +537,7 @@ cdef class PoolChain:
                 if not self.stages[i].home:
                     raise MemoryError()
                 for index in range(before.size):
-                    agent = (<Member>before.members[index]).agent
+                    agent = (<PoolMember>before.members[index]).agent
                     self.stages[i].home[index] = pool.index_of.get(agent, -1)
             before = pool
         self._sum_up()
@@ -627,17 +627,17 @@ cdef class PoolChain:
 def uses_of(batch, steps):
     """See `probe.uses_of`."""
     cdef Py_ssize_t position = 0
-    cdef Step step
-    cdef Member sender = None
+    cdef PathHop step
+    cdef PoolMember sender = None
     cdef list uses = []
     for step in steps:
         if step.transfer_ns and sender is not None:
             uses.append(
-                Use(batch, position, (sender.uplink, step.member.downlink), step.transfer_start,
+                BookedInterval(batch, position, (sender.uplink, step.member.downlink), step.transfer_start,
                     step.transfer_start + step.transfer_ns)
             )
         uses.append(
-            Use(batch, position, (step.member.gpu,), step.start, step.start + step.compute_ns)
+            BookedInterval(batch, position, (step.member.gpu,), step.start, step.start + step.compute_ns)
         )
         sender = step.member
         position += 1

@@ -8,17 +8,17 @@ from typing import NamedTuple
 
 from catenary_scheduler.book.cascade import Cascade
 from catenary_scheduler.book.core import (
-    Member,
+    BookedInterval,
     Path,
+    PathHop,
     Pool,
     PoolChain,
-    Step,
+    PoolMember,
     Timeline,
-    Use,
     earliest_slot,
     uses_of,
 )
-from catenary_scheduler.book.journal import Journal, grouped_by_use
+from catenary_scheduler.book.journal import ReservationJournal, grouped_by_use
 from catenary_scheduler.book.reservation import Reservation, ReservationChange
 from catenary_scheduler.book.slots import SlotLedger
 from catenary_services.domain.ids import AgentId, BatchId, Nanoseconds, ResourceId
@@ -40,7 +40,7 @@ class _Booking:
 
     __slots__ = ("expires", "uses")
 
-    def __init__(self, uses: list[Use], expires: Nanoseconds) -> None:
+    def __init__(self, uses: list[BookedInterval], expires: Nanoseconds) -> None:
         self.uses = uses
         self.expires = expires
 
@@ -60,10 +60,10 @@ class Book:
         self._timelines: dict[ResourceId, Timeline] = {}
         self._bookings: dict[BatchId, _Booking] = {}
         self._expiries: list[tuple[Nanoseconds, BatchId]] = []
-        self._history: list[tuple[Nanoseconds, int, Use]] = []
+        self._history: list[tuple[Nanoseconds, int, BookedInterval]] = []
         self._followed: list[Pool] = []
         self._corrections = 0
-        self._journal = Journal()
+        self._journal = ReservationJournal()
 
     # Resources
 
@@ -74,9 +74,9 @@ class Book:
             line = self._timelines[resource] = Timeline(resource)
         return line
 
-    def member(self, agent: Agent) -> Member:
+    def member(self, agent: Agent) -> PoolMember:
         """Returns an agent as a pool wants it."""
-        return Member(
+        return PoolMember(
             agent.agent_id,
             self.timeline(gpu_of(agent.agent_id)),
             self.timeline(ResourceId(f"uplink/{agent.server}")),
@@ -98,7 +98,7 @@ class Book:
         """Returns where a batch of `rows` would run if dispatched now. Books nothing."""
         return chain.probe(rows, now)
 
-    def reserve(self, batch: BatchId, steps: Sequence[Step], expires_ns: Nanoseconds) -> None:
+    def reserve(self, batch: BatchId, steps: Sequence[PathHop], expires_ns: Nanoseconds) -> None:
         """Books every transfer and compute of a path; no steps book only the expiry.
 
         Raises:
@@ -262,7 +262,7 @@ class Book:
             done = records[0].done
             not_before = start if done else max(start, ready.get(batch, start))
             slot = earliest_slot(lines, not_before, end - start)
-            use = Use(batch, position, lines, slot, slot + end - start)
+            use = BookedInterval(batch, position, lines, slot, slot + end - start)
             if not done:
                 ready[batch] = use.end
             booking = self._bookings.get(batch)
@@ -277,7 +277,7 @@ class Book:
 
     # Inside
 
-    def _enter(self, batch: BatchId, uses: list[Use], expires: Nanoseconds) -> None:
+    def _enter(self, batch: BatchId, uses: list[BookedInterval], expires: Nanoseconds) -> None:
         if batch in self._bookings:
             raise InternalError(f"batch {batch} has a booking already")
         entered = 0
@@ -294,7 +294,7 @@ class Book:
         self._bookings[batch] = _Booking(uses, expires)
         heappush(self._expiries, (expires, batch))
 
-    def _put_in(self, use: Use) -> None:
+    def _put_in(self, use: BookedInterval) -> None:
         lines = use.timelines
         lines[0].insert(use)
         if len(lines) > 1:
@@ -302,7 +302,7 @@ class Book:
         use.live = True
         self._journal.note(use)
 
-    def _put_in_others(self, use: Use) -> None:
+    def _put_in_others(self, use: BookedInterval) -> None:
         for at, line in enumerate(use.timelines[1:], start=1):
             try:
                 line.insert(use)
@@ -311,13 +311,15 @@ class Book:
                     entered.remove(use)
                 raise
 
-    def _take_out(self, use: Use) -> None:
+    def _take_out(self, use: BookedInterval) -> None:
         for line in use.timelines:
             line.remove(use)
         use.live = False
         self._journal.gone(use)
 
-    def _settle(self, use: Use, start: Nanoseconds, end: Nanoseconds) -> tuple[BatchId, ...]:
+    def _settle(
+        self, use: BookedInterval, start: Nanoseconds, end: Nanoseconds
+    ) -> tuple[BatchId, ...]:
         """Turns a booked use into a real one and moves what is in its way."""
         booking = self._bookings[use.batch]
         following = self._successor(use)
@@ -351,14 +353,14 @@ class Book:
             self._move(moved, new_start)
         return tuple(dict.fromkeys(moved.batch for moved, _ in moves))
 
-    def _close(self, use: Use) -> None:
+    def _close(self, use: BookedInterval) -> None:
         use.done = True
         self._corrections += 1
         heappush(self._history, (use.end, self._corrections, use))
         for line in use.timelines:
             line.ran_until(use.end)
 
-    def _move(self, use: Use, start: Nanoseconds) -> None:
+    def _move(self, use: BookedInterval, start: Nanoseconds) -> None:
         later = start - use.start
         use.start, use.end = start, use.end + later
         self._put_in(use)
@@ -372,14 +374,14 @@ class Book:
         for use in booking.uses:
             self._journal.note(use)
 
-    def _successor(self, use: Use) -> Use | None:
+    def _successor(self, use: BookedInterval) -> BookedInterval | None:
         uses = self._bookings[use.batch].uses
         for other in uses[uses.index(use) + 1 :]:
             if not other.done:
                 return other
         return None
 
-    def _records(self, use: Use) -> list[Reservation]:
+    def _records(self, use: BookedInterval) -> list[Reservation]:
         booking = self._bookings.get(use.batch)
         expires = booking.expires if booking else use.end
         return [

@@ -48,7 +48,7 @@ class Cache:
         return self.tokens + self.unseen + more <= self.token_capacity
 
 
-class Claims:
+class SlotClaims:
     """The slots a session takes in each cache along a chain; no cache is named twice."""
 
     __slots__ = ("caches", "slots")

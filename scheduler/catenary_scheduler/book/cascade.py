@@ -11,19 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from catenary_scheduler.book.core import Use
+from catenary_scheduler.book.core import BookedInterval
 from catenary_services.domain.ids import Nanoseconds
 
 
 class Cascade:
     """Collects displaced uses and computes where they go; moves nothing itself."""
 
-    def __init__(self, successor: Callable[[Use], Use | None]) -> None:
+    def __init__(self, successor: Callable[[BookedInterval], BookedInterval | None]) -> None:
         self._successor = successor
-        self._floor: dict[Use, Nanoseconds] = {}
-        self._pending: list[tuple[Nanoseconds, int, Use]] = []
+        self._floor: dict[BookedInterval, Nanoseconds] = {}
+        self._pending: list[tuple[Nanoseconds, int, BookedInterval]] = []
 
-    def displace(self, use: Use | None, floor: Nanoseconds) -> None:
+    def displace(self, use: BookedInterval | None, floor: Nanoseconds) -> None:
         """Demands that `use`, if any, does not start before `floor`."""
         if use is None or use.start >= floor:
             return
@@ -32,9 +32,9 @@ class Cascade:
             heappush(self._pending, (use.start, len(self._floor), use))
         self._floor[use] = floor if known is None else max(known, floor)
 
-    def moves(self) -> list[tuple[Use, Nanoseconds]]:
+    def moves(self) -> list[tuple[BookedInterval, Nanoseconds]]:
         """Returns every displaced use and its new start."""
-        found: list[tuple[Use, Nanoseconds]] = []
+        found: list[tuple[BookedInterval, Nanoseconds]] = []
         while self._pending:
             use = heappop(self._pending)[2]
             # Nothing is moved into a time of which we know how it was really used.

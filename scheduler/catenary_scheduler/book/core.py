@@ -19,24 +19,24 @@ else:
         COMPILED = False
 
 if TYPE_CHECKING or not COMPILED:
-    from catenary_scheduler.book.pool import Member, Pool
-    from catenary_scheduler.book.probe import Path, PoolChain, Step, uses_of
-    from catenary_scheduler.book.timeline import Timeline, Use, earliest_slot
+    from catenary_scheduler.book.pool import Pool, PoolMember
+    from catenary_scheduler.book.probe import Path, PathHop, PoolChain, uses_of
+    from catenary_scheduler.book.timeline import BookedInterval, Timeline, earliest_slot
 else:
-    Member, Pool = _native.Member, _native.Pool
-    Path, PoolChain, Step = _native.Path, _native.PoolChain, _native.Step
-    Timeline, Use = _native.Timeline, _native.Use
+    PoolMember, Pool = _native.PoolMember, _native.Pool
+    Path, PoolChain, PathHop = _native.Path, _native.PoolChain, _native.PathHop
+    Timeline, BookedInterval = _native.Timeline, _native.BookedInterval
     earliest_slot, uses_of = _native.earliest_slot, _native.uses_of
 
 __all__ = [
     "COMPILED",
-    "Member",
+    "BookedInterval",
     "Path",
+    "PathHop",
     "Pool",
     "PoolChain",
-    "Step",
+    "PoolMember",
     "Timeline",
-    "Use",
     "earliest_slot",
     "uses_of",
 ]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from catenary_scheduler.book.core import Use
+from catenary_scheduler.book.core import BookedInterval
 from catenary_scheduler.book.reservation import Reservation, ReservationChange
 
 
-class Journal:
+class ReservationJournal:
     """Uses that changed since they were last taken.
 
     Changes of one use between two calls of `take` are one change, and a use that came and went in
@@ -18,20 +18,22 @@ class Journal:
     __slots__ = ("_touched",)
 
     def __init__(self) -> None:
-        self._touched: dict[Use, None] = {}
+        self._touched: dict[BookedInterval, None] = {}
 
-    def note(self, use: Use) -> None:
+    def note(self, use: BookedInterval) -> None:
         """A use is new or has changed."""
         self._touched[use] = None
 
-    def gone(self, use: Use) -> None:
+    def gone(self, use: BookedInterval) -> None:
         """A use is in the book no more."""
         if use.persisted:
             self._touched[use] = None
         else:
             self._touched.pop(use, None)
 
-    def take(self, records: Callable[[Use], list[Reservation]]) -> list[ReservationChange]:
+    def take(
+        self, records: Callable[[BookedInterval], list[Reservation]]
+    ) -> list[ReservationChange]:
         """Returns the changes, as the uses are now."""
         changes = []
         for use in self._touched:

@@ -8,7 +8,7 @@ from catenary_scheduler.book.timeline import Timeline
 from catenary_services.domain.ids import AgentId, Nanoseconds
 
 
-class Member:
+class PoolMember:
     """A GPU and the links of its server."""
 
     __slots__ = ("agent", "bytes_per_second", "downlink", "gpu", "uplink")
@@ -37,7 +37,7 @@ class Pool:
 
     __slots__ = ("fastest", "index_of", "members", "order", "ports")
 
-    def __init__(self, members: list[Member]) -> None:
+    def __init__(self, members: list[PoolMember]) -> None:
         self.members = members
         self.order: list[tuple[Nanoseconds, int]] = []
         self.index_of: dict[AgentId, int] = {m.agent: i for i, m in enumerate(members)}

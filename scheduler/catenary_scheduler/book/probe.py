@@ -17,15 +17,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from catenary_scheduler.book.pool import Member, Pool
-from catenary_scheduler.book.timeline import Timeline, Use, earliest_on
+from catenary_scheduler.book.pool import Pool, PoolMember
+from catenary_scheduler.book.timeline import BookedInterval, Timeline, earliest_on
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, BatchId, Nanoseconds
 
 _LAST = 1 << 62
 """An index behind every member, for bisection."""
 
 
-class Leg(NamedTuple):
+class ProbeStage(NamedTuple):
     """A stage as the probe needs it."""
 
     pool: Pool
@@ -36,10 +36,10 @@ class Leg(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PathHop:
     """One hop of a path: the transfer into it (none if `transfer_ns` is 0) and its compute."""
 
-    member: Member
+    member: PoolMember
     transfer_start: Nanoseconds
     transfer_ns: Nanoseconds
     start: Nanoseconds
@@ -54,7 +54,7 @@ class Path:
     finish_ns: Nanoseconds
     wait_ns: Nanoseconds
     """Sum of the waits for each resource (Algorithm 1, waitTime)."""
-    steps: list[Step]
+    steps: list[PathHop]
 
 
 _Rank = tuple[int, Nanoseconds, int]
@@ -73,7 +73,7 @@ class PoolChain:
 
     __slots__ = ("least_work_ns", "legs", "max_rows")
 
-    def __init__(self, legs: Sequence[Leg]) -> None:
+    def __init__(self, legs: Sequence[ProbeStage]) -> None:
         self.legs = tuple(legs)
         self.max_rows = min(len(leg.compute_ns) for leg in legs)
         self.least_work_ns = tuple(
@@ -90,8 +90,8 @@ class PoolChain:
             raise IndexError(f"{rows} rows; planned are 1 to {self.max_rows}")
         moment = now
         work = 0
-        steps: list[Step] = []
-        sender: Member | None = None
+        steps: list[PathHop] = []
+        sender: PoolMember | None = None
         for pool, compute, row_bytes in self.legs:
             duration = compute[rows - 1]
             if sender is None or row_bytes == 0:
@@ -117,22 +117,24 @@ class PoolChain:
         return None
 
 
-def uses_of(batch: BatchId, steps: Sequence[Step]) -> list[Use]:
+def uses_of(batch: BatchId, steps: Sequence[PathHop]) -> list[BookedInterval]:
     """Returns what a batch on this path occupies, in order of time."""
-    uses: list[Use] = []
-    sender: Member | None = None
+    uses: list[BookedInterval] = []
+    sender: PoolMember | None = None
     for position, step in enumerate(steps):
         member = step.member
         if step.transfer_ns and sender is not None:
             links = (sender.uplink, member.downlink)
             sent = step.transfer_start
-            uses.append(Use(batch, position, links, sent, sent + step.transfer_ns))
-        uses.append(Use(batch, position, (member.gpu,), step.start, step.start + step.compute_ns))
+            uses.append(BookedInterval(batch, position, links, sent, sent + step.transfer_ns))
+        uses.append(
+            BookedInterval(batch, position, (member.gpu,), step.start, step.start + step.compute_ns)
+        )
         sender = member
     return uses
 
 
-def _least_work(legs: tuple[Leg, ...], rows: int) -> Nanoseconds:
+def _least_work(legs: tuple[ProbeStage, ...], rows: int) -> Nanoseconds:
     total = 0
     before: Pool | None = None
     for leg in legs:
@@ -144,11 +146,11 @@ def _least_work(legs: tuple[Leg, ...], rows: int) -> Nanoseconds:
     return total
 
 
-def _without_transfer(pool: Pool, moment: Nanoseconds, duration: Nanoseconds) -> Step:
+def _without_transfer(pool: Pool, moment: Nanoseconds, duration: Nanoseconds) -> PathHop:
     order, members = pool.order, pool.members
     at = bisect_right(order, (moment, _LAST)) - 1
     if at >= 0:
-        return Step(members[order[at][1]], moment, 0, moment, duration)
+        return PathHop(members[order[at][1]], moment, 0, moment, duration)
     best = -1
     best_start: Nanoseconds = _LAST
     best_rank: _Rank = (2, 0, 0)
@@ -159,12 +161,12 @@ def _without_transfer(pool: Pool, moment: Nanoseconds, duration: Nanoseconds) ->
             rank = (1 if gpu.busy_until > start else 0, -gpu.busy_until, -index)
             if start < best_start or rank < best_rank:
                 best, best_start, best_rank = index, start, rank
-    return Step(members[best], moment, 0, best_start, duration)
+    return PathHop(members[best], moment, 0, best_start, duration)
 
 
 def _with_transfer(
-    pool: Pool, sender: Member, moment: Nanoseconds, duration: Nanoseconds, nbytes: int
-) -> Step:
+    pool: Pool, sender: PoolMember, moment: Nanoseconds, duration: Nanoseconds, nbytes: int
+) -> PathHop:
     """Tries for the bound: the transfer as soon as the uplink is free, then compute at once."""
     members, order = pool.members, pool.order
     speed, fastest = sender.bytes_per_second, pool.fastest
@@ -185,13 +187,13 @@ def _with_transfer(
         if port >= slowest or -(-nbytes * NANOSECONDS_PER_SECOND // port) == length:
             ends = member.downlink.ends
             if not ends or ends[-1] <= sent or earliest_on(member.downlink, sent, length) == sent:
-                return Step(member, sent, length, arrival, duration)
+                return PathHop(member, sent, length, arrival, duration)
     return _look_at_all(pool, sender, moment, duration, nbytes)
 
 
 def _look_at_all(
-    pool: Pool, sender: Member, moment: Nanoseconds, duration: Nanoseconds, nbytes: int
-) -> Step:
+    pool: Pool, sender: PoolMember, moment: Nanoseconds, duration: Nanoseconds, nbytes: int
+) -> PathHop:
     """Algorithm 2, lines 10 to 19, with one search per downlink instead of one per GPU."""
     members, uplink, speed = pool.members, sender.uplink, sender.bytes_per_second
     best, best_sent, best_length = -1, moment, 0
@@ -215,7 +217,7 @@ def _look_at_all(
             if start < best_start or rank < best_rank:
                 best, best_start, best_rank = index, start, rank
                 best_sent, best_length = (moment, 0) if at_home else (sent, length)
-    return Step(members[best], best_sent, best_length, best_start, duration)
+    return PathHop(members[best], best_sent, best_length, best_start, duration)
 
 
 def _both_free(

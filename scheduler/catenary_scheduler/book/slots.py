@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
-from catenary_scheduler.book.caches import Cache, Claims, cache_of, place_of
+from catenary_scheduler.book.caches import Cache, SlotClaims, cache_of, place_of
 from catenary_scheduler.book.reservation import Reservation, ReservationChange
 from catenary_services.domain.ids import (
     AgentId,
@@ -91,7 +91,7 @@ class SlotLedger:
 
     # The verbs
 
-    def probe(self, claims: Claims) -> Cache | None:
+    def probe(self, claims: SlotClaims) -> Cache | None:
         """Returns the first cache with too few slots left; None if all would do. Books nothing."""
         for at, cache in enumerate(claims.caches):
             if cache.used + claims.slots[at] > cache.capacity:
@@ -99,7 +99,7 @@ class SlotLedger:
         return None
 
     def reserve(
-        self, session: SessionId, claims: Claims, now: Nanoseconds, expires_ns: Nanoseconds
+        self, session: SessionId, claims: SlotClaims, now: Nanoseconds, expires_ns: Nanoseconds
     ) -> None:
         """Takes slots in every cache.
 

@@ -18,7 +18,7 @@ class Watcher(Protocol):
         ...
 
 
-class Use:
+class BookedInterval:
     """One booked interval on one or several resources at once.
 
     Invariants: `start < end`; while `live` it stands in every one of its timelines, afterwards
@@ -63,14 +63,14 @@ class Timeline:
         self.resource = resource
         self.starts: list[Nanoseconds] = []
         self.ends: list[Nanoseconds] = []
-        self.uses: list[Use] = []
+        self.uses: list[BookedInterval] = []
         self.busy_until: Nanoseconds = 0
         """End of the last interval, and never before `done_until`."""
         self.done_until: Nanoseconds = 0
         """Latest moment up to which the real use of this resource is known."""
         self.watchers: list[tuple[Watcher, int]] = []
 
-    def insert(self, use: Use) -> None:
+    def insert(self, use: BookedInterval) -> None:
         """Adds an interval.
 
         Raises:
@@ -91,7 +91,7 @@ class Timeline:
         ends.insert(at, end)
         self.uses.insert(at, use)
 
-    def remove(self, use: Use) -> None:
+    def remove(self, use: BookedInterval) -> None:
         """Takes an interval out."""
         at = bisect_left(self.starts, use.start)
         if at == len(self.uses) or self.uses[at] is not use:
@@ -100,7 +100,7 @@ class Timeline:
         if at == len(self.starts):
             self._ends_at(max(self.ends[-1] if self.ends else 0, self.done_until))
 
-    def resize(self, use: Use, start: Nanoseconds, end: Nanoseconds) -> None:
+    def resize(self, use: BookedInterval, start: Nanoseconds, end: Nanoseconds) -> None:
         """Changes an interval that nothing else overlaps, before or after."""
         at = bisect_left(self.starts, use.start)
         self.starts[at] = start
@@ -108,7 +108,7 @@ class Timeline:
         if at == len(self.ends) - 1:
             self._ends_at(max(end, self.done_until))
 
-    def after(self, use: Use) -> Use | None:
+    def after(self, use: BookedInterval) -> BookedInterval | None:
         """Returns the first use behind `use` that can still move."""
         at = bisect_left(self.starts, use.start) + 1
         while at < len(self.uses):
@@ -117,13 +117,13 @@ class Timeline:
             at += 1
         return None
 
-    def alone(self, use: Use, start: Nanoseconds, end: Nanoseconds) -> bool:
+    def alone(self, use: BookedInterval, start: Nanoseconds, end: Nanoseconds) -> bool:
         """True if `[start, end)` touches the interval of `use` and no other."""
         low = bisect_right(self.ends, start)
         high = bisect_left(self.starts, end, low)
         return high - low == 1 and self.uses[low] is use
 
-    def overlapping(self, start: Nanoseconds, end: Nanoseconds) -> list[Use]:
+    def overlapping(self, start: Nanoseconds, end: Nanoseconds) -> list[BookedInterval]:
         """Returns the uses that share a moment with `[start, end)`."""
         low = bisect_right(self.ends, start)
         return self.uses[low : bisect_left(self.starts, end, low)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from catenary_scheduler.agents.deployments import Deployments
-from catenary_scheduler.observed.profiles import Measured
+from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import ChainLatency, Placement, ServiceTime, complete_plan
 from catenary_services.domain.ids import Epoch, ModelKey, PlanId
 from catenary_services.domain.plan import ModelPlan, Plan
@@ -17,7 +17,7 @@ from catenary_services.log import get_logger
 _log = get_logger(__name__)
 
 
-class Dispatching(Protocol):
+class PlanCallbacks(Protocol):
     """What a plan is put in force on."""
 
     @property
@@ -42,7 +42,7 @@ class ActivePlan:
     placement: Placement
 
 
-class InForce:
+class PlanActivator:
     """Puts placements in force.
 
     Attributes:
@@ -53,9 +53,9 @@ class InForce:
 
     def __init__(
         self,
-        dispatching: Dispatching,
+        dispatching: PlanCallbacks,
         deployments: Deployments,
-        measured: Measured,
+        measured: MeasuredProfiles,
         pace: Callable[[], ServiceTime],
         latency: Callable[[], ChainLatency],
     ) -> None:

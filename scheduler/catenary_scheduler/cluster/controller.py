@@ -4,10 +4,10 @@ Everything that happens (an agent came, a partition was loaded, a plan was appli
 ends in `reconcile`, which compares what should be with what is and does what is missing. It may be
 called at any time and any number of times.
 
-    wishes     what should be served by: a plan from outside, or the planner's
+    desired    what should be served by: a plan from outside, or the planner's
     steering   from the plan in force to the one that should be, without a pause where it can
-    in_force   the plan in force
-    fleet      the agents, and orders to load and unload
+    activator  the plan in force
+    agents      the agents, and orders to load and unload
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Protocol
 
 from catenary_scheduler.agents.content_check import ContentCheck
 from catenary_scheduler.agents.deployments import Deployments
-from catenary_scheduler.agents.hosting import Fleet, Goal, Yard
+from catenary_scheduler.agents.hosting import AgentCallbacks, HostingGoal, PartitionHosting
 from catenary_scheduler.agents.load_orders import LoadOrders
 from catenary_scheduler.agents.readiness import judge
-from catenary_scheduler.agents.registry import AgentRecord, Loaded, Roster
-from catenary_scheduler.cluster.active_plan import ActivePlan, Dispatching, InForce
-from catenary_scheduler.cluster.desired_plan import Wishes
-from catenary_scheduler.observed.profiles import Measured
+from catenary_scheduler.agents.registry import AgentRegistry, AgentState, LoadedPartition
+from catenary_scheduler.cluster.active_plan import ActivePlan, PlanActivator, PlanCallbacks
+from catenary_scheduler.cluster.desired_plan import DesiredPlan
+from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import Placement, requirements
 from catenary_scheduler.replanning.chain_costs import latency_lines, service_times
 from catenary_scheduler.replanning.planner import Planner
-from catenary_scheduler.rollout.driver import Steering
-from catenary_scheduler.rollout.report import SwitchReport
-from catenary_scheduler.rollout.rollout import Facts, Phase, Switch
+from catenary_scheduler.rollout.driver import RolloutController
+from catenary_scheduler.rollout.report import RolloutReport
+from catenary_scheduler.rollout.rollout import ClusterSnapshot, PlanRollout, RolloutPhase
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
@@ -50,7 +50,7 @@ _MOVE_SESSIONS_NS = 3 * NANOSECONDS_PER_SECOND
 elsewhere after so long, and those that are about to move after twice as long."""
 
 
-class Stage(Yard, Dispatching, Protocol):
+class ClusterCallbacks(AgentCallbacks, PlanCallbacks, Protocol):
     """What the cluster does to the rest of the term."""
 
     @property
@@ -58,7 +58,7 @@ class Stage(Yard, Dispatching, Protocol):
         """Stamped on orders, part of a plan's id."""
         ...
 
-    def switch_ended(self, report: SwitchReport) -> None:
+    def switch_ended(self, report: RolloutReport) -> None:
         """A change of plan is done, or was rolled back."""
         ...
 
@@ -72,13 +72,13 @@ class Stage(Yard, Dispatching, Protocol):
         """Agents, partitions, readiness or plan are not what they were."""
         ...
 
-    def note(self, kind: str, facts: dict[str, str]) -> None:
+    def note(self, kind: str, snapshot: dict[str, str]) -> None:
         """Enters what happened into the event stream."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RetryLimits:
     """How long and how often the cluster tries."""
 
     load_timeout_s: float = 120.0
@@ -86,66 +86,68 @@ class Limits:
     switch_timeout_ns: Nanoseconds = 120 * 10**9
 
 
-class Cluster:
-    """Agents, orders and plans of one term. Implements `steering.Helm`.
+class ClusterController:
+    """Agents, orders and plans of one term. Implements `driver.RolloutActions`.
 
     Attributes:
-        wishes: Who decides what should be in force.
+        desired: Who decides what should be in force.
         target: What should be in force.
         content: Which agents have other weights than the rest.
     """
 
     def __init__(
         self,
-        stage: Stage,
+        callbacks: ClusterCallbacks,
         deployments: Deployments,
         planner: Planner,
-        measured: Measured,
-        limits: Limits,
+        measured: MeasuredProfiles,
+        limits: RetryLimits,
     ) -> None:
-        self._stage = stage
+        self._callbacks = callbacks
         self._deployments = deployments
-        self._orders = LoadOrders(limits.load_timeout_s, limits.load_attempts, stage.availability)
-        self._fleet = Fleet(stage, deployments, self._orders, measured)
-        self.content = ContentCheck(deployments.ready, self._fleet.roster, stage.note)
-        self._fleet.expect_content(self.content.expected)
-        roster, shape = self._fleet.roster, planner.session_shape
-        self._in_force = InForce(
-            stage,
+        self._orders = LoadOrders(
+            limits.load_timeout_s, limits.load_attempts, callbacks.availability
+        )
+        self._hosting = PartitionHosting(callbacks, deployments, self._orders, measured)
+        self.content = ContentCheck(deployments.ready, self._hosting.registry, callbacks.note)
+        self._hosting.expect_content(self.content.expected)
+        registry, shape = self._hosting.registry, planner.session_shape
+        self._activator = PlanActivator(
+            callbacks,
             deployments,
             measured,
-            lambda: service_times(deployments, measured, roster, shape),
-            lambda: latency_lines(deployments, measured, roster),
+            lambda: service_times(deployments, measured, registry, shape),
+            lambda: latency_lines(deployments, measured, registry),
         )
-        self._steering = Steering(self, limits.switch_timeout_ns)
+        self._rollouts = RolloutController(self, limits.switch_timeout_ns)
         self._ready: dict[ModelKey, str] = {}
         self._resume_until_s: float | None = None
         """Until then a predecessor's plan comes first, as far as its agents report."""
         self._now_s = 0.0
-        self.wishes = Wishes(deployments, planner, stage.availability)
+        self.desired = DesiredPlan(deployments, planner, callbacks.availability)
         self.target: Placement | None = None
 
     # ---- what is known ----
 
     @property
-    def roster(self) -> Roster:
+    def registry(self) -> AgentRegistry:
         """Every agent, there or not."""
-        return self._fleet.roster
+        return self._hosting.registry
 
     @property
     def active(self) -> ActivePlan | None:
         """The plan in force."""
-        return self._in_force.active
+        return self._activator.active
 
     @property
     def restored(self) -> tuple[Placement, PlanId] | None:
         """What a predecessor dispatched by, until something is in force again."""
-        return self._in_force.restored
+        return self._activator.restored
 
     @property
     def plan_id(self) -> str:
         """Of the plan in force; empty without one."""
-        return self._in_force.plan_id
+        return self._activator.plan_id
 
     @property
     def is_settled(self) -> bool:
@@ -156,16 +158,16 @@ class Cluster:
     @property
     def is_switching(self) -> bool:
         """True while a change of plan is under way, or is being taken back."""
-        return self._steering.switch is not None
+        return self._rollouts.rollout is not None
 
     @property
-    def last_switch(self) -> SwitchReport | None:
-        """The last switch that is over."""
-        return self._steering.last
+    def last_switch(self) -> RolloutReport | None:
+        """The last rollout that is over."""
+        return self._rollouts.last
 
-    def switch_report(self) -> SwitchReport | None:
-        """Returns the switch under way, else the last one."""
-        return self._steering.report(now_ns())
+    def switch_report(self) -> RolloutReport | None:
+        """Returns the rollout under way, else the last one."""
+        return self._rollouts.report(now_ns())
 
     def is_ready(self, model: ModelKey) -> bool:
         """True if requests for the model can be given to the dispatcher now."""
@@ -176,9 +178,9 @@ class Cluster:
         reason = self._ready.get(model)
         if reason == "":
             return ""
-        infeasible = self._in_force.infeasible.get(model, "")
-        problem = self.wishes.problem()
-        servers = {agent: str(each.agent.server) for agent, each in self.roster.items()}
+        infeasible = self._activator.infeasible.get(model, "")
+        problem = self.desired.problem()
+        servers = {agent: str(each.agent.server) for agent, each in self.registry.items()}
         said = [*self._orders.problems(model, servers), infeasible, reason or "", problem]
         return "; ".join(dict.fromkeys(text for text in said if text)) or "partitions are loading"
 
@@ -186,33 +188,33 @@ class Cluster:
 
     def restore(self, placement: Placement, plan_id: PlanId, until_s: float) -> None:
         """Takes over what a predecessor dispatched by; its agents are waited for until then."""
-        self._in_force.restored = (placement, plan_id)
-        self._fleet.inherit(placement, until_s)
+        self._activator.restored = (placement, plan_id)
+        self._hosting.inherit(placement, until_s)
         self._resume_until_s = until_s
 
-    def restore_report(self, report: SwitchReport) -> None:
-        """Takes over what is known of the last switch."""
-        self._steering.last = report
+    def restore_report(self, report: RolloutReport) -> None:
+        """Takes over what is known of the last rollout."""
+        self._rollouts.last = report
 
     def fix(self, placement: Placement | None) -> None:
         """Serves by a placement from outside, or by what the planner says again."""
-        self.wishes.fix(placement, is_switching=self.is_switching)
+        self.desired.fix(placement, is_switching=self.is_switching)
 
-    def agent_arrives(self, record: AgentRecord) -> None:
+    def agent_arrives(self, record: AgentState) -> None:
         """An agent said hello, with what it hosts already; `reconcile` must follow."""
-        self._fleet.connected(record)
+        self._hosting.connected(record)
 
     def agent_disconnected(self, agent_id: AgentId, now_s: float) -> None:
         """An agent is gone, and what it held is gone with it."""
-        self._fleet.disconnected(agent_id, now_s)
+        self._hosting.disconnected(agent_id, now_s)
         self.content.gone(agent_id)
         self.reconcile(now_s)
 
     def partition_loaded(
-        self, agent_id: AgentId, key: PartitionKey, loaded: Loaded, now_s: float
+        self, agent_id: AgentId, key: PartitionKey, loaded: LoadedPartition, now_s: float
     ) -> None:
         """An order was carried out."""
-        self._fleet.loaded(agent_id, key, loaded, now_s)
+        self._hosting.loaded(agent_id, key, loaded, now_s)
         self.content.loaded(agent_id, key)
         self.reconcile(now_s)
 
@@ -232,7 +234,7 @@ class Cluster:
 
     def partition_lost(self, agent_id: AgentId, key: PartitionKey) -> None:
         """An agent does not host a partition that it was thought to host; it is loaded again."""
-        self._fleet.lost(agent_id, key)
+        self._hosting.lost(agent_id, key)
         self.reconcile(self._now_s)
 
     def reconcile(self, now_s: float) -> None:
@@ -240,116 +242,116 @@ class Cluster:
         self._now_s = now_s
         self._part_unlike()
         self._resume()
-        self._steer()
+        self._advance_rollout()
         self._move_sessions()
         self._activate_new_models()
         self._leave_drained()
         self._host()
-        self._fleet.tell_loaded(self._in_force.placement)
+        self._hosting.tell_loaded(self._activator.placement)
         plan = self.active.plan if self.active else None
         self._ready = judge(
-            self._deployments.ready, plan, self.target, self.roster, self._stage.availability
+            self._deployments.ready, plan, self.target, self.registry, self._callbacks.availability
         )
-        self._stage.cluster_changed()
+        self._callbacks.cluster_changed()
 
-    # ---- what switches do (`steering.Helm`) ----
+    # ---- what rollouts do (`driver.RolloutActions`) ----
 
-    def facts(self) -> Facts:
-        """Returns the cluster as a switch sees it now."""
-        goal = Goal(self._in_force.placement, self.target or _EMPTY, self._steering.switch)
-        return self._fleet.facts(goal, self._in_force.objection, now_ns(), self._now_s)
+    def snapshot(self) -> ClusterSnapshot:
+        """Returns the cluster as a rollout sees it now."""
+        goal = HostingGoal(self._activator.placement, self.target or _EMPTY, self._rollouts.rollout)
+        return self._hosting.snapshot(goal, self._activator.objection, now_ns(), self._now_s)
 
-    def apply(self, switch: Switch) -> None:
+    def apply(self, rollout: PlanRollout) -> None:
         """Puts the new plan in force; of models that are new, those that are loaded."""
-        running = {model.model: model for model in self._in_force.placement.models}
-        changed = {model.model: model for model in switch.part.models}
-        hosted = self._fleet.loaded_models(switch.new, self._now_s)
+        running = {model.model: model for model in self._activator.placement.models}
+        changed = {model.model: model for model in rollout.part.models}
+        hosted = self._hosting.loaded_models(rollout.new, self._now_s)
         there = {**running, **changed}
         models = [
             there.get(model.model, model)
-            for model in switch.new.models
+            for model in rollout.new.models
             if model.model in there or model.model in hosted
         ]
         self._activate(Placement(tuple(models)))
-        self.wishes.accepted()
+        self.desired.accepted()
 
-    def hold(self, switch: Switch) -> Collection[ModelKey]:
+    def hold(self, rollout: PlanRollout) -> Collection[ModelKey]:
         """Dispatches by what is left of the old plan; returns the models nothing is left of."""
         assert self.active is not None
-        left = switch.reduced(self.active.plan)
-        self._stage.dispatch_by(left)
+        left = rollout.reduced(self.active.plan)
+        self._callbacks.dispatch_by(left)
         return [model.model for model in left.models if not model.pipelines and not model.chains]
 
-    def empty(self, switch: Switch) -> None:
+    def empty(self, rollout: PlanRollout) -> None:
         """Asks crowded agents anew: what they refused, they refused beside other partitions."""
-        for agent in switch.crowded:
-            self._fleet.forget_orders(agent)
+        for agent in rollout.crowded:
+            self._hosting.forget_orders(agent)
 
     def release(self) -> None:
         """Dispatches by the whole plan in force again."""
         assert self.active is not None
-        self._stage.dispatch_by(self.active.plan)
+        self._callbacks.dispatch_by(self.active.plan)
 
-    def rejected(self, switch: Switch) -> None:
+    def rejected(self, rollout: PlanRollout) -> None:
         """Goes back to what was wanted before."""
-        self.wishes.rejected(switch, self._in_force.placement, self._now_s)
+        self.desired.rejected(rollout, self._activator.placement, self._now_s)
 
-    def switch_ended(self, report: SwitchReport) -> None:
+    def switch_ended(self, report: RolloutReport) -> None:
         """Tells everyone."""
-        self._stage.switch_ended(report)
+        self._callbacks.switch_ended(report)
 
     # ---- reconcile, step by step ----
 
     def _part_unlike(self) -> None:
         """Serves nothing from agents whose content is not that of the others."""
         for agent, key, text in self.content.unlike():
-            self._fleet.give_up(agent, key, text, self._now_s)
+            self._hosting.give_up(agent, key, text, self._now_s)
             self.content.differs(agent, key, text)
 
     def _resume(self) -> None:
         """After a change of leader: goes on by the old plan, as far as its agents are there."""
-        if self._resume_until_s is None or self._in_force.restored is None:
+        if self._resume_until_s is None or self._activator.restored is None:
             return
-        placement = self.wishes.known(self._in_force.restored[0])
-        hosted = self._fleet.loaded_models(placement, self._now_s, resuming=True)
+        placement = self.desired.known(self._activator.restored[0])
+        hosted = self._hosting.loaded_models(placement, self._now_s, resuming=True)
         models = tuple(model for model in placement.models if model.model in hosted)
-        if models != self._in_force.placement.models:
+        if models != self._activator.placement.models:
             self._activate(Placement(models))
         if len(models) == len(placement.models) or self._now_s >= self._resume_until_s:
             self._resume_until_s = None
             if self.active is not None:
-                self._in_force.restored = None
+                self._activator.restored = None
 
-    def _steer(self) -> None:
-        for _ in range(2):  # what is wanted may be another thing after a switch that failed
-            self.target = self.wishes.target(self.roster, self._now_s)
+    def _advance_rollout(self) -> None:
+        for _ in range(2):  # what is wanted may be another thing after a rollout that failed
+            self.target = self.desired.target(self.registry, self._now_s)
             if self.target is None or self._resume_until_s is not None:
                 return
             last = self.last_switch
-            cause = self.wishes.cause(self._in_force.placement)
-            self._steering.follow(self.target, cause)
+            cause = self.desired.cause(self._activator.placement)
+            self._rollouts.follow(self.target, cause)
             if self.last_switch is last:
                 return
 
     def _move_sessions(self) -> None:
         """Does not wait for the end of every long session in the way of a change of plan."""
-        switch = self._steering.switch
-        if switch is None or switch.phase is not Phase.FLUSHING:
+        rollout = self._rollouts.rollout
+        if rollout is None or rollout.phase is not RolloutPhase.FLUSHING:
             return
-        waited_ns = now_ns() - switch.since_ns
+        waited_ns = now_ns() - rollout.since_ns
         must, moving = waited_ns >= _MOVE_SESSIONS_NS, waited_ns >= 2 * _MOVE_SESSIONS_NS
-        facts = self.facts()
-        for agent in sorted(switch.crowded):
-            for key in facts.surplus(agent, switch.new):
-                self._stage.move_sessions(agent, key, must=must, moving=moving)
+        snapshot = self.snapshot()
+        for agent in sorted(rollout.crowded):
+            for key in snapshot.surplus(agent, rollout.new):
+                self._callbacks.move_sessions(agent, key, must=must, moving=moving)
 
     def _activate_new_models(self) -> None:
         """Serves models that were not served before as soon as they are loaded."""
         if self.target is None or self._resume_until_s is not None:
             return
-        before = self._in_force.placement.models
+        before = self._activator.placement.models
         running = {model.model: model for model in before}
-        hosted = self._fleet.loaded_models(self.target, self._now_s)
+        hosted = self._hosting.loaded_models(self.target, self._now_s)
         models = [
             running.get(model.model, model)
             for model in self.target.models
@@ -362,16 +364,16 @@ class Cluster:
             self._activate(Placement(tuple(models)))
 
     def _activate(self, placement: Placement) -> None:
-        switch = self._steering.switch
-        self._in_force.activate(placement, switch.reduced if switch else lambda plan: plan)
+        rollout = self._rollouts.rollout
+        self._activator.activate(placement, rollout.reduced if rollout else lambda plan: plan)
         if self._resume_until_s is None and placement == self.target:
-            self._in_force.restored = None
-        self._fleet.tell_loaded(placement)
+            self._activator.restored = None
+        self._hosting.tell_loaded(placement)
 
     def _leave_drained(self) -> None:
         """Stops sending to draining agents at once where nothing is lost by it."""
-        placement = self._in_force.placement
-        draining = self._fleet.draining()
+        placement = self._activator.placement
+        draining = self._hosting.draining()
         if not draining & requirements.agents_of(placement):
             return
         smaller = requirements.without(placement, set(draining))
@@ -383,8 +385,8 @@ class Cluster:
         """Has agents load and unload."""
         resuming = self._resume_until_s is not None
         target = self.target
-        if resuming and self._in_force.restored is not None:
-            target = self._in_force.restored[0]
+        if resuming and self._activator.restored is not None:
+            target = self._activator.restored[0]
         if target is not None:
-            goal = Goal(self._in_force.placement, target, self._steering.switch)
-            self._fleet.host(goal, self._now_s, may_unload=not resuming)
+            goal = HostingGoal(self._activator.placement, target, self._rollouts.rollout)
+            self._hosting.host(goal, self._now_s, may_unload=not resuming)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from catenary_scheduler.agents.deployments import Deployments
-from catenary_scheduler.agents.registry import Roster
+from catenary_scheduler.agents.registry import AgentRegistry
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.planning import Placement, requirements
 from catenary_scheduler.replanning.planner import Planner
-from catenary_scheduler.replanning.provenance import HAND, PlanNotes
-from catenary_scheduler.rollout.rollout import Switch
+from catenary_scheduler.replanning.provenance import HAND, PlanProvenance
+from catenary_scheduler.rollout.rollout import PlanRollout
 from catenary_services.domain.ids import AgentId
 
 
-class Wishes:
+class DesiredPlan:
     """Who decides, and what.
 
     Attributes:
@@ -30,11 +30,11 @@ class Wishes:
         self.fixed_before: Placement | None = None
 
     @property
-    def notes(self) -> PlanNotes | None:
+    def provenance(self) -> PlanProvenance | None:
         """How what is wanted came about."""
         if self.fixed is not None:
-            return PlanNotes(HAND, "by a plan file or `catenary plan apply`")
-        return self._planner.notes
+            return PlanProvenance(HAND, "by a plan file or `catenary plan apply`")
+        return self._planner.provenance
 
     def fix(self, placement: Placement | None, *, is_switching: bool) -> None:
         """Serves by a placement from outside, or by what the planner says again."""
@@ -42,12 +42,12 @@ class Wishes:
             self.fixed_before = self.fixed
         self.fixed = placement
 
-    def target(self, roster: Roster, now_s: float) -> Placement | None:
+    def target(self, registry: AgentRegistry, now_s: float) -> Placement | None:
         """Returns what should be in force; None if there cannot be a plan yet."""
         if self.fixed is not None:
             return self.known(requirements.without(self.fixed, self._draining()))
         models = [each.for_planning() for each in self._deployments.ready.values()]
-        placement = self._planner.follow(models, roster, now_s)
+        placement = self._planner.follow(models, registry, now_s)
         return None if placement is None else self.known(placement)
 
     def known(self, placement: Placement) -> Placement:
@@ -62,17 +62,17 @@ class Wishes:
             return f"{', '.join(sorted(leaving))} is to be drained"
         if self.fixed is not None:
             return "a plan was given from outside"
-        return self._planner.notes.cause if self._planner.notes is not None else ""
+        return self._planner.provenance.cause if self._planner.provenance is not None else ""
 
-    def rejected(self, switch: Switch, present: Placement, now_s: float) -> None:
-        """A switch failed: goes back to what was wanted before."""
+    def rejected(self, rollout: PlanRollout, present: Placement, now_s: float) -> None:
+        """A rollout failed: goes back to what was wanted before."""
         if self.fixed is not None:
             self.fixed, self.fixed_before = self.fixed_before, None
         else:
-            self._planner.rejected(present, switch.problem, now_s)
+            self._planner.rejected(present, rollout.problem, now_s)
 
     def accepted(self) -> None:
-        """A switch is done."""
+        """A rollout is done."""
         self._planner.accepted()
 
     def problem(self) -> str:

@@ -15,42 +15,42 @@ from catenary_services.domain.ids import AgentId
 from catenary_services.domain.plan import Chain, ModelPlan
 
 if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 
-def begin_draining(term: Term, agent_id: AgentId) -> None:
+def begin_draining(leader: LeaderRuntime, agent_id: AgentId) -> None:
     """Has an agent be used no more: nothing begins there, and its sessions move away."""
-    term.agent_draining(agent_id)
-    term.reconcile()
+    leader.agent_draining(agent_id)
+    leader.reconcile()
 
 
-def take_back(term: Term, agent_id: AgentId) -> None:
+def take_back(leader: LeaderRuntime, agent_id: AgentId) -> None:
     """Has an agent that was to go be used again; sessions that have left do not come back."""
-    term.availability.clear(agent_id, Impairment.DRAINING)
-    term.drains.taken_back(agent_id)
-    term.reconcile()
+    leader.availability.clear(agent_id, Impairment.DRAINING)
+    leader.drains.taken_back(agent_id)
+    leader.reconcile()
 
 
-def is_idle(term: Term, agent_id: AgentId) -> bool:
+def is_idle(leader: LeaderRuntime, agent_id: AgentId) -> bool:
     """True if an agent has nothing left to do: it holds nothing, and all is served without it."""
-    is_used = term.in_flight.uses_agent(agent_id) or term.live.uses_agent(agent_id)
-    active = term.cluster.active
+    is_used = leader.in_flight.uses_agent(agent_id) or leader.live.uses_agent(agent_id)
+    active = leader.cluster.active
     models = active.plan.models if active is not None else ()
-    return not is_used and not any(_needs(term, model, agent_id) for model in models)
+    return not is_used and not any(_needs(leader, model, agent_id) for model in models)
 
 
-def _needs(term: Term, model: ModelPlan, agent_id: AgentId) -> bool:
+def _needs(leader: LeaderRuntime, model: ModelPlan, agent_id: AgentId) -> bool:
     """True while requests for a model may be sent to an agent that is to go."""
     if any(agent_id in stage.agents for line in model.pipelines for stage in line.stages):
         return True  # batches are, until there is a plan without it
     if not any(hop.agent == agent_id for chain in model.chains for hop in chain.hops):
         return False
-    return not any(_serves(term, chain) for chain in model.chains)
+    return not any(_serves(leader, chain) for chain in model.chains)
 
 
-def _serves(term: Term, chain: Chain) -> bool:
+def _serves(leader: LeaderRuntime, chain: Chain) -> bool:
     """True if sessions may begin on a chain whatever agents are to go."""
-    availability = term.availability
+    availability = leader.availability
     return all(
         availability.can_serve(hop.agent, hop.partition)
         and not is_draining(hop.agent, availability)
@@ -58,7 +58,7 @@ def _serves(term: Term, chain: Chain) -> bool:
     )
 
 
-def tell_drained(term: Term, agent_id: AgentId) -> None:
+def tell_drained(leader: LeaderRuntime, agent_id: AgentId) -> None:
     """Tells an agent that nothing more will be asked of it; it may be stopped, or be used again."""
-    message = scheduler_pb2.SchedulerToAgentMessage(epoch=term.epoch, drain=scheduler_pb2.Drain())
-    term.agents.send(agent_id, message)
+    message = scheduler_pb2.SchedulerToAgentMessage(epoch=leader.epoch, drain=scheduler_pb2.Drain())
+    leader.agents.send(agent_id, message)

@@ -16,7 +16,7 @@ from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey
 from catenary_services.errors import InvalidInput, ModelNotFound
 
 if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 
 def document_of(text: str) -> dict[str, object]:
@@ -80,7 +80,7 @@ def check_blocks(placement: Placement, ready: Mapping[ModelKey, Deployment]) -> 
                 )
 
 
-async def load_plan_file(term: Term, path: Path) -> None:
+async def load_plan_file(leader: LeaderRuntime, path: Path) -> None:
     """Makes a plan file the plan, unless another plan was applied since it was read last.
 
     Raises:
@@ -91,10 +91,10 @@ async def load_plan_file(term: Term, path: Path) -> None:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput("plan_file", f"cannot be read: {error}") from error
     digest = hashlib.sha256(text.encode()).hexdigest()  # tells one plan file from another
-    if digest == term.file_mark.digest:
+    if digest == leader.file_mark.digest:
         return
-    term.cluster.fix(await placement_of(text, term.deployments))
-    term.file_mark.digest = digest
+    leader.cluster.fix(await placement_of(text, leader.deployments))
+    leader.file_mark.digest = digest
 
 
 async def _filled(entry: object, deployments: Deployments) -> object:

@@ -42,7 +42,7 @@ UNFIT = Impairment.BROKEN
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ImpairmentMark:
     """One impairment: until when it holds, and why, in words for people."""
 
     until: Nanoseconds | None
@@ -51,7 +51,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class ImpairmentReport:
     """One thing that speaks against an agent, for people."""
 
     kind: str
@@ -68,8 +68,10 @@ class _Known:
     """What is known of one agent; `None` as a partition stands for all it has."""
 
     loaded: set[PartitionKey] = field(default_factory=set)
-    marks: dict[tuple[PartitionKey | None, Impairment], Mark] = field(default_factory=dict)
-    unable: dict[PartitionKey, Mark] = field(default_factory=dict)
+    marks: dict[tuple[PartitionKey | None, Impairment], ImpairmentMark] = field(
+        default_factory=dict
+    )
+    unable: dict[PartitionKey, ImpairmentMark] = field(default_factory=dict)
     """What it could not load; `until` is when it is asked again."""
 
 
@@ -88,7 +90,7 @@ class Availability:
         self._everything_loaded = everything_loaded
         self._agents: dict[AgentId, _Known] = {}
         self._connected: set[AgentId] = set()
-        self._severed: dict[frozenset[AgentId], Mark] = {}
+        self._severed: dict[frozenset[AgentId], ImpairmentMark] = {}
         """Pairs between which frames get lost; each end may be well with everybody else."""
         self._next_expiry: Nanoseconds | None = None
         self.version = 0
@@ -138,7 +140,7 @@ class Availability:
         why: str = "",
     ) -> None:
         """Something speaks against an agent, or against one partition on it."""
-        self._of(agent).marks[partition, impairment] = Mark(until, why)
+        self._of(agent).marks[partition, impairment] = ImpairmentMark(until, why)
         self._expires(until)
         self.version += 1
 
@@ -156,8 +158,8 @@ class Availability:
     ) -> None:
         """An agent could not load a partition, and is asked again then."""
         unable = self._of(agent).unable
-        if unable.get(partition) != Mark(until, why):
-            unable[partition] = Mark(until, why)
+        if unable.get(partition) != ImpairmentMark(until, why):
+            unable[partition] = ImpairmentMark(until, why)
             self.version += 1
 
     def may_load(self, agent: AgentId, partition: PartitionKey) -> None:
@@ -168,7 +170,7 @@ class Availability:
 
     def sever(self, one: AgentId, other: AgentId, until: Nanoseconds, why: str = "") -> None:
         """Frames between two agents were lost: a way over both is as if one were suspected."""
-        self._severed[frozenset((one, other))] = Mark(until, why)
+        self._severed[frozenset((one, other))] = ImpairmentMark(until, why)
         self._expires(until)
         self.version += 1
 
@@ -227,7 +229,7 @@ class Availability:
 
     def mark_of(
         self, agent: AgentId, impairment: Impairment, partition: PartitionKey | None = None
-    ) -> Mark | None:
+    ) -> ImpairmentMark | None:
         """Returns an impairment of an agent as a whole, or of one partition on it."""
         known = self._agents.get(agent)
         return known.marks.get((partition, impairment)) if known is not None else None
@@ -290,22 +292,22 @@ class Availability:
                 found.setdefault(partition.model, set()).add(agent)
         return {model: frozenset(agents) for model, agents in found.items()}
 
-    def troubles(self, agent: AgentId) -> list[Trouble]:
+    def troubles(self, agent: AgentId) -> list[ImpairmentReport]:
         """Returns everything that speaks against an agent, the most serious first."""
         known = self._agents.get(agent)
         if known is None:
             return []
         marks = sorted(known.marks.items(), key=_seriousness)
         found = [
-            Trouble(impairment.name.lower(), partition, mark.until, mark.why)
+            ImpairmentReport(impairment.name.lower(), partition, mark.until, mark.why)
             for (partition, impairment), mark in marks
         ]
         found += [
-            Trouble("cannot_load", partition, mark.until, mark.why)
+            ImpairmentReport("cannot_load", partition, mark.until, mark.why)
             for partition, mark in sorted(known.unable.items())
         ]
         found += [
-            Trouble("severed", None, mark.until, mark.why)
+            ImpairmentReport("severed", None, mark.until, mark.why)
             for pair, mark in self._severed.items()
             if agent in pair
         ]
@@ -334,7 +336,7 @@ class Availability:
 
 
 def _seriousness(
-    entry: tuple[tuple[PartitionKey | None, Impairment], Mark],
+    entry: tuple[tuple[PartitionKey | None, Impairment], ImpairmentMark],
 ) -> tuple[int, str]:
     (partition, impairment), _ = entry
     return -int(impairment), str(partition or "")

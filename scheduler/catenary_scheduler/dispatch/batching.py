@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 from catenary_scheduler.book import Book, Path
 from catenary_scheduler.dispatch.config import PooledConfig
-from catenary_scheduler.dispatch.queue import ModelQueue
 from catenary_scheduler.dispatch.routes import Route
+from catenary_scheduler.dispatch.row_queue import RowQueue
 from catenary_services.domain.ids import Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
-class Dispatch:
+class DispatchDecision:
     """Send `rows` rows down `path`."""
 
     route: Route
@@ -31,26 +31,26 @@ class Dispatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitDecision:
     """Look again at `until`, or when something changes."""
 
     until: Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class DropDecision:
     """The head cannot make it; alone it would finish at `earliest_finish`."""
 
     earliest_finish: Nanoseconds
 
 
 def decide(
-    queue: ModelQueue,
+    queue: RowQueue,
     routes: tuple[Route, ...],
     book: Book,
     config: PooledConfig,
     now: Nanoseconds,
-) -> Dispatch | Wait | Drop:
+) -> DispatchDecision | WaitDecision | DropDecision:
     """Returns what to do with the head of a queue. There must be a head and a route."""
     deadline = queue.head.request.deadline
     ranked = [(book.probe(route.chain, route.batch_size, now), route) for route in routes]
@@ -64,11 +64,11 @@ def decide(
                 continue
         assert path is not None
         waiting = queue.rows_due(path.finish_ns)
-        full = Dispatch(route, path, path.rows)
+        full = DispatchDecision(route, path, path.rows)
         if waiting >= path.rows:
             return full
         return _build_batch(queue, full, waiting, config, now)
-    return Drop(min(book.probe(route.chain, 1, now).finish_ns for route in routes))
+    return DropDecision(min(book.probe(route.chain, 1, now).finish_ns for route in routes))
 
 
 def _waiting_time(candidate: tuple[Path, Route]) -> Nanoseconds:
@@ -76,12 +76,12 @@ def _waiting_time(candidate: tuple[Path, Route]) -> Nanoseconds:
 
 
 def _build_batch(
-    queue: ModelQueue,
-    full: Dispatch,
+    queue: RowQueue,
+    full: DispatchDecision,
     waiting: int,
     config: PooledConfig,
     now: Nanoseconds,
-) -> Dispatch | Wait:
+) -> DispatchDecision | WaitDecision:
     """Fewer rows wait than the batch could take: more may come (Algorithm 1, line 18)."""
     deadline = queue.head.request.deadline
     chain = full.route.chain
@@ -97,8 +97,10 @@ def _build_batch(
             free = now + larger.wait_ns - config.dispatch_lead_ns
             until = min(until, max(queue.lingering_since + config.max_linger_ns, free))
         if until > now:
-            return Wait(until)
+            return WaitDecision(until)
     path = chain.largest(waiting, deadline, now)
     if path is not None:
-        return Dispatch(full.route, path, path.rows)
-    return Dispatch(full.route, full.path, waiting)  # the larger booking holds the smaller batch
+        return DispatchDecision(full.route, path, path.rows)
+    return DispatchDecision(
+        full.route, full.path, waiting
+    )  # the larger booking holds the smaller batch

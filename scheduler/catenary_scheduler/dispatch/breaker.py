@@ -42,7 +42,7 @@ def is_of_device(reason: str) -> bool:
     return reason in _DEVICE
 
 
-class Circuit(enum.Enum):
+class CircuitState(enum.Enum):
     """Whether work flows."""
 
     CLOSED = "closed"
@@ -51,7 +51,7 @@ class Circuit(enum.Enum):
     PROBING = "probing"
 
 
-class Signal(enum.Enum):
+class CircuitSignal(enum.Enum):
     """What a circuit hears."""
 
     FAILED = "failed"
@@ -65,8 +65,8 @@ class Signal(enum.Enum):
     """What failed there failed for another reason, and the rest is not too often."""
 
 
-_C, _S = Circuit, Signal
-TRANSITIONS: dict[tuple[Circuit, Signal], Circuit] = {
+_C, _S = CircuitState, CircuitSignal
+TRANSITIONS: dict[tuple[CircuitState, CircuitSignal], CircuitState] = {
     (_C.CLOSED, _S.FAILED_TOO_OFTEN): _C.OPEN,
     (_C.OPEN, _S.PAUSE_OVER): _C.HALF_OPEN,
     (_C.OPEN, _S.WORKED): _C.CLOSED,  # the last member of a stage is given work all the time
@@ -83,7 +83,7 @@ TRANSITIONS: dict[tuple[Circuit, Signal], Circuit] = {
     (_C.PROBING, _S.PAUSE_OVER): _C.HALF_OPEN,
 }
 """Any other signal changes nothing."""
-_IMPAIRED = frozenset({Circuit.OPEN, Circuit.PROBING})
+_IMPAIRED = frozenset({CircuitState.OPEN, CircuitState.PROBING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +103,14 @@ class BreakerConfig:
     """Without a further failure, of one that may be given work: perhaps it never is again."""
 
 
-class Breaker:
+class CircuitBreaker:
     """One circuit."""
 
     __slots__ = ("_config", "_failed_at", "_outcomes", "_row", "circuit", "pauses", "until", "why")
 
     def __init__(self, config: BreakerConfig) -> None:
         self._config = config
-        self.circuit = Circuit.CLOSED
+        self.circuit = CircuitState.CLOSED
         self.until: Nanoseconds = 0
         """When its pause, or its probe, is over."""
         self.pauses = 0
@@ -130,7 +130,7 @@ class Breaker:
         self._failed_at = now
         self.why = why
         too_often = at_once or self._is_too_often()
-        self._hear(Signal.FAILED_TOO_OFTEN if too_often else Signal.FAILED, now)
+        self._hear(CircuitSignal.FAILED_TOO_OFTEN if too_often else CircuitSignal.FAILED, now)
 
     def worked(self, now: Nanoseconds) -> None:
         """Something was computed."""
@@ -138,19 +138,19 @@ class Breaker:
         del self._outcomes[: -self._config.of_last]
         self._row = 0
         was = self.circuit
-        self._hear(Signal.WORKED, now)
-        if was is not Circuit.CLOSED:
+        self._hear(CircuitSignal.WORKED, now)
+        if was is not CircuitState.CLOSED:
             self._outcomes.clear()
             self.pauses = 0
 
     def given(self, now: Nanoseconds) -> None:
         """Work was sent there."""
-        self._hear(Signal.GIVEN, now)
+        self._hear(CircuitSignal.GIVEN, now)
 
     def look(self, now: Nanoseconds) -> None:
         """Time has passed."""
         if self.circuit in _IMPAIRED and self.until <= now:
-            self._hear(Signal.PAUSE_OVER, now)
+            self._hear(CircuitSignal.PAUSE_OVER, now)
 
     def forgive(self, evidence: int, now: Nanoseconds) -> None:
         """A failure was not its fault."""
@@ -159,12 +159,12 @@ class Breaker:
         self._outcomes.remove(evidence)
         self._row = max(0, self._row - 1)
         if not self._is_too_often():
-            self._hear(Signal.FORGIVEN, now)
+            self._hear(CircuitSignal.FORGIVEN, now)
             self.pauses = 0
 
     def is_spotless(self, now: Nanoseconds) -> bool:
         """True if there is nothing to remember, or nothing that is worth it."""
-        if self.circuit is Circuit.CLOSED and not any(self._outcomes):
+        if self.circuit is CircuitState.CLOSED and not any(self._outcomes):
             return True
         is_old = now - self._failed_at > self._config.forgotten_after_ns
         return is_old and self.circuit not in _IMPAIRED
@@ -177,11 +177,11 @@ class Breaker:
         is_enough = len(outcomes) >= max(2, config.of_last // 2)
         return is_enough and failures >= config.failed_share * len(outcomes)
 
-    def _hear(self, signal: Signal, now: Nanoseconds) -> None:
+    def _hear(self, signal: CircuitSignal, now: Nanoseconds) -> None:
         to = TRANSITIONS.get((self.circuit, signal))
         if to is None:
             return
-        if to is Circuit.OPEN:
+        if to is CircuitState.OPEN:
             self.pauses += 1
         if to in _IMPAIRED:
             pause = self._config.first_pause_ns << min(max(0, self.pauses - 1), 16)
@@ -189,7 +189,7 @@ class Breaker:
         self.circuit = to
 
 
-class Breakers:
+class CircuitBreakers:
     """All circuits of a dispatcher.
 
     Invariant: an agent is BROKEN for a partition, by this, exactly while its circuit there is open
@@ -199,17 +199,17 @@ class Breakers:
     def __init__(self, availability: Availability, config: BreakerConfig | None = None) -> None:
         self._availability = availability
         self._config = config or BreakerConfig()
-        self._breakers: dict[tuple[AgentId, PartitionKey], Breaker] = {}
+        self._breakers: dict[tuple[AgentId, PartitionKey], CircuitBreaker] = {}
         self.opened = 0
         """How often any was opened."""
 
     def __len__(self) -> int:
         return len(self._breakers)
 
-    def circuit(self, agent: AgentId, partition: PartitionKey) -> Circuit:
+    def circuit(self, agent: AgentId, partition: PartitionKey) -> CircuitState:
         """Returns the state of a circuit."""
         breaker = self._breakers.get((agent, partition))
-        return breaker.circuit if breaker is not None else Circuit.CLOSED
+        return breaker.circuit if breaker is not None else CircuitState.CLOSED
 
     def failed(
         self, agent: AgentId, partition: PartitionKey, evidence: int, reason: str, now: Nanoseconds
@@ -223,7 +223,7 @@ class Breakers:
             reason: Of the error tree.
             now: The moment.
         """
-        breaker = self._breakers.setdefault((agent, partition), Breaker(self._config))
+        breaker = self._breakers.setdefault((agent, partition), CircuitBreaker(self._config))
         was = breaker.circuit
         why = f"its device failed last with {reason}"
         breaker.failed(evidence, now, at_once=reason == DeviceLost.reason, why=why)
@@ -266,14 +266,14 @@ class Breakers:
         self,
         agent: AgentId,
         partition: PartitionKey,
-        breaker: Breaker,
-        was: Circuit,
+        breaker: CircuitBreaker,
+        was: CircuitState,
         now: Nanoseconds,
     ) -> None:
         """Has the view say what is so now, if that is anything new."""
         circuit, view = breaker.circuit, self._availability
         if circuit is not was:
-            self.opened += circuit is Circuit.OPEN
+            self.opened += circuit is CircuitState.OPEN
             if circuit in _IMPAIRED:
                 view.impair(
                     agent,

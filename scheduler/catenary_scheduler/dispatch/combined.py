@@ -10,12 +10,12 @@ from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
     BatchFailed,
-    BoundariesMeasured,
     CachesReported,
     Command,
     Event,
     LatencyRefitted,
-    MoveWanted,
+    MoveCostsMeasured,
+    MoveRequested,
     PlanActivated,
     RequestArrived,
     RequestCancelled,
@@ -65,9 +65,9 @@ class CombinedDispatcher:
                 | SessionFailed()
                 | SessionsProgressed()
                 | LatencyRefitted()
-                | MoveWanted()
+                | MoveRequested()
                 | SessionMoved()
-                | BoundariesMeasured()
+                | MoveCostsMeasured()
                 | CachesReported()
             ):
                 return self.chained.handle(event, now)

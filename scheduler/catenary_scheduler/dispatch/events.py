@@ -183,7 +183,7 @@ MoveMode = Literal["kv", "tokens"]
 
 
 @dataclass(frozen=True, slots=True)
-class MoveWanted:
+class MoveRequested:
     """A session that generates should go on, on another chain, without a pause of its stream.
 
     It is begun if the session runs, is not moving, and the chain has room; else nothing happens but
@@ -208,7 +208,7 @@ class SessionMoved:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundariesMeasured:
+class MoveCostsMeasured:
     """What moves cost is known, or known better than before."""
 
     links: tuple[tuple[AgentId, AgentId, int], ...] = ()
@@ -269,9 +269,9 @@ Event = (
     | SessionFailed
     | SessionsProgressed
     | LatencyRefitted
-    | MoveWanted
+    | MoveRequested
     | SessionMoved
-    | BoundariesMeasured
+    | MoveCostsMeasured
     | CachesReported
     | AgentJoined
     | AgentLost

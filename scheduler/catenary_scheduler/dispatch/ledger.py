@@ -11,12 +11,12 @@ from catenary_scheduler.book import Book
 from catenary_scheduler.book.book import agents_of
 from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.dispatch.booked_times import BookedTimes
-from catenary_scheduler.dispatch.breaker import Breakers
+from catenary_scheduler.dispatch.breaker import CircuitBreakers
 from catenary_scheduler.dispatch.config import PooledConfig
 from catenary_scheduler.dispatch.events import CancelBatch, Command, Reject
-from catenary_scheduler.dispatch.queue import ModelQueue
 from catenary_scheduler.dispatch.routes import RouteTable
-from catenary_scheduler.dispatch.tracking import Batch, Request, Rows, Tracker
+from catenary_scheduler.dispatch.row_queue import RowQueue
+from catenary_scheduler.dispatch.tracking import Batch, Request, RequestTracker, RowRange
 from catenary_services.domain.ids import AgentId, BatchId, ModelKey, Nanoseconds
 from catenary_services.domain.plan import Agent, Plan
 from catenary_services.errors import NoActivePlan, PartitionLost
@@ -43,7 +43,7 @@ _COUNTERS = (
 )
 
 
-class Ledger:
+class PooledLedger:
     """State of the pooled dispatcher.
 
     `commands` collects what the shell is to do; `dirty` the models whose queue deserves a look;
@@ -56,21 +56,21 @@ class Ledger:
         self.now: Nanoseconds = 0
         self.commands: list[Command] = []
         self.dirty: dict[ModelKey, None] = {}
-        self.queues: dict[ModelKey, ModelQueue] = {}
-        self.tracker = Tracker()
+        self.queues: dict[ModelKey, RowQueue] = {}
+        self.tracker = RequestTracker()
         self.routes = RouteTable(book, availability, times)
         self.counters: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
         self.config = config
         self.book = book
         self.availability = availability
-        self.breakers = Breakers(availability, config.breaker)
+        self.breakers = CircuitBreakers(availability, config.breaker)
         self.availability_seen = availability.version
         """Of this version are the routes."""
         self.times = times
         self.times_seen = times.version
         self.plan: Plan | None = None
         self.agents: dict[AgentId, Agent] = {}
-        self.strays = False
+        self.misplaced = False
         """There may be queues of models that no plan serves."""
         self._sequence = 0
         self._late_retries = float(config.late_retries)
@@ -94,20 +94,20 @@ class Ledger:
 
     def forget_idle_queues(self) -> None:
         """Keeps queues only for models with rows or with a plan."""
-        if self.strays:
+        if self.misplaced:
             for model in [m for m, q in self.queues.items() if not q and not self.routes.serves(m)]:
                 del self.queues[model]
-            self.strays = any(not self.routes.serves(model) for model in self.queues)
+            self.misplaced = any(not self.routes.serves(model) for model in self.queues)
 
-    def enqueue(self, rows: Rows) -> None:
+    def enqueue(self, rows: RowRange) -> None:
         """Puts rows into their queue; none is fine."""
         if rows.count <= 0:
             return
         model = rows.request.model
         queue = self.queues.get(model)
         if queue is None:
-            queue = self.queues[model] = ModelQueue(model)
-            self.strays = self.strays or not self.routes.serves(model)
+            queue = self.queues[model] = RowQueue(model)
+            self.misplaced = self.misplaced or not self.routes.serves(model)
         queue.push(rows)
         self.dirty[model] = None
 
@@ -195,7 +195,7 @@ class Ledger:
                 part.avoid |= {avoid}
         self.again(rows, lost=lost)
 
-    def again(self, rows: list[Rows], *, lost: bool = True) -> None:
+    def again(self, rows: list[RowRange], *, lost: bool = True) -> None:
         """Puts rows back into the queue; those that were lost, as often as is allowed.
 
         Being late does not count as being lost: an agent that went silent is known to be lost

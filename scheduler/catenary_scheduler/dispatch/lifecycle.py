@@ -16,9 +16,9 @@ from catenary_scheduler.dispatch.events import (
     RequestCompleted,
     StageReported,
 )
-from catenary_scheduler.dispatch.ledger import Ledger
-from catenary_scheduler.dispatch.queue import ModelQueue
-from catenary_scheduler.dispatch.tracking import Batch, Request, Rows
+from catenary_scheduler.dispatch.ledger import PooledLedger
+from catenary_scheduler.dispatch.row_queue import RowQueue
+from catenary_scheduler.dispatch.tracking import Batch, Request, RowRange
 from catenary_services.domain.ids import AgentId, Nanoseconds
 from catenary_services.errors import (
     ComputeFailed,
@@ -33,7 +33,7 @@ from catenary_services.errors import (
 from catenary_services.errors import RequestCancelled as CallerGone
 
 
-class Lifecycle(Ledger):
+class PooledLifecycle(PooledLedger):
     """One small method per event."""
 
     # Requests
@@ -59,10 +59,10 @@ class Lifecycle(Ledger):
             first = max(row, adopted.request_row)
             end = min(event.rows, adopted.request_row + adopted.rows)
             if first < end:
-                self.enqueue(Rows(request, row, first - row))
-                self._adopt(Rows(request, first, end - first), adopted)
+                self.enqueue(RowRange(request, row, first - row))
+                self._adopt(RowRange(request, first, end - first), adopted)
                 row = end
-        self.enqueue(Rows(request, row, event.rows - row))
+        self.enqueue(RowRange(request, row, event.rows - row))
 
     def completed(self, event: RequestCompleted) -> None:
         """The gateway has every row."""
@@ -78,7 +78,7 @@ class Lifecycle(Ledger):
             self.counters["cancelled_requests"] += 1
             self.forget(request)
 
-    def drop(self, head: Rows, earliest_finish: Nanoseconds) -> None:
+    def drop(self, head: RowRange, earliest_finish: Nanoseconds) -> None:
         """Algorithm 1, line 16: no batch with these rows can meet the deadline."""
         request = head.request
         late = earliest_finish - request.deadline
@@ -96,7 +96,7 @@ class Lifecycle(Ledger):
             earliest_finish_ns=earliest_finish,
         )
 
-    def without_route(self, queue: ModelQueue) -> bool:
+    def without_route(self, queue: RowQueue) -> bool:
         """No pipeline of this model is whole: waits as long as that can help.
 
         Returns:
@@ -164,7 +164,7 @@ class Lifecycle(Ledger):
     def _device_failed(self, batch: Batch, agent: AgentId, event: BatchFailed) -> None:
         """An agent's device could not compute a batch: it, or a request in it, is to blame.
 
-        Who fails elsewhere, too, and alone, is; see `ModelQueue`.
+        Who fails elsewhere, too, and alone, is; see `RowQueue`.
         """
         evidence = batch.batch_id
         partition = batch.computed_by(agent)
@@ -303,7 +303,7 @@ class Lifecycle(Ledger):
                 for part in rows:
                     self.enqueue(part)
 
-    def _adopt(self, rows: Rows, adopted: AdoptedRows) -> None:
+    def _adopt(self, rows: RowRange, adopted: AdoptedRows) -> None:
         batch = self.tracker.batches.get(adopted.batch)
         if batch is not None:
             self.tracker.add_rows(batch, rows)
@@ -363,5 +363,5 @@ class Lifecycle(Ledger):
         self.availability_seen = self.availability.version
         self.times_seen = self.times.version
         self.routes.rebuild(self.plan, self.agents)
-        self.strays = True
+        self.misplaced = True
         self.dirty.update(dict.fromkeys(self.queues))

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from catenary_scheduler.book import Book, Reservation, ReservationChange, Step
+from catenary_scheduler.book import Book, PathHop, Reservation, ReservationChange
 from catenary_scheduler.dispatch.availability import Availability
-from catenary_scheduler.dispatch.batching import Dispatch, Drop, Wait, decide
+from catenary_scheduler.dispatch.batching import (
+    DispatchDecision,
+    DropDecision,
+    WaitDecision,
+    decide,
+)
 from catenary_scheduler.dispatch.booked_times import BookedTimes
 from catenary_scheduler.dispatch.config import PooledConfig
 from catenary_scheduler.dispatch.events import (
@@ -25,8 +30,8 @@ from catenary_scheduler.dispatch.events import (
     StageReported,
     Tick,
 )
-from catenary_scheduler.dispatch.lifecycle import Lifecycle
-from catenary_scheduler.dispatch.queue import ModelQueue
+from catenary_scheduler.dispatch.lifecycle import PooledLifecycle
+from catenary_scheduler.dispatch.row_queue import RowQueue
 from catenary_scheduler.dispatch.tracking import Batch
 from catenary_services.domain.ids import BatchId, ModelKey, Nanoseconds, RequestId
 
@@ -64,47 +69,47 @@ class PooledDispatcher:
         if availability is None:
             availability = Availability(everything_loaded=True)
         self._availability = availability
-        self._life = Lifecycle(
+        self._state = PooledLifecycle(
             self._config, self._book, availability, times if times is not None else BookedTimes()
         )
         self._next_batch = first_batch
 
     def handle(self, event: Event, now: Nanoseconds) -> list[Command]:
         """Folds one event into the state and returns what is to be done, in order."""
-        life = self._life
+        state = self._state
         self._book.prune(now)
-        life.now = now
+        state.now = now
         match event:
             case RequestArrived():
-                life.arrived(event)
+                state.arrived(event)
             case StageReported():
-                life.stage_reported(event)
+                state.stage_reported(event)
             case RequestCompleted():
-                life.completed(event)
+                state.completed(event)
             case RequestCancelled():
-                life.cancelled(event)
+                state.cancelled(event)
             case BatchFailed():
-                life.batch_failed(event)
+                state.batch_failed(event)
             case AgentJoined():
-                life.agent_joined(event)
+                state.agent_joined(event)
             case AgentLost():
-                life.agent_lost(event)
+                state.agent_lost(event)
             case PlanActivated():
-                life.plan_activated(event)
+                state.plan_activated(event)
             case Tick():
                 pass
-        life.breakers.look(now)
+        state.breakers.look(now)
         self._availability.expire(now)
-        life.look_around()
-        life.on_time()
+        state.look_around()
+        state.on_time()
         self._serve(now)
-        commands, life.commands = life.commands, []
+        commands, state.commands = state.commands, []
         return commands
 
     def next_wakeup(self) -> Nanoseconds | None:
         """When to send a `Tick` at the latest; None if nothing waits for time to pass."""
-        moments = [queue.wake for queue in self._life.queues.values()]
-        moments += [self._book.next_expiry(), self._life.tracker.next_timer()]
+        moments = [queue.wake for queue in self._state.queues.values()]
+        moments += [self._book.next_expiry(), self._state.tracker.next_timer()]
         moments.append(self._availability.next_expiry())
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -129,11 +134,11 @@ class PooledDispatcher:
 
     def open_requests(self) -> list[RequestId]:
         """Returns the requests that wait or are on their way."""
-        return list(self._life.tracker.requests)
+        return list(self._state.tracker.requests)
 
     def followed(self) -> list[BatchId]:
         """Returns the batches that requests wait for."""
-        return list(self._life.tracker.batches)
+        return list(self._state.tracker.batches)
 
     def statistics(self) -> dict[str, int]:
         """Returns counters since the start (names in the plural) and present gauges.
@@ -141,13 +146,13 @@ class PooledDispatcher:
         `drift_*` compares the booked with the real end of every reported compute; its sum is over
         absolute values, so that early and late do not cancel out.
         """
-        life = self._life
+        state = self._state
         return {
-            **life.counters,
-            "opened_circuits": life.breakers.opened,
-            "queued_rows": sum(queue.rows for queue in life.queues.values()),
-            "open_requests": len(life.tracker.requests),
-            "batches_in_flight": len(life.tracker.batches),
+            **state.counters,
+            "opened_circuits": state.breakers.opened,
+            "queued_rows": sum(queue.rows for queue in state.queues.values()),
+            "open_requests": len(state.tracker.requests),
+            "batches_in_flight": len(state.tracker.batches),
             "booked_batches": len(self._book),
         }
 
@@ -160,74 +165,76 @@ class PooledDispatcher:
 
     def _serve(self, now: Nanoseconds) -> None:
         """Takes one decision after the other, the most urgent head of all models first."""
-        life = self._life
-        for queue in life.queues.values():
+        state = self._state
+        for queue in state.queues.values():
             if queue.wake is not None and queue.wake <= now:
-                life.dirty[queue.model] = None
-        while life.dirty:
-            model = self._most_urgent(life.dirty)
-            waiting = life.queues.get(model)
+                state.dirty[queue.model] = None
+        while state.dirty:
+            model = self._most_urgent(state.dirty)
+            waiting = state.queues.get(model)
             if not waiting or self._step(waiting, now):
-                life.dirty.pop(model, None)
-        life.forget_idle_queues()
+                state.dirty.pop(model, None)
+        state.forget_idle_queues()
 
     def _most_urgent(self, models: dict[ModelKey, None]) -> ModelKey:
         if len(models) == 1:
             return next(iter(models))
-        queues = self._life.queues
+        queues = self._state.queues
         waiting = [model for model in models if queues.get(model)]
         if not waiting:
             return next(iter(models))
         return min(waiting, key=lambda model: queues[model].head_key)
 
-    def _step(self, queue: ModelQueue, now: Nanoseconds) -> bool:
+    def _step(self, queue: RowQueue, now: Nanoseconds) -> bool:
         """Decides once for the head of a queue; True if the queue has to wait now."""
-        life = self._life
-        routes = life.routes.of(queue.model)
+        state = self._state
+        routes = state.routes.of(queue.model)
         if not routes:
-            return life.without_route(queue)
-        life.counters["decisions"] += 1
+            return state.without_route(queue)
+        state.counters["decisions"] += 1
         stopwatch = self._stopwatch
         began = stopwatch() if stopwatch is not None else 0
         decision = self._elsewhere(queue, now) or decide(
             queue, routes, self._book, self._config, now
         )
-        if isinstance(decision, Dispatch):
+        if isinstance(decision, DispatchDecision):
             batch = BatchId(self._next_batch)
             self._next_batch += 1
             steps = decision.path.steps
-            self._book.reserve(batch, steps, life.overdue_at(decision.path.finish_ns))
+            self._book.reserve(batch, steps, state.overdue_at(decision.path.finish_ns))
             if stopwatch is not None:
                 self._decision_ns.append(stopwatch() - began)
             self._send(queue, decision, batch, steps)
             return not queue
         if stopwatch is not None:
             self._decision_ns.append(stopwatch() - began)
-        if isinstance(decision, Wait):
+        if isinstance(decision, WaitDecision):
             queue.wake = decision.until
             return True
-        life.drop(queue.head, decision.earliest_finish)
+        state.drop(queue.head, decision.earliest_finish)
         return not queue
 
-    def _elsewhere(self, queue: ModelQueue, now: Nanoseconds) -> Dispatch | Wait | None:
+    def _elsewhere(
+        self, queue: RowQueue, now: Nanoseconds
+    ) -> DispatchDecision | WaitDecision | None:
         """Decides for rows that are to avoid agents, if they can do without those in time."""
         avoid = queue.head.avoid
         if not avoid:
             return None
-        with self._life.routes.avoiding(queue.model, avoid) as detour:
+        with self._state.routes.avoiding(queue.model, avoid) as detour:
             if not detour.routes:
                 return None
             decision = decide(queue, detour.routes, self._book, self._config, now)
-        return None if isinstance(decision, Drop) else decision
+        return None if isinstance(decision, DropDecision) else decision
 
     def _send(
-        self, queue: ModelQueue, decision: Dispatch, batch_id: BatchId, steps: list[Step]
+        self, queue: RowQueue, decision: DispatchDecision, batch_id: BatchId, steps: list[PathHop]
     ) -> None:
-        life = self._life
+        state = self._state
         finish = decision.path.finish_ns
         rows = queue.take(decision.rows, finish)
         if not any(part.attempt for part in rows):
-            life.first_dispatched()
+            state.first_dispatched()
         slices = []
         batch_row = 0
         for part in rows:
@@ -245,14 +252,14 @@ class PooledDispatcher:
             for step, partition in zip(steps, decision.route.partitions, strict=True)
         )
         agents = tuple([hop.agent for hop in hops])
-        life.tracker.add_batch(Batch(batch_id, rows, agents, decision.route.partitions))
-        life.commands.append(DispatchBatch(batch_id, batch_row, tuple(slices), hops, finish))
-        life.counters["dispatched_batches"] += 1
-        life.counters["dispatched_rows"] += batch_row
-        if len(life.breakers):
+        state.tracker.add_batch(Batch(batch_id, rows, agents, decision.route.partitions))
+        state.commands.append(DispatchBatch(batch_id, batch_row, tuple(slices), hops, finish))
+        state.counters["dispatched_batches"] += 1
+        state.counters["dispatched_rows"] += batch_row
+        if len(state.breakers):
             for hop in hops:
-                life.breakers.given(hop.agent, hop.partition, life.now)
-            life.look_around()  # if that was a probe, others go elsewhere
-        for other in life.routes.contenders(queue.model):
-            if other in life.queues:  # its last safe moment may be earlier now
-                life.dirty[other] = None
+                state.breakers.given(hop.agent, hop.partition, state.now)
+            state.look_around()  # if that was a probe, others go elsewhere
+        for other in state.routes.contenders(queue.model):
+            if other in state.queues:  # its last safe moment may be earlier now
+                state.dirty[other] = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
-from catenary_scheduler.book import Book, Leg, Pool, PoolChain
+from catenary_scheduler.book import Book, Pool, PoolChain, ProbeStage
 from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.dispatch.booked_times import BookedTimes
 from catenary_services.domain.ids import (
@@ -20,21 +20,21 @@ class Route:
 
     __slots__ = ("batch_size", "chain", "partitions", "pipeline_id")
 
-    def __init__(self, pipeline: Pipeline, legs: Sequence[Leg]) -> None:
+    def __init__(self, pipeline: Pipeline, legs: Sequence[ProbeStage]) -> None:
         self.pipeline_id = pipeline.pipeline_id
         self.chain = PoolChain(legs)
         self.partitions: tuple[PartitionKey, ...] = tuple(s.partition for s in pipeline.stages)
         self.batch_size = min(pipeline.batch_size, self.chain.max_rows)
 
 
-class Detour:
+class OrderedRoutes:
     """Routes for one decision: their pools are kept in order between `__enter__` and `__exit__`."""
 
     def __init__(self, routes: tuple[Route, ...], pools: tuple[Pool, ...]) -> None:
         self.routes = routes
         self._pools = pools
 
-    def __enter__(self) -> Detour:
+    def __enter__(self) -> OrderedRoutes:
         for pool in self._pools:
             pool.attach()
         return self
@@ -85,14 +85,14 @@ class RouteTable:
         """Returns the routes that can be used now."""
         return self._routes.get(model, ())
 
-    def avoiding(self, model: ModelKey, avoid: Set[AgentId]) -> Detour:
+    def avoiding(self, model: ModelKey, avoid: Set[AgentId]) -> OrderedRoutes:
         """Returns the routes that do without some agents, as of now; perhaps there are none."""
         pools: dict[tuple[AgentId, ...], Pool] = {}
         planned = self._planned.get(model)
         if planned is None:
-            return Detour((), ())
+            return OrderedRoutes((), ())
         agents = {agent: each for agent, each in self._agents.items() if agent not in avoid}
-        return Detour(self._routes_of(planned, agents, pools), tuple(pools.values()))
+        return OrderedRoutes(self._routes_of(planned, agents, pools), tuple(pools.values()))
 
     def contenders(self, model: ModelKey) -> tuple[ModelKey, ...]:
         """Returns the other models that use some of the same devices or links."""
@@ -118,7 +118,7 @@ class RouteTable:
                 if members not in pools:
                     pools[members] = Pool([self._book.member(agents[agent]) for agent in members])
                 compute = self._times.booked(members, stage.partition, stage.compute_ns)
-                legs.append(Leg(pools[members], compute, stage.input_bytes))
+                legs.append(ProbeStage(pools[members], compute, stage.input_bytes))
             if legs and len(legs) == len(pipeline.stages):
                 found.append((worst, Route(pipeline, legs)))
         least = min([worst for worst, _ in found], default=0)

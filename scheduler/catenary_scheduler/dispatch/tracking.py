@@ -46,7 +46,7 @@ class Request:
         return not self.queued_rows and all(batch.final for batch in self.batches.values())
 
 
-class Rows:
+class RowRange:
     """Rows `[first, first + count)` of a request, dispatched `attempt` times before.
 
     Of these attempts `lost` were lost; the others were merely late, and given up.
@@ -67,9 +67,9 @@ class Rows:
         self.failures: tuple[tuple[AgentId, BatchId], ...] = ()
         """Devices that failed to compute it, and in which batch."""
 
-    def part(self, count: int) -> Rows:
+    def part(self, count: int) -> RowRange:
         """Returns the first `count` of these rows."""
-        taken = Rows(self.request, self.first, count, self.attempt, self.lost)
+        taken = RowRange(self.request, self.first, count, self.attempt, self.lost)
         taken.avoid, taken.failures = self.avoid, self.failures
         return taken
 
@@ -85,7 +85,7 @@ class Batch:
     def __init__(
         self,
         batch_id: BatchId,
-        rows: list[Rows],
+        rows: list[RowRange],
         agents: tuple[AgentId, ...],
         partitions: tuple[PartitionKey, ...] = (),
     ) -> None:
@@ -120,7 +120,7 @@ class Batch:
         return list(dict.fromkeys(rows.request for rows in self.rows))
 
 
-class Tracker:
+class RequestTracker:
     """Open requests, batches in flight, and the requests' timers."""
 
     def __init__(self) -> None:
@@ -135,12 +135,12 @@ class Tracker:
         for rows in batch.rows:
             rows.request.batches[batch.batch_id] = batch
 
-    def add_rows(self, batch: Batch, rows: Rows) -> None:
+    def add_rows(self, batch: Batch, rows: RowRange) -> None:
         """Adds rows to a batch that is followed already."""
         batch.rows.append(rows)
         rows.request.batches[batch.batch_id] = batch
 
-    def remove_batch(self, batch: Batch) -> list[Rows]:
+    def remove_batch(self, batch: Batch) -> list[RowRange]:
         """Stops following a batch; returns its rows of open requests."""
         self.batches.pop(batch.batch_id, None)
         for rows in batch.rows:
@@ -148,7 +148,7 @@ class Tracker:
         rows_left, batch.rows = batch.rows, []
         return rows_left
 
-    def detach(self, request: Request, batch: Batch) -> list[Rows]:
+    def detach(self, request: Request, batch: Batch) -> list[RowRange]:
         """Takes a request out of a batch; returns its rows. The batch may be empty then."""
         request.batches.pop(batch.batch_id, None)
         taken = [rows for rows in batch.rows if rows.request is request]

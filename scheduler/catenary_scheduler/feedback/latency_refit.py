@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.dispatch.events import LatencyRefitted
 from catenary_scheduler.planning import ChainLatency
-from catenary_scheduler.planning.latency import ErrorWindow, Observed, WorkDone
+from catenary_scheduler.planning.latency import ErrorWindow, ObservedCost, WorkTotals
 from catenary_scheduler.replanning.chain_costs import latency_lines
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey
 from catenary_services.domain.latency import LatencyLines
@@ -20,12 +20,12 @@ from catenary_services.log import get_logger
 if TYPE_CHECKING:
     from catenary_scheduler.agents.deployments import Deployments
     from catenary_scheduler.book import SlotLedger
-    from catenary_scheduler.cluster.controller import Cluster
-    from catenary_scheduler.observed.profiles import Measured
+    from catenary_scheduler.cluster.controller import ClusterController
+    from catenary_scheduler.observed.profiles import MeasuredProfiles
     from catenary_services.telemetry.metrics import Metrics
 
 _log = get_logger(__name__)
-_KINDS: dict[str, Callable[[Observed], ErrorWindow]] = {
+_KINDS: dict[str, Callable[[ObservedCost], ErrorWindow]] = {
     "prefill": lambda observed: observed.prefill_errors,
     "decode": lambda observed: observed.decode_errors,
     "cache": lambda observed: observed.cache_errors,
@@ -44,14 +44,18 @@ NOTHING_SEEN = -1.0
 Hops = tuple[ChainHop, ...]
 
 
-class LatencyDesk:
+class LatencyRefit:
     """Lines of the plan in force.
 
     Invariant: `lines` of a chain are what the dispatcher has, by the plan or by a later event.
     """
 
     def __init__(
-        self, cluster: Cluster, deployments: Deployments, measured: Measured, slots: SlotLedger
+        self,
+        cluster: ClusterController,
+        deployments: Deployments,
+        measured: MeasuredProfiles,
+        slots: SlotLedger,
     ) -> None:
         self._cluster = cluster
         self._deployments = deployments
@@ -65,7 +69,7 @@ class LatencyDesk:
     # ---- what happened ----
 
     def reported(
-        self, agent: AgentId, partition: PartitionKey, work: WorkDone, used_block_slots: int
+        self, agent: AgentId, partition: PartitionKey, work: WorkTotals, used_block_slots: int
     ) -> LatencyRefitted | None:
         """Takes a report in; returns what the dispatcher should know of it, if anything."""
         has_moved = self._measured.observe(agent, partition, work)
@@ -167,7 +171,7 @@ class LatencyDesk:
     # ---- inside ----
 
     def _latency(self) -> ChainLatency:
-        return latency_lines(self._deployments, self._measured, self._cluster.roster)
+        return latency_lines(self._deployments, self._measured, self._cluster.registry)
 
     def _chains(self, model: ModelKey) -> tuple[Chain, ...]:
         active = self._cluster.active

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_scheduler.dispatch.events import BoundariesMeasured, Event
+from catenary_scheduler.dispatch.events import Event, MoveCostsMeasured
 from catenary_scheduler.observed.utilisation import Utilisation
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.decoder import Runtime
@@ -24,7 +24,7 @@ from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
     from catenary_scheduler.agents.deployments import Deployments
-    from catenary_scheduler.agents.registry import Roster
+    from catenary_scheduler.agents.registry import AgentRegistry
     from catenary_scheduler.observed.links import MeasuredLinks
     from catenary_services.telemetry.metrics import Metrics
 
@@ -32,7 +32,7 @@ _log = get_logger(__name__)
 Feed = Callable[[Event, Nanoseconds], None]
 
 
-class BoundaryDesk:
+class TransferRates:
     """Rates of links, and sizes of caches.
 
     Args:
@@ -70,7 +70,7 @@ class BoundaryDesk:
                     held_bytes.append((model.model, str(runtime), held.cache_bytes_per_token))
         if cache_bytes:
             known = tuple(self._links.rates())
-            self._feed(BoundariesMeasured(known, tuple(cache_bytes), tuple(held_bytes)), now_ns())
+            self._feed(MoveCostsMeasured(known, tuple(cache_bytes), tuple(held_bytes)), now_ns())
 
     def caches_sent(self, agent: AgentId, message: scheduler_pb2.CachesSent) -> None:
         """An agent says what caches it sent lately, and how long that took."""
@@ -84,15 +84,15 @@ class BoundaryDesk:
         if changed:
             for source, target, rate in changed:
                 _log.info("link_measured", source=source, target=target, bytes_per_second=rate)
-            self._feed(BoundariesMeasured(tuple(changed)), now_ns())
+            self._feed(MoveCostsMeasured(tuple(changed)), now_ns())
             self._keep()
 
-    def show(self, metrics: Metrics, roster: Roster) -> None:
+    def show(self, metrics: Metrics, registry: AgentRegistry) -> None:
         """Shows the links between agents that are there; called about every second."""
         self._sending.next_round(time.monotonic())
         shown = set()
         for source, target, bytes_per_second in self._links.rates():
-            if source in roster and target in roster:
+            if source in registry and target in registry:
                 metrics.link_rate.labels(source, target).set(bytes_per_second)
                 busy = self._sending.ratio(_name((source, target)))
                 metrics.link_utilisation.labels(source, target).set(busy)

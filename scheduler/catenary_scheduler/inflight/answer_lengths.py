@@ -13,14 +13,14 @@ from typing import Protocol
 
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
 from catenary_scheduler.storage.journal import Fields, Journal
-from catenary_scheduler.storage.keys import Table
+from catenary_scheduler.storage.keys import RedisTable
 from catenary_scheduler.storage.values.codec import encode_document
 from catenary_services.domain.ids import ModelKey
 
 _PERIOD_S = 10.0
 
 
-class KnowsLengths(Protocol):
+class LengthSource(Protocol):
     """Whoever predicts, as this module sees it."""
 
     def length_predictors(self) -> Mapping[ModelKey, LengthPredictor]:
@@ -37,7 +37,7 @@ class LengthRecords:
 
     def __init__(
         self,
-        source: KnowsLengths,
+        source: LengthSource,
         clock_s: Callable[[], float] = time.monotonic,
         period_s: float = _PERIOD_S,
     ) -> None:
@@ -63,7 +63,7 @@ class LengthRecords:
         known = self._source.length_predictors()
         for model in [each for each in self._written if each not in known]:
             del self._written[model]
-            journal.put(Table.LENGTHS, str(model), None)
+            journal.put(RedisTable.LENGTHS, str(model), None)
         changed = [
             model
             for model, predictor in known.items()
@@ -74,7 +74,7 @@ class LengthRecords:
         order = list(self._written)
         model = min(changed, key=lambda each: order.index(each) if each in order else -1)
         self._written.pop(model, None)
-        journal.put(Table.LENGTHS, str(model), self._record(model, known[model]))
+        journal.put(RedisTable.LENGTHS, str(model), self._record(model, known[model]))
         self._next_s = now_s + self._period_s
 
     def records(self) -> Fields:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from catenary_scheduler.dispatch.events import DispatchBatch, PlannedHop
 from catenary_scheduler.storage.journal import Journal
-from catenary_scheduler.storage.keys import Table
+from catenary_scheduler.storage.keys import RedisTable
 from catenary_scheduler.storage.values.records import batch_text
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
@@ -28,7 +28,7 @@ class _Entry:
     """Hops reported as computed."""
 
 
-class InFlight:
+class InFlightBatches:
     """Every batch from its dispatch to the report of its last hop or its failure."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class InFlight:
         for batch in self._dirty:
             entry = self._batches.get(batch)
             journal.put(
-                Table.BATCHES, str(batch), None if entry is None else batch_text(entry.command)
+                RedisTable.BATCHES, str(batch), None if entry is None else batch_text(entry.command)
             )
         self._dirty.clear()
 

@@ -22,7 +22,7 @@ class _Waiting:
     until_ns: Nanoseconds
 
 
-class WaitingRoom:
+class NotReadyQueue:
     """Holds arrivals in order until their model is ready, at most `capacity` of them."""
 
     def __init__(self, capacity: int, longest_ns: Nanoseconds) -> None:

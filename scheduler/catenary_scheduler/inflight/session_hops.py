@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from catenary_protos.catenary.v1 import common_pb2
-from catenary_scheduler.agents.registry import Roster
+from catenary_scheduler.agents.registry import AgentRegistry
 from catenary_scheduler.inflight.sessions import LiveSessions
 from catenary_scheduler.planning import Placement
-from catenary_scheduler.planning.requirements import Wanted, wanted_by_agent
+from catenary_scheduler.planning.requirements import Requirements, wanted_by_agent
 from catenary_scheduler.storage.values.stored import Hops
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, SessionId
 from catenary_services.domain.plan import ChainHop
 
 
-class SessionRoutes:
+class SessionHops:
     """Reads routes. The book of a predecessor says it; else the agents do, or the plan."""
 
-    def __init__(self, live: LiveSessions, roster: Roster) -> None:
+    def __init__(self, live: LiveSessions, registry: AgentRegistry) -> None:
         self._live = live
-        self._roster = roster
-        self._known: tuple[Placement, dict[AgentId, Wanted]] | None = None
+        self._registry = registry
+        self._known: tuple[Placement, dict[AgentId, Requirements]] | None = None
 
     def hops(
         self, session: SessionId, route: Iterable[common_pb2.Hop], placement: Placement
@@ -40,14 +40,14 @@ class SessionRoutes:
             known = noted.get((agent, first, last))
             if known is None:
                 model = ModelKey(hop.model, hop.model_version)
-                record = self._roster.get(agent)
+                record = self._registry.get(agent)
                 loaded = record.loaded if record is not None else {}
                 keys = [*wanted.get(agent, {}), *loaded]
                 known = ChainHop(agent, _containing(model, first, last, keys), first, last)
             found.append(known)
         return tuple(found)
 
-    def _wanted(self, placement: Placement) -> dict[AgentId, Wanted]:
+    def _wanted(self, placement: Placement) -> dict[AgentId, Requirements]:
         """Returns who hosts what, done once: after a fail-over all sessions are asked for."""
         if self._known is None or self._known[0] is not placement:
             self._known = placement, wanted_by_agent(placement)

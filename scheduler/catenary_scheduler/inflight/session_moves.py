@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.dispatch import ChainedDispatcher
 from catenary_scheduler.dispatch.chained.sessions.views import SessionView
-from catenary_scheduler.dispatch.events import Event, MoveMode, MoveWanted
+from catenary_scheduler.dispatch.events import Event, MoveMode, MoveRequested
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire.session_messages import move_mode, session_moved
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds, RequestId, SessionId
@@ -29,7 +29,7 @@ _FAILURES = {
 
 
 @dataclass(frozen=True, slots=True)
-class BegunMove:
+class OngoingMove:
     """A move under way.
 
     Attributes:
@@ -46,7 +46,7 @@ class BegunMove:
 
 
 @dataclass(frozen=True, slots=True)
-class EndedMove:
+class FinishedMove:
     """What became of a move.
 
     Attributes:
@@ -84,13 +84,13 @@ class SessionMoves:
         self._dispatcher = dispatcher
         self._feed = feed
         self._metrics = metrics
-        self._done: dict[SessionId, EndedMove] = {}
+        self._done: dict[SessionId, FinishedMove] = {}
         """The last ones, by what the sessions became."""
 
     def moved(self, message: scheduler_pb2.SessionMoved) -> None:
         """An agent says that it has handed a session over."""
         event = session_moved(message)
-        self._done[event.session] = EndedMove(
+        self._done[event.session] = FinishedMove(
             "moved", "", message.tokens, message.rounds, message.duration_ns, message.held_ns
         )
         if len(self._done) > _REMEMBERED:
@@ -113,7 +113,7 @@ class SessionMoves:
 
     def begin(
         self, session: SessionId | RequestId, chain_id: str = "", mode: MoveMode | None = None
-    ) -> BegunMove:
+    ) -> OngoingMove:
         """Has a session go on, on another chain.
 
         Args:
@@ -128,14 +128,14 @@ class SessionMoves:
         found = self._find(session)
         problem = self._dispatcher.problem(found.session, chain_id)
         if not problem:
-            self._feed(MoveWanted(found.session, chain_id, mode), now_ns())
+            self._feed(MoveRequested(found.session, chain_id, mode), now_ns())
             now = self._dispatcher.view(found.session)
             if now is not None and now.moving_to is not None:
-                return BegunMove(now.moving_to, found.session, now.moving_chain, now.moving_by)
+                return OngoingMove(now.moving_to, found.session, now.moving_chain, now.moving_by)
             problem = "it has just ended, or that chain has just become full"
         raise Unavailable(f"session {found.session} cannot be moved: {problem}")
 
-    async def ended(self, move: BegunMove, timeout_s: float) -> EndedMove:
+    async def ended(self, move: OngoingMove, timeout_s: float) -> FinishedMove:
         """Returns what became of a move once it is over, or after `timeout_s`."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
@@ -145,12 +145,12 @@ class SessionMoves:
                 return done
             why = self._dispatcher.move_failure(move.session)
             if why:
-                return EndedMove("failed", _FAILURES[why])
+                return FinishedMove("failed", _FAILURES[why])
             view = self._dispatcher.view(move.session)
             if view is not None:  # its gateway named it, and nobody said how long it took
-                return EndedMove("moved")
+                return FinishedMove("moved")
             if loop.time() >= deadline_s:
-                return EndedMove("begun")
+                return FinishedMove("begun")
             await asyncio.sleep(_LOOK_S)
 
     def _find(self, session: SessionId | RequestId) -> SessionView:

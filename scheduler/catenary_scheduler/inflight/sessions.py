@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from catenary_scheduler.book import SlotLedger
 from catenary_scheduler.dispatch.events import StartSession
 from catenary_scheduler.storage.journal import Journal
-from catenary_scheduler.storage.keys import Table
+from catenary_scheduler.storage.keys import RedisTable
 from catenary_scheduler.storage.values.codec import encode_document
 from catenary_scheduler.storage.values.stored import Hops, StoredSession, StoredSessionHop
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, RequestId, SessionId
@@ -133,7 +133,9 @@ class LiveSessions:
         """Writes what changed since the last call; short-lived sessions cost nothing."""
         for session in self._dirty:
             entry = self._sessions.get(session)
-            journal.put(Table.SESSIONS, str(session), None if entry is None else _record(entry))
+            journal.put(
+                RedisTable.SESSIONS, str(session), None if entry is None else _record(entry)
+            )
         self._dirty.clear()
 
     def records(self) -> dict[str, str | None]:

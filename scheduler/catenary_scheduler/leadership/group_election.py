@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from catenary_scheduler.storage.lease import Sight
+from catenary_scheduler.storage.lease import LeaseView
 
 
-class Campaign:
+class GroupElection:
     """What one process knows about who leads which group. Pure; moments are given.
 
     Attributes:
@@ -35,7 +35,7 @@ class Campaign:
         self._free_since_s: dict[int, float] = {}
         self._held_back_s: dict[int, float] = {}
 
-    def saw(self, group: int, sight: Sight, now_s: float) -> None:
+    def saw(self, group: int, sight: LeaseView, now_s: float) -> None:
         """Takes a look at a group's lease into account."""
         self._holders[group] = sight.holder
         self._wanted_by[group] = sight.wanted_by
@@ -88,7 +88,7 @@ class Campaign:
             return False
         return group == (self.preferred if self.preferred in too_many else max(too_many))
 
-    def gives(self, group: int, sight: Sight) -> bool:
+    def gives(self, group: int, sight: LeaseView) -> bool:
         """True if a group that this process leads is to be handed to who wants it."""
         wanted = bool(sight.wanted_by) and sight.wanted_by != self.token
         return wanted and group in self.led and len(self.led) >= 2

@@ -11,12 +11,12 @@ from contextlib import suppress
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from catenary_scheduler.leadership.group_election import Campaign
-from catenary_scheduler.leadership.leader import Surroundings, Term
-from catenary_scheduler.leadership.takeover_delay import Deference, FrozenLease
-from catenary_scheduler.leadership.takeover_trouble import TakeoverTrouble
+from catenary_scheduler.leadership.group_election import GroupElection
+from catenary_scheduler.leadership.leader import LeaderContext, LeaderRuntime
+from catenary_scheduler.leadership.takeover_backoff import StaleLeaseDetector, TakeoverBackoff
+from catenary_scheduler.leadership.takeover_failures import TakeoverFailures
 from catenary_scheduler.runtime.periodic import show_nothing
-from catenary_scheduler.storage.keys import Keys
+from catenary_scheduler.storage.keys import RedisKeys
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.script import pass_cancellation
 from catenary_scheduler.storage.store import Store
@@ -41,44 +41,48 @@ _OWN_SETTINGS = (InvalidInput, ModelNotFound)
 """Errors of a plan file."""
 
 
-class Shard:
+class GroupLeader:
     """Leads one group whenever it may; a term each time.
 
     Attributes:
         group: Number of the group.
         contacted: Set once Redis said who leads it, or that we do.
-        trouble: What kept this process from leading when it could have.
+        takeover_failures: What kept this process from leading when it could have.
     """
 
     def __init__(
-        self, around: Surroundings, redis: Redis, campaign: Campaign, changed: Callable[[], None]
+        self,
+        around: LeaderContext,
+        redis: Redis,
+        election: GroupElection,
+        changed: Callable[[], None],
     ) -> None:
         """Opens nothing; `changed` is called whenever a term begins or ends."""
         settings = around.settings
-        keys = Keys(settings.cluster, around.group, campaign.groups)
+        keys = RedisKeys(settings.cluster, around.group, election.groups)
         self.group = around.group
         self.contacted = asyncio.Event()
         self._around = around
-        self._campaign = campaign
+        self._election = election
         self._changed = changed
         self._name = settings.scheduler_id
         self._lease_s = settings.lease_s
         self._lease = Lease(
-            redis, keys, campaign.token, settings.lease_s, around.metrics.spoiled_epochs.inc
+            redis, keys, election.token, settings.lease_s, around.metrics.spoiled_epochs.inc
         )
         spoiled = around.metrics.quarantined_records
         self._store = Store(redis, keys, lambda: spoiled.labels("key").inc())
-        self.trouble = TakeoverTrouble()
-        self._deference = Deference(_LEADER_RETURNS_S)
-        self._frozen = FrozenLease(settings.lease_s)
+        self.takeover_failures = TakeoverFailures()
+        self._backoff = TakeoverBackoff(_LEADER_RETURNS_S)
+        self._frozen = StaleLeaseDetector(settings.lease_s)
         self._problem = ""
-        self._term: Term | None = None
+        self._leader: LeaderRuntime | None = None
         self._leading: asyncio.Task[None] | None = None
 
     @property
-    def term(self) -> Term | None:
+    def leader(self) -> LeaderRuntime | None:
         """The present term; None while somebody else leads, or nobody."""
-        return self._term
+        return self._leader
 
     @property
     def task(self) -> asyncio.Task[None]:
@@ -87,7 +91,7 @@ class Shard:
         return self._leading
 
     def start(self) -> None:
-        """Begins to campaign."""
+        """Begins to stand for election."""
         self._around.metrics.leader.set(0)
         self._leading = asyncio.create_task(self._lead_for_ever(), name=f"lead-{self.group}")
 
@@ -98,10 +102,10 @@ class Shard:
             CatenaryError: the lease is not ours any more.
             RedisError: Redis does not answer; so do OSError and TimeoutError.
         """
-        term = self._term
+        leader = self._leader
         await self.end()
-        if term is not None:
-            await term.write_behind.flush()
+        if leader is not None:
+            await leader.write_behind.flush()
             await self._lease.release()
 
     async def end(self) -> None:
@@ -117,14 +121,14 @@ class Shard:
         while True:
             try:
                 wait_s = await self._try()
-                if not self._deference.is_waiting:
+                if not self._backoff.is_waiting:
                     self._problem = ""
                 if wait_s > 0:
                     self.contacted.set()
                     await asyncio.sleep(wait_s)
             except REDIS_FAILURES as failure:
                 pass_cancellation()
-                self._deference.redis_lost()
+                self._backoff.redis_lost()
                 kind, text = problem_of(failure)
                 if kind != self._problem:  # once for each: an outage may last for hours
                     _log.warning("redis_lost", reason=kind, error=text, group=self.group)
@@ -137,11 +141,11 @@ class Shard:
 
     async def _survive(self, failure: Exception) -> None:
         """Leaves the lease to others for a while, whatever went wrong, and tries again."""
-        pause_s = self.trouble.failed(failure, time.monotonic())
+        pause_s = self.takeover_failures.failed(failure, time.monotonic())
         _log.error(
             "leading_failed",
             group=self.group,
-            failures=self.trouble.failures,
+            failures=self.takeover_failures.failures,
             again_after_s=round(pause_s, 3),
             exc_info=failure,
         )
@@ -155,47 +159,47 @@ class Shard:
     async def _try(self) -> float:
         """Leads if that is possible, and returns how long to wait before the next attempt."""
         turn_s = self._lease_s / 4 * random.uniform(0.5, 1.0)
-        if self._campaign.groups > 1:
+        if self._election.groups > 1:
             sight = await self._lease.look()
             now_s = time.monotonic()
-            self._campaign.saw(self.group, sight, now_s)
+            self._election.saw(self.group, sight, now_s)
             if sight.holder:
-                self.trouble.another_leads(now_s)
+                self.takeover_failures.another_leads(now_s)
                 await self._break_if_frozen(sight.left_s)
-                if self._campaign.wants(self.group):
+                if self._election.wants(self.group):
                     await self._lease.want()
                 return min(turn_s, sight.left_s + _AFTER_EXPIRY_S)
-            wait_s = self._campaign.wait_s(self.group, now_s)
+            wait_s = self._election.wait_s(self.group, now_s)
             if wait_s > 0:
                 return min(turn_s, wait_s)
         if not await self._may_take():
             # One who was killed does not renew: the moment it is over, not a turn later.
             left_s = self._lease.left_s
             if left_s > 0:
-                self.trouble.another_leads(time.monotonic())
+                self.takeover_failures.another_leads(time.monotonic())
             return min(turn_s, left_s + _AFTER_EXPIRY_S) if left_s > 0 else turn_s
-        self._campaign.took(self.group)
+        self._election.took(self.group)
         try:
             await self._lead()
         finally:
-            self._campaign.led.discard(self.group)
+            self._election.led.discard(self.group)
         return 0.0
 
     async def _may_take(self) -> bool:
         """Takes the lease if it is free and nobody has a better claim to it."""
-        deference, now_s = self._deference, time.monotonic()
-        if self.contacted.is_set() and deference.left_s(now_s) > 0:
+        backoff, now_s = self._backoff, time.monotonic()
+        if self.contacted.is_set() and backoff.left_s(now_s) > 0:
             sight = await self._lease.look()
             if sight.holder:
-                deference.is_settled()
+                backoff.is_settled()
             else:
-                deference.redis_back(now_s)
+                backoff.redis_back(now_s)
             return False
-        taken = await self._lease.try_acquire(unless_forgotten=not deference.has_waited(now_s))
+        taken = await self._lease.try_acquire(unless_forgotten=not backoff.has_waited(now_s))
         if self._lease.is_forgotten and not taken:
-            deference.redis_forgot(now_s)
+            backoff.redis_forgot(now_s)
         else:
-            deference.is_settled()
+            backoff.is_settled()
         if not taken:
             await self._break_if_frozen(self._lease.left_s)
         return taken
@@ -208,27 +212,27 @@ class Shard:
     # ---- leading ----
 
     async def _lead(self) -> None:
-        term = Term(self._around, self._lease, self._store)
+        leader = LeaderRuntime(self._around, self._lease, self._store)
         asked = False
         try:
-            await self._begin(term)
+            await self._begin(leader)
             _log.info("leading", epoch=self._lease.epoch, group=self.group)
-            self._takes_office(term)
-            self.trouble.began(time.monotonic())
-            asked = await self._until_asked(term)
+            self._takes_leadership(leader)
+            self.takeover_failures.began(time.monotonic())
+            asked = await self._until_asked(leader)
             # Before the streams end: what that changes is not for the successor.
-            await term.write_behind.flush()
+            await leader.write_behind.flush()
         except StaleEpoch as error:
             _log.warning("leadership_lost", error=error.message, group=self.group)
-            self.trouble.ended(time.monotonic())
+            self.takeover_failures.ended(time.monotonic())
         finally:
-            self._leaves_office(term)
+            self._leaves_leadership(leader)
         if asked:
             await self._lease.release()
-            self._campaign.gave(self.group, time.monotonic(), 2 * self._lease_s)
+            self._election.gave(self.group, time.monotonic(), 2 * self._lease_s)
             _log.info("group_handed_over", group=self.group)
 
-    async def _begin(self, term: Term) -> None:
+    async def _begin(self, leader: LeaderRuntime) -> None:
         """Lets a term take over; the lease is kept meanwhile."""
 
         async def keep_lease() -> None:
@@ -238,7 +242,7 @@ class Shard:
 
         keeper = asyncio.create_task(keep_lease())
         try:
-            await term.begin(self.trouble)
+            await leader.begin(self.takeover_failures)
         except CatenaryError:
             await self._lease.release()  # a wrong plan file: nobody else must wait for us
             raise
@@ -246,17 +250,17 @@ class Shard:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
 
-    async def _until_asked(self, term: Term) -> bool:
+    async def _until_asked(self, leader: LeaderRuntime) -> bool:
         """Runs a term; True once another process is to lead instead of us.
 
         Raises:
             StaleEpoch: this process no longer leads.
         """
-        if self._campaign.groups == 1:
-            await term.run()
+        if self._election.groups == 1:
+            await leader.run()
             return False
-        running = asyncio.create_task(term.run(), name=f"term-{self.group}")
-        watching = asyncio.create_task(self._watch_for_wishes(), name=f"wishes-{self.group}")
+        running = asyncio.create_task(leader.run(), name=f"term-{self.group}")
+        watching = asyncio.create_task(self._watch_for_requests(), name=f"requests-{self.group}")
         try:
             await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
             if running.done():
@@ -268,7 +272,7 @@ class Shard:
             watching.cancel()
             await asyncio.gather(running, watching, return_exceptions=True)
 
-    async def _watch_for_wishes(self) -> None:
+    async def _watch_for_requests(self) -> None:
         """Returns once a standby wants this group, and we lead others too."""
         while True:
             await asyncio.sleep(self._lease_s / 4)
@@ -277,21 +281,21 @@ class Shard:
             except REDIS_FAILURES:
                 pass_cancellation()
                 continue  # the write-behind task sees to that
-            if self._campaign.gives(self.group, sight):
-                # Before anything is awaited: of two wishes at a time only one may be granted.
-                self._campaign.led.discard(self.group)
+            if self._election.gives(self.group, sight):
+                # Before anything is awaited: of two requests at a time only one may be granted.
+                self._election.led.discard(self.group)
                 return
 
-    def _takes_office(self, term: Term) -> None:
-        self._term = term
+    def _takes_leadership(self, leader: LeaderRuntime) -> None:
+        self._leader = leader
         self._around.metrics.leader.set(1)
         self._around.metrics.epoch.set(self._lease.epoch)
         self._changed()
         self.contacted.set()
 
-    def _leaves_office(self, term: Term) -> None:
-        self._term = None
+    def _leaves_leadership(self, leader: LeaderRuntime) -> None:
+        self._leader = None
         self._around.metrics.leader.set(0)
         show_nothing(self._around.metrics)
         self._changed()
-        term.close(Unavailable(f"{self._name} does not lead any more"))
+        leader.close(Unavailable(f"{self._name} does not lead any more"))

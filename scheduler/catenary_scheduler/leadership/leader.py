@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.agents.deployments import Deployments
-from catenary_scheduler.agents.directory import Peers
-from catenary_scheduler.agents.epoch_claims import Claim, EpochClaims, Verdict
-from catenary_scheduler.agents.registry import AgentRecord, AgentSession, servers_of
+from catenary_scheduler.agents.directory import PeerDirectory
+from catenary_scheduler.agents.epoch_claims import ClaimDecision, EpochClaim, EpochClaims
+from catenary_scheduler.agents.registry import AgentState, AgentStream, servers_of
 from catenary_scheduler.book import Book
-from catenary_scheduler.cluster.controller import Cluster, Limits
+from catenary_scheduler.cluster.controller import ClusterController, RetryLimits
 from catenary_scheduler.cluster.drain_marks import DrainMarks
 from catenary_scheduler.dispatch import ChainedDispatcher, CombinedDispatcher, PooledDispatcher
 from catenary_scheduler.dispatch.availability import Availability, Impairment
@@ -31,43 +31,43 @@ from catenary_scheduler.dispatch.events import (
     StageReported,
     Tick,
 )
-from catenary_scheduler.feedback.session_reports import SessionDesk
-from catenary_scheduler.feedback.slow_and_silent import SlowAndSilent, SlowAndSilentRules
-from catenary_scheduler.feedback.transfer_rates import BoundaryDesk
+from catenary_scheduler.feedback.impairment_detector import ImpairmentDetector, ImpairmentRules
+from catenary_scheduler.feedback.session_reports import SessionReports
+from catenary_scheduler.feedback.transfer_rates import TransferRates
 from catenary_scheduler.inflight.answer_lengths import LengthRecords
-from catenary_scheduler.inflight.batches import InFlight
-from catenary_scheduler.inflight.not_ready_queue import WaitingRoom
+from catenary_scheduler.inflight.batches import InFlightBatches
+from catenary_scheduler.inflight.not_ready_queue import NotReadyQueue
 from catenary_scheduler.inflight.session_moves import SessionMoves
 from catenary_scheduler.inflight.sessions import LiveSessions
 from catenary_scheduler.leadership.recovery import queued_reservations, read_state, take_over
-from catenary_scheduler.leadership.snapshot import FileMark, Persistence, Sources
-from catenary_scheduler.leadership.takeover_trouble import TakeoverTrouble
-from catenary_scheduler.observed.profiles import Measured
+from catenary_scheduler.leadership.snapshot import PlanFileMark, SnapshotSources, SnapshotWriter
+from catenary_scheduler.leadership.takeover_failures import TakeoverFailures
+from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.observed.slowdowns import Slowdowns
 from catenary_scheduler.observed.stuck_agents import StuckAgents
 from catenary_scheduler.observed.timelines import Timelines
 from catenary_scheduler.observed.utilisation import Utilisation
 from catenary_scheduler.planning.survival import survival_of
 from catenary_scheduler.replanning.factory import planner_of
-from catenary_scheduler.rollout.report import SwitchReport, observe_switch
-from catenary_scheduler.rpc.agent_streams import AgentSessions
-from catenary_scheduler.rpc.command_sender import Router, Stamp
-from catenary_scheduler.rpc.gateway_registry import GatewaySession
-from catenary_scheduler.rpc.gateway_streams import GatewaySessions
+from catenary_scheduler.rollout.report import RolloutReport, observe_switch
+from catenary_scheduler.rpc.agent_streams import AgentStreams
+from catenary_scheduler.rpc.command_sender import CommandSender, DispatchStamp
+from catenary_scheduler.rpc.gateway_registry import GatewayStream
+from catenary_scheduler.rpc.gateway_streams import GatewayStreams
 from catenary_scheduler.rpc.model_table import model_table
-from catenary_scheduler.rpc.offenders import Offenders
-from catenary_scheduler.rpc.plausibility import Plausibility
+from catenary_scheduler.rpc.peer_quarantine import PeerQuarantine
+from catenary_scheduler.rpc.plausibility import PlausibilityChecks
 from catenary_scheduler.runtime.autoscaler import Autoscaler
-from catenary_scheduler.runtime.book_audit import Audits
-from catenary_scheduler.runtime.dispatch_loop import Engine
-from catenary_scheduler.runtime.periodic import keep_house
+from catenary_scheduler.runtime.book_audit import BookAudits
+from catenary_scheduler.runtime.dispatch_loop import DispatchLoop
+from catenary_scheduler.runtime.periodic import run_periodic_tasks
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.storage.journal import Journal
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.store import Store
-from catenary_scheduler.storage.write_behind import Rhythm, WriteBehind
-from catenary_scheduler.storage.write_behind import Sources as WriteSources
+from catenary_scheduler.storage.write_behind import FlushSchedule, WriteBehind
+from catenary_scheduler.storage.write_behind import StateSources as WriteSources
 from catenary_scheduler.wire.messages import rejection
 from catenary_services.domain.groups import EPOCH_FIELD, first_id
 from catenary_services.domain.ids import (
@@ -100,7 +100,7 @@ _STUCK_NS = 60 * NANOSECONDS_PER_SECOND
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class LeaderContext:
     """What a term is given by its process."""
 
     settings: SchedulerSettings
@@ -110,10 +110,10 @@ class Surroundings:
     """Of the cluster's agents, those of this group are led."""
 
 
-class Term:
+class LeaderRuntime:
     """From acquiring the lease to losing it."""
 
-    def __init__(self, around: Surroundings, lease: Lease, store: Store) -> None:
+    def __init__(self, around: LeaderContext, lease: Lease, store: Store) -> None:
         settings = around.settings
         self._around = around
         self._lease = lease
@@ -123,19 +123,19 @@ class Term:
             ModelRepository(settings.model_repository), settings.packing_goal()
         )
         self.availability = Availability()
-        self.offenders = Offenders(self.availability, self.note, around.metrics)
+        self.peer_quarantine = PeerQuarantine(self.availability, self.note, around.metrics)
         self._heeded = 0
         """Version of the availability the dispatcher was last told to look at."""
-        self.measured = Measured()
-        self.peers = Peers(settings.silence_s)
-        self.file_mark = FileMark()
-        self.in_flight = InFlight()
+        self.measured = MeasuredProfiles()
+        self.peers = PeerDirectory(settings.silence_s)
+        self.file_mark = PlanFileMark()
+        self.in_flight = InFlightBatches()
         self.utilisation = Utilisation()
         self.timelines = Timelines()
         self.slowdowns = Slowdowns()
         self.times = BookedTimes()
-        self.slow_and_silent = SlowAndSilent(
-            SlowAndSilentRules(settings.straggler_factor, settings.silence_s / 2),
+        self.slow_and_silent = ImpairmentDetector(
+            ImpairmentRules(settings.straggler_factor, settings.silence_s / 2),
             self.availability,
             self._connected_agents,
             self.note,
@@ -162,23 +162,25 @@ class Term:
             book,
         )
         self.planner = planner_of(settings, self.deployments, self.measured, self.availability)
-        limits = Limits(
+        limits = RetryLimits(
             settings.load_timeout_s,
             settings.load_attempts,
             int(settings.switch_timeout_s * NANOSECONDS_PER_SECOND),
         )
-        self.cluster = Cluster(self, self.deployments, self.planner, self.measured, limits)
+        self.cluster = ClusterController(
+            self, self.deployments, self.planner, self.measured, limits
+        )
         self.planner.changed = lambda: self.cluster.reconcile(time.monotonic())
-        self.waiting = WaitingRoom(
+        self.waiting = NotReadyQueue(
             settings.max_waiting_requests, int(settings.max_wait_s * NANOSECONDS_PER_SECOND)
         )
-        self.plausibility = Plausibility(self)
-        self.gateways = GatewaySessions(self, self.waiting)
+        self.plausibility = PlausibilityChecks(self)
+        self.gateways = GatewayStreams(self, self.waiting)
         self.stuck = StuckAgents(settings.stuck_rules())
-        self.agents = AgentSessions(self, self.cluster)
-        self.sessions = SessionDesk(self, self.live, book.slots)
+        self.agents = AgentStreams(self, self.cluster)
+        self.sessions = SessionReports(self, self.live, book.slots)
         self.moves = SessionMoves(self.dispatcher.chained, self.feed, around.metrics)
-        self.boundaries = BoundaryDesk(
+        self.transfer_rates = TransferRates(
             self.measured.links, self.deployments, self.feed, self._measured_links
         )
         self._connect_dispatcher(around)
@@ -186,27 +188,29 @@ class Term:
         self._claims = EpochClaims()
         self._directory = b""
         self._models = b""
-        self._trouble = TakeoverTrouble()
+        self._takeover_failures = TakeoverFailures()
         self._left_out: list[str] = []
         """What of the predecessor's state could not be used, in words for people."""
         self.quarantined = 0
         """Stored records that could not be read when this term began."""
 
-    def _connect_dispatcher(self, around: Surroundings) -> None:
+    def _connect_dispatcher(self, around: LeaderContext) -> None:
         telemetry = (around.metrics, around.tracer)
         under_way = (self.in_flight, self.live, self.timelines)
-        router = Router(self.gateways, self.agents, under_way, telemetry, self._stamp)
-        self._engine = Engine(self.dispatcher, router.route, around.metrics)
-        self._router = router
+        command_sender = CommandSender(
+            self.gateways, self.agents, under_way, telemetry, self._stamp
+        )
+        self._dispatch_loop = DispatchLoop(self.dispatcher, command_sender.route, around.metrics)
+        self._command_sender = command_sender
         self.lengths = LengthRecords(self.dispatcher.chained)
         self.autoscaler = Autoscaler(self, around.settings.scaling_policy())
-        self.audits = Audits(self, around.metrics)
+        self.audits = BookAudits(self, around.metrics)
         self.drains = DrainMarks(self)
 
     def _connect_storage(self, store: Store, lease: Lease) -> None:
         self._journal = Journal()
-        self._persistence = Persistence(
-            Sources(
+        self._persistence = SnapshotWriter(
+            SnapshotSources(
                 self.dispatcher,
                 self.in_flight,
                 self.live,
@@ -233,7 +237,7 @@ class Term:
                 self._epoch_raised,
                 lambda kind: self._around.metrics.redis_failures.labels(kind).inc(),
             ),
-            Rhythm(renew_s=self.settings.lease_s / 4),
+            FlushSchedule(renew_s=self.settings.lease_s / 4),
         )
 
     # ---- the term itself ----
@@ -256,17 +260,17 @@ class Term:
     @property
     def takeover_problems(self) -> list[str]:
         """What was left out when this term began, and how often it could not; for people."""
-        self._trouble.look(time.monotonic())
-        said = self._trouble.in_words()
+        self._takeover_failures.look(time.monotonic())
+        said = self._takeover_failures.in_words()
         return [*([said] if said else []), *self._left_out]
 
-    async def begin(self, trouble: TakeoverTrouble) -> None:
+    async def begin(self, takeover_failures: TakeoverFailures) -> None:
         """Takes over what the predecessor left; from then on sessions may be served.
 
-        `trouble` is what this process had with that lately.
+        `takeover_failures` is what this process had with that lately.
         """
-        self._trouble = trouble
-        stored = await read_state(self._store, self._lease, trouble.failures)
+        self._takeover_failures = takeover_failures
+        stored = await read_state(self._store, self._lease, takeover_failures.failures)
         self.quarantined = len(stored.damage)
         for each in stored.damage:
             table = each.table.partition(":")[0]
@@ -286,7 +290,7 @@ class Term:
         # fails, and `pass_cancellation` would take that for a real one.
         parts = {
             asyncio.create_task(self.write_behind.run(), name="write-behind"),
-            asyncio.create_task(keep_house(self, self._around.metrics), name="keep-house"),
+            asyncio.create_task(run_periodic_tasks(self, self._around.metrics), name="keep-house"),
         }
         try:
             done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -300,11 +304,11 @@ class Term:
 
     def close(self, error: CatenaryError) -> None:
         """Ends every session with `error`; peers then look for another leader."""
-        self._engine.close()
+        self._dispatch_loop.close()
         for gateway in self.gateways.gateways.values():
             if gateway.session is not None:
                 gateway.session.close(error)
-        for record in self.cluster.roster.values():
+        for record in self.cluster.registry.values():
             if record.session is not None:
                 record.session.close(error)
 
@@ -330,7 +334,7 @@ class Term:
             self.in_flight.over(event.batch)
         elif isinstance(event, SessionRequested) and event.in_flight is None:
             self.planner.session_arrived(event.model, event.prompt_tokens, now)
-        self._engine.feed(event, now)
+        self._dispatch_loop.feed(event, now)
         self.autoscaler.heard(event, now)
         if isinstance(event, SessionsClosed):
             self.live.may_be_over(event.sessions)
@@ -347,7 +351,7 @@ class Term:
         entry = self.timelines.entry(batch)
         return [piece.request for piece in entry.command.slices] if entry is not None else []
 
-    def greet_gateway(self, session: GatewaySession) -> None:
+    def greet_gateway(self, session: GatewayStream) -> None:
         """Sends welcome, directory and model table."""
         message = scheduler_pb2.SchedulerToGatewayMessage
         session.send(message(welcome=self._welcome()))
@@ -372,7 +376,7 @@ class Term:
         """True if requests for it can be dispatched now."""
         return self.cluster.is_ready(model)
 
-    def greet_agent(self, record: AgentRecord, hello: scheduler_pb2.AgentHello) -> None:
+    def greet_agent(self, record: AgentState, hello: scheduler_pb2.AgentHello) -> None:
         """Sends welcome and directory, and enters what it holds into the book."""
         assert record.session is not None
         agent_id = record.agent.agent_id
@@ -406,21 +410,21 @@ class Term:
         """An agent cannot compute any more, and ends by itself."""
         self.note("agent_ends", {"agent": agent, "reason": reason, "why": why[:300]})
 
-    def refusal_of(self, claim: Claim) -> CatenaryError | None:
+    def refusal_of(self, claim: EpochClaim) -> CatenaryError | None:
         """Returns why an agent cannot be led that obeys this epoch; None if it can.
 
         A claim that is to be followed makes our own epoch go beyond it soon. Who claims what cannot
         be true is put in quarantine for a while.
         """
-        verdict = self._claims.judge(claim, self.epoch, self._lease.token, now_ns())
-        if verdict is Verdict.OBEYS:
+        decision = self._claims.judge(claim, self.epoch, self._lease.token, now_ns())
+        if decision is ClaimDecision.OBEYS:
             return None
-        if verdict is Verdict.LIE:
+        if decision is ClaimDecision.LIE:
             why = f"it says that it obeys {claim.epoch}; ours is {self.epoch}"
             lie = InvalidMessage("AgentHello", "epoch", why)
-            self.offenders.accuse(Role.AGENT, claim.agent, lie, at_once=True)
+            self.peer_quarantine.accuse(Role.AGENT, claim.agent, lie, at_once=True)
             return InvalidInput(EPOCH_FIELD, f"{claim.epoch} cannot be true here; forget it")
-        if verdict is Verdict.FOLLOW:
+        if decision is ClaimDecision.FOLLOW:
             self.write_behind.go_beyond(claim.epoch, shared=bool(claim.leader))
         return StaleEpoch(f"{claim.agent} obeys epoch {claim.epoch}, not yet ours")
 
@@ -448,21 +452,21 @@ class Term:
 
     def dispatch_by(self, plan: Plan) -> None:
         """Dispatch by this plan, or this part of one, from now on."""
-        self.boundaries.planned(plan)
+        self.transfer_rates.planned(plan)
         self.feed(PlanActivated(self.sessions.latency.refreshed(plan)), now_ns())
 
     def plan_activated(self, plan: Plan) -> None:
         """This is the plan in force from now on."""
         self._around.metrics.set_active_plan(plan.plan_id)
         self._journal_event("plan_activated", {"plan": plan.plan_id})
-        servers = servers_of(self.cluster.roster)
+        servers = servers_of(self.cluster.registry)
         survivals = [(str(model.model), survival_of(model, servers)) for model in plan.models]
         fragile = {name: survival for name, survival in survivals if survival.is_fragile}
         self._around.metrics.fragile_models.set(len(fragile))
         for name, survival in fragile.items():
             _log.warning("plan_is_fragile", model=name, problem=survival.in_words())
 
-    def switch_ended(self, report: SwitchReport) -> None:
+    def switch_ended(self, report: RolloutReport) -> None:
         """A change of plan is done, or was rolled back."""
         kind, facts = report.as_event()
         _log.info(kind, **facts)
@@ -495,7 +499,7 @@ class Term:
     def cluster_changed(self) -> None:
         """Tells everyone who wants to know, if there is anything new."""
         now_s = time.monotonic()
-        for agent_id, record in self.cluster.roster.items():
+        for agent_id, record in self.cluster.registry.items():
             if record.session is None:
                 self.peers.left(agent_id, now_s)
         self.heed_availability()
@@ -517,7 +521,9 @@ class Term:
             reason = self.cluster.reason(event.model) or "the deadline is over"
             text = f"model {event.model} is not ready: {reason}"
             retry = NANOSECONDS_PER_SECOND
-            self._router.route(rejection(event.request, Unavailable.reason, text, retry), now)
+            self._command_sender.route(
+                rejection(event.request, Unavailable.reason, text, retry), now
+            )
 
     @property
     def unwritten(self) -> int:
@@ -548,8 +554,8 @@ class Term:
             self.times.reported(booked.agent, booked.partition, rows, real_ns, now)
             self.slow_and_silent.reported(booked.agent, booked.partition, rows, real_ns)
 
-    def _connected_agents(self) -> Iterator[tuple[AgentId, AgentSession]]:
-        for agent, record in self.cluster.roster.items():
+    def _connected_agents(self) -> Iterator[tuple[AgentId, AgentStream]]:
+        for agent, record in self.cluster.registry.items():
             if record.session is not None:
                 yield agent, record.session
 
@@ -563,8 +569,8 @@ class Term:
         directory.gateways = len(self.gateways.gateways)
         return directory
 
-    def _stamp(self) -> Stamp:
-        return Stamp(self.epoch, self.cluster.plan_id)
+    def _stamp(self) -> DispatchStamp:
+        return DispatchStamp(self.epoch, self.cluster.plan_id)
 
     def _measured_links(self) -> None:
         self._persistence.changed()

@@ -19,8 +19,8 @@ from catenary_scheduler.agents.deployments import Deployment
 from catenary_scheduler.book import Reservation
 from catenary_scheduler.cluster.plan_documents import check_blocks, load_plan_file
 from catenary_scheduler.planning import Placement
-from catenary_scheduler.replanning.provenance import PlanNotes
-from catenary_scheduler.rollout.report import SwitchReport
+from catenary_scheduler.replanning.provenance import PlanProvenance
+from catenary_scheduler.rollout.report import RolloutReport
 from catenary_scheduler.storage.clock import now_ns, translation_ns
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.quarantine import described
@@ -41,7 +41,7 @@ from catenary_services.errors import CatenaryError
 from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 _log = get_logger(__name__)
 _GRACE_NS = NANOSECONDS_PER_SECOND
@@ -83,7 +83,7 @@ async def read_state(store: Store, lease: Lease, failures: int) -> StoredState:
     return stored
 
 
-async def take_over(term: Term, stored: StoredState) -> list[str]:
+async def take_over(leader: LeaderRuntime, stored: StoredState) -> list[str]:
     """Fills a new term from what is stored, then from its own settings.
 
     What is stored may be readable and still make a part of this fail: then that part begins empty,
@@ -107,51 +107,51 @@ async def take_over(term: Term, stored: StoredState) -> list[str]:
             _log.exception("not_taken_over", part=what)
             problems.append(f"{what}: {type(error).__name__}: {error}")
 
-    await step("measurements", lambda: term.measured.restore(stored.measured))
-    await step("sessions", lambda: term.live.remember(stored.sessions))
-    await step("peers", lambda: term.peers.restore(stored.peers, time.monotonic()))
-    await step("drain marks", lambda: term.drains.restore(stored.draining))
-    await step("deployments", lambda: term.deployments.restore(stored.deployments))
-    await term.deployments.want(term.settings.models)
-    await step("lengths", lambda: term.lengths.restore(stored.lengths, term.deployments.ready))
-    await step("scaling", lambda: term.autoscaler.restore(stored.plan.scaling))
-    await _restore_wishes(term, stored.plan, problems)
-    await step("plan", lambda: _restore_plan(term, stored.plan, problems))
-    await step("book", lambda: _restore_book(term, stored))
+    await step("measurements", lambda: leader.measured.restore(stored.measured))
+    await step("sessions", lambda: leader.live.remember(stored.sessions))
+    await step("peers", lambda: leader.peers.restore(stored.peers, time.monotonic()))
+    await step("drain marks", lambda: leader.drains.restore(stored.draining))
+    await step("deployments", lambda: leader.deployments.restore(stored.deployments))
+    await leader.deployments.want(leader.settings.models)
+    await step("lengths", lambda: leader.lengths.restore(stored.lengths, leader.deployments.ready))
+    await step("scaling", lambda: leader.autoscaler.restore(stored.plan.scaling))
+    await _restore_desired(leader, stored.plan, problems)
+    await step("plan", lambda: _restore_plan(leader, stored.plan, problems))
+    await step("book", lambda: _restore_book(leader, stored))
     return problems
 
 
-async def _restore_wishes(term: Term, plan: StoredPlan, problems: list[str]) -> None:
-    settings, cluster = term.settings, term.cluster
+async def _restore_desired(leader: LeaderRuntime, plan: StoredPlan, problems: list[str]) -> None:
+    settings, cluster = leader.settings, leader.cluster
     # A mark without the plan that was read from it would keep the file from being read again.
-    term.file_mark.digest = plan.file if "fixed" not in plan.lost else ""
-    ready = term.deployments.ready
-    cluster.wishes.fixed = _fitting(plan.fixed, ready, "fixed", problems)
-    cluster.wishes.fixed_before = _fitting(plan.fixed_before, ready, "fixed_before", problems)
-    if plan.fixed is not None and cluster.wishes.fixed is None:
-        term.file_mark.digest = ""
-    report = SwitchReport.of_stored(plan.last_switch) if plan.last_switch is not None else None
+    leader.file_mark.digest = plan.file if "fixed" not in plan.lost else ""
+    ready = leader.deployments.ready
+    cluster.desired.fixed = _fitting(plan.fixed, ready, "fixed", problems)
+    cluster.desired.fixed_before = _fitting(plan.fixed_before, ready, "fixed_before", problems)
+    if plan.fixed is not None and cluster.desired.fixed is None:
+        leader.file_mark.digest = ""
+    report = RolloutReport.of_stored(plan.last_switch) if plan.last_switch is not None else None
     if report is not None:
         cluster.restore_report(report)
     if settings.plan_file is not None:
-        await load_plan_file(term, settings.plan_file)
-    elif term.file_mark.digest:  # the file was taken away: it no longer rules
-        cluster.wishes.fixed = cluster.wishes.fixed_before = None
-        term.file_mark.digest = ""
+        await load_plan_file(leader, settings.plan_file)
+    elif leader.file_mark.digest:  # the file was taken away: it no longer rules
+        cluster.desired.fixed = cluster.desired.fixed_before = None
+        leader.file_mark.digest = ""
 
 
-def _restore_plan(term: Term, plan: StoredPlan, problems: list[str]) -> None:
-    cluster = term.cluster
-    active = _fitting(plan.active, term.deployments.ready, "active", problems)
+def _restore_plan(leader: LeaderRuntime, plan: StoredPlan, problems: list[str]) -> None:
+    cluster = leader.cluster
+    active = _fitting(plan.active, leader.deployments.ready, "active", problems)
     if active is None or not active.models:
         return
-    until_s = time.monotonic() + term.settings.recovery_s
+    until_s = time.monotonic() + leader.settings.recovery_s
     cluster.restore(active, PlanId(plan.active_id or _NAMELESS), until_s)
-    if cluster.wishes.fixed is None:
-        ready = term.deployments.ready
+    if cluster.desired.fixed is None:
+        ready = leader.deployments.ready
         split = [ready[model.model] for model in active.models if model.model in ready]
-        notes = PlanNotes.of(plan.notes) if plan.notes is not None else None
-        term.planner.restore(active, [each.for_planning() for each in split], notes, now_ns())
+        notes = PlanProvenance.of(plan.notes) if plan.notes is not None else None
+        leader.planner.restore(active, [each.for_planning() for each in split], notes, now_ns())
 
 
 def _fitting(
@@ -172,12 +172,12 @@ def _fitting(
     return placement
 
 
-def _restore_book(term: Term, stored: StoredState) -> None:
+def _restore_book(leader: LeaderRuntime, stored: StoredState) -> None:
     if stored.anchor is None:
         return
     shift = translation_ns(stored.anchor, stored.now)
     reservations = shifted(stored.book, shift)
-    term.dispatcher.restore(reservations)
+    leader.dispatcher.restore(reservations)
     _log.info("book_restored", reservations=len(reservations), shift_ns=shift)
 
 

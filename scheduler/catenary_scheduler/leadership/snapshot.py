@@ -5,43 +5,43 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from catenary_scheduler.agents.deployments import Deployments
-from catenary_scheduler.agents.directory import Peers
-from catenary_scheduler.cluster.controller import Cluster
+from catenary_scheduler.agents.directory import PeerDirectory
+from catenary_scheduler.cluster.controller import ClusterController
 from catenary_scheduler.cluster.drain_marks import DrainMarks
 from catenary_scheduler.dispatch import CombinedDispatcher
 from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.inflight.answer_lengths import LengthRecords
-from catenary_scheduler.inflight.batches import InFlight
+from catenary_scheduler.inflight.batches import InFlightBatches
 from catenary_scheduler.inflight.sessions import LiveSessions
-from catenary_scheduler.observed.profiles import Measured
+from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.replanning.planner import Planner
 from catenary_scheduler.runtime.autoscaler import Autoscaler
-from catenary_scheduler.storage.journal import Changes, Fields, Journal
-from catenary_scheduler.storage.keys import Table
+from catenary_scheduler.storage.journal import Fields, Journal, JournalChanges
+from catenary_scheduler.storage.keys import RedisTable
 from catenary_scheduler.storage.values.codec import encode_document
 from catenary_scheduler.storage.values.records import tables_of, write_reservations
 from catenary_scheduler.storage.values.tables import placement_text
 
 
 @dataclass(slots=True)
-class FileMark:
+class PlanFileMark:
     """The plan file that was read last, so that a plan applied later outlives a restart."""
 
     digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class SnapshotSources:
     """The state of a term."""
 
     dispatcher: CombinedDispatcher
-    in_flight: InFlight
+    in_flight: InFlightBatches
     live: LiveSessions
-    cluster: Cluster
+    cluster: ClusterController
     deployments: Deployments
-    measured: Measured
-    peers: Peers
-    file_mark: FileMark
+    measured: MeasuredProfiles
+    peers: PeerDirectory
+    file_mark: PlanFileMark
     planner: Planner
     autoscaler: Autoscaler
     lengths: LengthRecords
@@ -49,13 +49,13 @@ class Sources:
     drains: DrainMarks
 
 
-class Persistence:
+class SnapshotWriter:
     """Moves changes into the journal; rare tables by comparing with what was written before."""
 
-    def __init__(self, sources: Sources, journal: Journal) -> None:
+    def __init__(self, sources: SnapshotSources, journal: Journal) -> None:
         self._sources = sources
         self._journal = journal
-        self._written: dict[Table, Fields] = {}
+        self._written: dict[RedisTable, Fields] = {}
         self._rare_changed = True
 
     def changed(self) -> None:
@@ -72,17 +72,17 @@ class Persistence:
             self._rare_changed = False
             self._collect_rare()
 
-    def snapshot(self) -> Changes:
+    def snapshot(self) -> JournalChanges:
         """Returns everything as it is now."""
         self._sources.dispatcher.take_changes()  # all contained in what follows
         self._written = self._rare()
         self._rare_changed = False
         tables: dict[str, Fields] = {**tables_of(self._sources.dispatcher.snapshot())}
-        tables[Table.BATCHES] = self._sources.in_flight.records()
-        tables[Table.SESSIONS] = self._sources.live.records()
-        tables[Table.LENGTHS] = self._sources.lengths.records()
+        tables[RedisTable.BATCHES] = self._sources.in_flight.records()
+        tables[RedisTable.SESSIONS] = self._sources.live.records()
+        tables[RedisTable.LENGTHS] = self._sources.lengths.records()
         tables.update({table: dict(fields) for table, fields in self._written.items()})
-        return Changes(tables, [], replace=True)
+        return JournalChanges(tables, [], replace=True)
 
     def _collect_rare(self) -> None:
         present = self._rare()
@@ -95,30 +95,30 @@ class Persistence:
                 self._journal.put(table, name, None)
         self._written = present
 
-    def _rare(self) -> dict[Table, Fields]:
+    def _rare(self) -> dict[RedisTable, Fields]:
         sources = self._sources
         return {
-            Table.DEPLOYMENTS: sources.deployments.records(),
-            Table.PLAN: _plan_records(sources),
-            Table.MEASURED: sources.measured.records(),
-            Table.AGENTS: {
+            RedisTable.DEPLOYMENTS: sources.deployments.records(),
+            RedisTable.PLAN: _plan_records(sources),
+            RedisTable.MEASURED: sources.measured.records(),
+            RedisTable.AGENTS: {
                 agent: encode_document(record.stored(sources.availability))
-                for agent, record in sources.cluster.roster.items()
+                for agent, record in sources.cluster.registry.items()
             },
-            Table.PEERS: sources.peers.records(),
-            Table.DRAINING: sources.drains.records(),
+            RedisTable.PEERS: sources.peers.records(),
+            RedisTable.DRAINING: sources.drains.records(),
         }
 
 
-def _plan_records(sources: Sources) -> Fields:
+def _plan_records(sources: SnapshotSources) -> Fields:
     cluster = sources.cluster
     records: Fields = {"file": sources.file_mark.digest}
-    if cluster.wishes.fixed is not None:
-        records["fixed"] = placement_text(cluster.wishes.fixed)
-    if cluster.wishes.fixed_before is not None:
-        records["fixed_before"] = placement_text(cluster.wishes.fixed_before)
-    if sources.planner.notes is not None:
-        records["notes"] = encode_document(sources.planner.notes.stored())
+    if cluster.desired.fixed is not None:
+        records["fixed"] = placement_text(cluster.desired.fixed)
+    if cluster.desired.fixed_before is not None:
+        records["fixed_before"] = placement_text(cluster.desired.fixed_before)
+    if sources.planner.provenance is not None:
+        records["notes"] = encode_document(sources.planner.provenance.stored())
     if sources.autoscaler.models:
         records["scaling"] = sources.autoscaler.record()
     if cluster.last_switch is not None:

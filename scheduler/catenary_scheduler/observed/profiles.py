@@ -12,7 +12,7 @@ from msgspec.structs import astuple as astuple_of
 
 from catenary_scheduler.observed.links import MeasuredLinks
 from catenary_scheduler.planning import Placement
-from catenary_scheduler.planning.latency import Observed, WorkDone
+from catenary_scheduler.planning.latency import ObservedCost, WorkTotals
 from catenary_scheduler.planning.live import GenerationCost
 from catenary_scheduler.planning.requirements import partition_of, stages_of
 from catenary_scheduler.storage.values.stored import (
@@ -29,12 +29,12 @@ _KEPT = 10_000
 Times = tuple[Nanoseconds, ...]
 
 
-class Measured:
+class MeasuredProfiles:
     """Compute times at batch 1, 2, .. by agent and partition; the oldest are forgotten."""
 
     def __init__(self) -> None:
         self._times: dict[Place, Times] = {}
-        self._generation: dict[Place, Observed] = {}
+        self._generation: dict[Place, ObservedCost] = {}
         self.links = MeasuredLinks()
 
     def put(self, agent: AgentId, partition: PartitionKey, times: Sequence[Nanoseconds]) -> None:
@@ -51,9 +51,9 @@ class Measured:
         """
         known = self._generation.get((agent, partition))
         if known is None or known.measured != cost:
-            self._enter(agent, partition, Observed(cost))
+            self._enter(agent, partition, ObservedCost(cost))
 
-    def observe(self, agent: AgentId, partition: PartitionKey, work: WorkDone) -> bool:
+    def observe(self, agent: AgentId, partition: PartitionKey, work: WorkTotals) -> bool:
         """Takes in what an agent says it did; True if its cost is notably another than was told."""
         known = self._generation.get((agent, partition))
         if known is None:  # it never said what it costs: of another version, or in a strange order
@@ -65,11 +65,11 @@ class Measured:
         """Returns what all decoder blocks cost by now."""
         return {place: observed.cost for place, observed in self._generation.items()}
 
-    def observed_at(self, agent: AgentId, partition: PartitionKey) -> Observed | None:
+    def observed_at(self, agent: AgentId, partition: PartitionKey) -> ObservedCost | None:
         """Returns what is known of one range of decoder blocks on one agent."""
         return self._generation.get((agent, partition))
 
-    def observed(self) -> Iterator[tuple[AgentId, PartitionKey, Observed]]:
+    def observed(self) -> Iterator[tuple[AgentId, PartitionKey, ObservedCost]]:
         """Yields every measurement of decoder blocks, with what was reported since."""
         for (agent, partition), observed in self._generation.items():
             yield agent, partition, observed
@@ -113,9 +113,9 @@ class Measured:
             self.put(agent, partition, times)
         for (agent, partition), cost in stored.costs.items():
             told = _cost(cost.by_now) if cost.by_now is not None else None
-            self._enter(agent, partition, Observed(_cost(cost.at_load), told=told))
+            self._enter(agent, partition, ObservedCost(_cost(cost.at_load), told=told))
 
-    def _enter(self, agent: AgentId, partition: PartitionKey, observed: Observed) -> None:
+    def _enter(self, agent: AgentId, partition: PartitionKey, observed: ObservedCost) -> None:
         self._generation[agent, partition] = observed
         while len(self._generation) > _KEPT:
             del self._generation[next(iter(self._generation))]

@@ -114,7 +114,7 @@ class Straggler:
     """Of its times to what they were."""
 
 
-class Stragglers:
+class StragglerDetector:
     """Finds those who became slow.
 
     Args:

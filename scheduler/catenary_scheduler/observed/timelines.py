@@ -32,7 +32,7 @@ Interval = tuple[Nanoseconds, Nanoseconds]
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class ResourceUse:
     """One use of a device, or of the links between two agents, by one batch.
 
     Attributes:
@@ -56,7 +56,7 @@ class Used:
     real: Interval | None
 
 
-class Entry:
+class TimelineEntry:
     """A dispatched batch, and when its hops really ran: computing, then the transfer before it."""
 
     __slots__ = ("command", "dispatched_ns", "real")
@@ -66,7 +66,7 @@ class Entry:
         self.dispatched_ns = dispatched_ns
         self.real: dict[int, tuple[Interval, Interval | None]] = {}
 
-    def uses(self) -> Iterator[Used]:
+    def uses(self) -> Iterator[ResourceUse]:
         """Yields what it uses, hop by hop."""
         command, sender = self.command, None
         for position, hop in enumerate(command.path):
@@ -75,9 +75,11 @@ class Entry:
             if hop.transfer_ns and sender is not None:
                 begin = hop.transfer_start_ns
                 booked = (begin, begin + hop.transfer_ns)
-                yield Used("link", hop.agent, sender, command.batch, model, rows, booked, moved)
+                yield ResourceUse(
+                    "link", hop.agent, sender, command.batch, model, rows, booked, moved
+                )
             booked = (hop.start_ns, hop.start_ns + hop.duration_ns)
-            yield Used("gpu", hop.agent, None, command.batch, model, rows, booked, computed)
+            yield ResourceUse("gpu", hop.agent, None, command.batch, model, rows, booked, computed)
             sender = hop.agent
 
 
@@ -86,16 +88,16 @@ class Timelines:
 
     def __init__(self, most_batches: int = _MOST_BATCHES, most_spans: int = _MOST_SPANS) -> None:
         self._most = most_batches
-        self._entries: deque[Entry] = deque()
-        self._by_id: dict[BatchId, Entry] = {}
-        self._spans: deque[Used] = deque(maxlen=most_spans)
+        self._entries: deque[TimelineEntry] = deque()
+        self._by_id: dict[BatchId, TimelineEntry] = {}
+        self._spans: deque[ResourceUse] = deque(maxlen=most_spans)
         self._rounds: dict[AgentId, tuple[Nanoseconds, Nanoseconds, Nanoseconds]] = {}
         """Of an agent: the last reports, the ones before, and where those of the last begin."""
         self._complete_since: Nanoseconds = 0
 
     def dispatched(self, command: DispatchBatch, now: Nanoseconds) -> None:
         """Notes a new batch."""
-        entry = Entry(command, now)
+        entry = TimelineEntry(command, now)
         entries = self._entries
         entries.append(entry)
         self._by_id[command.batch] = entry
@@ -138,13 +140,13 @@ class Timelines:
         self._rounds[agent] = said, before, start
         if start < begin:
             real = (start, begin)
-            self._spans.append(Used("gpu", agent, None, BatchId(0), model, 0, None, real))
+            self._spans.append(ResourceUse("gpu", agent, None, BatchId(0), model, 0, None, real))
 
-    def batches(self) -> list[Entry]:
+    def batches(self) -> list[TimelineEntry]:
         """Returns the batches that are remembered, oldest first."""
         return list(self._entries)
 
-    def spans(self) -> list[Used]:
+    def spans(self) -> list[ResourceUse]:
         """Returns what was generated, as far as it is remembered."""
         return list(self._spans)
 
@@ -154,7 +156,7 @@ class Timelines:
         spans_since = self._spans[0].real[0] if full and self._spans[0].real else 0
         return since >= max(self._complete_since, spans_since)
 
-    def entry(self, batch: BatchId) -> Entry | None:
+    def entry(self, batch: BatchId) -> TimelineEntry | None:
         """Returns what is remembered of a batch."""
         return self._by_id.get(batch)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from catenary_scheduler.packing.active_bins import ActiveBins
 from catenary_scheduler.packing.config import PackingConfig
 from catenary_scheduler.packing.lower_bound import lower_bound
-from catenary_scheduler.packing.mell.pool import Pool
-from catenary_scheduler.packing.moves import Move
-from catenary_scheduler.packing.shelves import Shelves
+from catenary_scheduler.packing.mell.pool import MellPool
+from catenary_scheduler.packing.moves import PackingMove
 
 ADDITIVE = 3
 """Bins beyond 4/3 of the optimum that Mell may use: one unfilled of each class M, S and T."""
@@ -17,15 +17,15 @@ def bound_on_bins(least: int) -> int:
     return 4 * least // 3 + ADDITIVE
 
 
-def least_bins(shelves: Shelves) -> int:
+def least_bins(shelves: ActiveBins) -> int:
     """Returns a lower bound on the bins that hold all that is there; one sort of the sizes."""
     items = [item for items in shelves.bins().values() for item in items]
     return lower_bound([shelves.size_of(item) for item in items], shelves.capacity)
 
 
 def restoring_moves(
-    shelves: Shelves, total: int, most_bins: int | None, config: PackingConfig
-) -> tuple[Move, ...]:
+    shelves: ActiveBins, total: int, most_bins: int | None, config: PackingConfig
+) -> tuple[PackingMove, ...]:
     """Returns moves by Mell's rules after which the bound holds; none if it does already.
 
     Args:
@@ -39,7 +39,7 @@ def restoring_moves(
         return ()
     if used <= bound_on_bins(least_bins(shelves)):
         return ()
-    mell = Pool(shelves.capacity, most_bins=most_bins, config=config)
+    mell = MellPool(shelves.capacity, most_bins=most_bins, config=config)
     for gpu, items in shelves.bins().items():
         for item in items:
             mell.place(item, shelves.size_of(item), gpu)

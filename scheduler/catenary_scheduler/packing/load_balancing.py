@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from catenary_scheduler.packing.moves import Item, Move
+from catenary_scheduler.packing.moves import Item, PackingMove
 
 THRESHOLD_SHARE = 0.1
 """Of the capacity: GPUs whose loads differ by no more than this are even enough."""
@@ -25,7 +25,7 @@ def balancing_moves(
     movable: Mapping[int, Mapping[Item, int]],
     threshold: int,
     most_moves: int | None = None,
-) -> list[Move]:
+) -> list[PackingMove]:
     """Returns moves from the fullest GPU to the emptiest, until they are even enough.
 
     Each move is of the session that brings the two GPUs closest together; it always brings them
@@ -42,7 +42,7 @@ def balancing_moves(
     """
     load = dict(loads)
     there: dict[int, dict[Item, int]] = {}  # of the GPUs that moves have touched
-    moves: list[Move] = []
+    moves: list[PackingMove] = []
     while len(load) > 1 and (most_moves is None or len(moves) < most_moves):
         fullest = min(load, key=lambda gpu: (-load[gpu], gpu))
         emptiest = min(load, key=lambda gpu: (load[gpu], gpu))
@@ -58,7 +58,7 @@ def balancing_moves(
         there[emptiest][best.item] = best.size
         load[fullest] -= best.size
         load[emptiest] += best.size
-        moves.append(Move(best.item, fullest, emptiest, best.size))
+        moves.append(PackingMove(best.item, fullest, emptiest, best.size))
     return moves
 
 

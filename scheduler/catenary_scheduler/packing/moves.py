@@ -10,7 +10,7 @@ Item = Hashable
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class PackingMove:
     """A running session changes its GPU.
 
     Attributes:
@@ -39,7 +39,7 @@ class EpochResult:
             not move; each is in `placed` or in `queued` as well.
     """
 
-    moves: tuple[Move, ...] = ()
+    moves: tuple[PackingMove, ...] = ()
     placed: Mapping[Item, int] = field(default_factory=dict)
     queued: tuple[Item, ...] = ()
     preempted: tuple[Item, ...] = ()

@@ -8,7 +8,7 @@ from typing import Protocol
 from catenary_scheduler.packing.moves import EpochResult, Item
 
 
-class Policy(Protocol):
+class PackingPolicy(Protocol):
     """Keeps the sessions of one model on GPUs (or chains) of one capacity.
 
     Sizes and the capacity are integers in one unit, usually blocks of 16 tokens. Bins are named by

@@ -18,7 +18,7 @@ from catenary_services.domain.plan import Chain, ModelPlan, Pipeline
 
 
 @dataclass(frozen=True, slots=True)
-class CacheNeed:
+class CacheRequirement:
     """The key-value caches a range of decoder blocks must have room for."""
 
     block_slots: int
@@ -33,7 +33,7 @@ class CacheNeed:
         """Tokens there must be memory for, counted once per block."""
         return self.cache_tokens or self.block_slots * self.session_tokens
 
-    def includes(self, other: CacheNeed) -> bool:
+    def includes(self, other: CacheRequirement) -> bool:
         """True if whoever has this lacks nothing of `other`."""
         return (
             self.block_slots >= other.block_slots
@@ -42,38 +42,38 @@ class CacheNeed:
             and set(other.entry_blocks) <= set(self.entry_blocks)
         )
 
-    def joined(self, other: CacheNeed) -> CacheNeed:
+    def joined(self, other: CacheRequirement) -> CacheRequirement:
         """Returns what serves both."""
         slots = max(self.block_slots, other.block_slots)
         most = max(self.session_tokens, other.session_tokens)
         tokens = max(self.tokens, other.tokens)
         entries = tuple(sorted({*self.entry_blocks, *other.entry_blocks}))
-        return CacheNeed(slots, most, entries, tokens if tokens < slots * most else 0)
+        return CacheRequirement(slots, most, entries, tokens if tokens < slots * most else 0)
 
 
-class Need(NamedTuple):
+class PartitionRequirement(NamedTuple):
     """How an agent must host a partition."""
 
     batch: int
     """The largest batch it must run; of decoder blocks the most sessions at a time."""
     float16: bool
     """Whether feature maps cross its boundaries as float16."""
-    cache: CacheNeed | None = None
+    cache: CacheRequirement | None = None
     """Set for decoder blocks."""
 
 
-Wanted = dict[PartitionKey, Need]
+Requirements = dict[PartitionKey, PartitionRequirement]
 """What an agent must host, and how."""
 
 
-def joined(one: Wanted, other: Wanted) -> Wanted:
+def joined(one: Requirements, other: Requirements) -> Requirements:
     """Returns what serves both; where only one can be, it is `other`."""
     both = {**one, **other}
     for key in one.keys() & other.keys():
         mine, theirs = one[key].cache, other[key].cache
         if mine is not None and theirs is not None:
             batch = max(one[key].batch, other[key].batch)
-            both[key] = Need(batch, other[key].float16, mine.joined(theirs))
+            both[key] = PartitionRequirement(batch, other[key].float16, mine.joined(theirs))
     return both
 
 
@@ -98,28 +98,28 @@ def partition_of(model: ModelPlacement, stage: StagePlacement) -> PartitionKey:
     return PartitionKey(model.model, stage.first_block, stage.last_block)
 
 
-def wanted_of(placement: Placement, agent: AgentId) -> Wanted:
+def wanted_of(placement: Placement, agent: AgentId) -> Requirements:
     """Returns what one agent must host."""
     return wanted_by_agent(placement).get(agent, {})
 
 
-def wanted_by_agent(placement: Placement | None) -> dict[AgentId, Wanted]:
+def wanted_by_agent(placement: Placement | None) -> dict[AgentId, Requirements]:
     """Returns what every agent of a placement must host."""
-    wanted: dict[AgentId, Wanted] = {}
+    wanted: dict[AgentId, Requirements] = {}
     for model, pipeline, stage in stages_of(placement or Placement(())):
         key = partition_of(model, stage)
         for agent in stage.agents:
             mine = wanted.setdefault(agent, {})
             known = mine.get(key)
             batch = max(pipeline.batch_size, known.batch if known is not None else 0)
-            mine[key] = Need(batch, model.float16_boundaries)
+            mine[key] = PartitionRequirement(batch, model.float16_boundaries)
     for model in placement.models if placement is not None else ():
         for agent, key, need in hosts_of(model):
             wanted.setdefault(agent, {})[key] = need
     return wanted
 
 
-def hosts_of(model: ModelPlacement) -> Iterator[tuple[AgentId, PartitionKey, Need]]:
+def hosts_of(model: ModelPlacement) -> Iterator[tuple[AgentId, PartitionKey, PartitionRequirement]]:
     """Returns who hosts the blocks of a model that generates text, and how."""
     entries: dict[tuple[AgentId, int, int], set[int]] = {}
     sessions: dict[tuple[AgentId, int, int], int] = {}
@@ -129,9 +129,9 @@ def hosts_of(model: ModelPlacement) -> Iterator[tuple[AgentId, PartitionKey, Nee
             sessions[hop.host] = sessions.get(hop.host, 0) + chain.capacity
     for host in model.hosts:
         inside = tuple(sorted(entries.get(host.host, {host.first_block})))
-        cache = CacheNeed(host.block_slots, model.session_tokens, inside, host.cache_tokens)
+        cache = CacheRequirement(host.block_slots, model.session_tokens, inside, host.cache_tokens)
         key = PartitionKey(model.model, host.first_block, host.last_block)
-        yield host.agent, key, Need(sessions.get(host.host, 1), False, cache)
+        yield host.agent, key, PartitionRequirement(sessions.get(host.host, 1), False, cache)
 
 
 def without(placement: Placement, gone: set[AgentId]) -> Placement:
@@ -180,7 +180,7 @@ def can_go_back(old: Placement, new: Placement, is_present: Callable[[AgentId], 
     return both <= served
 
 
-Hosts = Callable[[AgentId, PartitionKey, Need], bool]
+Hosts = Callable[[AgentId, PartitionKey, PartitionRequirement], bool]
 """True if an agent is there and hosts a partition as it is needed."""
 
 
@@ -194,7 +194,7 @@ def missing(
     lacking = []
     for model, pipeline, stage in stages_of(placement):
         key = partition_of(model, stage)
-        need = Need(pipeline.batch_size, model.float16_boundaries)
+        need = PartitionRequirement(pipeline.batch_size, model.float16_boundaries)
         late = [agent for agent in stage.agents if not hosts(agent, key, need)]
         enough = len(late) < len(stage.agents)
         lacking += [(agent, key) for agent in late if not (enough and excused(agent))]

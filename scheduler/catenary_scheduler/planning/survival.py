@@ -10,7 +10,7 @@ from catenary_services.domain.plan import ChainHop, ModelPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Survival:
+class LossSurvival:
     """The single losses that would leave one model unserved."""
 
     agents: tuple[AgentId, ...]
@@ -32,7 +32,7 @@ class Survival:
         return bool(self.agents)
 
 
-def survival_of(model: ModelPlan, servers: Mapping[AgentId, ServerId]) -> Survival:
+def survival_of(model: ModelPlan, servers: Mapping[AgentId, ServerId]) -> LossSurvival:
     """Returns whose loss a model of a plan would not survive.
 
     Args:
@@ -44,7 +44,7 @@ def survival_of(model: ModelPlan, servers: Mapping[AgentId, ServerId]) -> Surviv
     for agent in agents:
         if agent in servers:
             by_server.setdefault(servers[agent], set()).add(agent)
-    return Survival(
+    return LossSurvival(
         tuple(agent for agent in agents if not is_served_without(model, {agent})),
         tuple(
             server

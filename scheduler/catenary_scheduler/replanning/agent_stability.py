@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
-from catenary_scheduler.agents.registry import Roster, is_draining, staying
+from catenary_scheduler.agents.registry import AgentRegistry, is_draining, staying
 from catenary_scheduler.dispatch.availability import Availability
 from catenary_services.domain.ids import AgentId
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class AgentStability:
     """How long a plan waits for what."""
 
     settle_s: float = 1.0
@@ -24,10 +24,10 @@ class Patience:
 
 
 def eligible(
-    roster: Roster,
+    registry: AgentRegistry,
     availability: Availability,
     planned: Set[AgentId],
-    patience: Patience,
+    stability: AgentStability,
     *,
     started_s: float,
     now_s: float,
@@ -36,37 +36,37 @@ def eligible(
 
     They are those that are there, and those of the plan that may come back.
     """
-    return frozenset(record.agent.agent_id for record in staying(roster, availability)) | {
+    return frozenset(record.agent.agent_id for record in staying(registry, availability)) | {
         agent
         for agent in planned
-        if _is_gone(roster, agent)
+        if _is_gone(registry, agent)
         and not is_draining(agent, availability)
-        and now_s - _gone_since_s(roster, agent, started_s) < patience.replan_after_s
+        and now_s - _gone_since_s(registry, agent, started_s) < stability.replan_after_s
     }
 
 
 def is_settled(
-    roster: Roster,
+    registry: AgentRegistry,
     planned: Set[AgentId],
     agents: Set[AgentId],
-    patience: Patience,
+    stability: AgentStability,
     now_s: float,
 ) -> bool:
     """True if nobody came a moment ago, and nobody who should be heard of is still silent."""
     came_s = [
         record.since_s
-        for agent, record in roster.items()
+        for agent, record in registry.items()
         if record.session is not None and agent in agents and agent not in planned
     ]
-    unseen = agents - roster.keys()  # after a change of leader; they are about to report
-    return not unseen and now_s - max(came_s, default=0.0) >= patience.settle_s
+    unseen = agents - registry.keys()  # after a change of leader; they are about to report
+    return not unseen and now_s - max(came_s, default=0.0) >= stability.settle_s
 
 
-def _is_gone(roster: Roster, agent: AgentId) -> bool:
-    record = roster.get(agent)
+def _is_gone(registry: AgentRegistry, agent: AgentId) -> bool:
+    record = registry.get(agent)
     return record is None or record.session is None
 
 
-def _gone_since_s(roster: Roster, agent: AgentId, started_s: float) -> float:
-    record = roster.get(agent)
+def _gone_since_s(registry: AgentRegistry, agent: AgentId, started_s: float) -> float:
+    record = registry.get(agent)
     return started_s if record is None else record.since_s

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from catenary_scheduler.agents.deployments import Deployments
-from catenary_scheduler.observed.profiles import Measured
+from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import DeployedModel, ModelPlacement, Placement
 from catenary_scheduler.planning.chains import ChainTask, Composition, best_composition, recompose
 from catenary_scheduler.planning.live import (
@@ -33,18 +33,18 @@ _QUICK_AGENTS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Composed:
+class ComposedChains:
     """Chains of the models of a cluster, as far as there are any (pickled by the solver)."""
 
     answers: tuple[tuple[ChainJob, Composition], ...] = ()
     problems: tuple[str, ...] = ()
 
 
-ComposeCluster = Callable[[ChainCluster], Awaitable[Composed]]
+ComposeCluster = Callable[[ChainCluster], Awaitable[ComposedChains]]
 
 
 @dataclass(frozen=True, slots=True)
-class ChainWish:
+class ChainRequest:
     """What chains are wanted for."""
 
     models: tuple[DeployedModel, ...]
@@ -56,7 +56,7 @@ class ChainWish:
 
 
 @dataclass(frozen=True, slots=True)
-class ChainsMade:
+class BuiltChains:
     """Chains of some models."""
 
     models: tuple[ModelPlacement, ...] = ()
@@ -68,7 +68,7 @@ class ChainsMade:
     """What they were composed for."""
 
 
-class ChainMaker:
+class ChainBuilder:
     """Makes chains in this process where that is quick, else in one of its own.
 
     Args:
@@ -83,7 +83,7 @@ class ChainMaker:
     def __init__(
         self,
         deployments: Deployments,
-        measured: Measured,
+        measured: MeasuredProfiles,
         compose_elsewhere: ComposeCluster,
         partitions: int = 0,
         prefill_agents: int = 0,
@@ -100,43 +100,43 @@ class ChainMaker:
         """True if `make_now` does not keep anybody waiting."""
         return len(agents) <= _QUICK_AGENTS
 
-    def make_now(self, wish: ChainWish, pooled: Placement) -> ChainsMade:
+    def make_now(self, request: ChainRequest, pooled: Placement) -> BuiltChains:
         """Returns the chains, beside what pooled models take."""
-        return _made(wish, compose_cluster(self._cluster(wish, pooled)))
+        return _built(request, compose_cluster(self._cluster(request, pooled)))
 
-    async def make(self, wish: ChainWish, pooled: Placement) -> ChainsMade:
+    async def make(self, request: ChainRequest, pooled: Placement) -> BuiltChains:
         """Returns the chains, beside what pooled models take.
 
         Raises:
             Unavailable: they were not composed in time.
             InternalError: the process crashed.
         """
-        cluster = self._cluster(wish, pooled)
-        if self.is_quick(wish.agents):
-            return _made(wish, compose_cluster(cluster))
-        return _made(wish, await self._compose_elsewhere(cluster))
+        cluster = self._cluster(request, pooled)
+        if self.is_quick(request.agents):
+            return _built(request, compose_cluster(cluster))
+        return _built(request, await self._compose_elsewhere(cluster))
 
-    def _cluster(self, wish: ChainWish, pooled: Placement) -> ChainCluster:
+    def _cluster(self, request: ChainRequest, pooled: Placement) -> ChainCluster:
         ready = self._deployments.ready
         weights = {key: each.assumed_block_bytes for key, each in ready.items()}
         loads = []
-        for model in wish.models:
-            load = wish.loads.get(model.key, SessionLoad())
+        for model in request.models:
+            load = request.loads.get(model.key, SessionLoad())
             shape = SessionShape(load.prompt_tokens, load.output_tokens)
             loads.append(ChainLoad(model, load.rate_per_s, shape))
         return ChainCluster(
-            agents=wish.agents,
+            agents=request.agents,
             loads=tuple(loads),
             taken_bytes=taken_by(pooled, weights),
             measured=self._measured.generation(),
-            present=wish.present,
+            present=request.present,
             partitions=self._partitions,
             prefill_agents=self._prefill_agents,
             oversubscription=self._oversubscription,
         )
 
 
-def compose_cluster(cluster: ChainCluster) -> Composed:
+def compose_cluster(cluster: ChainCluster) -> ComposedChains:
     """Returns the chains of every model there is room for.
 
     One that does not fit gives its share of the memory to the others; the largest goes first.
@@ -152,11 +152,11 @@ def compose_cluster(cluster: ChainCluster) -> Composed:
             except PlanInfeasible as error:
                 failed[job.load.deployed.key] = (job.model_bytes, error.message)
         if not failed:
-            return Composed(tuple(answers), tuple(problems))
+            return ComposedChains(tuple(answers), tuple(problems))
         largest = max(failed, key=lambda key: failed[key][0])
         problems.append(failed[largest][1])
         loads = [load for load in loads if load.deployed.key != largest]
-    return Composed((), tuple(problems))
+    return ComposedChains((), tuple(problems))
 
 
 def compose(task: ChainTask, previous: Composition | None) -> Composition:
@@ -166,9 +166,9 @@ def compose(task: ChainTask, previous: Composition | None) -> Composition:
     return best_composition(task, tune="lower")
 
 
-def _made(wish: ChainWish, composed: Composed) -> ChainsMade:
+def _built(request: ChainRequest, composed: ComposedChains) -> BuiltChains:
     for problem in composed.problems:
         _log.warning("no_chains", error=problem)
     lines = [line for answer in composed.answers for line in explain_chains(*answer)]
     models = joined_roles(placed(*answer) for answer in composed.answers)
-    return ChainsMade(models, tuple(lines), composed.problems, wish.loads)
+    return BuiltChains(models, tuple(lines), composed.problems, request.loads)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from catenary_scheduler.agents.deployments import Deployments
-from catenary_scheduler.agents.registry import Roster
-from catenary_scheduler.observed.profiles import Measured
+from catenary_scheduler.agents.registry import AgentRegistry
+from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import ChainLatency, ServiceTime
 from catenary_scheduler.planning.latency import ClusterLines
 from catenary_scheduler.planning.live import ChainCosts, SessionShape
@@ -20,13 +20,13 @@ Shapes = Callable[[ModelKey], SessionShape]
 
 
 def service_times(
-    deployments: Deployments, measured: Measured, roster: Roster, shape: Shapes
+    deployments: Deployments, measured: MeasuredProfiles, registry: AgentRegistry, shape: Shapes
 ) -> ServiceTime:
     """Returns a function for the chains of any deployed model that generates text.
 
     Costs are those agents report by now, where they report.
     """
-    agents = [record.agent for record in roster.values()]
+    agents = [record.agent for record in registry.values()]
     times = measured.generation()
     costs: dict[ModelKey, ChainCosts] = {}
 
@@ -39,9 +39,11 @@ def service_times(
     return service_ns
 
 
-def latency_lines(deployments: Deployments, measured: Measured, roster: Roster) -> ChainLatency:
+def latency_lines(
+    deployments: Deployments, measured: MeasuredProfiles, registry: AgentRegistry
+) -> ChainLatency:
     """Returns a function for the chains of any deployed model that generates text."""
-    agents = [record.agent for record in roster.values()]
+    agents = [record.agent for record in registry.values()]
     times = measured.generation()
     found: dict[ModelKey, ClusterLines] = {}
 

@@ -6,27 +6,27 @@ import time
 
 from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.dispatch.availability import Availability
-from catenary_scheduler.observed.profiles import Measured
+from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning.live import PlanningRules
-from catenary_scheduler.replanning.agent_stability import Patience
-from catenary_scheduler.replanning.chain_builder import ChainMaker
-from catenary_scheduler.replanning.plan_builder import PlanMaker
+from catenary_scheduler.replanning.agent_stability import AgentStability
+from catenary_scheduler.replanning.chain_builder import ChainBuilder
+from catenary_scheduler.replanning.plan_builder import PlanBuilder
 from catenary_scheduler.replanning.planner import Planner
 from catenary_scheduler.replanning.solver import Solver
-from catenary_scheduler.scaling import Replanning, SessionDemand
+from catenary_scheduler.scaling import LoadReplanning, SessionDemand
 from catenary_scheduler.settings import SchedulerSettings
 
 
 def planner_of(
     settings: SchedulerSettings,
     deployments: Deployments,
-    measured: Measured,
+    measured: MeasuredProfiles,
     availability: Availability,
 ) -> Planner:
     """Returns a planner that begins now."""
     rules = PlanningRules(settings.plan_margin, settings.plan_max_partitions)
     solver = Solver(settings.plan_time_limit_s)
-    chains = ChainMaker(
+    chains = ChainBuilder(
         deployments,
         measured,
         solver.compose,
@@ -34,8 +34,8 @@ def planner_of(
         settings.split_prefill_agents,
         settings.cache_oversubscription,
     )
-    maker = PlanMaker(settings.planner, rules, deployments, measured, solver.solve, chains)
-    patience = Patience(settings.settle_s, settings.replan_after_s, settings.expected_agents)
-    replanning = Replanning(settings.replan_policy())
+    maker = PlanBuilder(settings.planner, rules, deployments, measured, solver.solve, chains)
+    stability = AgentStability(settings.settle_s, settings.replan_after_s, settings.expected_agents)
+    replanning = LoadReplanning(settings.replan_policy())
     demand = SessionDemand(settings.demand_policy())
-    return Planner(maker, patience, replanning, time.monotonic(), demand, availability)
+    return Planner(maker, stability, replanning, time.monotonic(), demand, availability)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from catenary_scheduler.agents.deployments import Deployments
-from catenary_scheduler.observed.profiles import Measured
+from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import DeployedModel, Placement, replicated
 from catenary_scheduler.planning.live import (
     Hosted,
@@ -20,9 +20,9 @@ from catenary_scheduler.planning.live import (
     unknown,
 )
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
-from catenary_scheduler.replanning.chain_builder import ChainMaker, ChainsMade, ChainWish
-from catenary_scheduler.replanning.provenance import CHAINS, EVEN, POOLED, PlanNotes
-from catenary_scheduler.replanning.solver import Solution
+from catenary_scheduler.replanning.chain_builder import BuiltChains, ChainBuilder, ChainRequest
+from catenary_scheduler.replanning.provenance import CHAINS, EVEN, POOLED, PlanProvenance
+from catenary_scheduler.replanning.solver import SolverResult
 from catenary_scheduler.scaling import SessionLoad
 from catenary_services.domain.ids import AgentId, ModelKey
 from catenary_services.domain.plan import Agent
@@ -34,13 +34,13 @@ _log = get_logger(__name__)
 Mode = Literal["auto", "pooled", "even"]
 _SHARE_ALONE, _SHARE_BESIDE_CHAINS = 0.9, 0.4
 """Of an agent's memory, what replicas may take, so that chains find room beside them."""
-Solve = Callable[[PoolingProblem], Awaitable[Solution]]
+Solve = Callable[[PoolingProblem], Awaitable[SolverResult]]
 Unable = Mapping[ModelKey, frozenset[AgentId]]
 """By model, the agents that could not load a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PlanRequest:
     """What a plan is wanted for, at one moment."""
 
     cause: str
@@ -52,7 +52,7 @@ class Wanted:
     """Of the models that generate text."""
     present: Placement = Placement(())  # noqa: RUF009 - immutable
     """What was proposed before."""
-    notes: PlanNotes | None = None
+    provenance: PlanProvenance | None = None
     """How that came about."""
     chains_only: bool = False
     """Everything but the chains is to stay as it is."""
@@ -71,17 +71,17 @@ class Wanted:
         return tuple(a for a in self.agents if a.agent_id not in unable) or self.agents
 
     @property
-    def others(self) -> Wanted:
+    def others(self) -> PlanRequest:
         """The same for the other models alone."""
         return replace(self, models=tuple(m for m in self.models if m.decoder is None))
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class BuiltPlan:
     """A plan."""
 
     placement: Placement
-    notes: PlanNotes
+    provenance: PlanProvenance
     has_failed: bool = False
     """It is an even split because planning broke down, not because that is the best there is."""
     problem: str = ""
@@ -90,7 +90,7 @@ class Made:
     """Chains were composed for these."""
 
 
-class PlanMaker:
+class PlanBuilder:
     """Makes plans as the setting `planner` says."""
 
     def __init__(
@@ -98,9 +98,9 @@ class PlanMaker:
         mode: Mode,
         rules: PlanningRules,
         deployments: Deployments,
-        measured: Measured,
+        measured: MeasuredProfiles,
         solve: Solve,
-        chains: ChainMaker | None = None,
+        chains: ChainBuilder | None = None,
     ) -> None:
         self.mode = mode
         self._chains = chains
@@ -109,37 +109,39 @@ class PlanMaker:
         self._measured = measured
         self._solve = solve
 
-    def is_immediate(self, wanted: Wanted) -> bool:
+    def is_immediate(self, request: PlanRequest) -> bool:
         """True if `make_now` makes the plan that is wanted, and quickly."""
-        if wanted.generating and self._chains and not self._chains.is_quick(wanted.agents):
+        if request.generating and self._chains and not self._chains.is_quick(request.agents):
             return False
-        return wanted.chains_only or self.mode == "even" or not wanted.others.models
+        return request.chains_only or self.mode == "even" or not request.others.models
 
-    def make_now(self, wanted: Wanted) -> Made:
+    def make_now(self, request: PlanRequest) -> BuiltPlan:
         """Returns a plan without a pooled one: an even split, and chains.
 
         Raises:
             PlanInfeasible: there is no agent, or a model has no blocks.
         """
-        made = self._kept(wanted) if wanted.chains_only else self.split(wanted)
-        if self._chains is None or not wanted.generating:
-            return made
-        return _joined(made, self._chains.make_now(_chain_wish(wanted), made.placement))
+        built = self._kept(request) if request.chains_only else self.split(request)
+        if self._chains is None or not request.generating:
+            return built
+        return _joined(built, self._chains.make_now(_chain_request(request), built.placement))
 
-    def split(self, wanted: Wanted, fallback: str = "", *, has_failed: bool = False) -> Made:
+    def split(
+        self, request: PlanRequest, fallback: str = "", *, has_failed: bool = False
+    ) -> BuiltPlan:
         """Returns a plan from sizes alone; an empty one if no model is served by pipelines.
 
         Raises:
             PlanInfeasible: there is no agent, or a model has no blocks.
         """
-        models = wanted.others.models
+        models = request.others.models
         if not models:
-            return Made(Placement(()), PlanNotes(CHAINS, wanted.cause))
-        share = _SHARE_BESIDE_CHAINS if wanted.generating else _SHARE_ALONE
-        placement = replicated(models, wanted.agents, memory_share=share, able=wanted.able)
-        return Made(placement, PlanNotes(EVEN, wanted.cause, fallback), has_failed)
+            return BuiltPlan(Placement(()), PlanProvenance(CHAINS, request.cause))
+        share = _SHARE_BESIDE_CHAINS if request.generating else _SHARE_ALONE
+        placement = replicated(models, request.agents, memory_share=share, able=request.able)
+        return BuiltPlan(placement, PlanProvenance(EVEN, request.cause, fallback), has_failed)
 
-    async def make(self, wanted: Wanted) -> Made:
+    async def make(self, request: PlanRequest) -> BuiltPlan:
         """Returns a pooled plan; an even split if one cannot be made, with the reason in its notes.
 
         Models that generate text get their chains in the memory this leaves.
@@ -148,38 +150,38 @@ class PlanMaker:
             PlanInfeasible: there is no agent, or a model has no blocks.
             CatenaryError: chains were not composed in time, or the process crashed.
         """
-        if wanted.chains_only:
-            made = self._kept(wanted)
-        elif self.mode == "even" or not wanted.others.models:
-            made = self.split(wanted)
+        if request.chains_only:
+            built = self._kept(request)
+        elif self.mode == "even" or not request.others.models:
+            built = self.split(request)
         else:
-            made = await self._pooled_or_even(wanted)
-        if self._chains is None or not wanted.generating:
-            return made
-        return _joined(made, await self._chains.make(_chain_wish(wanted), made.placement))
+            built = await self._pooled_or_even(request)
+        if self._chains is None or not request.generating:
+            return built
+        return _joined(built, await self._chains.make(_chain_request(request), built.placement))
 
-    def _kept(self, wanted: Wanted) -> Made:
+    def _kept(self, request: PlanRequest) -> BuiltPlan:
         """Returns what is proposed of models that do not generate text."""
-        notes = replace(wanted.notes or PlanNotes(CHAINS, ""), cause=wanted.cause)
-        models = tuple(model for model in wanted.present.models if not model.chains)
-        return Made(Placement(models), notes)
+        provenance = replace(request.provenance or PlanProvenance(CHAINS, ""), cause=request.cause)
+        models = tuple(model for model in request.present.models if not model.chains)
+        return BuiltPlan(Placement(models), provenance)
 
-    async def _pooled_or_even(self, wanted: Wanted) -> Made:
+    async def _pooled_or_even(self, request: PlanRequest) -> BuiltPlan:
         try:
-            made = await self._pooled(wanted.others)
+            built = await self._pooled(request.others)
         except PlanInfeasible as error:
             _log.warning("no_pooled_plan", error=error.message)
-            return self.split(wanted, error.message)
+            return self.split(request, error.message)
         except CatenaryError as error:
             _log.error("no_pooled_plan", error=error.message)
-            return self.split(wanted, error.message, has_failed=True)
+            return self.split(request, error.message, has_failed=True)
         except Exception as error:
             _log.exception("no_pooled_plan")
             reason = f"of an internal error ({type(error).__name__}), see the log"
-            return self.split(wanted, reason, has_failed=True)
-        return made if isinstance(made, Made) else self.split(wanted, made)
+            return self.split(request, reason, has_failed=True)
+        return built if isinstance(built, BuiltPlan) else self.split(request, built)
 
-    async def _pooled(self, wanted: Wanted) -> Made | str:
+    async def _pooled(self, request: PlanRequest) -> BuiltPlan | str:
         """Returns the plan, or why none is tried."""
         await self._deployments.refresh_profiles()
         ready = self._deployments.ready
@@ -187,14 +189,14 @@ class PlanMaker:
             LiveModel(
                 model,
                 ready[model.key].profile if model.key in ready else None,
-                wanted.shares.get(model.key, 1.0),
+                request.shares.get(model.key, 1.0),
             )
-            for model in wanted.models
+            for model in request.models
         )
-        agents = wanted.able(*wanted.models)
-        if wanted.unable and agents is wanted.agents:
+        agents = request.able(*request.models)
+        if request.unable and agents is request.agents:
             return "no agent can load every model"
-        unable = sorted({each.agent_id for each in wanted.agents if each not in agents})
+        unable = sorted({each.agent_id for each in request.agents if each not in agents})
         cluster = LiveCluster(agents, models, self._measured.everything())
         lacking = [
             *self._deployments.profile_problems.values(),
@@ -204,20 +206,20 @@ class PlanMaker:
             return "; ".join(lacking)
         solution = await self._solve(pooling_problem(cluster, self._rules))
         placement, idle = place(
-            (solution.problem, solution.plan), wanted.models, cluster.groups, wanted.hosted
+            (solution.problem, solution.plan), request.models, cluster.groups, request.hosted
         )
         remarks = [*lacking, *estimated(cluster.profiled, cluster.groups)]
         if unable:
             remarks.append(f"{', '.join(unable)} cannot load every model and is left out")
         if idle:
             remarks.append(f"no pool can use {', '.join(idle)}")
-        by_name = {str(model.key): model.key for model in wanted.models}
-        notes = PlanNotes(
+        by_name = {str(model.key): model.key for model in request.models}
+        provenance = PlanProvenance(
             POOLED,
-            wanted.cause,
+            request.cause,
             lines=solution.lines,
             remarks=tuple(f"Note: {remark}." for remark in remarks),
-            shares=dict(wanted.shares),
+            shares=dict(request.shares),
             throughput_rps={
                 by_name[model.name]: model.throughput_rps for model in solution.plan.models
             },
@@ -228,20 +230,20 @@ class PlanMaker:
             },
             binding=solution.plan.binding,
         )
-        return Made(placement, notes)
+        return BuiltPlan(placement, provenance)
 
 
-def _chain_wish(wanted: Wanted) -> ChainWish:
-    agents = wanted.able(*wanted.generating)
-    return ChainWish(wanted.generating, agents, wanted.session_loads, wanted.present)
+def _chain_request(request: PlanRequest) -> ChainRequest:
+    agents = request.able(*request.generating)
+    return ChainRequest(request.generating, agents, request.session_loads, request.present)
 
 
-def _joined(made: Made, chains: ChainsMade) -> Made:
+def _joined(built: BuiltPlan, chains: BuiltChains) -> BuiltPlan:
     """Returns a plan of both kinds of models."""
     return replace(
-        made,
-        placement=Placement((*made.placement.models, *chains.models)),
-        notes=replace(made.notes, chain_lines=chains.lines),
+        built,
+        placement=Placement((*built.placement.models, *chains.models)),
+        provenance=replace(built.provenance, chain_lines=chains.lines),
         problem="; ".join(chains.problems),
         session_loads=chains.loads,
     )

@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from catenary_scheduler.agents.registry import Roster
+from catenary_scheduler.agents.registry import AgentRegistry
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.planning import DeployedModel, Placement
 from catenary_scheduler.planning.live import SessionShape
 from catenary_scheduler.planning.requirements import agents_of, needs_any, without
-from catenary_scheduler.replanning.agent_stability import Patience, eligible, is_settled
-from catenary_scheduler.replanning.plan_builder import Made, PlanMaker, Unable, Wanted
-from catenary_scheduler.replanning.provenance import POOLED, PlanNotes
-from catenary_scheduler.scaling import Replanning, SessionDemand, objective_at
+from catenary_scheduler.replanning.agent_stability import AgentStability, eligible, is_settled
+from catenary_scheduler.replanning.plan_builder import BuiltPlan, PlanBuilder, PlanRequest, Unable
+from catenary_scheduler.replanning.provenance import POOLED, PlanProvenance
+from catenary_scheduler.scaling import LoadReplanning, SessionDemand, objective_at
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, Nanoseconds
 from catenary_services.errors import CatenaryError
@@ -33,16 +33,16 @@ class Planner:
     """The present proposal, if any.
 
     Attributes:
-        notes: How it was made; None before the first.
+        provenance: How it was made; None before the first.
         problem: Why there is none, or not the one there should be; empty if all is well.
         answers: How many plans were made: a larger number tells that a question was answered.
     """
 
     def __init__(
         self,
-        maker: PlanMaker,
-        patience: Patience,
-        replanning: Replanning,
+        maker: PlanBuilder,
+        stability: AgentStability,
+        replanning: LoadReplanning,
         started_s: float,
         demand: SessionDemand | None = None,
         availability: Availability | None = None,
@@ -55,28 +55,28 @@ class Planner:
         self._left_out: frozenset[AgentId] = frozenset()
         self._maker = maker
         self._demand = demand or SessionDemand()
-        self._patience = patience
+        self._stability = stability
         self._replanning = replanning
         self._started_s = started_s
         self._placement: Placement | None = None
         self._agents: frozenset[AgentId] = frozenset()
         self._models: tuple[DeployedModel, ...] = ()
-        self._task: asyncio.Future[Made] | None = None
+        self._task: asyncio.Future[BuiltPlan] | None = None
         self._asked = ""
         self._closed = False
         self._retry_at_s: float | None = None
         self._retry_s = _FIRST_RETRY_S
-        self._before: PlanNotes | None = None
+        self._before: PlanProvenance | None = None
         self.changed: Callable[[], None] = lambda: None
         """Called when a plan was made beside the event loop."""
-        self.notes: PlanNotes | None = None
+        self.provenance: PlanProvenance | None = None
         self.problem = ""
         self.answers = 0
 
     @property
     def cause(self) -> str:
         """Why the proposal is what it is."""
-        return self.notes.cause if self.notes is not None else ""
+        return self.provenance.cause if self.provenance is not None else ""
 
     @property
     def is_thinking(self) -> bool:
@@ -117,7 +117,7 @@ class Planner:
     def rejected(self, present: Placement, problem: str, now_s: float) -> None:
         """A proposal could not be put in force: stays with what is, tries again later."""
         self._placement = present
-        self.notes = self._before or self.notes
+        self.provenance = self._before or self.provenance
         self.problem = f"the last plan was given up: {problem}"
         self._try_again(now_s)
 
@@ -125,16 +125,16 @@ class Planner:
         self,
         placement: Placement,
         models: Sequence[DeployedModel],
-        notes: PlanNotes | None,
+        provenance: PlanProvenance | None,
         now: Nanoseconds,
     ) -> None:
         """Goes on from what a predecessor had."""
         self._placement = placement
         self._agents = frozenset(agents_of(placement))
         self._models = tuple(models)
-        self.notes = notes
-        if notes is not None:
-            self._replanning.planned(notes.shares, now)
+        self.provenance = provenance
+        if provenance is not None:
+            self._replanning.planned(provenance.shares, now)
 
     async def close(self) -> None:
         """Gives up a plan that is being made, and makes no other. Idempotent."""
@@ -146,48 +146,48 @@ class Planner:
     # ---- what should be ----
 
     def follow(
-        self, models: Sequence[DeployedModel], roster: Roster, now_s: float
+        self, models: Sequence[DeployedModel], registry: AgentRegistry, now_s: float
     ) -> Placement | None:
         """Returns the placement to be served by now; None if there cannot be one yet."""
         if self._closed:
-            return self._kept(roster)
-        patience = self._patience
+            return self._kept(registry)
+        stability = self._stability
         there = eligible(
-            roster,
+            registry,
             self._availability,
             self._agents | self._left_out,
-            patience,
+            stability,
             started_s=self._started_s,
             now_s=now_s,
         )
         agents = self._fit(there)
         if agents != self._agents or tuple(models) != self._models:
-            if not is_settled(roster, self._agents, agents, patience, now_s):
-                return self._kept(roster)
-            if self._placement is None and len(agents) < patience.expected_agents:
+            if not is_settled(registry, self._agents, agents, stability, now_s):
+                return self._kept(registry)
+            if self._placement is None and len(agents) < stability.expected_agents:
                 self.problem = (
-                    f"{len(agents)} of {patience.expected_agents} expected agents are there"
+                    f"{len(agents)} of {stability.expected_agents} expected agents are there"
                 )
                 return None
             cause = self._difference(agents, tuple(models))
             self._agents, self._models = agents, tuple(models)
-            self._plan(cause, roster, now_s)
+            self._plan(cause, registry, now_s)
         elif cause := self._other_abilities():
-            self._plan(cause, roster, now_s)
+            self._plan(cause, registry, now_s)
         elif self._asked:
-            self._plan(self._asked, roster, now_s)
+            self._plan(self._asked, registry, now_s)
         elif self._retry_at_s is not None and now_s >= self._retry_at_s:
-            self._plan(f"another try is due: {self.problem}", roster, now_s)
+            self._plan(f"another try is due: {self.problem}", registry, now_s)
         elif not self.is_thinking and (cause := self._replanning.decide(_ns(now_s))):
-            self._plan(cause, roster, now_s, if_better=True)
+            self._plan(cause, registry, now_s, if_better=True)
         elif not self.is_thinking and (cause := self._demand.decide(_ns(now_s))):
-            self._plan(cause, roster, now_s, chains_only=True)
-        return self._kept(roster)
+            self._plan(cause, registry, now_s, chains_only=True)
+        return self._kept(registry)
 
     def _plan(
         self,
         cause: str,
-        roster: Roster,
+        registry: AgentRegistry,
         now_s: float,
         *,
         if_better: bool = False,
@@ -197,21 +197,21 @@ class Planner:
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        wanted = Wanted(
+        wanted = PlanRequest(
             cause=cause,
             models=self._models,
-            agents=tuple(roster[a].agent for a in sorted(self._agents) if a in roster),
+            agents=tuple(registry[a].agent for a in sorted(self._agents) if a in registry),
             shares=self._replanning.shares(
                 [model.key for model in self._models if model.decoder is None], _ns(now_s)
             ),
-            hosted={agent: tuple(record.loaded) for agent, record in roster.items()},
+            hosted={agent: tuple(record.loaded) for agent, record in registry.items()},
             session_loads={
                 model.key: self._demand.load(model.key, _ns(now_s))
                 for model in self._models
                 if model.decoder is not None
             },
             present=self._placement or Placement(()),
-            notes=self.notes,
+            provenance=self.provenance,
             chains_only=chains_only,
             unable=self._unable(),
         )
@@ -225,11 +225,11 @@ class Planner:
         else:
             making = asyncio.ensure_future(self._maker.make(wanted))
             self._task = making
-            making.add_done_callback(lambda done: self._made(done, if_better))
+            making.add_done_callback(lambda done: self._built(done, if_better))
             if self._placement is None:
                 self.problem = "a plan is being made"
 
-    def _made(self, task: asyncio.Future[Made], if_better: bool) -> None:
+    def _built(self, task: asyncio.Future[BuiltPlan], if_better: bool) -> None:
         if task is not self._task:
             return  # another question was asked meanwhile
         self._task = None
@@ -238,37 +238,41 @@ class Planner:
         self._take(task.result, now_ns(), if_better)
         self.changed()
 
-    def _take(self, result: Callable[[], Made], now: Nanoseconds, if_better: bool) -> None:
+    def _take(self, result: Callable[[], BuiltPlan], now: Nanoseconds, if_better: bool) -> None:
         """Makes a plan the proposal."""
         self.answers += 1
         try:
-            made = result()
+            built = result()
         except CatenaryError as error:
             self.problem = error.message
             self._ask_the_unfit()
             return
-        if made.problem:
+        if built.problem:
             self._ask_the_unfit()
-        if made.has_failed and self._still_serves():
+        if built.has_failed and self._still_serves():
             # A plan that works is worth more than an even split, which is for want of any plan.
-            self.problem = f"no new plan was made: {made.notes.fallback}"
+            self.problem = f"no new plan was made: {built.provenance.fallback}"
             self._try_again(now / NANOSECONDS_PER_SECOND)
             return
-        self.problem = made.problem
-        self._replanning.planned(made.notes.shares, now)
-        if if_better and self.notes is not None and not _is_worth_it(self.notes, made.notes):
-            _log.info("plan_kept", cause=made.notes.cause)
+        self.problem = built.problem
+        self._replanning.planned(built.provenance.shares, now)
+        if (
+            if_better
+            and self.provenance is not None
+            and not _is_worth_it(self.provenance, built.provenance)
+        ):
+            _log.info("plan_kept", cause=built.provenance.cause)
             return
         _log.info(
             "plan_made",
-            planner=made.notes.planner,
-            cause=made.notes.cause,
-            fallback=made.notes.fallback,
+            planner=built.provenance.planner,
+            cause=built.provenance.cause,
+            fallback=built.provenance.fallback,
         )
-        if made.placement != self._placement:
-            self._before = self.notes
-        self._demand.planned(made.session_loads, now)
-        self._placement, self.notes = made.placement, made.notes
+        if built.placement != self._placement:
+            self._before = self.provenance
+        self._demand.planned(built.session_loads, now)
+        self._placement, self.provenance = built.placement, built.provenance
 
     def _try_again(self, now_s: float) -> None:
         self._retry_at_s = now_s + self._retry_s
@@ -293,7 +297,7 @@ class Planner:
             said.append(f"{', '.join(other)} was deployed")
         return " and ".join(said) or "models changed"
 
-    def _kept(self, roster: Roster) -> Placement | None:
+    def _kept(self, registry: AgentRegistry) -> Placement | None:
         if self._placement is None:
             return None
         if self.is_thinking:
@@ -340,7 +344,7 @@ class Planner:
         return ""
 
 
-def _is_worth_it(present: PlanNotes, new: PlanNotes) -> bool:
+def _is_worth_it(present: PlanProvenance, new: PlanProvenance) -> bool:
     """True if a new plan takes notably more of the present load than the one in force."""
     if present.planner != POOLED or new.planner != POOLED:
         return present.planner != new.planner

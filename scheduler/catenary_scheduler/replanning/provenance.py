@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from catenary_scheduler.storage.values.stored import StoredFigure, StoredNotes
+from catenary_scheduler.storage.values.stored import StoredFigure, StoredProvenance
 from catenary_services.domain.ids import ModelKey
 
 POOLED, EVEN, HAND, CHAINS = "pooled", "even", "hand", "chains"
 
 
 @dataclass(frozen=True, slots=True)
-class PlanNotes:
+class PlanProvenance:
     """Who made a plan, why, and what it promises."""
 
     planner: str
@@ -54,9 +54,9 @@ class PlanNotes:
             *self.chain_lines,
         ]
 
-    def stored(self) -> StoredNotes:
+    def stored(self) -> StoredProvenance:
         """Returns what Redis keeps of it."""
-        return StoredNotes(
+        return StoredProvenance(
             planner=self.planner,
             cause=self.cause,
             fallback=self.fallback,
@@ -70,7 +70,7 @@ class PlanNotes:
         )
 
     @classmethod
-    def of(cls, stored: StoredNotes) -> PlanNotes:
+    def of(cls, stored: StoredProvenance) -> PlanProvenance:
         """Returns the notes that were stored."""
         return cls(
             planner=stored.planner,

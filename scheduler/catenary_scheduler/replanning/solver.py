@@ -1,8 +1,9 @@
 """Solves planning tasks in a process of its own, so that no request waits for it.
 
-The process gets a pickled `Task` or `ChainCluster` on standard input and answers with a pickled
-`Solution`, `Composed` or `Infeasible`; both ends are this program. It runs at low priority, is
-killed when it takes too long, and whatever becomes of it costs a plan and nothing else.
+The process gets a pickled `SolverTask` or `ChainCluster` on standard input and answers with a
+pickled `SolverResult`, `ComposedChains` or `Infeasible`; both ends are this program. It runs at low
+priority, is killed when it takes too long, and whatever becomes of it costs a plan and nothing
+else.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 
 from catenary_scheduler.planning.live import ChainCluster
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
-from catenary_scheduler.replanning.chain_builder import Composed
+from catenary_scheduler.replanning.chain_builder import ComposedChains
 from catenary_services.errors import InternalError, PlanInfeasible, Unavailable
 from catenary_services.log import get_logger
 
@@ -27,7 +28,7 @@ _GRACE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class SolverTask:
     """What the process is given."""
 
     problem: PoolingProblem
@@ -35,7 +36,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Solution:
+class SolverResult:
     """What it answers: the problem with the times batches take to fill, its plan, and why."""
 
     problem: PoolingProblem
@@ -62,7 +63,7 @@ class Solver:
         self._time_limit_s = time_limit_s
         self._module = module
 
-    async def solve(self, problem: PoolingProblem) -> Solution:
+    async def solve(self, problem: PoolingProblem) -> SolverResult:
         """Returns the best plan found within the limit.
 
         Raises:
@@ -70,12 +71,12 @@ class Solver:
             Unavailable: none was found in time.
             InternalError: the process crashed.
         """
-        answer = await self._ask(Task(problem, self._time_limit_s))
-        if not isinstance(answer, Solution):
+        answer = await self._ask(SolverTask(problem, self._time_limit_s))
+        if not isinstance(answer, SolverResult):
             raise InternalError("the solver answered something else than a plan")
         return answer
 
-    async def compose(self, cluster: ChainCluster) -> Composed:
+    async def compose(self, cluster: ChainCluster) -> ComposedChains:
         """Returns the chains of the models of a cluster.
 
         Raises:
@@ -83,11 +84,11 @@ class Solver:
             InternalError: the process crashed.
         """
         answer = await self._ask(cluster)
-        if not isinstance(answer, Composed):
+        if not isinstance(answer, ComposedChains):
             raise InternalError("the solver answered something else than chains")
         return answer
 
-    async def _ask(self, question: Task | ChainCluster) -> object:
+    async def _ask(self, question: SolverTask | ChainCluster) -> object:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",

@@ -10,13 +10,13 @@ import time
 from catenary_scheduler.planning.live import ChainCluster, with_batch_building
 from catenary_scheduler.planning.pooled import explain_plan, plan_pools
 from catenary_scheduler.replanning.chain_builder import compose_cluster
-from catenary_scheduler.replanning.solver import Infeasible, Solution, Task
+from catenary_scheduler.replanning.solver import Infeasible, SolverResult, SolverTask
 from catenary_services.errors import PlanInfeasible
 
 _NICENESS = 10
 
 
-def solve(task: Task) -> Solution | Infeasible:
+def solve(task: SolverTask) -> SolverResult | Infeasible:
     """Returns the plan, found in two rounds: the first tells how fast batches fill."""
     half_s = task.time_limit_s / 2
     try:
@@ -25,7 +25,7 @@ def solve(task: Task) -> Solution | Infeasible:
         plan = plan_pools(problem, time_limit_s=half_s, clock=time.perf_counter)
     except PlanInfeasible as error:
         return Infeasible(error.message)
-    return Solution(problem, plan, tuple(explain_plan(problem, plan)))
+    return SolverResult(problem, plan, tuple(explain_plan(problem, plan)))
 
 
 def main() -> None:
@@ -34,9 +34,9 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
     question = pickle.load(sys.stdin.buffer)
-    assert isinstance(question, Task | ChainCluster)
+    assert isinstance(question, SolverTask | ChainCluster)
     with answers:
-        if isinstance(question, Task):
+        if isinstance(question, SolverTask):
             pickle.dump(solve(question), answers)
         else:
             pickle.dump(compose_cluster(question), answers)

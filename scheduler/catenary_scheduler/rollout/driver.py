@@ -1,4 +1,4 @@
-"""Leads from the plan in force to the one that should be: begins switches and sees them through."""
+"""Leads from the plan in force to the one that should be: begins rollouts and sees them through."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Protocol
 
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.planning.requirements import agents_of, changing
-from catenary_scheduler.rollout.report import SwitchReport
-from catenary_scheduler.rollout.rollout import Facts, Phase, Switch
+from catenary_scheduler.rollout.report import RolloutReport
+from catenary_scheduler.rollout.rollout import ClusterSnapshot, PlanRollout, RolloutPhase
 from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.log import get_logger
 
@@ -16,27 +16,27 @@ _log = get_logger(__name__)
 _SUPERSEDED = "another plan took its place"
 
 
-class Helm(Protocol):
-    """What a switch does to the cluster."""
+class RolloutActions(Protocol):
+    """What a rollout does to the cluster."""
 
     @property
     def plan_id(self) -> str:
         """Of the plan in force."""
         ...
 
-    def facts(self) -> Facts:
+    def snapshot(self) -> ClusterSnapshot:
         """The cluster at this moment."""
         ...
 
-    def apply(self, switch: Switch) -> None:
+    def apply(self, rollout: PlanRollout) -> None:
         """Puts the new plan in force."""
         ...
 
-    def hold(self, switch: Switch) -> Collection[ModelKey]:
+    def hold(self, rollout: PlanRollout) -> Collection[ModelKey]:
         """Dispatches by what is left of the old plan; returns the models nothing is left of."""
         ...
 
-    def empty(self, switch: Switch) -> None:
+    def empty(self, rollout: PlanRollout) -> None:
         """Old orders of crowded agents say nothing any more."""
         ...
 
@@ -44,100 +44,100 @@ class Helm(Protocol):
         """Dispatches by the whole old plan again."""
         ...
 
-    def rejected(self, switch: Switch) -> None:
+    def rejected(self, rollout: PlanRollout) -> None:
         """The new plan did not come about and is not to be tried again at once."""
         ...
 
-    def switch_ended(self, report: SwitchReport) -> None:
-        """A switch is over."""
+    def switch_ended(self, report: RolloutReport) -> None:
+        """A rollout is over."""
         ...
 
 
-class Steering:
-    """The switch under way, if any, and the last one.
+class RolloutController:
+    """The rollout under way, if any, and the last one.
 
     Attributes:
-        switch: Under way; None while the plan in force is the one that should be.
+        rollout: Under way; None while the plan in force is the one that should be.
         last: The report of the last one that is over.
     """
 
-    def __init__(self, helm: Helm, timeout_ns: Nanoseconds) -> None:
-        self._helm = helm
+    def __init__(self, actions: RolloutActions, timeout_ns: Nanoseconds) -> None:
+        self._actions = actions
         self._timeout_ns = timeout_ns
-        self.switch: Switch | None = None
-        self.last: SwitchReport | None = None
+        self.rollout: PlanRollout | None = None
+        self.last: RolloutReport | None = None
 
-    def report(self, now_ns: Nanoseconds) -> SwitchReport | None:
-        """Returns the switch under way, else the last one."""
-        return SwitchReport.of(self.switch, now_ns) if self.switch is not None else self.last
+    def report(self, now_ns: Nanoseconds) -> RolloutReport | None:
+        """Returns the rollout under way, else the last one."""
+        return RolloutReport.of(self.rollout, now_ns) if self.rollout is not None else self.last
 
     def follow(self, target: Placement, cause: str) -> None:
         """Does what can be done now to bring the target about."""
-        facts = self._helm.facts()
-        if self.switch is not None and self.switch.new != target:
-            self._supersede(self.switch, facts)
-        if self.switch is None:
-            self._begin(target, cause, facts)
-        while self.switch is not None:
-            switch = self.switch
-            if not switch.advance(self._helm.facts()):
+        snapshot = self._actions.snapshot()
+        if self.rollout is not None and self.rollout.new != target:
+            self._supersede(self.rollout, snapshot)
+        if self.rollout is None:
+            self._begin(target, cause, snapshot)
+        while self.rollout is not None:
+            rollout = self.rollout
+            if not rollout.advance(self._actions.snapshot()):
                 return
-            self._entered(switch)
+            self._entered(rollout)
 
-    def _begin(self, target: Placement, cause: str, facts: Facts) -> None:
-        models = changing(facts.active, target)
+    def _begin(self, target: Placement, cause: str, snapshot: ClusterSnapshot) -> None:
+        models = changing(snapshot.active, target)
         if not models:
             return
-        self.switch = Switch(
+        self.rollout = PlanRollout(
             new=target,
             models=models,
             cause=cause,
-            from_plan=self._helm.plan_id,
-            began_ns=facts.now_ns,
+            from_plan=self._actions.plan_id,
+            began_ns=snapshot.now_ns,
             timeout_ns=self._timeout_ns,
-            since_ns=facts.now_ns,
+            since_ns=snapshot.now_ns,
         )
-        named = agents_of(self.switch.part)
-        self.switch.witnesses = frozenset(agent for agent in named if facts.is_present(agent))
-        _log.info("switch_began", plan=self.switch.from_plan, cause=cause)
+        named = agents_of(self.rollout.part)
+        self.rollout.witnesses = frozenset(agent for agent in named if snapshot.is_present(agent))
+        _log.info("switch_began", plan=self.rollout.from_plan, cause=cause)
 
-    def _supersede(self, switch: Switch, facts: Facts) -> None:
-        if switch.phase is not Phase.RETURNING:
-            switch.go_back(_SUPERSEDED, facts)
-            self._entered(switch)
+    def _supersede(self, rollout: PlanRollout, snapshot: ClusterSnapshot) -> None:
+        if rollout.phase is not RolloutPhase.RETURNING:
+            rollout.go_back(_SUPERSEDED, snapshot)
+            self._entered(rollout)
 
-    def _entered(self, switch: Switch) -> None:
+    def _entered(self, rollout: PlanRollout) -> None:
         """Carries out what the phase that just began is about."""
-        phase = switch.phase
-        if phase is Phase.FLUSHING:
-            since_ns = self._helm.facts().now_ns
-            switch.pause(self._helm.hold(switch), since_ns)
-        elif phase is Phase.MOVING:
-            self._helm.empty(switch)
-        elif phase is Phase.RETURNING:
-            self._helm.empty(switch)
-            self._reject(switch)
-        elif phase is Phase.DONE:
-            self._helm.apply(switch)
-            self._end(switch)
-        elif phase is Phase.ROLLED_BACK:
-            if switch.crowded:
-                self._helm.release()
-            self._end(switch)
-            if not switch.has_moved:
-                self._reject(switch)
+        phase = rollout.phase
+        if phase is RolloutPhase.FLUSHING:
+            since_ns = self._actions.snapshot().now_ns
+            rollout.pause(self._actions.hold(rollout), since_ns)
+        elif phase is RolloutPhase.MOVING:
+            self._actions.empty(rollout)
+        elif phase is RolloutPhase.RETURNING:
+            self._actions.empty(rollout)
+            self._reject(rollout)
+        elif phase is RolloutPhase.DONE:
+            self._actions.apply(rollout)
+            self._end(rollout)
+        elif phase is RolloutPhase.ROLLED_BACK:
+            if rollout.crowded:
+                self._actions.release()
+            self._end(rollout)
+            if not rollout.has_moved:
+                self._reject(rollout)
 
-    def _reject(self, switch: Switch) -> None:
-        _log.warning("switch_rolled_back", plan=switch.from_plan, error=switch.problem)
-        if switch.problem != _SUPERSEDED:
-            self._helm.rejected(switch)
+    def _reject(self, rollout: PlanRollout) -> None:
+        _log.warning("switch_rolled_back", plan=rollout.from_plan, error=rollout.problem)
+        if rollout.problem != _SUPERSEDED:
+            self._actions.rejected(rollout)
 
-    def _end(self, switch: Switch) -> None:
-        now_ns = self._helm.facts().now_ns
-        switch.resume(now_ns)
-        switch.ended_ns = now_ns
-        if switch.phase is Phase.DONE:
-            switch.to_plan = self._helm.plan_id
-        self.switch = None
-        self.last = SwitchReport.of(switch, now_ns)
-        self._helm.switch_ended(self.last)
+    def _end(self, rollout: PlanRollout) -> None:
+        now_ns = self._actions.snapshot().now_ns
+        rollout.resume(now_ns)
+        rollout.ended_ns = now_ns
+        if rollout.phase is RolloutPhase.DONE:
+            rollout.to_plan = self._actions.plan_id
+        self.rollout = None
+        self.last = RolloutReport.of(rollout, now_ns)
+        self._actions.switch_ended(self.last)

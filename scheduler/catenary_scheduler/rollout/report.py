@@ -1,12 +1,12 @@
-"""What is told of a switch: to operators, to the event stream, to the next leader."""
+"""What is told of a rollout: to operators, to the event stream, to the next leader."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from catenary_protos.catenary.v1 import admin_pb2
-from catenary_scheduler.rollout.rollout import Phase, Switch
-from catenary_scheduler.storage.values.stored import StoredDowntime, StoredSwitch
+from catenary_scheduler.rollout.rollout import PlanRollout, RolloutPhase
+from catenary_scheduler.storage.values.stored import StoredDowntime, StoredRollout
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_MILLISECOND,
     NANOSECONDS_PER_SECOND,
@@ -17,42 +17,42 @@ from catenary_services.telemetry.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
-class SwitchReport:
-    """A switch under way, or one that is over."""
+class RolloutReport:
+    """A rollout under way, or one that is over."""
 
     from_plan: str
     to_plan: str
-    phase: Phase
+    phase: RolloutPhase
     cause: str
     problem: str
     duration_ns: Nanoseconds
     downtime_ns: tuple[tuple[ModelKey, Nanoseconds], ...]
 
     @classmethod
-    def of(cls, switch: Switch, now_ns: Nanoseconds) -> SwitchReport:
-        """Returns the report of a switch as of now."""
-        downtime = dict(switch.downtime_ns)
-        for model, since_ns in switch.paused.items():
+    def of(cls, rollout: PlanRollout, now_ns: Nanoseconds) -> RolloutReport:
+        """Returns the report of a rollout as of now."""
+        downtime = dict(rollout.downtime_ns)
+        for model, since_ns in rollout.paused.items():
             downtime[model] = downtime.get(model, 0) + now_ns - since_ns
         return cls(
-            switch.from_plan,
-            switch.to_plan,
-            switch.phase,
-            switch.cause,
-            switch.problem,
-            (switch.ended_ns if switch.is_over else now_ns) - switch.began_ns,
+            rollout.from_plan,
+            rollout.to_plan,
+            rollout.phase,
+            rollout.cause,
+            rollout.problem,
+            (rollout.ended_ns if rollout.is_over else now_ns) - rollout.began_ns,
             tuple(sorted(downtime.items())),
         )
 
     @classmethod
-    def of_stored(cls, stored: StoredSwitch) -> SwitchReport | None:
+    def of_stored(cls, stored: StoredRollout) -> RolloutReport | None:
         """Returns the report that was stored; None if its phase is one of a later version."""
-        if stored.phase not in {phase.value for phase in Phase}:
+        if stored.phase not in {phase.value for phase in RolloutPhase}:
             return None
         return cls(
             from_plan=stored.from_plan,
             to_plan=stored.to_plan,
-            phase=Phase(stored.phase),
+            phase=RolloutPhase(stored.phase),
             cause=stored.cause,
             problem=stored.problem,
             duration_ns=stored.duration_ns,
@@ -61,12 +61,12 @@ class SwitchReport:
             ),
         )
 
-    def stored(self) -> StoredSwitch:
+    def stored(self) -> StoredRollout:
         """Returns what Redis keeps of it."""
         downtime = tuple(
             StoredDowntime((key.name, key.version), ns) for key, ns in self.downtime_ns
         )
-        return StoredSwitch(
+        return StoredRollout(
             self.from_plan,
             self.to_plan,
             self.phase.value,
@@ -79,7 +79,7 @@ class SwitchReport:
     def as_event(self) -> tuple[str, dict[str, str]]:
         """Returns kind and facts for the log and the event stream."""
         longest_ns = max((ns for _, ns in self.downtime_ns), default=0)
-        kind = "plan_switched" if self.phase is Phase.DONE else "plan_rolled_back"
+        kind = "plan_switched" if self.phase is RolloutPhase.DONE else "plan_rolled_back"
         return kind, {
             "from": self.from_plan,
             "to": self.to_plan,
@@ -107,11 +107,11 @@ class SwitchReport:
     def in_words(self) -> str:
         """Returns one or two sentences."""
         taken = _seconds(self.duration_ns)
-        if self.phase is Phase.DONE:
+        if self.phase is RolloutPhase.DONE:
             said = f"The last switch, from {self.from_plan} to {self.to_plan}, took {taken}"
-        elif self.phase is Phase.ROLLED_BACK:
+        elif self.phase is RolloutPhase.ROLLED_BACK:
             said = f"The last switch went back to {self.from_plan} after {taken}: {self.problem}"
-        elif self.phase is Phase.RETURNING:
+        elif self.phase is RolloutPhase.RETURNING:
             said = f"A switch is going back to {self.from_plan}: {self.problem}"
         else:
             said = f"A switch from {self.from_plan} is {self.phase} since {taken}"
@@ -120,8 +120,8 @@ class SwitchReport:
         return f"{said}; {pause}. Its cause: {self.cause}."
 
 
-def observe_switch(report: SwitchReport, metrics: Metrics) -> None:
-    """Counts a switch that is over."""
+def observe_switch(report: RolloutReport, metrics: Metrics) -> None:
+    """Counts a rollout that is over."""
     metrics.plan_switches.labels(report.phase.value).inc()
     metrics.plan_switch_seconds.observe(report.duration_ns / NANOSECONDS_PER_SECOND)
     for model, downtime_ns in report.downtime_ns:

@@ -32,8 +32,8 @@ from catenary_services.domain.plan import ModelPlan, Pipeline, Plan
 _FLUSH_GRACE_NS = 5 * NANOSECONDS_PER_SECOND
 
 
-class Phase(StrEnum):
-    """Where a switch is; the last two are ends."""
+class RolloutPhase(StrEnum):
+    """Where a rollout is; the last two are ends."""
 
     LOADING = "loading"
     FLUSHING = "flushing"
@@ -43,13 +43,13 @@ class Phase(StrEnum):
     ROLLED_BACK = "rolled back"
 
 
-ENDS = (Phase.DONE, Phase.ROLLED_BACK)
-Hosting = tuple[AgentId, PartitionKey]
+ENDS = (RolloutPhase.DONE, RolloutPhase.ROLLED_BACK)
+HostedPartition = tuple[AgentId, PartitionKey]
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """The cluster as a switch sees it at one moment.
+class ClusterSnapshot:
+    """The cluster as a rollout sees it at one moment.
 
     Attributes:
         now_ns: The moment.
@@ -66,7 +66,7 @@ class Facts:
 
     now_ns: Nanoseconds
     active: Placement
-    missing: Callable[[Placement], list[Hosting]]
+    missing: Callable[[Placement], list[HostedPartition]]
     is_present: Callable[[AgentId], bool]
     gave_up: Callable[[AgentId, PartitionKey], str]
     is_crowded: Callable[[AgentId], bool]
@@ -77,7 +77,7 @@ class Facts:
 
 
 @dataclass(slots=True)
-class Switch:
+class PlanRollout:
     """One attempt to change the plan.
 
     Invariant: `crowded`, `affected` and `paused` are empty while loading; `problem` is set from the
@@ -87,15 +87,15 @@ class Switch:
     new: Placement
     """What is to be in force in the end: the whole cluster."""
     models: frozenset[ModelKey]
-    """Those served before and after, but not alike: what this switch is about."""
+    """Those served before and after, but not alike: what this rollout is about."""
     cause: str
     """In words: who or what wanted it."""
     from_plan: str
     began_ns: Nanoseconds
     timeout_ns: Nanoseconds
     witnesses: frozenset[AgentId] = frozenset()
-    """Agents of the new placement that were there when it began: losing one ends the switch."""
-    phase: Phase = Phase.LOADING
+    """Agents of the new placement that were there when it began: losing one ends the rollout."""
+    phase: RolloutPhase = RolloutPhase.LOADING
     since_ns: Nanoseconds = 0
     """When the phase began."""
     crowded: frozenset[AgentId] = frozenset()
@@ -113,7 +113,7 @@ class Switch:
 
     @property
     def part(self) -> Placement:
-        """What this switch waits for; models that are new are served as soon as they can be."""
+        """What this rollout waits for; models that are new are served as soon as they can be."""
         return only(self.new, self.models)
 
     @property
@@ -124,25 +124,27 @@ class Switch:
     @property
     def is_holding(self) -> bool:
         """True while affected models must not be dispatched to crowded agents."""
-        return self.phase in (Phase.FLUSHING, Phase.MOVING, Phase.RETURNING)
+        return self.phase in (RolloutPhase.FLUSHING, RolloutPhase.MOVING, RolloutPhase.RETURNING)
 
-    def advance(self, facts: Facts) -> bool:
+    def advance(self, snapshot: ClusterSnapshot) -> bool:
         """Does one step if one is possible; True if the phase changed."""
         before = self.phase
-        if self.phase is Phase.LOADING:
-            self._load(facts)
-        elif self.phase is Phase.FLUSHING:
-            self._flush(facts)
-        elif self.phase is Phase.MOVING:
-            self._move(facts)
-        elif self.phase is Phase.RETURNING:
-            self._return(facts)
+        if self.phase is RolloutPhase.LOADING:
+            self._load(snapshot)
+        elif self.phase is RolloutPhase.FLUSHING:
+            self._flush(snapshot)
+        elif self.phase is RolloutPhase.MOVING:
+            self._move(snapshot)
+        elif self.phase is RolloutPhase.RETURNING:
+            self._return(snapshot)
         return self.phase is not before
 
-    def go_back(self, problem: str, facts: Facts) -> None:
+    def go_back(self, problem: str, snapshot: ClusterSnapshot) -> None:
         """Gives the new plan up."""
         self.problem = problem
-        self._enter(Phase.RETURNING if self.has_moved else Phase.ROLLED_BACK, facts)
+        self._enter(
+            RolloutPhase.RETURNING if self.has_moved else RolloutPhase.ROLLED_BACK, snapshot
+        )
 
     def reduced(self, plan: Plan) -> Plan:
         """Returns what of the old plan may be dispatched by: all of it unless something is held."""
@@ -168,85 +170,85 @@ class Switch:
 
     # ---- one phase each ----
 
-    def _load(self, facts: Facts) -> None:
-        if self._turned_back(facts):
+    def _load(self, snapshot: ClusterSnapshot) -> None:
+        if self._turned_back(snapshot):
             return
-        lacking = facts.missing(self.part)
+        lacking = snapshot.missing(self.part)
         if not lacking:
-            self._finish(facts)
+            self._finish(snapshot)
             return
-        crowded = frozenset(agent for agent, _ in lacking if facts.is_crowded(agent))
+        crowded = frozenset(agent for agent, _ in lacking if snapshot.is_crowded(agent))
         waited_for = any(
-            agent not in crowded or facts.is_ordered(agent, key) for agent, key in lacking
+            agent not in crowded or snapshot.is_ordered(agent, key) for agent, key in lacking
         )
         if waited_for:
             return
         self.crowded = crowded
-        served = {model.model for model in facts.active.models}
-        surplus = {key.model for agent in crowded for key in facts.surplus(agent, self.new)}
+        served = {model.model for model in snapshot.active.models}
+        surplus = {key.model for agent in crowded for key in snapshot.surplus(agent, self.new)}
         self.affected = frozenset(surplus & served)
-        self._enter(Phase.FLUSHING, facts)
+        self._enter(RolloutPhase.FLUSHING, snapshot)
 
-    def _flush(self, facts: Facts) -> None:
-        if self._turned_back(facts):
+    def _flush(self, snapshot: ClusterSnapshot) -> None:
+        if self._turned_back(snapshot):
             return
         busy = any(
-            facts.in_use(agent, key)
+            snapshot.in_use(agent, key)
             for agent in self.crowded
-            for key in facts.surplus(agent, self.new)
+            for key in snapshot.surplus(agent, self.new)
         )
-        longest = max((model.slo_ns for model in facts.active.models), default=0)
+        longest = max((model.slo_ns for model in snapshot.active.models), default=0)
         if not busy:
             self.has_moved = True
-            self._enter(Phase.MOVING, facts)
-        elif facts.now_ns - self.since_ns > 2 * longest + _FLUSH_GRACE_NS:
-            self.go_back("batches of the old plan did not come to an end", facts)
+            self._enter(RolloutPhase.MOVING, snapshot)
+        elif snapshot.now_ns - self.since_ns > 2 * longest + _FLUSH_GRACE_NS:
+            self.go_back("batches of the old plan did not come to an end", snapshot)
 
-    def _move(self, facts: Facts) -> None:
-        if not self._turned_back(facts) and not facts.missing(self.part):
-            self._finish(facts)
+    def _move(self, snapshot: ClusterSnapshot) -> None:
+        if not self._turned_back(snapshot) and not snapshot.missing(self.part):
+            self._finish(snapshot)
 
-    def _return(self, facts: Facts) -> None:
+    def _return(self, snapshot: ClusterSnapshot) -> None:
         # Nobody waits here for an agent that is gone or cannot: what is whole goes on without it.
         lacking = [
             agent
-            for agent, key in facts.missing(facts.active)
-            if facts.is_present(agent) and not facts.gave_up(agent, key)
+            for agent, key in snapshot.missing(snapshot.active)
+            if snapshot.is_present(agent) and not snapshot.gave_up(agent, key)
         ]
         if not lacking:
-            self._enter(Phase.ROLLED_BACK, facts)
+            self._enter(RolloutPhase.ROLLED_BACK, snapshot)
 
-    def _finish(self, facts: Facts) -> None:
-        objection = facts.objection(self.part)
-        if objection and can_go_back(facts.active, self.new, facts.is_present):
-            self.go_back(objection, facts)
+    def _finish(self, snapshot: ClusterSnapshot) -> None:
+        objection = snapshot.objection(self.part)
+        if objection and can_go_back(snapshot.active, self.new, snapshot.is_present):
+            self.go_back(objection, snapshot)
         else:
-            self._enter(Phase.DONE, facts)
+            self._enter(RolloutPhase.DONE, snapshot)
 
-    def _enter(self, phase: Phase, facts: Facts) -> None:
-        self.phase, self.since_ns = phase, facts.now_ns
+    def _enter(self, phase: RolloutPhase, snapshot: ClusterSnapshot) -> None:
+        self.phase, self.since_ns = phase, snapshot.now_ns
         if self.is_over:
-            self.ended_ns = facts.now_ns
+            self.ended_ns = snapshot.now_ns
 
-    def _turned_back(self, facts: Facts) -> bool:
-        problem = self._trouble(facts)
-        if not problem or not can_go_back(facts.active, self.new, facts.is_present):
+    def _turned_back(self, snapshot: ClusterSnapshot) -> bool:
+        problem = self._takeover_failures(snapshot)
+        if not problem or not can_go_back(snapshot.active, self.new, snapshot.is_present):
             return False
-        self.go_back(problem, facts)
+        self.go_back(problem, snapshot)
         return True
 
-    def _trouble(self, facts: Facts) -> str:
+    def _takeover_failures(self, snapshot: ClusterSnapshot) -> str:
         """Returns why the new plan will not come about; empty while it may."""
         for agent in sorted(self.witnesses):
-            if not facts.is_present(agent):
+            if not snapshot.is_present(agent):
                 return f"{agent} was lost"
-        lacking = facts.missing(self.part)
+        lacking = snapshot.missing(self.part)
         for agent, key in lacking:
-            problem = facts.gave_up(agent, key)
+            problem = snapshot.gave_up(agent, key)
             # What a crowded agent refused beside its old partitions it will be asked again.
-            if problem and (self.has_moved or not facts.is_crowded(agent)):
+            if problem and (self.has_moved or not snapshot.is_crowded(agent)):
                 return f"{agent} cannot load {key}: {problem}"
-        if facts.now_ns - self.began_ns > self.timeout_ns:
+        if snapshot.now_ns - self.began_ns > self.timeout_ns:
             what = ", ".join(f"{key} on {agent}" for agent, key in lacking)
             seconds = self.timeout_ns / NANOSECONDS_PER_SECOND
             return f"not ready within {seconds:.0f} s" + (f", waiting for {what}" if what else "")

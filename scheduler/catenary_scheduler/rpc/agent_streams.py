@@ -8,19 +8,19 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_scheduler.agents.epoch_claims import Claim
-from catenary_scheduler.agents.registry import AgentRecord, AgentSession, Loaded
-from catenary_scheduler.cluster.controller import Cluster
+from catenary_scheduler.agents.epoch_claims import EpochClaim
+from catenary_scheduler.agents.registry import AgentState, AgentStream, LoadedPartition
+from catenary_scheduler.cluster.controller import ClusterController
 from catenary_scheduler.dispatch.events import Event, SessionsClosed
 from catenary_scheduler.observed.stuck_agents import StuckAgents
-from catenary_scheduler.planning.requirements import CacheNeed
+from catenary_scheduler.planning.requirements import CacheRequirement
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire import messages as wire_messages
 from catenary_scheduler.wire import session_messages
 from catenary_scheduler.wire.streams import (
-    Session,
+    GrpcStream,
+    PeerStream,
     Speaks,
-    Stream,
     first_pack,
     read_packs,
 )
@@ -44,7 +44,7 @@ _CAME_AGAIN = "this process was told to end, and came again"
 Message = scheduler_pb2.SchedulerToAgentMessage
 
 
-class Leader(Protocol):
+class AgentStreamLeader(Protocol):
     """What the sessions need to know of the term they belong to."""
 
     @property
@@ -56,32 +56,32 @@ class Leader(Protocol):
         """Gives an event to the dispatcher."""
         ...
 
-    def greet_agent(self, record: AgentRecord, hello: scheduler_pb2.AgentHello) -> None:
+    def greet_agent(self, record: AgentState, hello: scheduler_pb2.AgentHello) -> None:
         """Sends welcome and directory, and enters what it holds into the book."""
         ...
 
     @property
-    def audits(self) -> Audited:
+    def audits(self) -> AgentAudit:
         """What is done about what agents say they hold."""
         ...
 
     @property
-    def sessions(self) -> Generating:
+    def sessions(self) -> SessionCallbacks:
         """What is done about sessions that generate text."""
         ...
 
     @property
-    def plausibility(self) -> Doubting:
+    def plausibility(self) -> AgentPlausibility:
         """Who knows what cannot be true."""
         ...
 
     @property
-    def boundaries(self) -> Moving:
+    def transfer_rates(self) -> TransferCallbacks:
         """What is learned from sessions that move."""
         ...
 
     @property
-    def moves(self) -> Moves:
+    def moves(self) -> MoveCallbacks:
         """What is done about sessions that move."""
         ...
 
@@ -114,7 +114,7 @@ class Leader(Protocol):
         """An agent is to go: nothing begins there any more."""
         ...
 
-    def refusal_of(self, claim: Claim) -> CatenaryError | None:
+    def refusal_of(self, claim: EpochClaim) -> CatenaryError | None:
         """Returns why an agent cannot be led that obeys this epoch; None if it can."""
         ...
 
@@ -123,7 +123,7 @@ class Leader(Protocol):
         ...
 
 
-class Doubting(Protocol):
+class AgentPlausibility(Protocol):
     """Who knows what cannot be true."""
 
     def check_hello(self, hello: scheduler_pb2.AgentHello) -> None:
@@ -131,28 +131,28 @@ class Doubting(Protocol):
         ...
 
     def believes_agent(
-        self, record: AgentRecord, message: scheduler_pb2.AgentMessage, now: Nanoseconds
+        self, record: AgentState, message: scheduler_pb2.AgentMessage, now: Nanoseconds
     ) -> bool:
         """Returns whether what an agent says may be true."""
         ...
 
 
-class Generating(Protocol):
+class SessionCallbacks(Protocol):
     """What is done about sessions that generate text."""
 
-    def held(self, record: AgentRecord, hello: scheduler_pb2.AgentHello) -> None:
+    def held(self, record: AgentState, hello: scheduler_pb2.AgentHello) -> None:
         """An agent that said hello holds these sessions, and no others."""
         ...
 
-    def reported(self, record: AgentRecord, report: scheduler_pb2.GenerationReport) -> None:
+    def reported(self, record: AgentState, report: scheduler_pb2.GenerationReport) -> None:
         """An agent says what generating cost it lately."""
         ...
 
 
-class Audited(Protocol):
+class AgentAudit(Protocol):
     """What is done about what agents say they hold."""
 
-    def agent_says(self, record: AgentRecord, message: scheduler_pb2.Holdings) -> None:
+    def agent_says(self, record: AgentState, message: scheduler_pb2.Holdings) -> None:
         """An agent answers an audit."""
         ...
 
@@ -161,7 +161,7 @@ class Audited(Protocol):
         ...
 
 
-class Moves(Protocol):
+class MoveCallbacks(Protocol):
     """What is done about sessions that move."""
 
     def moved(self, message: scheduler_pb2.SessionMoved) -> None:
@@ -173,7 +173,7 @@ class Moves(Protocol):
         ...
 
 
-class Moving(Protocol):
+class TransferCallbacks(Protocol):
     """What is learned from sessions that move."""
 
     def caches_sent(self, agent: AgentId, message: scheduler_pb2.CachesSent) -> None:
@@ -181,14 +181,14 @@ class Moving(Protocol):
         ...
 
 
-class AgentSessions:
+class AgentStreams:
     """All agents of one term."""
 
-    def __init__(self, leader: Leader, cluster: Cluster) -> None:
+    def __init__(self, leader: AgentStreamLeader, cluster: ClusterController) -> None:
         self._leader = leader
         self._cluster = cluster
 
-    async def serve(self, stream: Stream[object, object], speaks: Speaks) -> None:
+    async def serve(self, stream: GrpcStream[object, object], speaks: Speaks) -> None:
         """Serves one stream until it ends, of an agent that `speaks` knows.
 
         Raises:
@@ -209,7 +209,7 @@ class AgentSessions:
         async def send(messages: list[Message]) -> None:
             await stream.write(scheduler_pb2.SchedulerToAgentMessages(messages=messages))
 
-        session: AgentSession = Session(send)
+        session: AgentStream = PeerStream(send)
         record = self._joined(hello, session)
 
         def handle(packed: scheduler_pb2.AgentMessages) -> None:
@@ -223,31 +223,31 @@ class AgentSessions:
 
     def broadcast(self, message: Message) -> None:
         """Sends to every agent that is there."""
-        for record in self._cluster.roster.values():
+        for record in self._cluster.registry.values():
             if record.session is not None:
                 record.session.send(message)
 
     def send(self, agent: AgentId, message: Message) -> None:
         """Sends to an agent, if it is there."""
-        record = self._cluster.roster.get(agent)
+        record = self._cluster.registry.get(agent)
         if record is not None and record.session is not None:
             record.session.send(message)
 
     def sweep(self, now_s: float, silence_s: float) -> None:
         """Ends the sessions of silent agents."""
-        for record in list(self._cluster.roster.values()):
+        for record in list(self._cluster.registry.values()):
             session = record.session
             if session is not None and now_s - session.heard_s > silence_s:
                 # Lost at once: a stream of a hanging process may take its time to end.
                 self._left(record, session)
                 session.close(Unavailable(f"nothing was heard for {silence_s} s"))
 
-    def _joined(self, hello: scheduler_pb2.AgentHello, session: AgentSession) -> AgentRecord:
+    def _joined(self, hello: scheduler_pb2.AgentHello, session: AgentStream) -> AgentState:
         agent = wire_messages.agent_of(hello)
-        refusal = self._leader.refusal_of(Claim(agent.agent_id, hello.epoch, hello.leader))
+        refusal = self._leader.refusal_of(EpochClaim(agent.agent_id, hello.epoch, hello.leader))
         if refusal is not None:
             raise refusal
-        known = self._cluster.roster.get(agent.agent_id)
+        known = self._cluster.registry.get(agent.agent_id)
         if known is not None and known.session is not None:
             older = known.session
             self._left(known, older)
@@ -255,7 +255,7 @@ class AgentSessions:
         loaded = {
             wire_messages.partition_of(each.key): _loaded(each, None) for each in hello.partitions
         }
-        record = AgentRecord(
+        record = AgentState(
             agent,
             hello.incarnation,
             hello.peer,
@@ -280,13 +280,13 @@ class AgentSessions:
             raise
         return record
 
-    def _left(self, record: AgentRecord, session: AgentSession) -> None:
+    def _left(self, record: AgentState, session: AgentStream) -> None:
         agent_id = record.agent.agent_id
-        if record.session is session and self._cluster.roster.get(agent_id) is record:
+        if record.session is session and self._cluster.registry.get(agent_id) is record:
             _log.warning("agent_lost", agent=agent_id)
             self._cluster.agent_disconnected(agent_id, time.monotonic())
 
-    def _handle(self, record: AgentRecord, messages: Iterable[scheduler_pb2.AgentMessage]) -> None:
+    def _handle(self, record: AgentState, messages: Iterable[scheduler_pb2.AgentMessage]) -> None:
         now = now_ns()
         for message in messages:
             kind = message.WhichOneof("kind")
@@ -315,14 +315,14 @@ class AgentSessions:
                 self._leader.moves.moved(message.session_moved)
             elif kind == "caches_sent":
                 self._leader.moves.caches_sent(message.caches_sent)
-                self._leader.boundaries.caches_sent(record.agent.agent_id, message.caches_sent)
+                self._leader.transfer_rates.caches_sent(record.agent.agent_id, message.caches_sent)
             elif kind == "heartbeat":
                 self._beats(record, record.session, message.heartbeat)
             else:
                 self._handle_rare(record, message)
 
     def _beats(
-        self, record: AgentRecord, session: AgentSession, beat: scheduler_pb2.Heartbeat
+        self, record: AgentState, session: AgentStream, beat: scheduler_pb2.Heartbeat
     ) -> None:
         """Gives an agent up whose step does not end: what it has goes elsewhere at once."""
         agent_id = record.agent.agent_id
@@ -341,7 +341,7 @@ class AgentSessions:
     def _end_order(self, why: str) -> Message:
         return Message(epoch=self._leader.epoch, end_process=scheduler_pb2.EndProcess(why=why))
 
-    def _handle_rare(self, record: AgentRecord, message: scheduler_pb2.AgentMessage) -> None:
+    def _handle_rare(self, record: AgentState, message: scheduler_pb2.AgentMessage) -> None:
         agent_id, now_s = record.agent.agent_id, time.monotonic()
         kind = message.WhichOneof("kind")
         if kind == "partition_loaded":
@@ -368,7 +368,9 @@ class AgentSessions:
         elif kind == "holdings":
             self._leader.audits.agent_says(record, message.holdings)
         elif kind == "order_refused":
-            refusal = self._leader.refusal_of(Claim(agent_id, message.order_refused.agent_epoch))
+            refusal = self._leader.refusal_of(
+                EpochClaim(agent_id, message.order_refused.agent_epoch)
+            )
             if isinstance(refusal, InvalidInput) and record.session is not None:
                 record.session.close(refusal)
         elif kind == "ending":
@@ -383,14 +385,16 @@ class AgentSessions:
             self._cluster.reconcile(now_s)
 
 
-def _loaded(message: scheduler_pb2.PartitionLoaded, ordered: CacheNeed | None) -> Loaded:
+def _loaded(
+    message: scheduler_pb2.PartitionLoaded, ordered: CacheRequirement | None
+) -> LoadedPartition:
     """Returns what an agent hosts; it says how much cache it has, and obeys where to enter."""
     if not message.HasField("generation"):
         content = message.content_digest
-        return Loaded(message.memory_bytes, tuple(message.compute_ns), content=content)
+        return LoadedPartition(message.memory_bytes, tuple(message.compute_ns), content=content)
     cost = message.generation
     entries = ordered.entry_blocks if ordered is not None else (message.key.first_block,)
-    cache = CacheNeed(cost.block_slots, cost.session_tokens, entries, cost.cache_tokens)
-    return Loaded(
+    cache = CacheRequirement(cost.block_slots, cost.session_tokens, entries, cost.cache_tokens)
+    return LoadedPartition(
         message.memory_bytes, (), session_messages.cost_of(cost), cache, message.content_digest
     )

@@ -16,11 +16,11 @@ from catenary_scheduler.dispatch.events import (
     Reject,
     StartSession,
 )
-from catenary_scheduler.inflight.batches import InFlight
+from catenary_scheduler.inflight.batches import InFlightBatches
 from catenary_scheduler.inflight.sessions import LiveSessions
 from catenary_scheduler.observed.timelines import Timelines
-from catenary_scheduler.rpc.agent_streams import AgentSessions
-from catenary_scheduler.rpc.gateway_streams import GatewaySessions
+from catenary_scheduler.rpc.agent_streams import AgentStreams
+from catenary_scheduler.rpc.gateway_streams import GatewayStreams
 from catenary_scheduler.wire import messages as wire_messages
 from catenary_scheduler.wire import session_messages
 from catenary_services.domain.ids import Epoch, ModelKey, Nanoseconds, RequestId
@@ -30,23 +30,23 @@ from catenary_services.telemetry.tracing import Tracer, parse_traceparent
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
+class DispatchStamp:
     """What every dispatch carries."""
 
     epoch: Epoch
     plan_id: str
 
 
-class Router:
+class CommandSender:
     """Turns commands into messages for the gateways and agents they concern."""
 
     def __init__(
         self,
-        gateways: GatewaySessions,
-        agents: AgentSessions,
-        in_flight: tuple[InFlight, LiveSessions, Timelines],
+        gateways: GatewayStreams,
+        agents: AgentStreams,
+        in_flight: tuple[InFlightBatches, LiveSessions, Timelines],
         telemetry: tuple[Metrics, Tracer],
-        stamp: Callable[[], Stamp],
+        stamp: Callable[[], DispatchStamp],
     ) -> None:
         self._gateways = gateways
         self._agents = agents

@@ -7,15 +7,15 @@ from typing import Protocol
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_scheduler.dispatch.events import AdoptedSession, Event
-from catenary_scheduler.wire.streams import Session
+from catenary_scheduler.wire.streams import PeerStream
 from catenary_services.domain.ids import BatchId, Epoch, GatewayId, ModelKey, Nanoseconds, RequestId
 from catenary_services.domain.latency import TokenObjectives
 
-GatewaySession = Session[scheduler_pb2.SchedulerToGatewayMessage]
+GatewayStream = PeerStream[scheduler_pb2.SchedulerToGatewayMessage]
 
 
 @dataclass(slots=True)
-class Sampled:
+class SampledRequest:
     """A request whose way is traced."""
 
     traceparent: str
@@ -23,13 +23,13 @@ class Sampled:
 
 
 @dataclass(slots=True)
-class Gateway:
+class GatewayState:
     """One gateway process, over however many sessions it takes."""
 
     gateway_id: GatewayId
     incarnation: int
     peer: common_pb2.Peer
-    session: GatewaySession | None = None
+    session: GatewayStream | None = None
     lost_s: float = 0.0
     """When its session ended, on `time.monotonic`; meaningless while it has one."""
     open: set[int] = field(default_factory=set)
@@ -38,7 +38,7 @@ class Gateway:
     """Empty: it did not say."""
 
 
-class Leader(Protocol):
+class GatewayStreamLeader(Protocol):
     """What the sessions need to know of the term they belong to."""
 
     @property
@@ -54,7 +54,7 @@ class Leader(Protocol):
         """Returns the requests with rows in a batch of this term; none if it is forgotten."""
         ...
 
-    def greet_gateway(self, session: GatewaySession) -> None:
+    def greet_gateway(self, session: GatewayStream) -> None:
         """Sends welcome, directory and model table."""
         ...
 
@@ -71,22 +71,22 @@ class Leader(Protocol):
         ...
 
     @property
-    def audits(self) -> Audited:
+    def audits(self) -> GatewayAudit:
         """What is done about what gateways say they wait for."""
         ...
 
     @property
-    def plausibility(self) -> Doubting:
+    def plausibility(self) -> GatewayPlausibility:
         """Who knows what cannot be true."""
         ...
 
     @property
-    def sessions(self) -> Sessions:
+    def sessions(self) -> SessionLookup:
         """What is known of sessions that generate text."""
         ...
 
 
-class Doubting(Protocol):
+class GatewayPlausibility(Protocol):
     """Who knows what cannot be true."""
 
     def believes_gateway(self, gateway: GatewayId, message: scheduler_pb2.GatewayMessage) -> bool:
@@ -94,7 +94,7 @@ class Doubting(Protocol):
         ...
 
 
-class Audited(Protocol):
+class GatewayAudit(Protocol):
     """What is done about what gateways say they wait for."""
 
     def gateway_says(self, gateway: GatewayId, message: scheduler_pb2.Unanswered) -> None:
@@ -106,7 +106,7 @@ class Audited(Protocol):
         ...
 
 
-class Sessions(Protocol):
+class SessionLookup(Protocol):
     """What the sessions of gateways need to know of sessions that generate text."""
 
     def generates(self, model: ModelKey) -> bool:

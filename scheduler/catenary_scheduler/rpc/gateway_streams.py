@@ -13,15 +13,20 @@ from catenary_scheduler.dispatch.events import (
     RequestCompleted,
     SessionRequested,
 )
-from catenary_scheduler.inflight.not_ready_queue import Arrival, WaitingRoom
-from catenary_scheduler.rpc.gateway_registry import Gateway, GatewaySession, Leader, Sampled
+from catenary_scheduler.inflight.not_ready_queue import Arrival, NotReadyQueue
+from catenary_scheduler.rpc.gateway_registry import (
+    GatewayState,
+    GatewayStream,
+    GatewayStreamLeader,
+    SampledRequest,
+)
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire import messages as wire_messages
 from catenary_scheduler.wire import session_messages
 from catenary_scheduler.wire.streams import (
-    Session,
+    GrpcStream,
+    PeerStream,
     Speaks,
-    Stream,
     first_pack,
     read_packs,
 )
@@ -35,16 +40,16 @@ _log = get_logger(__name__)
 Message = scheduler_pb2.SchedulerToGatewayMessage
 
 
-class GatewaySessions:
+class GatewayStreams:
     """All gateways of one term."""
 
-    def __init__(self, leader: Leader, waiting: WaitingRoom) -> None:
+    def __init__(self, leader: GatewayStreamLeader, waiting: NotReadyQueue) -> None:
         self._leader = leader
         self._waiting = waiting
-        self.gateways: dict[GatewayId, Gateway] = {}
-        self.sampled: dict[RequestId, Sampled] = {}
+        self.gateways: dict[GatewayId, GatewayState] = {}
+        self.sampled: dict[RequestId, SampledRequest] = {}
 
-    async def serve(self, stream: Stream[object, object], speaks: Speaks) -> None:
+    async def serve(self, stream: GrpcStream[object, object], speaks: Speaks) -> None:
         """Serves one stream until it ends, of a gateway that `speaks` knows.
 
         Raises:
@@ -60,7 +65,7 @@ class GatewaySessions:
         async def send(messages: list[Message]) -> None:
             await stream.write(scheduler_pb2.SchedulerToGatewayMessages(messages=messages))
 
-        session: GatewaySession = Session(send)
+        session: GatewayStream = PeerStream(send)
         gateway = self._joined(hello, session)
 
         def handle(packed: scheduler_pb2.GatewayMessages) -> None:
@@ -114,7 +119,7 @@ class GatewaySessions:
                 del self.gateways[gateway.gateway_id]
                 self._leader.gateways_changed()
 
-    def _joined(self, hello: scheduler_pb2.GatewayHello, session: GatewaySession) -> Gateway:
+    def _joined(self, hello: scheduler_pb2.GatewayHello, session: GatewayStream) -> GatewayState:
         gateway_id = GatewayId(hello.gateway_id)
         known = self.gateways.get(gateway_id)
         if known is not None:
@@ -123,7 +128,7 @@ class GatewaySessions:
             if known.incarnation != hello.incarnation:
                 self._give_up(known, known.open)
                 known = None
-        gateway = known or Gateway(gateway_id, hello.incarnation, hello.peer)
+        gateway = known or GatewayState(gateway_id, hello.incarnation, hello.peer)
         gateway.peer = hello.peer
         gateway.software_version = hello.software_version
         gateway.session = session
@@ -134,18 +139,20 @@ class GatewaySessions:
         self._leader.gateways_changed()
         return gateway
 
-    def _left(self, gateway: Gateway, session: GatewaySession) -> None:
+    def _left(self, gateway: GatewayState, session: GatewayStream) -> None:
         if gateway.session is session:
             gateway.session = None
             gateway.lost_s = time.monotonic()
             self._leader.gateways_changed()
 
-    def _give_up(self, gateway: Gateway, numbers: Iterable[int]) -> None:
+    def _give_up(self, gateway: GatewayState, numbers: Iterable[int]) -> None:
         now = now_ns()
         for number in list(numbers):
             self._end(gateway, RequestCancelled(RequestId(gateway.gateway_id, number)), now)
 
-    def _handle(self, gateway: Gateway, messages: Iterable[scheduler_pb2.GatewayMessage]) -> None:
+    def _handle(
+        self, gateway: GatewayState, messages: Iterable[scheduler_pb2.GatewayMessage]
+    ) -> None:
         now = now_ns()
         for message in messages:
             if not self._leader.plausibility.believes_gateway(gateway.gateway_id, message):
@@ -177,7 +184,7 @@ class GatewaySessions:
                 )
 
     def _delivery_failed(
-        self, gateway: Gateway, failed: scheduler_pb2.DeliveryFailed, now: Nanoseconds
+        self, gateway: GatewayState, failed: scheduler_pb2.DeliveryFailed, now: Nanoseconds
     ) -> None:
         """Ends a batch; a gateway that waits for none of its rows does not want them again."""
         event = wire_messages.batch_failed(failed.batch_id, failed.failure)
@@ -187,7 +194,7 @@ class GatewaySessions:
             self._give_up(gateway, gateway.open.intersection(gone))
         self._leader.feed(event, now)
 
-    def _unanswered(self, gateway: Gateway, message: scheduler_pb2.Unanswered) -> None:
+    def _unanswered(self, gateway: GatewayState, message: scheduler_pb2.Unanswered) -> None:
         """Hears what a gateway waits for: asked in an audit, or unasked when it has come back.
 
         Whatever ended while it was away, nobody could tell.
@@ -198,7 +205,7 @@ class GatewaySessions:
             self._give_up(gateway, gateway.open.difference(r.request_id for r in message.requests))
 
     def _end(
-        self, gateway: Gateway, event: RequestCompleted | RequestCancelled, now: Nanoseconds
+        self, gateway: GatewayState, event: RequestCompleted | RequestCancelled, now: Nanoseconds
     ) -> None:
         request = event.request
         gateway.open.discard(request.number)
@@ -207,7 +214,7 @@ class GatewaySessions:
             self._leader.feed(event, now)
 
     def _submit(
-        self, gateway: Gateway, message: scheduler_pb2.SubmitRequest, now: Nanoseconds
+        self, gateway: GatewayState, message: scheduler_pb2.SubmitRequest, now: Nanoseconds
     ) -> None:
         def event() -> RequestArrived:
             arrived = wire_messages.request_arrived(gateway.gateway_id, message, now)
@@ -226,7 +233,7 @@ class GatewaySessions:
         self._enter(gateway, message.request_id, message.traceparent, event, now)
 
     def _submit_session(
-        self, gateway: Gateway, message: scheduler_pb2.SubmitSession, now: Nanoseconds
+        self, gateway: GatewayState, message: scheduler_pb2.SubmitSession, now: Nanoseconds
     ) -> None:
         def event() -> SessionRequested:
             model = self._deployed(ModelKey(message.model, message.model_version), generates=True)
@@ -241,7 +248,7 @@ class GatewaySessions:
 
     def _enter(
         self,
-        gateway: Gateway,
+        gateway: GatewayState,
         number: int,
         traceparent: str,
         event: Callable[[], Arrival],
@@ -251,7 +258,7 @@ class GatewaySessions:
         request = RequestId(gateway.gateway_id, number)
         gateway.open.add(number)
         if traceparent and is_sampled(traceparent):
-            self.sampled[request] = Sampled(traceparent, time.time_ns())
+            self.sampled[request] = SampledRequest(traceparent, time.time_ns())
         try:
             self._admit(event(), now)
         except CatenaryError as error:

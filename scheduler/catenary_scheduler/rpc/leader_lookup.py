@@ -10,7 +10,7 @@ from catenary_services.domain.groups import GROUP_METADATA
 from catenary_services.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 Context = grpc.aio.ServicerContext[object, object]
 
@@ -18,7 +18,7 @@ Context = grpc.aio.ServicerContext[object, object]
 class LeaderLookup(Protocol):
     """Finds the leader of a group in this process."""
 
-    def term(self, group: int | None = None) -> Term:
+    def leader(self, group: int | None = None) -> LeaderRuntime:
         """Returns the present term of a group; without one, of the lowest that is led here.
 
         Raises:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
-from catenary_scheduler.agents.registry import AgentRecord
+from catenary_scheduler.agents.registry import AgentState
 from catenary_scheduler.dispatch.events import DispatchBatch
 from catenary_scheduler.planning.latency import expected_work_ns
 from catenary_scheduler.wire.messages import partition_of
@@ -23,7 +23,7 @@ from catenary_services.errors import InvalidMessage
 from catenary_services.security.identity import Role
 
 if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 _SLACK_NS = 50_000_000
 """Clocks of two machines, and how long a message may wait to be read, differ by less."""
@@ -38,12 +38,12 @@ _MOST_PARTITIONS = 4_096
 """On one agent."""
 
 
-class Plausibility:
+class PlausibilityChecks:
     """What peers of one term say, held against what the term knows."""
 
-    def __init__(self, term: Term) -> None:
-        self._term = term
-        self._of_agents: dict[str, Callable[[AgentRecord, Any, Nanoseconds], None]] = {
+    def __init__(self, leader: LeaderRuntime) -> None:
+        self._leader = leader
+        self._of_agents: dict[str, Callable[[AgentState, Any, Nanoseconds], None]] = {
             "stage_report": self._stage_report,
             "batch_failed": self._batch_failed,
             "partition_loaded": self._partition_loaded,
@@ -55,7 +55,7 @@ class Plausibility:
         }
 
     def believes_agent(
-        self, record: AgentRecord, message: scheduler_pb2.AgentMessage, now: Nanoseconds
+        self, record: AgentState, message: scheduler_pb2.AgentMessage, now: Nanoseconds
     ) -> bool:
         """Returns whether what an agent says may be true; if not, it is accused."""
         kind = message.WhichOneof("kind")
@@ -65,7 +65,7 @@ class Plausibility:
         try:
             question(record, getattr(message, kind), now)
         except InvalidMessage as error:
-            self._term.offenders.accuse(Role.AGENT, record.agent.agent_id, error)
+            self._leader.peer_quarantine.accuse(Role.AGENT, record.agent.agent_id, error)
             return False
         return True
 
@@ -83,7 +83,7 @@ class Plausibility:
             elif kind == "session_failed":
                 self._gateways_session(gateway, message.session_failed.session_id)
         except InvalidMessage as error:
-            self._term.offenders.accuse(Role.GATEWAY, gateway, error)
+            self._leader.peer_quarantine.accuse(Role.GATEWAY, gateway, error)
             return False
         return True
 
@@ -103,10 +103,10 @@ class Plausibility:
     # ---- agents ----
 
     def _stage_report(
-        self, record: AgentRecord, report: scheduler_pb2.StageReport, now: Nanoseconds
+        self, record: AgentState, report: scheduler_pb2.StageReport, now: Nanoseconds
     ) -> None:
         self._is_given_out("StageReport", report.batch_id)
-        entry = self._term.timelines.entry(BatchId(report.batch_id))
+        entry = self._leader.timelines.entry(BatchId(report.batch_id))
         agent = record.agent.agent_id
         if entry is None:
             return
@@ -121,10 +121,10 @@ class Plausibility:
             )
 
     def _batch_failed(
-        self, record: AgentRecord, failed: scheduler_pb2.BatchFailed, _: Nanoseconds
+        self, record: AgentState, failed: scheduler_pb2.BatchFailed, _: Nanoseconds
     ) -> None:
         self._is_given_out("BatchFailed", failed.batch_id)
-        entry = self._term.timelines.entry(BatchId(failed.batch_id))
+        entry = self._leader.timelines.entry(BatchId(failed.batch_id))
         if entry is None:
             return
         agents = {hop.agent for hop in entry.command.path}
@@ -133,20 +133,20 @@ class Plausibility:
         _is_blamable("BatchFailed", failed.failure, entry.command)
 
     def _partition_loaded(
-        self, record: AgentRecord, done: scheduler_pb2.PartitionLoaded, _: Nanoseconds
+        self, record: AgentState, done: scheduler_pb2.PartitionLoaded, _: Nanoseconds
     ) -> None:
         _fits(done, record.agent.memory_bytes)
         key = partition_of(done.key)
         if key not in record.loaded and len(record.loaded) >= _MOST_PARTITIONS:
             raise InvalidMessage("PartitionLoaded", "key", "nobody has so many partitions")
-        deployment = self._term.deployments.ready.get(key.model)
+        deployment = self._leader.deployments.ready.get(key.model)
         if deployment is not None and key.last_block > deployment.table.blocks:
             raise InvalidMessage(
                 "PartitionKey", "last_block", f"{key.model} has {deployment.table.blocks} blocks"
             )
 
     def _session_failed(
-        self, record: AgentRecord, failed: scheduler_pb2.SessionFailed, _: Nanoseconds
+        self, record: AgentState, failed: scheduler_pb2.SessionFailed, _: Nanoseconds
     ) -> None:
         self._is_begun("SessionFailed", failed.session_id)
         agents = self._agents_of(SessionId(failed.session_id))
@@ -154,7 +154,7 @@ class Plausibility:
             raise InvalidMessage("SessionFailed", "session_id", "runs on other agents")
 
     def _session_moved(
-        self, record: AgentRecord, moved: scheduler_pb2.SessionMoved, _: Nanoseconds
+        self, record: AgentState, moved: scheduler_pb2.SessionMoved, _: Nanoseconds
     ) -> None:
         self._is_begun("SessionMoved", moved.session_id)
         self._is_begun("SessionMoved", moved.moved_session_id)
@@ -163,16 +163,18 @@ class Plausibility:
             raise InvalidMessage("SessionMoved", "moved_session_id", "ran on other agents")
 
     def _sessions_closed(
-        self, _: AgentRecord, closed: scheduler_pb2.SessionsClosed, __: Nanoseconds
+        self, _: AgentState, closed: scheduler_pb2.SessionsClosed, __: Nanoseconds
     ) -> None:
         if closed.session_ids:
             self._is_begun("SessionsClosed", max(closed.session_ids))
 
     def _generation_report(
-        self, record: AgentRecord, report: scheduler_pb2.GenerationReport, _: Nanoseconds
+        self, record: AgentState, report: scheduler_pb2.GenerationReport, _: Nanoseconds
     ) -> None:
         """Work that cannot have taken so long, or so little, would spoil the latency lines."""
-        observed = self._term.measured.observed_at(record.agent.agent_id, partition_of(report.key))
+        observed = self._leader.measured.observed_at(
+            record.agent.agent_id, partition_of(report.key)
+        )
         if observed is None:
             return
         busy_ns = report.decode_ns + report.prefill_ns
@@ -187,11 +189,11 @@ class Plausibility:
             )
 
     def _caches_sent(
-        self, record: AgentRecord, sent: scheduler_pb2.CachesSent, _: Nanoseconds
+        self, record: AgentState, sent: scheduler_pb2.CachesSent, _: Nanoseconds
     ) -> None:
-        roster = self._term.cluster.roster
+        registry = self._leader.cluster.registry
         # An agent that was just forgotten is no lie; links to nobody are of no use either.
-        known = [link for link in sent.links if AgentId(link.peer_id) in roster]
+        known = [link for link in sent.links if AgentId(link.peer_id) in registry]
         for link in known:
             if link.bytes > max(1, link.sending_ns) * _FASTEST_BYTES_PER_NS + _SLACK_NS:
                 raise InvalidMessage("Link", "bytes", "no link is as fast as that")
@@ -206,7 +208,7 @@ class Plausibility:
 
     def _delivery_failed(self, gateway: GatewayId, failed: scheduler_pb2.DeliveryFailed) -> None:
         self._is_given_out("DeliveryFailed", failed.batch_id)
-        entry = self._term.timelines.entry(BatchId(failed.batch_id))
+        entry = self._leader.timelines.entry(BatchId(failed.batch_id))
         if entry is None:
             return
         command = entry.command
@@ -216,20 +218,20 @@ class Plausibility:
 
     def _gateways_session(self, gateway: GatewayId, number: int) -> None:
         self._is_begun("SessionFailed", number)
-        request = self._term.live.request_of(SessionId(number))
+        request = self._leader.live.request_of(SessionId(number))
         if request is not None and request.gateway != gateway:
             raise InvalidMessage("SessionFailed", "session_id", "is another gateway's")
 
     # ---- both ----
 
     def _is_given_out(self, kind: str, batch: int) -> None:
-        following = self._term.dispatcher.pooled.next_batch
-        if not may_be_given_out(batch, following, self._term.epoch):
+        following = self._leader.dispatcher.pooled.next_batch
+        if not may_be_given_out(batch, following, self._leader.epoch):
             raise InvalidMessage(kind, "batch_id", f"{batch} was never given out")
 
     def _is_begun(self, kind: str, session: int) -> None:
-        following = self._term.dispatcher.chained.next_session
-        if not may_be_given_out(session, following, self._term.epoch):
+        following = self._leader.dispatcher.chained.next_session
+        if not may_be_given_out(session, following, self._leader.epoch):
             raise InvalidMessage(kind, "session_id", f"{session} was never given out")
 
     def _agents_of(self, session: SessionId) -> set[AgentId]:
@@ -237,7 +239,7 @@ class Plausibility:
 
         Empty: nothing is known of it.
         """
-        live, chained = self._term.live, self._term.dispatcher.chained
+        live, chained = self._leader.live, self._leader.dispatcher.chained
         request = live.request_of(session)
         if request is None:
             return set()

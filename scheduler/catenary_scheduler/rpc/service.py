@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2_grpc
 from catenary_scheduler.rpc.leader_lookup import Context, LeaderLookup, group_of
-from catenary_scheduler.wire.streams import Speaks, Stream
+from catenary_scheduler.wire.streams import GrpcStream, Speaks
 from catenary_services.error_tables import abort, error_of_exception
 from catenary_services.errors import CatenaryError, InvalidMessage
 from catenary_services.security.identity import Role
 from catenary_services.security.roles import Guard
 
 if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
@@ -26,35 +26,37 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     async def GatewaySession(self, _: object, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Requests up, dispatches down."""
-        await self._serve(context, Role.GATEWAY, lambda term: term.gateways.serve)
+        await self._serve(context, Role.GATEWAY, lambda leader: leader.gateways.serve)
 
     async def AgentSession(self, _: object, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Reports up, orders down."""
-        await self._serve(context, Role.AGENT, lambda term: term.agents.serve)
+        await self._serve(context, Role.AGENT, lambda leader: leader.agents.serve)
 
     async def _serve(
         self,
         context: Context,
         role: Role,
-        server_of: Callable[[Term], Callable[[Stream[object, object], Speaks], Awaitable[None]]],
+        server_of: Callable[
+            [LeaderRuntime], Callable[[GrpcStream[object, object], Speaks], Awaitable[None]]
+        ],
     ) -> None:
-        term: Term | None = None
+        leader: LeaderRuntime | None = None
         name = ""
 
         def speaks(claimed: str) -> None:
             nonlocal name
             self._guard.check_name(context, claimed)
             name = claimed
-            assert term is not None
-            term.offenders.admit(role, claimed)
+            assert leader is not None
+            leader.peer_quarantine.admit(role, claimed)
 
         try:
-            term = self._leaders.term(group_of(context) or 0)
-            await server_of(term)(context, speaks)
+            leader = self._leaders.leader(group_of(context) or 0)
+            await server_of(leader)(context, speaks)
             return
         except InvalidMessage as offence:
-            assert term is not None
-            term.offenders.accuse(role, name or self._name(context), offence)
+            assert leader is not None
+            leader.peer_quarantine.accuse(role, name or self._name(context), offence)
             error: CatenaryError = offence
         except CatenaryError as known:
             error = known

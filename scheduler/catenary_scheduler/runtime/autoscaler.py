@@ -18,8 +18,12 @@ from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.agents.registry import is_draining, staying
 from catenary_scheduler.cluster.draining import begin_draining, is_idle, take_back, tell_drained
 from catenary_scheduler.dispatch.events import Event, LatencyRefitted, Scale
-from catenary_scheduler.runtime.session_outcomes import ScalingWatch
-from catenary_scheduler.runtime.worker_facts import ScalingFacts, crew_of, workers_of
+from catenary_scheduler.runtime.session_outcomes import SessionOutcomes
+from catenary_scheduler.runtime.statistics_collector import (
+    StatisticsCollector,
+    model_workers_of,
+    workers_of,
+)
 from catenary_scheduler.scaling import (
     ModelScaling,
     ScalingPolicy,
@@ -35,7 +39,7 @@ from catenary_services.log import get_logger
 from catenary_services.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 _log = get_logger(__name__)
 _TICK_NS = NANOSECONDS_PER_SECOND
@@ -52,13 +56,13 @@ class Autoscaler:
         models: What decides about each model that generates text.
     """
 
-    def __init__(self, term: Term, policy: ScalingPolicy) -> None:
-        self._term = term
+    def __init__(self, leader: LeaderRuntime, policy: ScalingPolicy) -> None:
+        self._leader = leader
         self._policy = policy
         self.models: dict[ModelKey, ModelScaling] = {}
         self._records: dict[str, dict[str, object]] = {}
-        self._facts = ScalingFacts(term)
-        self._watch = ScalingWatch(self._scaling_of, self._usual)
+        self._statistics = StatisticsCollector(leader)
+        self._watch = SessionOutcomes(self._scaling_of, self._usual)
         self._tick_ns: Nanoseconds = 0
         self._wanted = 0
         self._drains: dict[AgentId, Nanoseconds] = {}
@@ -71,7 +75,7 @@ class Autoscaler:
     def heard(self, event: Event, now: Nanoseconds) -> None:
         """Follows what is asked for and what becomes of it."""
         if isinstance(event, LatencyRefitted):
-            self._facts.refitted(event)
+            self._statistics.refitted(event)
         else:
             self._watch.heard(event, now)
 
@@ -80,10 +84,10 @@ class Autoscaler:
         if now - self._tick_ns < _TICK_NS:
             return
         self._tick_ns = now
-        plans = self._facts.plans()
+        plans = self._statistics.plans()
         for plan in plans:
             scaling = self._scaling_of(plan.model)
-            order = scaling.decide(self._facts.of(plan), now)
+            order = scaling.decide(self._statistics.of(plan), now)
             if order is not None:
                 self._ordered(order)
         self._count_agents(plans)
@@ -114,7 +118,7 @@ class Autoscaler:
             agents_now=self._agents_now,
             drains_agents=bool(self._limit),
         )
-        for plan in self._facts.plans():
+        for plan in self._statistics.plans():
             scaling = self._scaling_of(plan.model)
             advice.models.add(
                 model=plan.model.name,
@@ -125,9 +129,9 @@ class Autoscaler:
                 attainment_ratio=round(scaling.attainment(now), _DIGITS),
                 reason=scaling.reason,
             )
-        for agent, record in sorted(self._term.cluster.roster.items()):
-            if record.session is not None and is_draining(agent, self._term.availability):
-                advice.retiring.add(agent_id=agent, drained=is_idle(self._term, agent))
+        for agent, record in sorted(self._leader.cluster.registry.items()):
+            if record.session is not None and is_draining(agent, self._leader.availability):
+                advice.retiring.add(agent_id=agent, drained=is_idle(self._leader, agent))
         return advice
 
     async def changed(self, timeout_s: float) -> None:
@@ -144,13 +148,13 @@ class Autoscaler:
         now = self._tick_ns
         metrics.agents_wanted.set(self._wanted or self._agents_now)
         metrics.agents_now.set(self._agents_now)
-        for plan in self._facts.plans():
+        for plan in self._statistics.plans():
             scaling, name = self._scaling_of(plan.model), plan.model.name
             metrics.workers_wanted.labels(name).set(scaling.wanted or len(workers_of(plan)))
             metrics.workers.labels(name).set(len(workers_of(plan)))
             metrics.session_rate.labels(name).set(scaling.rates.rate(now))
             metrics.session_attainment.labels(name).set(scaling.attainment(now))
-        metrics.keep_scaled({plan.model.name for plan in self._facts.plans()})
+        metrics.keep_scaled({plan.model.name for plan in self._statistics.plans()})
 
     # ---- Redis ----
 
@@ -169,14 +173,14 @@ class Autoscaler:
     @property
     def _limit(self) -> int:
         """Most agents; 0: nobody is drained here, others decide who goes."""
-        return self._term.settings.max_agents
+        return self._leader.settings.max_agents
 
     @property
     def _agents_now(self) -> int:
-        return len(staying(self._term.cluster.roster, self._term.availability))
+        return len(staying(self._leader.cluster.registry, self._leader.availability))
 
     def _usual(self, model: ModelKey) -> TokenObjectives | None:
-        return self._term.sessions.objectives(model)
+        return self._leader.sessions.objectives(model)
 
     def _scaling_of(self, model: ModelKey) -> ModelScaling:
         found = self.models.get(model)
@@ -191,44 +195,55 @@ class Autoscaler:
         return found
 
     def _ordered(self, order: Scale) -> None:
-        facts = {"model": str(order.model), "workers": str(order.workers), "why": order.reason}
-        _log.info("scale", **facts)
-        self._term.note("scale", facts)
+        statistics = {"model": str(order.model), "workers": str(order.workers), "why": order.reason}
+        _log.info("scale", **statistics)
+        self._leader.note("scale", statistics)
 
     def _count_agents(self, plans: Iterable[ModelPlan]) -> None:
-        term, settings = self._term, self._term.settings
-        crews = [crew_of(plan, self._scaling_of(plan.model).wanted) for plan in plans]
-        wanted = agents_wanted(crews, len(self._facts.others(crews))) if crews else self._agents_now
+        leader, settings = self._leader, self._leader.settings
+        workers_of_models = [
+            model_workers_of(plan, self._scaling_of(plan.model).wanted) for plan in plans
+        ]
+        wanted = (
+            agents_wanted(workers_of_models, len(self._statistics.others(workers_of_models)))
+            if workers_of_models
+            else self._agents_now
+        )
         wanted = max(wanted, settings.min_agents, 1)
         if self._limit:
             wanted = min(wanted, max(self._limit, settings.min_agents))
         if wanted != self._wanted:
             self._wanted = wanted
-            term.note("agents_wanted", {"agents": str(wanted)})
+            leader.note("agents_wanted", {"agents": str(wanted)})
 
     def _move(self, plans: list[ModelPlan]) -> None:
         """Drains an agent too many, or takes one back that was to go."""
-        term = self._term
-        roster = term.cluster.roster
-        for agent in [a for a in self._drains if a not in roster or roster[a].session is None]:
+        leader = self._leader
+        registry = leader.cluster.registry
+        for agent in [a for a in self._drains if a not in registry or registry[a].session is None]:
             del self._drains[agent]
         if self._agents_now < self._wanted:
             self._take_back()
             return
-        is_calm = not term.cluster.is_switching and not term.planner.is_thinking
+        is_calm = not leader.cluster.is_switching and not leader.planner.is_thinking
         if self._agents_now <= self._wanted or not plans or not is_calm:
             return
-        crews = {plan.model: crew_of(plan, self._scaling_of(plan.model).wanted) for plan in plans}
-        pinned = self._facts.others(crews.values())
-        able = {record.agent.agent_id for record in staying(roster, term.availability)}
-        if term.settings.retire_by_ordinal:
+        workers_of_models = {
+            plan.model: model_workers_of(plan, self._scaling_of(plan.model).wanted)
+            for plan in plans
+        }
+        pinned = self._statistics.others(workers_of_models.values())
+        able = {record.agent.agent_id for record in staying(registry, leader.availability)}
+        if leader.settings.retire_by_ordinal:
             able &= last_of_each(able)
         able -= pinned
-        going = next_to_go(crews, term.dispatcher.chained.tokens_by_agent(), able)
+        going = next_to_go(workers_of_models, leader.dispatcher.chained.tokens_by_agent(), able)
         if going is not None:
             self._drains[going] = 0
-            term.note("agent_retires", {"agent": going, "sessions": str(term.live.count_at(going))})
-            begin_draining(term, going)
+            leader.note(
+                "agent_retires", {"agent": going, "sessions": str(leader.live.count_at(going))}
+            )
+            begin_draining(leader, going)
 
     def _take_back(self) -> None:
         for agent, told_ns in list(self._drains.items()):
@@ -237,13 +252,13 @@ class Autoscaler:
             if told_ns and self._tick_ns - told_ns < _STOPPED_NS:
                 continue  # whoever stops it may be doing so this moment
             del self._drains[agent]
-            self._term.note("agent_stays", {"agent": agent})
+            self._leader.note("agent_stays", {"agent": agent})
             for scaling in self.models.values():
                 scaling.reclaimed()
-            take_back(self._term, agent)
+            take_back(self._leader, agent)
 
     def _tell_drained(self) -> None:
         for agent, told_ns in self._drains.items():
-            if not told_ns and is_idle(self._term, agent):
+            if not told_ns and is_idle(self._leader, agent):
                 self._drains[agent] = self._tick_ns
-                tell_drained(self._term, agent)
+                tell_drained(self._leader, agent)

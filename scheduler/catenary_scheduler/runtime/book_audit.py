@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_scheduler.agents.registry import AgentRecord
+from catenary_scheduler.agents.registry import AgentState
 from catenary_scheduler.book.book import agents_of
 from catenary_scheduler.dispatch.auditing import (
     AgentHoldings,
     Auditor,
-    Believed,
-    BookFacts,
-    GatewayWants,
+    ExpectedSession,
+    GatewayRequests,
     Leak,
+    SchedulerHoldings,
     remedy_of,
 )
 from catenary_scheduler.dispatch.events import CancelBatch
@@ -37,7 +37,7 @@ from catenary_services.log import get_logger
 from catenary_services.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 _log = get_logger(__name__)
 _PATIENCE_NS = NANOSECONDS_PER_SECOND
@@ -46,22 +46,22 @@ _CLAIMS_NS = 10 * NANOSECONDS_PER_SECOND
 """After a change of leader gateways and agents have so long to say what is theirs."""
 
 
-class Audits:
+class BookAudits:
     """The audits of one term.
 
     Attributes:
         leaks_mended: How many leaks were found and are gone.
     """
 
-    def __init__(self, term: Term, metrics: Metrics) -> None:
+    def __init__(self, leader: LeaderRuntime, metrics: Metrics) -> None:
         """The first audit is due one interval from now."""
-        settings = term.settings
+        settings = leader.settings
         self.leaks_mended = 0
-        self._term = term
+        self._leader = leader
         self._metrics = metrics
         self._interval_ns = round(settings.audit_interval_s * NANOSECONDS_PER_SECOND)
         self._auditor = Auditor(round(settings.audit_grace_s * NANOSECONDS_PER_SECOND))
-        self._number = term.epoch << 20
+        self._number = leader.epoch << 20
         self._began_ns = self._asked_ns = now_ns()
 
     @property
@@ -80,13 +80,13 @@ class Audits:
             self._asked_ns = now
             self._ask(now)
 
-    def agent_says(self, record: AgentRecord, message: scheduler_pb2.Holdings) -> None:
+    def agent_says(self, record: AgentState, message: scheduler_pb2.Holdings) -> None:
         """An agent answers."""
         agent = record.agent.agent_id
         for each in message.partitions:
             partition = partition_of(each.key)
             if partition in record.loaded:
-                self._term.sessions.let_cached(agent, partition, each.cached_block_tokens)
+                self._leader.sessions.let_cached(agent, partition, each.cached_block_tokens)
         if message.number == self._number:
             self._auditor.agent_says(agent, holdings_of(agent, message))
 
@@ -102,19 +102,19 @@ class Audits:
     # ---- inside ----
 
     def _ask(self, now: Nanoseconds) -> None:
-        term = self._term
+        leader = self._leader
         self._number += 1
-        self._auditor.begin(book_facts(term, settled=now - self._began_ns >= _CLAIMS_NS))
+        self._auditor.begin(scheduler_holdings(leader, settled=now - self._began_ns >= _CLAIMS_NS))
         held = scheduler_pb2.ReportHoldings(number=self._number)
-        term.agents.broadcast(
-            scheduler_pb2.SchedulerToAgentMessage(epoch=term.epoch, report_holdings=held)
+        leader.agents.broadcast(
+            scheduler_pb2.SchedulerToAgentMessage(epoch=leader.epoch, report_holdings=held)
         )
         wanted = scheduler_pb2.ReportUnanswered(number=self._number)
-        term.gateways.broadcast(scheduler_pb2.SchedulerToGatewayMessage(report_unanswered=wanted))
+        leader.gateways.broadcast(scheduler_pb2.SchedulerToGatewayMessage(report_unanswered=wanted))
 
     def _judge(self, now: Nanoseconds) -> None:
         settled = now - self._began_ns >= _CLAIMS_NS
-        leaks = self._auditor.end(book_facts(self._term, settled=settled), now)
+        leaks = self._auditor.end(scheduler_holdings(self._leader, settled=settled), now)
         self._metrics.book_audits.inc()
         for leak in self._auditor.mended:
             self.leaks_mended += 1
@@ -125,44 +125,44 @@ class Audits:
             self._mend(leak, now)
 
     def _mend(self, leak: Leak, now: Nanoseconds) -> None:
-        term, remedy = self._term, remedy_of(leak)
+        leader, remedy = self._leader, remedy_of(leak)
         if leak.request is not None and leak.session is None:
-            term.gateways.forget(leak.request)
-            if term.waiting.discard(leak.request):
+            leader.gateways.forget(leak.request)
+            if leader.waiting.discard(leak.request):
                 return  # the dispatcher never heard of it
         if isinstance(remedy, CancelBatch):
-            message = cancel_batches_message([remedy.batch], term.epoch)
+            message = cancel_batches_message([remedy.batch], leader.epoch)
             for agent in remedy.agents:
-                term.agents.send(agent, message)
+                leader.agents.send(agent, message)
         elif remedy is not None:
-            term.feed(remedy, now)
+            leader.feed(remedy, now)
         elif leak.batch is not None:
-            term.in_flight.over(leak.batch)
+            leader.in_flight.over(leak.batch)
         elif leak.partition is not None and leak.agent is not None:
-            term.cluster.partition_lost(leak.agent, leak.partition)
+            leader.cluster.partition_lost(leak.agent, leak.partition)
 
 
-def book_facts(term: Term, *, settled: bool) -> BookFacts:
+def scheduler_holdings(leader: LeaderRuntime, *, settled: bool) -> SchedulerHoldings:
     """Returns what a term believes at this moment."""
-    dispatcher, book = term.dispatcher, term.book
+    dispatcher, book = leader.dispatcher, leader.book
     followed = frozenset(dispatcher.pooled.followed())
-    gateways = term.gateways.gateways.values()
-    roster = term.cluster.roster
+    gateways = leader.gateways.gateways.values()
+    registry = leader.cluster.registry
     open_requests = (*dispatcher.pooled.open_requests(), *dispatcher.chained.open_requests())
-    return BookFacts(
+    return SchedulerHoldings(
         sessions={claim.session: claim for claim in dispatcher.chained.claims()},
-        split=frozenset(term.live.split()),
+        split=frozenset(leader.live.split()),
         followed=followed,
         booked={
             batch: agents_of(book.ahead(batch)) for batch in book.batches() if batch not in followed
         },
-        in_flight=frozenset(term.in_flight.batches()),
-        requests=frozenset((*open_requests, *term.waiting.requests())),
+        in_flight=frozenset(leader.in_flight.batches()),
+        requests=frozenset((*open_requests, *leader.waiting.requests())),
         open=frozenset(RequestId(g.gateway_id, number) for g in gateways for number in g.open),
-        agents=frozenset(a for a, record in roster.items() if record.session is not None),
-        gateways=frozenset(term.gateways.gateways),
-        hosted={agent: frozenset(record.loaded) for agent, record in roster.items()},
-        first_id=term.first_id,
+        agents=frozenset(a for a, record in registry.items() if record.session is not None),
+        gateways=frozenset(leader.gateways.gateways),
+        hosted={agent: frozenset(record.loaded) for agent, record in registry.items()},
+        first_id=leader.first_id,
         settled=settled,
     )
 
@@ -188,11 +188,11 @@ def holdings_of(agent: AgentId, message: scheduler_pb2.Holdings) -> AgentHolding
     )
 
 
-def _wants(message: scheduler_pb2.Unanswered) -> GatewayWants:
-    return GatewayWants(
+def _wants(message: scheduler_pb2.Unanswered) -> GatewayRequests:
+    return GatewayRequests(
         {
             request.request_id: tuple(
-                Believed(SessionId(each.session_id), each.sent_ago_ns or None)
+                ExpectedSession(SessionId(each.session_id), each.sent_ago_ns or None)
                 for each in request.sessions
             )
             for request in message.requests

@@ -31,7 +31,7 @@ _log = get_logger(__name__)
 Route = Callable[[Command, Nanoseconds], None]
 
 
-class Engine:
+class DispatchLoop:
     """One dispatcher on one event loop."""
 
     def __init__(self, dispatcher: Dispatcher, route: Route, metrics: Metrics) -> None:

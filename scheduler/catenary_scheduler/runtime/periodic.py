@@ -18,7 +18,7 @@ from catenary_services.log import get_logger
 from catenary_services.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 _log = get_logger(__name__)
 _TURN_S = 0.05
@@ -46,12 +46,12 @@ _MIGRATION_FAILURES = {
 }
 
 
-async def keep_house(term: Term, metrics: Metrics) -> None:
+async def run_periodic_tasks(leader: LeaderRuntime, metrics: Metrics) -> None:
     """Runs until cancelled."""
-    settings = term.settings
+    settings = leader.settings
     heartbeat_s = reconcile_s = deployments_s = 0.0
     told: dict[str, int] = {}
-    duties = _Duties(term)
+    duties = _Duties(leader)
     retrying: asyncio.Task[None] | None = None
     try:
         while True:
@@ -63,12 +63,12 @@ async def keep_house(term: Term, metrics: Metrics) -> None:
                 for duty in _EVERY_HEARTBEAT:
                     duties.do(duty)
                 duties.do(lambda each: _show(each, metrics))
-                told = _count(term.dispatcher.statistics(), told, metrics)
+                told = _count(leader.dispatcher.statistics(), told, metrics)
             is_retried = retrying is not None and not retrying.done()
-            if now_s >= deployments_s and term.deployments.problems and not is_retried:
+            if now_s >= deployments_s and leader.deployments.problems and not is_retried:
                 deployments_s = now_s + _RETRY_DEPLOYMENTS_S
                 # Beside the rest: of a large model every byte is read, and heartbeats go on.
-                retrying = asyncio.create_task(_retry_deployments(term), name="retry-deployments")
+                retrying = asyncio.create_task(_retry_deployments(leader), name="retry-deployments")
             if now_s >= reconcile_s:
                 reconcile_s = now_s + _RECONCILE_S
                 for duty in _EVERY_QUARTER_SECOND:
@@ -79,9 +79,9 @@ async def keep_house(term: Term, metrics: Metrics) -> None:
             retrying.cancel()
 
 
-async def _retry_deployments(term: Term) -> None:
+async def _retry_deployments(leader: LeaderRuntime) -> None:
     try:
-        await term.deployments.retry()
+        await leader.deployments.retry()
     except Exception:
         _log.error("deployments_not_retried", exc_info=True)
 
@@ -89,15 +89,15 @@ async def _retry_deployments(term: Term) -> None:
 class _Duties:
     """Does things one by one: if one cannot be done, for whatever reason, all others still are."""
 
-    def __init__(self, term: Term) -> None:
-        self._term = term
+    def __init__(self, leader: LeaderRuntime) -> None:
+        self._leader = leader
         self._said_s: dict[str, float] = {}
         """When each kind of failure was logged last."""
 
-    def do(self, duty: Callable[[Term], None]) -> None:
+    def do(self, duty: Callable[[LeaderRuntime], None]) -> None:
         """Does one of them; a failure that goes on is logged once a minute."""
         try:
-            duty(self._term)
+            duty(self._leader)
         except Exception as error:
             kind, now_s = f"{duty.__name__}: {error!r}"[:200], time.monotonic()
             if now_s - self._said_s.get(kind, -math.inf) >= _SAY_AGAIN_S:
@@ -106,56 +106,58 @@ class _Duties:
                 _log.error("housekeeping_failed", duty=duty.__name__, exc_info=True)
 
 
-def _beat(term: Term) -> None:
+def _beat(leader: LeaderRuntime) -> None:
     beat = scheduler_pb2.Heartbeat()
-    term.gateways.broadcast(scheduler_pb2.SchedulerToGatewayMessage(heartbeat=beat))
-    term.agents.broadcast(scheduler_pb2.SchedulerToAgentMessage(epoch=term.epoch, heartbeat=beat))
+    leader.gateways.broadcast(scheduler_pb2.SchedulerToGatewayMessage(heartbeat=beat))
+    leader.agents.broadcast(
+        scheduler_pb2.SchedulerToAgentMessage(epoch=leader.epoch, heartbeat=beat)
+    )
 
 
-def _sweep(term: Term) -> None:
+def _sweep(leader: LeaderRuntime) -> None:
     now_s = time.monotonic()
-    term.gateways.sweep(now_s, term.settings.silence_s)
-    term.agents.sweep(now_s, term.settings.silence_s)
+    leader.gateways.sweep(now_s, leader.settings.silence_s)
+    leader.agents.sweep(now_s, leader.settings.silence_s)
 
 
-def _expire(term: Term) -> None:
-    term.in_flight.expire(now_ns())
-    term.live.expire()
-    term.utilisation.next_round(time.monotonic())
+def _expire(leader: LeaderRuntime) -> None:
+    leader.in_flight.expire(now_ns())
+    leader.live.expire()
+    leader.utilisation.next_round(time.monotonic())
 
 
-def _drain(term: Term) -> None:
-    for agent in term.drains.due():
-        begin_draining(term, agent)
-    for agent in term.drains.done():
-        tell_drained(term, agent)
+def _drain(leader: LeaderRuntime) -> None:
+    for agent in leader.drains.due():
+        begin_draining(leader, agent)
+    for agent in leader.drains.done():
+        tell_drained(leader, agent)
 
 
-def _expire_waiting(term: Term) -> None:
-    term.expire_waiting()
+def _expire_waiting(leader: LeaderRuntime) -> None:
+    leader.expire_waiting()
 
 
-def _look_at_agents(term: Term) -> None:
-    term.slow_and_silent.look()
-    term.times.fade(now_ns())
+def _look_at_agents(leader: LeaderRuntime) -> None:
+    leader.slow_and_silent.look()
+    leader.times.fade(now_ns())
 
 
-def _heed_availability(term: Term) -> None:
+def _heed_availability(leader: LeaderRuntime) -> None:
     """Tells the dispatcher what impaired or cleared an agent, whoever said so."""
-    term.heed_availability()
+    leader.heed_availability()
 
 
-def _scale(term: Term) -> None:
-    term.autoscaler.tick(now_ns())
+def _scale(leader: LeaderRuntime) -> None:
+    leader.autoscaler.tick(now_ns())
 
 
-def _audit(term: Term) -> None:
-    term.audits.tick(now_ns())
+def _audit(leader: LeaderRuntime) -> None:
+    leader.audits.tick(now_ns())
 
 
-def _reconcile(term: Term) -> None:
-    term.peers.sweep(time.monotonic())
-    term.cluster.reconcile(time.monotonic())
+def _reconcile(leader: LeaderRuntime) -> None:
+    leader.peers.sweep(time.monotonic())
+    leader.cluster.reconcile(time.monotonic())
 
 
 _EVERY_TURN = (_expire_waiting, _look_at_agents, _heed_availability, _scale, _audit)
@@ -163,28 +165,30 @@ _EVERY_HEARTBEAT = (_beat, _sweep, _expire)
 _EVERY_QUARTER_SECOND = (_reconcile, _drain)
 
 
-def _show(term: Term, metrics: Metrics) -> None:
-    metrics.redis_connected.set(term.write_behind.connected)
-    metrics.redis_pending.set(term.unwritten)
-    metrics.batches_in_flight.set(len(term.in_flight))
-    metrics.live_reservations.set(len(term.dispatcher.snapshot()))
-    present = [g for g in term.gateways.gateways.values() if g.session is not None]
+def _show(leader: LeaderRuntime, metrics: Metrics) -> None:
+    metrics.redis_connected.set(leader.write_behind.connected)
+    metrics.redis_pending.set(leader.unwritten)
+    metrics.batches_in_flight.set(len(leader.in_flight))
+    metrics.live_reservations.set(len(leader.dispatcher.snapshot()))
+    present = [g for g in leader.gateways.gateways.values() if g.session is not None]
     metrics.gateways.set(len(present))
-    for state, count in agents_by_state(term.cluster.roster, term.availability).items():
+    for state, count in agents_by_state(leader.cluster.registry, leader.availability).items():
         metrics.agents.labels(state).set(count)
     for impairment in Impairment:
-        impaired = term.availability.impaired_by(impairment) & term.availability.connected_agents
+        impaired = (
+            leader.availability.impaired_by(impairment) & leader.availability.connected_agents
+        )
         metrics.impaired_agents.labels(impairment.name.lower()).set(len(impaired))
-    metrics.stragglers.set(len(term.availability.impaired_by(Impairment.STRAGGLING)))
-    for model in term.deployments.ready:
-        queued = term.waiting.count(model) + term.dispatcher.chained.queued(model)
+    metrics.stragglers.set(len(leader.availability.impaired_by(Impairment.STRAGGLING)))
+    for model in leader.deployments.ready:
+        queued = leader.waiting.count(model) + leader.dispatcher.chained.queued(model)
         metrics.queued_requests.labels(model.name).set(queued)
-    _show_chains(term, metrics)
-    term.sessions.latency.show(metrics)
-    term.boundaries.show(metrics, term.cluster.roster)
-    term.autoscaler.show(metrics)
-    for agent, record in term.cluster.roster.items():
-        ratio = term.slowdowns.ratio(agent, now_ns()) if record.session is not None else 0.0
+    _show_chains(leader, metrics)
+    leader.sessions.latency.show(metrics)
+    leader.transfer_rates.show(metrics, leader.cluster.registry)
+    leader.autoscaler.show(metrics)
+    for agent, record in leader.cluster.registry.items():
+        ratio = leader.slowdowns.ratio(agent, now_ns()) if record.session is not None else 0.0
         metrics.agent_slowdown.labels(agent).set(ratio)
 
 
@@ -218,8 +222,8 @@ def show_nothing(metrics: Metrics) -> None:
     metrics.keep_scaled(set())
 
 
-def _show_chains(term: Term, metrics: Metrics) -> None:
-    active, sessions = term.cluster.active, term.live.by_chain()
+def _show_chains(leader: LeaderRuntime, metrics: Metrics) -> None:
+    active, sessions = leader.cluster.active, leader.live.by_chain()
     shown = set()
     for model in active.plan.models if active is not None else ():
         for number, chain in enumerate(model.chains):

@@ -29,7 +29,7 @@ class _Open:
     tokens: int = 0
 
 
-class ScalingWatch:
+class SessionOutcomes:
     """Requests that generate text and are not finished.
 
     Args:

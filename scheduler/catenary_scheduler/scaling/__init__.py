@@ -11,25 +11,30 @@ replanning  whether the shares of the models have moved far enough from what was
 
 from catenary_scheduler.scaling.autoscaling import ModelScaling
 from catenary_scheduler.scaling.demand import DemandPolicy, SessionDemand, SessionLoad
+from catenary_scheduler.scaling.model_workers import (
+    ModelWorkers,
+    agents_wanted,
+    last_of_each,
+    next_to_go,
+)
 from catenary_scheduler.scaling.rates import ArrivalRates
-from catenary_scheduler.scaling.replanning import Replanning, ReplanPolicy, Shares, objective_at
-from catenary_scheduler.scaling.retiring import Crew, agents_wanted, last_of_each, next_to_go
-from catenary_scheduler.scaling.worker_facts import ScalingPolicy, WorkerFacts
-from catenary_scheduler.scaling.workers_line import Lengths, WorkersLine
+from catenary_scheduler.scaling.replanning import LoadReplanning, ReplanPolicy, Shares, objective_at
+from catenary_scheduler.scaling.worker_statistics import ScalingPolicy, WorkerStatistics
+from catenary_scheduler.scaling.workers_line import SessionLengths, WorkersLine
 
 __all__ = [
     "ArrivalRates",
-    "Crew",
     "DemandPolicy",
-    "Lengths",
+    "LoadReplanning",
     "ModelScaling",
+    "ModelWorkers",
     "ReplanPolicy",
-    "Replanning",
     "ScalingPolicy",
     "SessionDemand",
+    "SessionLengths",
     "SessionLoad",
     "Shares",
-    "WorkerFacts",
+    "WorkerStatistics",
     "WorkersLine",
     "agents_wanted",
     "last_of_each",

@@ -22,7 +22,7 @@ def attained(
 
 
 @dataclass(slots=True)
-class Outcomes:
+class OutcomeSums:
     """Sums over some sessions."""
 
     finished: int = 0
@@ -31,7 +31,7 @@ class Outcomes:
     """Tokens after the first ones."""
     decode_ns: int = 0
 
-    def add(self, other: Outcomes) -> None:
+    def add(self, other: OutcomeSums) -> None:
         """Takes in another's sums."""
         self.finished += other.finished
         self.attained += other.attained
@@ -80,20 +80,20 @@ class RecentOutcomes:
 
     def __init__(self, window_ns: Nanoseconds) -> None:
         self._window_ns = window_ns
-        self._bins: deque[tuple[int, Outcomes]] = deque()
+        self._bins: deque[tuple[int, OutcomeSums]] = deque()
 
-    def finished(self, outcome: Outcomes, now: Nanoseconds) -> None:
+    def finished(self, outcome: OutcomeSums, now: Nanoseconds) -> None:
         """Adds one session."""
         second = now // NANOSECONDS_PER_SECOND
         if not self._bins or self._bins[-1][0] < second:
-            self._bins.append((second, Outcomes()))
+            self._bins.append((second, OutcomeSums()))
             self._expire(now)
         self._bins[-1][1].add(outcome)
 
-    def total(self, now: Nanoseconds) -> Outcomes:
+    def total(self, now: Nanoseconds) -> OutcomeSums:
         """Returns the sums over the window."""
         self._expire(now)
-        found = Outcomes()
+        found = OutcomeSums()
         for _, each in self._bins:
             found.add(each)
         return found

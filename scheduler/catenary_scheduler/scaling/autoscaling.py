@@ -5,7 +5,7 @@
     attainment, queue   ->  one more worker at once, whatever the line says
     what sufficed       ->  the line learns
 
-Out at once, in with patience: a worker less must have been enough for a while, with a margin, at
+Out at once, in late: a worker less must have been enough for a while, with a margin, at
 the highest rate seen in that while, and some time after the last change. What has failed at a rate
 is not tried again at that rate soon. Departures from Aladdin (section 4.3), which has neither cold
 start nor a cost of switching: the rate is foreseen by one cold start, hysteresis and cool-down, and
@@ -19,13 +19,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from catenary_scheduler.dispatch.events import Scale
-from catenary_scheduler.scaling.attainment import AnswerLength, Outcomes, attained
+from catenary_scheduler.scaling.attainment import AnswerLength, OutcomeSums, attained
 from catenary_scheduler.scaling.change_points import ArrivalWatch, LengthWatch
-from catenary_scheduler.scaling.safety import Safety
-from catenary_scheduler.scaling.sufficiency import Sufficiency
-from catenary_scheduler.scaling.trend import Trend
-from catenary_scheduler.scaling.worker_facts import ScalingPolicy, WorkerFacts
-from catenary_scheduler.scaling.workers_line import Lengths, WorkersLine, least_rate
+from catenary_scheduler.scaling.safety import ScalingSafety
+from catenary_scheduler.scaling.sufficient_workers import SufficientWorkers
+from catenary_scheduler.scaling.trend import ArrivalTrend
+from catenary_scheduler.scaling.worker_statistics import ScalingPolicy, WorkerStatistics
+from catenary_scheduler.scaling.workers_line import SessionLengths, WorkersLine, least_rate
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, Nanoseconds
 from catenary_services.domain.latency import TokenObjectives
 
@@ -50,7 +50,7 @@ class ModelScaling:
     Attributes:
         wanted: Workers there should be; 0 before the first decision.
         reason: Why, in words.
-        cold_start_ns: From the wish for a worker until it serves: measured, smoothed.
+        cold_start_ns: From the order of a worker until it serves: measured, smoothed.
     """
 
     def __init__(self, model: ModelKey, policy: ScalingPolicy | None = None) -> None:
@@ -63,14 +63,14 @@ class ModelScaling:
         self._prompts, self._answers = LengthWatch(), LengthWatch()
         self._answer = AnswerLength()
         self._hears_tokens = False
-        self._trend = Trend()
-        self._sufficiency = Sufficiency(policy)
-        self._safety = Safety(policy)
+        self._trend = ArrivalTrend()
+        self._sufficiency = SufficientWorkers(policy)
+        self._safety = ScalingSafety(policy)
         self._session_ns = 10.0 * NANOSECONDS_PER_SECOND
         """How long a session takes, smoothed."""
         self._unsteady_ns: Nanoseconds | None = None
         """When the load, or the workers for it, changed last."""
-        self._wished_ns: Nanoseconds | None = None
+        self._ordered_ns: Nanoseconds | None = None
         self._scaled_ns: Nanoseconds = 0
         self._learned_ns: Nanoseconds = 0
         self._needs: deque[tuple[Nanoseconds, int]] = deque()
@@ -120,7 +120,7 @@ class ModelScaling:
         """
         tokens, first_token_ns, decode_ns = outcome
         met = attained(objectives, tokens, first_token_ns, decode_ns)
-        found = Outcomes(1, int(met), max(0, tokens - 1), decode_ns)
+        found = OutcomeSums(1, int(met), max(0, tokens - 1), decode_ns)
         self._safety.finished(found, arrived_ns, now)
         if not self._hears_tokens:
             self._answer.generated(tokens)
@@ -141,7 +141,7 @@ class ModelScaling:
 
     def reclaimed(self) -> None:
         """A worker that was on its way out stays: nothing is learned of cold starts from it."""
-        self._wished_ns = None
+        self._ordered_ns = None
 
     def to_record(self) -> dict[str, object]:
         """Returns what was learned and is worth keeping."""
@@ -159,53 +159,53 @@ class ModelScaling:
         self.line.restore(line)
         self.cold_start_ns = cold_start_ns
 
-    def lengths(self, expected: Lengths) -> Lengths:
+    def lengths(self, expected: SessionLengths) -> SessionLengths:
         """Returns the mean lengths, drawn towards what is expected while few were seen."""
         usual, prompts = expected.prompt_tokens, self._prompts
         weight = min(1.0, prompts.count / 20)
         prompt = prompts.mean * weight + usual * (1.0 - weight)
-        return Lengths(prompt, self._answer.mean(expected.answer_tokens))
+        return SessionLengths(prompt, self._answer.mean(expected.answer_tokens))
 
     # ---- what should be ----
 
-    def decide(self, facts: WorkerFacts, now: Nanoseconds) -> Scale | None:
+    def decide(self, statistics: WorkerStatistics, now: Nanoseconds) -> Scale | None:
         """Returns a command if there should be another number of workers than before."""
-        self._note(facts, now)
-        if facts.workers == 0:
+        self._note(statistics, now)
+        if statistics.workers == 0:
             return None  # nothing to judge by before there is a first worker
         if self.wanted == 0:
-            self.wanted, self.reason = facts.workers, "as planned"
+            self.wanted, self.reason = statistics.workers, "as planned"
             self._scaled_ns = now
         before = self.wanted
         rate = self.rates.rate(now)
         expected = self._trend.ahead(rate, self.cold_start_ns, now)
-        needed = self._bounded(self.line.needed(expected), facts)
-        has_plenty = self._sufficiency.is_plenty(rate, facts.workers)
-        problem = self._safety.problem(facts, now, has_plenty=has_plenty)
-        self._learn(facts, rate, now)
-        self._needs_at(rate, facts.packed, now)
+        needed = self._bounded(self.line.needed(expected), statistics)
+        has_plenty = self._sufficiency.is_plenty(rate, statistics.workers)
+        problem = self._safety.problem(statistics, now, has_plenty=has_plenty)
+        self._learn(statistics, rate, now)
+        self._needs_at(rate, statistics.packed, now)
         if needed > self.wanted:
             said = "" if expected <= rate else f", {expected:.2g} soon"
             self._want(needed, f"{rate:.2g} sessions/s{said}", now)
         elif problem:
-            self._add(facts, rate, problem, now)
+            self._add(statistics, rate, problem, now)
         else:
-            self._shrink(facts, rate, now)
-        self.wanted = self._bounded(self.wanted, facts)
+            self._shrink(statistics, rate, now)
+        self.wanted = self._bounded(self.wanted, statistics)
         if self.wanted == before:
             return None
         return Scale(self.model, self.wanted, self.reason)
 
-    def _note(self, facts: WorkerFacts, now: Nanoseconds) -> None:
+    def _note(self, statistics: WorkerStatistics, now: Nanoseconds) -> None:
         """Follows the workers and what they are good for."""
         if self.rates.passed(now):
             self._changed(now)
-        if self._safety.noted(facts.workers, now):
+        if self._safety.noted(statistics.workers, now):
             self._unsteady_ns = now
-        if self._wished_ns is not None and facts.workers >= self.wanted:
-            self.cold_start_ns = (self.cold_start_ns + now - self._wished_ns) // 2
-            self._wished_ns = None
-        self._sufficiency.note(facts, self.lengths(facts.expected))
+        if self._ordered_ns is not None and statistics.workers >= self.wanted:
+            self.cold_start_ns = (self.cold_start_ns + now - self._ordered_ns) // 2
+            self._ordered_ns = None
+        self._sufficiency.note(statistics, self.lengths(statistics.expected))
 
     def _changed(self, now: Nanoseconds) -> None:
         self._trend.restart(now)
@@ -214,22 +214,22 @@ class ModelScaling:
     def _is_steady(self, now: Nanoseconds) -> bool:
         return self._unsteady_ns is not None and now - self._unsteady_ns > 3 * self._session_ns
 
-    def _add(self, facts: WorkerFacts, rate: float, why: str, now: Nanoseconds) -> None:
+    def _add(self, statistics: WorkerStatistics, rate: float, why: str, now: Nanoseconds) -> None:
         """Wants one more worker than there are, unless help is on its way."""
-        more = self._bounded(facts.workers + 1, facts)
-        if more <= self.wanted or not self._may_add(facts, now):
+        more = self._bounded(statistics.workers + 1, statistics)
+        if more <= self.wanted or not self._may_add(statistics, now):
             return
-        self._failure = _Failure(rate, facts.workers, now)
-        self._sufficiency.failed(rate, facts.workers)
+        self._failure = _Failure(rate, statistics.workers, now)
+        self._sufficiency.failed(rate, statistics.workers)
         self._want(more, why, now)
 
-    def _may_add(self, facts: WorkerFacts, now: Nanoseconds) -> bool:
+    def _may_add(self, statistics: WorkerStatistics, now: Nanoseconds) -> bool:
         """True unless help is on its way."""
-        if facts.workers < self.wanted and now - self._scaled_ns < 3 * self.cold_start_ns:
+        if statistics.workers < self.wanted and now - self._scaled_ns < 3 * self.cold_start_ns:
             return False
         return now - self._safety.ready_ns >= min(self.policy.cooldown_ns, self.cold_start_ns)
 
-    def _learn(self, facts: WorkerFacts, rate: float, now: Nanoseconds) -> None:
+    def _learn(self, statistics: WorkerStatistics, rate: float, now: Nanoseconds) -> None:
         """Teaches the line what became of the last while, if that tells anything (above R)."""
         window_ns = self.policy.window_ns
         if now - max(self._learned_ns, self._safety.ready_ns) < window_ns:
@@ -239,7 +239,7 @@ class ModelScaling:
         least = least_rate(variation, window_ns / NANOSECONDS_PER_SECOND)
         if rate > least and done.finished >= self.policy.least_finished:
             self._learned_ns = now
-            self._sufficiency.lasted(facts, rate, done)
+            self._sufficiency.lasted(statistics, rate, done)
 
     def _needs_at(self, rate: float, packed: int, now: Nanoseconds) -> None:
         """Remembers how many workers the present rate needs, with a margin.
@@ -256,12 +256,12 @@ class ModelScaling:
         while now - self._needs[0][0] > self.policy.patience_ns:
             self._needs.popleft()
 
-    def _shrink(self, facts: WorkerFacts, rate: float, now: Nanoseconds) -> None:
+    def _shrink(self, statistics: WorkerStatistics, rate: float, now: Nanoseconds) -> None:
         policy = self.policy
         # A backlog is worked off first.
-        lately = max(self._needs[0][1], self._sufficiency.for_sessions(facts.sessions))
-        enough = self._bounded(lately, facts)
-        if enough >= self.wanted or facts.workers < self.wanted:
+        lately = max(self._needs[0][1], self._sufficiency.for_sessions(statistics.sessions))
+        enough = self._bounded(lately, statistics)
+        if enough >= self.wanted or statistics.workers < self.wanted:
             return
         if now - max(self._scaled_ns, self._safety.ready_ns) < max(
             policy.cooldown_ns, policy.patience_ns
@@ -272,14 +272,14 @@ class ModelScaling:
         self._want(max(enough, least), f"{rate:.2g} sessions/s need no more", now)
 
     def _want(self, workers: int, reason: str, now: Nanoseconds) -> None:
-        if workers > self.wanted and self._wished_ns is None:
-            self._wished_ns = now
+        if workers > self.wanted and self._ordered_ns is None:
+            self._ordered_ns = now
         elif workers < self.wanted:
-            self._wished_ns = None
+            self._ordered_ns = None
         if workers != self.wanted:
             self._scaled_ns = now
         self.wanted, self.reason = workers, reason
 
     @staticmethod
-    def _bounded(workers: int, facts: WorkerFacts) -> int:
-        return max(facts.least, min(facts.most, workers))
+    def _bounded(workers: int, statistics: WorkerStatistics) -> int:
+        return max(statistics.least, min(statistics.most, workers))

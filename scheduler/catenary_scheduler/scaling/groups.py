@@ -26,7 +26,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Grouping:
+class GroupLayout:
     """How a cluster is divided."""
 
     groups: tuple[Group, ...]
@@ -46,7 +46,7 @@ class Grouping:
 
 def divide(
     workers: int, arrivals_per_s: float, waste_ratio: float, scheduler_arrivals_per_s: float
-) -> Grouping:
+) -> GroupLayout:
     """Returns the division of a cluster into the fewest groups that eq. 8 allows.
 
     Args:
@@ -75,7 +75,7 @@ def divide(
     larger = workers - smallest * count
     sizes = [smallest + 1] * larger + [smallest] * (count - larger)
     groups = tuple(Group(size, arrivals_per_s * size / workers) for size in sizes)
-    return Grouping(groups, least, most, count / 2 if count > 1 else 0.0)
+    return GroupLayout(groups, least, most, count / 2 if count > 1 else 0.0)
 
 
 def rate_within(decision_s: float, latency_s: float) -> float:

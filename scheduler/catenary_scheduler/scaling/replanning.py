@@ -42,7 +42,7 @@ class ReplanPolicy:
     """Every model is planned for at least this share: it may be called any moment."""
 
 
-class Replanning:
+class LoadReplanning:
     """Follows the load and says when to plan anew.
 
     Feed it `arrived` and `planned`; ask `decide` from time to time.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 
-from catenary_scheduler.scaling.attainment import Outcomes, RecentOutcomes
-from catenary_scheduler.scaling.worker_facts import ScalingPolicy, WorkerFacts
+from catenary_scheduler.scaling.attainment import OutcomeSums, RecentOutcomes
+from catenary_scheduler.scaling.worker_statistics import ScalingPolicy, WorkerStatistics
 from catenary_services.domain.ids import Nanoseconds
 
 
-class Safety:
+class ScalingSafety:
     """Attainment, forced placements and the queue of one model.
 
     Attributes:
@@ -29,7 +29,7 @@ class Safety:
         """Its length lately, since it was empty last."""
         self._forced: int | None = None
 
-    def finished(self, outcome: Outcomes, arrived_ns: Nanoseconds, now: Nanoseconds) -> None:
+    def finished(self, outcome: OutcomeSums, arrived_ns: Nanoseconds, now: Nanoseconds) -> None:
         """A session has all its tokens."""
         self.recent.finished(outcome, now)
         if arrived_ns >= self.ready_ns:
@@ -45,21 +45,21 @@ class Safety:
         self.trusted.clear()
         return True
 
-    def problem(self, facts: WorkerFacts, now: Nanoseconds, *, has_plenty: bool) -> str:
+    def problem(self, statistics: WorkerStatistics, now: Nanoseconds, *, has_plenty: bool) -> str:
         """Returns, in words, why the workers there are do not suffice; empty if they seem to.
 
         Args:
-            facts: Of the workers.
+            statistics: Of the workers.
             now: The moment.
             has_plenty: There are so many that missed objectives cannot be for want of them.
         """
-        forced = 0 if self._forced is None else facts.forced - self._forced
-        self._forced = facts.forced
-        lasting = self._is_queue_lasting(facts.queued, now)
+        forced = 0 if self._forced is None else statistics.forced - self._forced
+        self._forced = statistics.forced
+        lasting = self._is_queue_lasting(statistics.queued, now)
         if forced > 0 and not has_plenty:
             return f"{forced} session(s) placed against their objectives"
         if lasting:
-            return f"{facts.queued} session(s) wait for a place"
+            return f"{statistics.queued} session(s) wait for a place"
         done = self.trusted.total(now)
         enough = done.finished >= self._policy.least_finished
         if enough and done.ratio < self._policy.attainment and not has_plenty:

@@ -15,7 +15,7 @@ _MOST = 2.0
 """Nobody is told to expect more than this multiple of the present rate."""
 
 
-class Trend:
+class ArrivalTrend:
     """Arrivals in bins of a second, since the last change of the rate."""
 
     def __init__(self) -> None:

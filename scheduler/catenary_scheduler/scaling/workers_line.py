@@ -32,7 +32,7 @@ _PRIOR_LOADS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """In workers' worth; a line through these is close to what it stands for from 0 to 16 or so."""
 
 
-class Lengths(NamedTuple):
+class SessionLengths(NamedTuple):
     """Of the sessions of a model.
 
     Attributes:
@@ -45,7 +45,7 @@ class Lengths(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Capability:
+class WorkerCapability:
     """What one worker sustains.
 
     Attributes:
@@ -60,10 +60,10 @@ class Capability:
 def capability(
     lines: LatencyLines,
     objectives: TokenObjectives | None,
-    lengths: Lengths,
+    lengths: SessionLengths,
     slots: int,
     theta: float,
-) -> Capability:
+) -> WorkerCapability:
     """Returns what a worker sustains in the steady state.
 
     Args:
@@ -97,7 +97,7 @@ def capability(
     if per_token_s == inf:  # as fast as the steady state lets it be
         per_token_s = fixed_s / max(1e-9, 1.0 - rate * work_s)
     sessions = min(float(slots or inf), rate * (answer * per_token_s + prompt_s))
-    return Capability(rate, max(1.0, sessions))
+    return WorkerCapability(rate, max(1.0, sessions))
 
 
 def staffed(load: float, sessions: float, headroom: float) -> float:
@@ -111,7 +111,7 @@ def staffed(load: float, sessions: float, headroom: float) -> float:
     return load + headroom * sqrt(load / max(1.0, sessions))
 
 
-def prior_pairs(worker: Capability, headroom: float) -> list[Pair]:
+def prior_pairs(worker: WorkerCapability, headroom: float) -> list[Pair]:
     """Returns pairs as a simulation of such workers would give them."""
     return [
         (load * worker.rate_per_s, staffed(load, worker.sessions, headroom))

@@ -15,7 +15,7 @@ Fields = dict[str, str | None]
 
 
 @dataclass(slots=True)
-class Changes:
+class JournalChanges:
     """One batch: hash fields to set or delete, and entries for the event stream."""
 
     tables: dict[str, Fields] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Journal:
 
     def __init__(self, limit: int = 50_000) -> None:
         self._limit = limit
-        self._changes = Changes()
+        self._changes = JournalChanges()
         self._count = 0
         self.needs_snapshot = False
         """True when only a full snapshot makes Redis right again."""
@@ -63,12 +63,12 @@ class Journal:
         if not self.needs_snapshot:
             self._changes.events.append({"kind": kind, **facts})
 
-    def take(self) -> Changes:
+    def take(self) -> JournalChanges:
         """Returns everything collected, and starts anew."""
-        changes, self._changes, self._count = self._changes, Changes(), 0
+        changes, self._changes, self._count = self._changes, JournalChanges(), 0
         return changes
 
-    def put_back(self, changes: Changes) -> None:
+    def put_back(self, changes: JournalChanges) -> None:
         """Returns a batch that did not arrive; newer values of the same fields win.
 
         Stream entries of the batch may have arrived even so, and are then there twice.
@@ -86,12 +86,12 @@ class Journal:
 
     def require_snapshot(self) -> None:
         """Forgets what was collected; the next flush must write everything."""
-        self._changes, self._count = Changes(), 0
+        self._changes, self._count = JournalChanges(), 0
         self.needs_snapshot = True
 
     def snapshot_taken(self) -> None:
         """Collects changes again, on top of a snapshot of this very moment."""
-        self._changes, self._count = Changes(), 0
+        self._changes, self._count = JournalChanges(), 0
         self.needs_snapshot = False
 
     def _grow(self, by: int) -> None:

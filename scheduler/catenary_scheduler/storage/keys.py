@@ -44,7 +44,7 @@ from catenary_services.errors import InvalidInput
 _CLUSTER = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-class Table(StrEnum):
+class RedisTable(StrEnum):
     """The fixed hashes the journal writes; the value is the last part of the key."""
 
     DEPLOYMENTS = "deployments"
@@ -64,7 +64,7 @@ def book_table(resource: ResourceId) -> str:
     return f"book:{resource}"
 
 
-class Keys:
+class RedisKeys:
     """Names of the keys of one cluster, or of one of its groups if it has several.
 
     Attributes:
@@ -98,5 +98,5 @@ class Keys:
         return self.lease, self.wanted, self.epoch
 
     def table(self, table: str) -> str:
-        """Returns the key of one hash: a `Table` or a `book_table`."""
+        """Returns the key of one hash: a `RedisTable` or a `book_table`."""
         return self._prefix + table

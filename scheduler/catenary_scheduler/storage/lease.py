@@ -13,9 +13,9 @@ from typing import cast
 
 from redis.asyncio import Redis
 
-from catenary_scheduler.storage.keys import Keys
+from catenary_scheduler.storage.keys import RedisKeys
 from catenary_scheduler.storage.quarantine import PRELUDE
-from catenary_scheduler.storage.script import Script, pass_cancellation
+from catenary_scheduler.storage.script import RedisScript, pass_cancellation
 from catenary_services.domain.groups import EPOCH_STRIDE, is_epoch, next_epoch
 from catenary_services.domain.ids import Epoch
 
@@ -26,7 +26,7 @@ from catenary_services.domain.ids import Epoch
 # left, and 1 if the epoch was spoiled. It is spoiled if it is no number, out of range, or further
 # than epochs go from that of the last batch, which the clock has; then the latter counts.
 # A lease that never ends is none: nobody ever wrote one.
-_ACQUIRE = Script(
+_ACQUIRE = RedisScript(
     PRELUDE
     + """
 local last = redis.pcall('HGET', KEYS[3], 'epoch')
@@ -70,7 +70,7 @@ return {epoch, found, 0, spoiled and 1 or 0}
 
 # KEYS: lease, epoch, quarantine, events. ARGV: token, ttl in ms, own epoch. Returns 1 if still ours
 # and renewed, 2 if the epoch had to be put right for that.
-_RENEW = Script(
+_RENEW = RedisScript(
     PRELUDE
     + """
 local held = holds(KEYS[1], KEYS[2], ARGV[1], ARGV[3], KEYS[3], KEYS[4])
@@ -83,7 +83,7 @@ return held
 
 # KEYS: lease, wanted. Returns the holder's token or "", how many ms it has, who wants the lease.
 # What is neither a token nor nothing is as good as nothing: `_ACQUIRE` and `want` replace it.
-_LOOK = Script("""
+_LOOK = RedisScript("""
 local function token(key)
   local found = redis.pcall('GET', key)
   return type(found) == 'string' and found or ''
@@ -93,7 +93,7 @@ return {left == -1 and '' or token(KEYS[1]), left, token(KEYS[2])}
 """)
 
 # KEYS: lease. ARGV: ttl in ms. Returns 1 if the lease outlasted any that was renewed and is gone.
-_BREAK = Script("""
+_BREAK = RedisScript("""
 if redis.call('PTTL', KEYS[1]) > tonumber(ARGV[1]) then
   return redis.call('DEL', KEYS[1])
 end
@@ -101,7 +101,7 @@ return 0
 """)
 
 # KEYS: lease. ARGV: token.
-_RELEASE = Script("""
+_RELEASE = RedisScript("""
 if redis.pcall('GET', KEYS[1]) == ARGV[1] then
   return redis.call('DEL', KEYS[1])
 end
@@ -110,7 +110,7 @@ return 0
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class LeaseView:
     """What a look at a lease shows."""
 
     holder: str
@@ -137,7 +137,7 @@ class Lease:
     def __init__(
         self,
         redis: Redis,
-        keys: Keys,
+        keys: RedisKeys,
         token: str,
         ttl_s: float,
         spoiled: Callable[[], object] = lambda: None,
@@ -188,11 +188,11 @@ class Lease:
         """Returns True if the present epoch is the next one of this group after `epoch`."""
         return self.epoch == next_epoch(epoch, self._keys.group, self._keys.groups)
 
-    async def look(self) -> Sight:
+    async def look(self) -> LeaseView:
         """Returns who holds the lease and who wants it."""
         answer = await _LOOK.run(self._redis, [self._keys.lease, self._keys.wanted], [])
         holder, left_ms, wanted_by = cast(tuple[bytes | str, int, bytes | str], answer)
-        return Sight(_text(holder), max(0, left_ms) / 1000, _text(wanted_by))
+        return LeaseView(_text(holder), max(0, left_ms) / 1000, _text(wanted_by))
 
     async def want(self) -> None:
         """Says, for as long as a lease lasts, that this candidate would lead in another's place."""

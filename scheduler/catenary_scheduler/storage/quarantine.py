@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
-from catenary_scheduler.storage.keys import Keys
-from catenary_scheduler.storage.script import Script
-from catenary_scheduler.storage.values.tables import Damage
+from catenary_scheduler.storage.keys import RedisKeys
+from catenary_scheduler.storage.script import RedisScript
+from catenary_scheduler.storage.values.tables import RecordDamage
 from catenary_services.domain.groups import FARTHEST_EPOCH, HIGHEST_GRANTED
 from catenary_services.errors import StaleEpoch
 
@@ -98,7 +98,7 @@ end
 
 # KEYS: lease, epoch, quarantine, events, the table. ARGV: token ("": whoever holds the lease),
 # epoch, name of the table, fields in JSON (or ""), then name, why, size and value of each field.
-_PUT_AWAY = Script(
+_PUT_AWAY = RedisScript(
     PRELUDE
     + """
 if ARGV[1] ~= '' and holds(KEYS[1], KEYS[2], ARGV[1], ARGV[2], KEYS[3], KEYS[4]) == 0 then
@@ -124,21 +124,21 @@ return 1
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LeaseHolder:
     """Who may put away while somebody leads: the token and epoch of the lease; empty: anybody."""
 
     token: str = ""
     epoch: int = 0
 
 
-class Quarantine:
+class RecordQuarantine:
     """Puts away what was found unreadable in one cluster. Errors of the connection pass."""
 
-    def __init__(self, redis: Redis, keys: Keys) -> None:
+    def __init__(self, redis: Redis, keys: RedisKeys) -> None:
         self._redis = redis
         self._keys = keys
 
-    async def put_away(self, damage: Sequence[Damage], holder: Holder) -> None:
+    async def put_away(self, damage: Sequence[RecordDamage], holder: LeaseHolder) -> None:
         """Moves damaged fields and keys into the quarantine, with an event for each table.
 
         Raises:
@@ -153,7 +153,7 @@ class Quarantine:
                 part = fields[first : first + _PER_CALL]
                 await self._run(holder, table, [_event(table, part), *_arguments(part)])
 
-    async def _run(self, holder: Holder, table: str, arguments: list[bytes | str]) -> None:
+    async def _run(self, holder: LeaseHolder, table: str, arguments: list[bytes | str]) -> None:
         keys = self._keys
         names = [keys.lease, keys.epoch, keys.quarantine, keys.events, keys.table(table)]
         head: list[bytes | str] = [holder.token, str(holder.epoch), table]
@@ -161,14 +161,14 @@ class Quarantine:
             raise StaleEpoch(f"epoch {holder.epoch} no longer holds the lease")
 
 
-def described(damage: Sequence[Damage]) -> str:
+def described(damage: Sequence[RecordDamage]) -> str:
     """Returns the names of damaged fields for people, the first few one by one."""
     names = [each.name.decode(errors="replace")[:80] for each in damage[:_NAMED]]
     rest = len(damage) - len(names)
     return ", ".join(names) + (f" and {rest} more" if rest else "")
 
 
-def _event(table: str, damage: Sequence[Damage]) -> str:
+def _event(table: str, damage: Sequence[RecordDamage]) -> str:
     facts = {
         "kind": "quarantined",
         "table": table,
@@ -179,7 +179,7 @@ def _event(table: str, damage: Sequence[Damage]) -> str:
     return json.dumps([text for pair in facts.items() for text in pair])
 
 
-def _arguments(damage: Sequence[Damage]) -> list[bytes | str]:
+def _arguments(damage: Sequence[RecordDamage]) -> list[bytes | str]:
     return [
         text
         for each in damage

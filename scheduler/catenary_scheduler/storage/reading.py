@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 from catenary_scheduler.storage.quarantine import LARGEST_KEPT_BYTES
 from catenary_scheduler.storage.script import pass_cancellation
 from catenary_scheduler.storage.values.codec import LARGEST_VALUE_BYTES
-from catenary_scheduler.storage.values.tables import Damage
+from catenary_scheduler.storage.values.tables import RecordDamage
 
 MOST_FIELDS: Final = 200_000
 """Of one table; what comes beyond is not ours, for the rest is bounded by the cluster."""
@@ -53,7 +53,7 @@ class RawTable:
 
     table: str
     fields: dict[bytes, bytes] = field(default_factory=dict)
-    damage: list[Damage] = field(default_factory=list)
+    damage: list[RecordDamage] = field(default_factory=list)
 
 
 async def read_hashes(redis: Redis, keys: Mapping[str, str]) -> dict[str, RawTable]:
@@ -85,7 +85,7 @@ async def read_hashes(redis: Redis, keys: Mapping[str, str]) -> dict[str, RawTab
                 cursor = _take_page(answer, found[table])
             if cursor == b"0" or len(found[table].fields) > MOST_FIELDS:
                 if cursor != b"0":
-                    found[table].damage.append(Damage(table, b"", "has too many fields"))
+                    found[table].damage.append(RecordDamage(table, b"", "has too many fields"))
                     found[table].fields.clear()
                 del cursors[table]
             else:
@@ -96,7 +96,7 @@ async def read_hashes(redis: Redis, keys: Mapping[str, str]) -> dict[str, RawTab
 def _take_page(answer: Any, into: RawTable) -> bytes:
     kind, cursor, texts = cast(tuple[bytes, bytes, list[Any]], answer)
     if kind not in (b"hash", b"none"):
-        into.damage.append(Damage(into.table, b"", f"is a {kind.decode(errors='replace')}"))
+        into.damage.append(RecordDamage(into.table, b"", f"is a {kind.decode(errors='replace')}"))
         return b"0"
     for name, value, size in zip(texts[::3], texts[1::3], texts[2::3], strict=True):
         _take(into, name, value, size)
@@ -106,7 +106,7 @@ def _take_page(answer: Any, into: RawTable) -> bytes:
 def _take(into: RawTable, name: bytes, value: bytes, size: int) -> None:
     if size > LARGEST_VALUE_BYTES or len(name) > _LONGEST_NAME:
         # By its name it is found again and taken out, however long that is.
-        into.damage.append(Damage(into.table, name, "is too large", value, size))
+        into.damage.append(RecordDamage(into.table, name, "is too large", value, size))
     else:
         into.fields[name] = value
 
@@ -116,7 +116,7 @@ async def _read_whole(redis: Redis, key: str, into: RawTable) -> None:
         fields = cast(dict[bytes, bytes], await redis.hgetall(key))
     except ResponseError:
         pass_cancellation()
-        into.damage.append(Damage(into.table, b"", "is not a hash"))
+        into.damage.append(RecordDamage(into.table, b"", "is not a hash"))
         return
     pass_cancellation()
     for name, value in fields.items():

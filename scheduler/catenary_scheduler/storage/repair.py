@@ -13,17 +13,17 @@ from typing import Final
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from catenary_scheduler.storage.keys import Keys
-from catenary_scheduler.storage.quarantine import LARGEST_KEPT_BYTES, Holder, Quarantine
+from catenary_scheduler.storage.keys import RedisKeys
+from catenary_scheduler.storage.quarantine import LARGEST_KEPT_BYTES, LeaseHolder, RecordQuarantine
 from catenary_scheduler.storage.store import Store
-from catenary_scheduler.storage.values.tables import Damage
+from catenary_scheduler.storage.values.tables import RecordDamage
 from catenary_services.domain.groups import FARTHEST_EPOCH, HIGHEST_GRANTED
 
 _NO_EXPIRY: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Examination:
+class StoreExamination:
     """What a store holds that cannot be used.
 
     Attributes:
@@ -33,31 +33,31 @@ class Examination:
         quarantined: Entries that lie in the quarantine already.
     """
 
-    damage: tuple[Damage, ...]
+    damage: tuple[RecordDamage, ...]
     leader: str
     epoch: int | None
     quarantined: int
 
 
-async def examine(redis: Redis, keys: Keys) -> Examination:
+async def examine(redis: Redis, keys: RedisKeys) -> StoreExamination:
     """Looks at everything stored under `keys`; changes nothing."""
-    damage: list[Damage] = []
+    damage: list[RecordDamage] = []
     last = await _last_epoch(redis, keys)
     epoch, why = _epoch_of(await _text(redis, keys.epoch, "epoch", damage), last)
     if why:
         damage.append(why)
     leader = await _text(redis, keys.lease, "lease", damage)
     if leader is not None and await redis.pttl(keys.lease) == _NO_EXPIRY:
-        damage.append(Damage("lease", b"", "would never end", leader, len(leader)))
+        damage.append(RecordDamage("lease", b"", "would never end", leader, len(leader)))
         leader = None
     await _text(redis, keys.wanted, "wanted", damage)
     for key, table in ((keys.events, "events"), (keys.quarantine, "quarantine")):
         if (kind := await _kind(redis, key)) not in ("stream", "none"):
-            damage.append(Damage(table, b"", f"is a {kind}, not a stream"))
+            damage.append(RecordDamage(table, b"", f"is a {kind}, not a stream"))
     stored = await Store(redis, keys).load()
     damage += stored.damage
     is_stream = not any(each.table == "quarantine" for each in damage)
-    return Examination(
+    return StoreExamination(
         tuple(damage),
         leader.decode(errors="replace") if leader is not None else "",
         epoch,
@@ -65,7 +65,7 @@ async def examine(redis: Redis, keys: Keys) -> Examination:
     )
 
 
-async def put_away(redis: Redis, keys: Keys, damage: Sequence[Damage]) -> None:
+async def put_away(redis: Redis, keys: RedisKeys, damage: Sequence[RecordDamage]) -> None:
     """Moves what was found into the quarantine, whoever leads.
 
     The next leader takes an epoch above that of the last batch, and above what agents obey.
@@ -74,7 +74,7 @@ async def put_away(redis: Redis, keys: Keys, damage: Sequence[Damage]) -> None:
     if own:  # it cannot be put into itself
         await redis.delete(keys.quarantine)
     rest = [each for each in damage if each.table != "quarantine"]
-    await Quarantine(redis, keys).put_away(rest, Holder())
+    await RecordQuarantine(redis, keys).put_away(rest, LeaseHolder())
 
 
 async def _kind(redis: Redis, key: str) -> str:
@@ -82,17 +82,17 @@ async def _kind(redis: Redis, key: str) -> str:
     return found.decode() if isinstance(found, bytes) else str(found)
 
 
-async def _text(redis: Redis, key: str, table: str, damage: list[Damage]) -> bytes | None:
+async def _text(redis: Redis, key: str, table: str, damage: list[RecordDamage]) -> bytes | None:
     kind = await _kind(redis, key)
     if kind == "none":
         return None
     if kind != "string":
-        damage.append(Damage(table, b"", f"is a {kind}, not a text"))
+        damage.append(RecordDamage(table, b"", f"is a {kind}, not a text"))
         return None
     return _bytes(await redis.getrange(key, 0, LARGEST_KEPT_BYTES - 1))
 
 
-async def _last_epoch(redis: Redis, keys: Keys) -> int | None:
+async def _last_epoch(redis: Redis, keys: RedisKeys) -> int | None:
     try:
         found = await redis.hget(keys.clock, "epoch")
     except ResponseError:
@@ -100,15 +100,15 @@ async def _last_epoch(redis: Redis, keys: Keys) -> int | None:
     return None if found is None else _number(_bytes(found))
 
 
-def _epoch_of(raw: bytes | None, last: int | None) -> tuple[int | None, Damage | None]:
+def _epoch_of(raw: bytes | None, last: int | None) -> tuple[int | None, RecordDamage | None]:
     if raw is None:
         return None, None
     epoch = _number(raw)
     if epoch is None:
-        return None, Damage("epoch", b"", "is no epoch", raw, len(raw))
+        return None, RecordDamage("epoch", b"", "is no epoch", raw, len(raw))
     if last is not None and abs(epoch - last) > FARTHEST_EPOCH:
         why = f"is too far from {last}, the epoch of the last batch"
-        return None, Damage("epoch", b"", why, raw, len(raw))
+        return None, RecordDamage("epoch", b"", why, raw, len(raw))
     return epoch, None
 
 

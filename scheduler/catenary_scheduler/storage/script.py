@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
 
-class Script:
+class RedisScript:
     """One script. EVALSHA costs 40 bytes a call; a restarted server answers NOSCRIPT once."""
 
     def __init__(self, source: str) -> None:

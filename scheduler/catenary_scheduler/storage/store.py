@@ -13,24 +13,24 @@ from redis.asyncio import Redis
 from catenary_protos.catenary.v1 import common_pb2
 from catenary_scheduler.book import Reservation
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
-from catenary_scheduler.storage.journal import Changes
-from catenary_scheduler.storage.keys import Keys, Table, book_table
+from catenary_scheduler.storage.journal import JournalChanges
+from catenary_scheduler.storage.keys import RedisKeys, RedisTable, book_table
 from catenary_scheduler.storage.lease import Lease
-from catenary_scheduler.storage.quarantine import PRELUDE, Holder, Quarantine
+from catenary_scheduler.storage.quarantine import PRELUDE, LeaseHolder, RecordQuarantine
 from catenary_scheduler.storage.reading import read_hashes
-from catenary_scheduler.storage.script import Script, pass_cancellation
-from catenary_scheduler.storage.values.codec import Unreadable
+from catenary_scheduler.storage.script import RedisScript, pass_cancellation
+from catenary_scheduler.storage.values.codec import UnreadableRecord
 from catenary_scheduler.storage.values.records import believable, measurements_of
 from catenary_scheduler.storage.values.stored import (
     Hops,
     StoredAgent,
+    StoredDeploymentSpec,
     StoredMeasurements,
     StoredPlan,
-    StoredWish,
 )
 from catenary_scheduler.storage.values.tables import (
     SHAPES,
-    Damage,
+    RecordDamage,
     book_shape,
     read_clock,
     read_table,
@@ -46,7 +46,7 @@ from catenary_services.domain.ids import (
 from catenary_services.errors import StaleEpoch
 
 _EVENTS_KEPT = 5_000
-_FIXED = frozenset(Table)
+_FIXED = frozenset(RedisTable)
 _FIELDS_PER_COMMAND = 1_000  # Lua's unpack takes a few thousand values at most
 
 # KEYS: lease, epoch, clock, quarantine, events, then every key the commands touch.
@@ -57,7 +57,7 @@ _FIELDS_PER_COMMAND = 1_000  # Lua's unpack takes a few thousand values at most
 # it was applied, but a key had to be put away for that: what else it held is only in our memory.
 # The clock pair is written by the same script, so that it is never older than the changes; a batch
 # that was sent twice, because its answer was lost, is applied once.
-_APPLY = Script(
+_APPLY = RedisScript(
     PRELUDE
     + """
 if holds(KEYS[1], KEYS[2], ARGV[1], ARGV[2], KEYS[4], KEYS[5]) == 0 then
@@ -119,7 +119,7 @@ class ClockAnchor:
 class StoredState:
     """What a predecessor left behind, as far as it can be read."""
 
-    deployments: Mapping[str, StoredWish]
+    deployments: Mapping[str, StoredDeploymentSpec]
     plan: StoredPlan
     measured: StoredMeasurements
     agents: Mapping[str, StoredAgent]
@@ -135,13 +135,13 @@ class StoredState:
     """Our own clock against Redis', taken when this was read."""
     books: tuple[str, ...] = ()
     """The tables of the book there are."""
-    damage: tuple[Damage, ...] = ()
+    damage: tuple[RecordDamage, ...] = ()
     """What could not be read."""
 
     def without_records(self) -> StoredState:
         """Returns what is left if every table is taken for damaged: the clock."""
         why = "taking over failed with it"
-        whole = tuple(Damage(table, b"", why) for table in (*Table, *self.books))
+        whole = tuple(RecordDamage(table, b"", why) for table in (*RedisTable, *self.books))
         return StoredState(
             {},
             StoredPlan(),
@@ -158,7 +158,7 @@ class StoredState:
         )
 
 
-class Behind(Exception):  # noqa: N818 - what happened
+class StoreBehind(Exception):  # noqa: N818 - what happened
     """Redis lacks what this leader wrote before; only a snapshot makes it right again.
 
     Attributes:
@@ -174,7 +174,7 @@ class Store:
     """Reads and writes one cluster. Errors of the connection pass through as redis-py's."""
 
     def __init__(
-        self, redis: Redis, keys: Keys, spoiled: Callable[[], object] = lambda: None
+        self, redis: Redis, keys: RedisKeys, spoiled: Callable[[], object] = lambda: None
     ) -> None:
         """Opens nothing; `spoiled` is called when a key of another type had to be put away."""
         self._spoiled = spoiled
@@ -184,7 +184,7 @@ class Store:
         self._before = ""  # moment of the last batch that arrived, under this epoch
         self._epoch = Epoch(0)
 
-    async def apply(self, lease: Lease, changes: Changes) -> None:
+    async def apply(self, lease: Lease, changes: JournalChanges) -> None:
         """Applies a batch if `lease` is still held with its epoch, all of it or nothing.
 
         Raises:
@@ -214,18 +214,18 @@ class Store:
         head = [lease.token, str(lease.epoch), moment, before, own, json.dumps(commands)]
         answer = await _APPLY.run(self._redis, keys, head)
         if answer == -1:
-            raise Behind
+            raise StoreBehind
         if answer not in (1, 2):
             raise StaleEpoch(f"epoch {lease.epoch} no longer holds the lease")
         self._before = moment
         if answer == 2:
             self._spoiled()
             if not changes.replace:
-                raise Behind("spoiled")
+                raise StoreBehind("spoiled")
 
-    def _commands(self, changes: Changes) -> Iterator[tuple[str, str, list[str]]]:
+    def _commands(self, changes: JournalChanges) -> Iterator[tuple[str, str, list[str]]]:
         if changes.replace:
-            for name in (*Table, *self._books):
+            for name in (*RedisTable, *self._books):
                 yield "DEL", self._keys.table(name), []
         for table, fields in changes.tables.items():
             if table not in _FIXED:
@@ -250,18 +250,18 @@ class Store:
         Nothing that is stored makes this fail; `put_away` takes care of what is damaged.
         """
         keys = self._keys
-        found = await read_hashes(self._redis, {str(t): keys.table(t) for t in Table})
+        found = await read_hashes(self._redis, {str(t): keys.table(t) for t in RedisTable})
         clock = (await read_hashes(self._redis, {"clock": keys.clock}))["clock"]
         damage = [each for raw in (*found.values(), clock) for each in raw.damage]
-        tables: dict[Table, Any] = {}
+        tables: dict[RedisTable, Any] = {}
         for table, shape in SHAPES.items():
             tables[table], bad = read_table(table, shape, found[table].fields)
             damage += bad
-        resources: list[ResourceId] = list(tables[Table.RESOURCES])
+        resources: list[ResourceId] = list(tables[RedisTable.RESOURCES])
         names = {book_table(each): keys.table(book_table(each)) for each in resources}
         self._books.update(names)
         anchor = _anchor_of(clock.fields, damage)
-        agents = {} if _is_damaged(damage, Table.AGENTS) else tables[Table.AGENTS]
+        agents = {} if _is_damaged(damage, RedisTable.AGENTS) else tables[RedisTable.AGENTS]
         book: list[Reservation] = []
         for resource, raw in zip(
             resources, (await read_hashes(self._redis, names)).values(), strict=True
@@ -274,14 +274,14 @@ class Store:
                 damage += odd
             book += reservations
         return StoredState(
-            deployments=tables[Table.DEPLOYMENTS],
-            plan=_plan_of(tables[Table.PLAN], damage),
-            measured=measurements_of(tables[Table.MEASURED]),
-            agents=tables[Table.AGENTS],
-            peers=tables[Table.PEERS],
-            draining=tables[Table.DRAINING],
-            sessions=tables[Table.SESSIONS],
-            lengths=tables[Table.LENGTHS],
+            deployments=tables[RedisTable.DEPLOYMENTS],
+            plan=_plan_of(tables[RedisTable.PLAN], damage),
+            measured=measurements_of(tables[RedisTable.MEASURED]),
+            agents=tables[RedisTable.AGENTS],
+            peers=tables[RedisTable.PEERS],
+            draining=tables[RedisTable.DRAINING],
+            sessions=tables[RedisTable.SESSIONS],
+            lengths=tables[RedisTable.LENGTHS],
             book=book,
             anchor=anchor,
             now=await self.read_clock(),
@@ -289,14 +289,14 @@ class Store:
             damage=tuple(damage),
         )
 
-    async def put_away(self, damage: Sequence[Damage], lease: Lease) -> None:
+    async def put_away(self, damage: Sequence[RecordDamage], lease: Lease) -> None:
         """Moves what `load` could not read into the quarantine.
 
         Raises:
             StaleEpoch: the lease is gone or somebody else's.
         """
-        holder = Holder(lease.token, lease.epoch)
-        await Quarantine(self._redis, self._keys).put_away(damage, holder)
+        holder = LeaseHolder(lease.token, lease.epoch)
+        await RecordQuarantine(self._redis, self._keys).put_away(damage, holder)
 
     async def read_clock(self) -> ClockAnchor:
         """Returns this moment on both clocks, right to half a round trip."""
@@ -312,20 +312,20 @@ def _parts(texts: list[str]) -> Iterator[list[str]]:
         yield texts[first : first + _FIELDS_PER_COMMAND]
 
 
-def _anchor_of(fields: Mapping[bytes, bytes], damage: list[Damage]) -> ClockAnchor | None:
+def _anchor_of(fields: Mapping[bytes, bytes], damage: list[RecordDamage]) -> ClockAnchor | None:
     try:
         clock = read_clock(fields)
-    except Unreadable as error:
-        damage.append(Damage("clock", b"", str(error)))
+    except UnreadableRecord as error:
+        damage.append(RecordDamage("clock", b"", str(error)))
         return None
     return ClockAnchor(clock.scheduler_ns, clock.redis_us) if clock is not None else None
 
 
-def _plan_of(fields: Mapping[str, Any], damage: list[Damage]) -> StoredPlan:
-    lost = (d.name.decode(errors="replace") for d in damage if d.table == Table.PLAN)
+def _plan_of(fields: Mapping[str, Any], damage: list[RecordDamage]) -> StoredPlan:
+    lost = (d.name.decode(errors="replace") for d in damage if d.table == RedisTable.PLAN)
     known = {name: value for name, value in fields.items() if value is not None}
     return StoredPlan(**known, lost=frozenset(lost))
 
 
-def _is_damaged(damage: list[Damage], table: str) -> bool:
+def _is_damaged(damage: list[RecordDamage], table: str) -> bool:
     return any(each.table == table for each in damage)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
-from catenary_scheduler.storage.journal import Changes, Journal
+from catenary_scheduler.storage.journal import Journal, JournalChanges
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.script import pass_cancellation
-from catenary_scheduler.storage.store import Behind, Store
+from catenary_scheduler.storage.store import Store, StoreBehind
 from catenary_services.domain.groups import HIGHEST_GRANTED
 from catenary_services.domain.ids import Epoch
 from catenary_services.errors import StaleEpoch
@@ -28,7 +28,7 @@ _log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Rhythm:
+class FlushSchedule:
     """How often the task does what."""
 
     flush_s: float = 0.01
@@ -40,12 +40,12 @@ class Rhythm:
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class StateSources:
     """Where the state comes from, and who wants to know about changes of leadership."""
 
     collect: Callable[[], None]
     """Moves what changed since the last call into the journal."""
-    snapshot: Callable[[], Changes]
+    snapshot: Callable[[], JournalChanges]
     """Returns the whole state of this very moment, with `replace` set."""
     epoch_raised: Callable[[Epoch], None]
     """Called when the lease had to be taken again and orders must carry a higher epoch."""
@@ -62,13 +62,18 @@ class WriteBehind:
     """
 
     def __init__(
-        self, store: Store, lease: Lease, journal: Journal, sources: Sources, rhythm: Rhythm
+        self,
+        store: Store,
+        lease: Lease,
+        journal: Journal,
+        sources: StateSources,
+        schedule: FlushSchedule,
     ) -> None:
         self._store = store
         self._lease = lease
         self._journal = journal
         self._sources = sources
-        self._rhythm = rhythm
+        self._schedule = schedule
         self._work = asyncio.Event()
         self._renew_at = 0.0
         self._beyond = 0
@@ -121,7 +126,7 @@ class WriteBehind:
                 await self._work.wait()
         except TimeoutError:
             return
-        await asyncio.sleep(self._rhythm.flush_s)  # what comes meanwhile goes along
+        await asyncio.sleep(self._schedule.flush_s)  # what comes meanwhile goes along
 
     async def _beat(self, now: float) -> None:
         self._work.clear()
@@ -130,7 +135,7 @@ class WriteBehind:
         if now >= self._renew_at or not self.connected:
             if not await self._lease.renew():
                 await self._reacquire()
-            self._renew_at = now + self._rhythm.renew_s
+            self._renew_at = now + self._schedule.renew_s
         await self.flush()
         if not self.connected:
             _log.info("redis_connected", epoch=self._lease.epoch)
@@ -150,7 +155,7 @@ class WriteBehind:
         except StaleEpoch:
             journal.put_back(changes)
             await self._reacquire()
-        except Behind as behind:
+        except StoreBehind as behind:
             _log.warning("redis_behind", epoch=self._lease.epoch, why=behind.why)
             journal.require_snapshot()
             self._work.set()
@@ -187,6 +192,6 @@ class WriteBehind:
         self.connected = False
         self._sources.failed(kind)
         self._sources.collect()  # keeps the dispatcher's own list short
-        self._backoff_s = min(self._rhythm.longest_backoff_s, max(0.02, self._backoff_s * 2))
+        self._backoff_s = min(self._schedule.longest_backoff_s, max(0.02, self._backoff_s * 2))
         await asyncio.sleep(self._backoff_s)
         self._work.set()

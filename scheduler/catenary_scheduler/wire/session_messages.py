@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_scheduler.dispatch import events
-from catenary_scheduler.planning.latency import WorkDone
+from catenary_scheduler.planning.latency import WorkTotals
 from catenary_scheduler.planning.live import GenerationCost
-from catenary_scheduler.planning.requirements import CacheNeed
+from catenary_scheduler.planning.requirements import CacheRequirement
 from catenary_scheduler.wire.messages import sendable_ns
 from catenary_services.domain.ids import (
     AgentId,
@@ -165,7 +165,7 @@ def close_sessions_message(
     )
 
 
-def cache_message(cache: CacheNeed) -> scheduler_pb2.CacheLayout:
+def cache_message(cache: CacheRequirement) -> scheduler_pb2.CacheLayout:
     """Returns how a range of decoder blocks is to keep its caches."""
     return scheduler_pb2.CacheLayout(
         block_slots=cache.block_slots,
@@ -189,9 +189,9 @@ def cost_of(message: scheduler_pb2.GenerationCost) -> GenerationCost:
     )
 
 
-def work_of(report: scheduler_pb2.GenerationReport) -> WorkDone:
+def work_of(report: scheduler_pb2.GenerationReport) -> WorkTotals:
     """Returns what an agent says it did."""
-    return WorkDone(
+    return WorkTotals(
         report.decode_steps,
         report.decode_rows,
         report.decode_context_tokens,

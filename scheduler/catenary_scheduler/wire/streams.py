@@ -28,7 +28,7 @@ In_contra = TypeVar("In_contra", contravariant=True)
 Packed_co = TypeVar("Packed_co", covariant=True)
 
 
-class Stream(Protocol[Packed_co, In_contra]):
+class GrpcStream(Protocol[Packed_co, In_contra]):
     """The two calls of `grpc.aio.ServicerContext` a session needs."""
 
     async def read(self) -> object:
@@ -44,7 +44,7 @@ Speaks = Callable[[str], None]
 """Raises PermissionDenied unless whoever opened a stream may speak for this gateway or agent."""
 
 
-class Session(Generic[Out]):
+class PeerStream(Generic[Out]):
     """The scheduler's end of one stream.
 
     Attributes:
@@ -112,7 +112,7 @@ class Session(Generic[Out]):
 
 
 async def read_packs(
-    stream: Stream[object, object], session: Session[Out], handle: Callable[[In], None]
+    stream: GrpcStream[object, object], session: PeerStream[Out], handle: Callable[[In], None]
 ) -> None:
     """Gives every packed message to `handle` until the peer ends the stream.
 
@@ -125,7 +125,7 @@ async def read_packs(
         handle(cast(In, packed))
 
 
-async def first_pack(stream: Stream[object, object]) -> object:
+async def first_pack(stream: GrpcStream[object, object]) -> object:
     """Returns the packed message that must begin with a hello.
 
     Raises:

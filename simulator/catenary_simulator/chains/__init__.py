@@ -7,24 +7,24 @@ loop, result      the event heap; what was found
 """
 
 from catenary_simulator.chains.cluster import (
-    Cluster,
-    Communication,
+    ChainsCluster,
+    CommunicationCost,
     DecoderModel,
     GpuSlice,
     cluster_of,
 )
 from catenary_simulator.chains.result import ChainResult
 from catenary_simulator.chains.serve import ReplayEvaluator, serve_chains
-from catenary_simulator.chains.workload import Workload
+from catenary_simulator.chains.workload import SessionWorkload
 
 __all__ = [
     "ChainResult",
-    "Cluster",
-    "Communication",
+    "ChainsCluster",
+    "CommunicationCost",
     "DecoderModel",
     "GpuSlice",
     "ReplayEvaluator",
-    "Workload",
+    "SessionWorkload",
     "cluster_of",
     "serve_chains",
 ]

@@ -20,7 +20,7 @@ _EARTH_RADIUS_KM = 6371.0
 
 
 @dataclass(frozen=True, slots=True)
-class Anchor:
+class NetworkAnchor:
     """A place in the network."""
 
     name: str
@@ -30,7 +30,7 @@ class Anchor:
     longitude: float
 
 
-def read_anchors(path: Path) -> list[Anchor]:
+def read_anchors(path: Path) -> list[NetworkAnchor]:
     """Returns the anchors of a file with the columns of `ripe_anchors_eu.csv`.
 
     Raises:
@@ -39,7 +39,7 @@ def read_anchors(path: Path) -> list[Anchor]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             return [
-                Anchor(
+                NetworkAnchor(
                     line["anchor_id"],
                     float(line["rtt_median_ms"]),
                     float(line["latitude"]),
@@ -51,7 +51,7 @@ def read_anchors(path: Path) -> list[Anchor]:
         raise InvalidInput("anchors", f"{path}: {error!r}") from None
 
 
-def rtt_ms(first: Anchor, second: Anchor) -> float:
+def rtt_ms(first: NetworkAnchor, second: NetworkAnchor) -> float:
     """Returns the round-trip time between two anchors; 0 from one to itself."""
     if first == second:
         return 0.0
@@ -59,7 +59,7 @@ def rtt_ms(first: Anchor, second: Anchor) -> float:
     return _MEDIAN_SHARE * medians + _MS_PER_KM * distance_km(first, second)
 
 
-def distance_km(first: Anchor, second: Anchor) -> float:
+def distance_km(first: NetworkAnchor, second: NetworkAnchor) -> float:
     """Returns the length of the great circle between two anchors (haversine formula)."""
     here, there = radians(first.latitude), radians(second.latitude)
     north = sin((there - here) / 2)

@@ -10,7 +10,7 @@ import numpy as np
 
 from catenary_scheduler.planning.chains.problem import ChainTask, Server, StopRule
 from catenary_services.errors import InvalidInput
-from catenary_simulator.chains.anchors import Anchor, rtt_ms
+from catenary_simulator.chains.anchors import NetworkAnchor, rtt_ms
 
 _SECONDS_PER_MS = 1e-3
 
@@ -72,7 +72,7 @@ class GpuSlice:
 
 
 @dataclass(frozen=True, slots=True)
-class Communication:
+class CommunicationCost:
     """tau_c: round trip and overhead, once per session or for every output token."""
 
     per: Literal["session", "token"] = "token"
@@ -80,7 +80,7 @@ class Communication:
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class ServerSpeed:
     """How long a session takes at a server, by its tokens; milliseconds."""
 
     fixed_ms: float
@@ -108,11 +108,11 @@ class ClusterServer:
     gpu: GpuSlice
     rtt_ms: float
     """To the orchestrator."""
-    speed: Speed
+    speed: ServerSpeed
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class ChainsCluster:
     """Everything that serves a model."""
 
     model: DecoderModel
@@ -138,7 +138,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServerSite:
     """A server to be: what and where."""
 
     name: str
@@ -148,12 +148,12 @@ class Place:
 
 def cluster_of(
     model: DecoderModel,
-    places: Sequence[Place],
-    communication: Communication,
+    places: Sequence[ServerSite],
+    communication: CommunicationCost,
     *,
     compute_factor: float = 1.0,
     rtts_ms: Sequence[Sequence[float]] | None = None,
-) -> Cluster:
+) -> ChainsCluster:
     """Returns a cluster of servers in these places.
 
     Args:
@@ -174,16 +174,16 @@ def cluster_of(
     )
     if rtts_ms is None:
         rtts_ms = [[(here.rtt_ms + there.rtt_ms) / 2 for there in places] for here in places]
-    return Cluster(model, servers, tuple(tuple(row) for row in rtts_ms))
+    return ChainsCluster(model, servers, tuple(tuple(row) for row in rtts_ms))
 
 
 def random_places(
-    anchors: Sequence[Anchor],
+    anchors: Sequence[NetworkAnchor],
     gpus: tuple[GpuSlice, GpuSlice],
     count: int,
     big_share: float,
     random: np.random.Generator,
-) -> tuple[list[Place], list[list[float]]]:
+) -> tuple[list[ServerSite], list[list[float]]]:
     """Returns servers at random anchors around a random orchestrator, and times between them.
 
     Args:
@@ -203,14 +203,16 @@ def random_places(
     )
     big = set(random.permutation(count)[: round(big_share * count)].tolist())
     places = [
-        Place(f"server-{index}", gpus[0 if index in big else 1], rtt_ms(orchestrator, anchor))
+        ServerSite(f"server-{index}", gpus[0 if index in big else 1], rtt_ms(orchestrator, anchor))
         for index, anchor in enumerate(chosen)
     ]
     return places, [[rtt_ms(here, there) for there in chosen] for here in chosen]
 
 
-def _speed(model: DecoderModel, place: Place, communication: Communication, factor: float) -> Speed:
+def _speed(
+    model: DecoderModel, place: ServerSite, communication: CommunicationCost, factor: float
+) -> ServerSpeed:
     way = place.rtt_ms + communication.overhead_ms
     per_token = communication.per == "token"
     compute = place.gpu.block_token_ms(model, factor)
-    return Speed(0.0 if per_token else way, way if per_token else 0.0, *compute)
+    return ServerSpeed(0.0 if per_token else way, way if per_token else 0.0, *compute)

@@ -31,8 +31,8 @@ from catenary_services.domain.ids import (
 )
 from catenary_services.domain.plan import ChainHop
 from catenary_services.errors import InternalError
-from catenary_simulator.chains.cluster import Cluster
-from catenary_simulator.chains.workload import Workload
+from catenary_simulator.chains.cluster import ChainsCluster
+from catenary_simulator.chains.workload import SessionWorkload
 
 _GATEWAY = GatewayId("simulated")
 _NEVER = 1 << 62
@@ -43,7 +43,7 @@ _REPORT_NS = 10 * NANOSECONDS_PER_SECOND
 here is that a session which generates is not taken for a silent one."""
 
 
-class Durations:
+class SessionDurations:
     """How long a session of a workload takes on a chain.
 
     Args:
@@ -51,7 +51,7 @@ class Durations:
         workload: Sizes and tokens of its sessions.
     """
 
-    def __init__(self, cluster: Cluster, workload: Workload) -> None:
+    def __init__(self, cluster: ChainsCluster, workload: SessionWorkload) -> None:
         self._speeds = {server.name: server.speed for server in cluster.servers}
         self._workload = workload
         self._chains: dict[tuple[ChainHop, ...], tuple[float, float, float]] = {}
@@ -109,8 +109,8 @@ class SessionLoop:
         self,
         dispatcher: Dispatcher,
         model: ModelKey,
-        workload: Workload,
-        durations: Durations,
+        workload: SessionWorkload,
+        durations: SessionDurations,
         sweep: Callable[[], object] = lambda: None,
     ) -> None:
         self._sweep = sweep

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
 from catenary_simulator.chains.loop import SessionLoop
-from catenary_simulator.chains.workload import Workload
+from catenary_simulator.chains.workload import SessionWorkload
 
 Floats = npt.NDArray[np.float64]
 
@@ -60,7 +60,7 @@ class ChainResult:
 
 
 def result_of(
-    workload: Workload, loop: SessionLoop, decision_ns: Sequence[Nanoseconds] = ()
+    workload: SessionWorkload, loop: SessionLoop, decision_ns: Sequence[Nanoseconds] = ()
 ) -> ChainResult:
     """Returns the times of a loop that has run."""
     arrived = np.array(workload.arrived_ns, dtype=np.int64)

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
-from catenary_scheduler.dispatch.chained.queues.lines import PolicyFactory
+from catenary_scheduler.dispatch.chained.queues.wait_queue import PolicyFactory
 from catenary_scheduler.dispatch.events import AgentJoined, PlanActivated
 from catenary_scheduler.planning.chains.problem import Composition
 from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, ServerId
 from catenary_services.domain.plan import Agent
-from catenary_simulator.chains.cluster import Cluster
-from catenary_simulator.chains.loop import Durations, SessionLoop
+from catenary_simulator.chains.cluster import ChainsCluster
+from catenary_simulator.chains.loop import SessionDurations, SessionLoop
 from catenary_simulator.chains.plan import plan_of
 from catenary_simulator.chains.result import ChainResult, result_of
-from catenary_simulator.chains.workload import Workload
+from catenary_simulator.chains.workload import SessionWorkload
 
 MODEL = ModelKey("simulated", "1")
 _BYTES_PER_GB = 10**9
 
 
 def serve_chains(
-    cluster: Cluster,
+    cluster: ChainsCluster,
     composition: Composition,
     policy: str | PolicyFactory,
-    workload: Workload,
+    workload: SessionWorkload,
     stopwatch: Callable[[], Nanoseconds] | None = None,
 ) -> ChainResult:
     """Returns how these chains serve a workload.
@@ -44,7 +44,7 @@ def serve_chains(
     dispatcher.handle(PlanActivated(plan_of(composition, MODEL)), 0)
     # The book's journal is for Redis; without anybody who reads it, it would only grow.
     loop = SessionLoop(
-        dispatcher, MODEL, workload, Durations(cluster, workload), dispatcher.take_changes
+        dispatcher, MODEL, workload, SessionDurations(cluster, workload), dispatcher.take_changes
     )
     loop.run()
     return result_of(workload, loop, dispatcher.take_decision_times())
@@ -63,7 +63,10 @@ class ReplayEvaluator:
     """
 
     def __init__(
-        self, cluster: Cluster, workload: Workload, policy: str | PolicyFactory = "jffc"
+        self,
+        cluster: ChainsCluster,
+        workload: SessionWorkload,
+        policy: str | PolicyFactory = "jffc",
     ) -> None:
         self._cluster = cluster
         self._workload = workload

@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
 from catenary_services.errors import InvalidInput
-from catenary_simulator.arrivals import Arrivals
+from catenary_simulator.arrivals import ArrivalProcess
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class SessionWorkload:
     """Sessions in the order of arrival."""
 
     arrived_ns: list[Nanoseconds]
@@ -39,14 +39,14 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class RequestTrace:
     """Recorded requests."""
 
     seconds: Floats
     inputs: Floats
     outputs: Floats
 
-    def part(self, first: int, count: int, speed: float = 1.0) -> Workload:
+    def part(self, first: int, count: int, speed: float = 1.0) -> SessionWorkload:
         """Returns a stretch of it, replayed so many times as fast.
 
         Raises:
@@ -61,8 +61,8 @@ class Trace:
 
 
 def exponential(
-    arrivals: Arrivals, rate_per_s: float, tokens: tuple[float, float], count: int, seed: int
-) -> Workload:
+    arrivals: ArrivalProcess, rate_per_s: float, tokens: tuple[float, float], count: int, seed: int
+) -> SessionWorkload:
     """Returns sessions of exponential size with mean 1.
 
     Args:
@@ -78,15 +78,19 @@ def exponential(
 
 
 def with_tokens_of(
-    trace: Trace, arrivals: Arrivals, rate_per_s: float, stretch: tuple[int, int], seed: int
-) -> Workload:
+    trace: RequestTrace,
+    arrivals: ArrivalProcess,
+    rate_per_s: float,
+    stretch: tuple[int, int],
+    seed: int,
+) -> SessionWorkload:
     """Returns the requests of a stretch (first, count) of a trace at other moments."""
     part = trace.part(*stretch)
     moments = moments_of(arrivals, rate_per_s, len(part), seed)
     return _workload(moments, np.ones(len(part)), np.array(part.inputs), np.array(part.outputs))
 
 
-def moments_of(arrivals: Arrivals, rate_per_s: float, count: int, seed: int) -> Floats:
+def moments_of(arrivals: ArrivalProcess, rate_per_s: float, count: int, seed: int) -> Floats:
     """Returns the first so many arrivals, in seconds."""
     duration = 1.2 * count / rate_per_s
     while True:
@@ -97,7 +101,7 @@ def moments_of(arrivals: Arrivals, rate_per_s: float, count: int, seed: int) -> 
         duration *= 2
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path) -> RequestTrace:
     """Returns an Azure LLM inference trace (columns TIMESTAMP, ContextTokens, GeneratedTokens).
 
     Raises:
@@ -118,7 +122,7 @@ def read_trace(path: Path) -> Trace:
     columns = np.array(lines, dtype=np.float64).reshape(-1, 3)
     if len(columns) < 2 or np.any(np.diff(columns[:, 0]) < 0):
         raise InvalidInput("trace", f"{path} needs two lines or more, in order of time")
-    return Trace(columns[:, 0] - columns[0, 0], columns[:, 1], columns[:, 2])
+    return RequestTrace(columns[:, 0] - columns[0, 0], columns[:, 1], columns[:, 2])
 
 
 def _seconds(text: str) -> float:
@@ -128,6 +132,6 @@ def _seconds(text: str) -> float:
     return datetime.fromisoformat(f"{whole}+00:00").timestamp() + fraction
 
 
-def _workload(moments: Floats, sizes: Floats, inputs: Floats, outputs: Floats) -> Workload:
+def _workload(moments: Floats, sizes: Floats, inputs: Floats, outputs: Floats) -> SessionWorkload:
     arrived = (moments * NANOSECONDS_PER_SECOND).astype(np.int64)
-    return Workload(arrived.tolist(), sizes.tolist(), inputs.tolist(), outputs.tolist())
+    return SessionWorkload(arrived.tolist(), sizes.tolist(), inputs.tolist(), outputs.tolist())

@@ -23,18 +23,18 @@ class StageCost:
         """Its output is the model's."""
 
 
-class Link:
+class SimulatedLink:
     """One direction of a server's network connection: one transfer at a time."""
 
     __slots__ = ("busy", "waiting")
 
     def __init__(self) -> None:
         self.busy = False
-        self.waiting: list[tuple[Nanoseconds, int, Transfer]] = []
+        self.waiting: list[tuple[Nanoseconds, int, BatchTransfer]] = []
         """Most urgent first; a transfer waits at both of its links."""
 
 
-class Device:
+class SimulatedDevice:
     """A virtual GPU: one batch at a time, the earliest reservation first."""
 
     __slots__ = (
@@ -54,8 +54,8 @@ class Device:
         self,
         group: str,
         share: float,
-        uplink: Link,
-        downlink: Link,
+        uplink: SimulatedLink,
+        downlink: SimulatedLink,
         bytes_per_second: int,
         clock_error_ns: Nanoseconds,
     ) -> None:
@@ -69,24 +69,24 @@ class Device:
         self.clock_error_ns = clock_error_ns
         """Added to every time it reports."""
         self.costs: dict[PartitionKey, StageCost] = {}
-        self.ready: list[tuple[Nanoseconds, int, Job]] = []
-        self.running: Job | None = None
+        self.ready: list[tuple[Nanoseconds, int, SimulatedBatch]] = []
+        self.running: SimulatedBatch | None = None
         self.busy_ns: Nanoseconds = 0
 
 
-class Hop:
+class BatchHop:
     """One stop of a batch."""
 
     __slots__ = ("cost", "device", "reserved_ns")
 
-    def __init__(self, device: Device, cost: StageCost, reserved_ns: Nanoseconds) -> None:
+    def __init__(self, device: SimulatedDevice, cost: StageCost, reserved_ns: Nanoseconds) -> None:
         self.device = device
         self.cost = cost
         self.reserved_ns = reserved_ns
         """Start of its reservation: who may go first on a device and on a link."""
 
 
-class Job:
+class SimulatedBatch:
     """A batch on its way."""
 
     __slots__ = (
@@ -101,7 +101,7 @@ class Job:
         "transfers_left",
     )
 
-    def __init__(self, batch: BatchId, requests: list[RequestId], hops: list[Hop]) -> None:
+    def __init__(self, batch: BatchId, requests: list[RequestId], hops: list[BatchHop]) -> None:
         self.batch = batch
         self.requests = requests
         """One for each row."""
@@ -115,12 +115,19 @@ class Job:
         self.cancelled = False
 
 
-class Transfer:
+class BatchTransfer:
     """Rows of a batch on their way from one device to the next."""
 
     __slots__ = ("job", "number", "receiver", "sender", "size")
 
-    def __init__(self, job: Job, sender: Device, receiver: Device, size: int, number: int) -> None:
+    def __init__(
+        self,
+        job: SimulatedBatch,
+        sender: SimulatedDevice,
+        receiver: SimulatedDevice,
+        size: int,
+        number: int,
+    ) -> None:
         self.job = job
         self.sender = sender
         self.receiver = receiver

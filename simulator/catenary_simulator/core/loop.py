@@ -14,15 +14,15 @@ from catenary_scheduler.dispatch.events import (
 )
 from catenary_services.domain.ids import GatewayId, Nanoseconds, RequestId
 from catenary_services.errors import InternalError
-from catenary_simulator.core.requests import Requests
-from catenary_simulator.core.world import World
+from catenary_simulator.core.requests import SimulatedRequests
+from catenary_simulator.core.world import SimulatedCluster
 
 _GATEWAY = GatewayId("simulated")
 _IDLE_TICKS = 1000
 _NEVER = 1 << 62
 
 
-class Loop:
+class BatchLoop:
     """Lets requests arrive and everything run out.
 
     Args:
@@ -36,8 +36,8 @@ class Loop:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        world: World,
-        requests: Requests,
+        world: SimulatedCluster,
+        requests: SimulatedRequests,
     ) -> None:
         self._dispatcher = dispatcher
         self._world = world

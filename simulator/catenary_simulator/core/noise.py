@@ -9,7 +9,7 @@ import numpy as np
 _BLOCK = 4096
 
 
-class Factors:
+class NoiseFactors:
     """An endless, seeded supply of positive factors with mean 1 (stragglers not counted).
 
     Log-normal with a coefficient of variation; with probability `straggler_probability` a factor

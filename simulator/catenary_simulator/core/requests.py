@@ -10,7 +10,7 @@ WAITING, IN_FLIGHT, FINISHED, LATE, DROPPED = range(5)
 _NOT_AT_ALL = -1
 
 
-class Requests:
+class SimulatedRequests:
     """All requests of a run, by number, in order of arrival.
 
     Args:

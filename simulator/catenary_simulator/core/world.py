@@ -20,16 +20,22 @@ from catenary_scheduler.dispatch.events import (
     StageReported,
 )
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds
-from catenary_simulator.core.devices import Device, Hop, Job, Link, Transfer
-from catenary_simulator.core.noise import Factors
-from catenary_simulator.core.requests import Requests
+from catenary_simulator.core.devices import (
+    BatchHop,
+    BatchTransfer,
+    SimulatedBatch,
+    SimulatedDevice,
+    SimulatedLink,
+)
+from catenary_simulator.core.noise import NoiseFactors
+from catenary_simulator.core.requests import SimulatedRequests
 
 _TRANSFER_ENDS, _COMPUTE_ENDS, _DELIVERED = range(3)
 
-Entry = tuple[Nanoseconds, int, int, Job | None, Transfer | None, Event | None]
+Entry = tuple[Nanoseconds, int, int, SimulatedBatch | None, BatchTransfer | None, Event | None]
 
 
-class World:
+class SimulatedCluster:
     """Devices, links and the batches on them, on a virtual clock."""
 
     __slots__ = (
@@ -52,10 +58,10 @@ class World:
 
     def __init__(
         self,
-        devices: dict[AgentId, Device],
-        requests: Requests,
-        compute_noise: Factors,
-        transfer_noise: Factors,
+        devices: dict[AgentId, SimulatedDevice],
+        requests: SimulatedRequests,
+        compute_noise: NoiseFactors,
+        transfer_noise: NoiseFactors,
         report_delay_ns: Nanoseconds,
         duration_ns: Nanoseconds,
     ) -> None:
@@ -73,8 +79,8 @@ class World:
         self._delay = report_delay_ns
         self._duration = duration_ns
         self._numbers = 0
-        self._jobs: dict[int, Job] = {}
-        self._located: dict[int, Device] = {}
+        self._jobs: dict[int, SimulatedBatch] = {}
+        self._located: dict[int, SimulatedDevice] = {}
 
     # Orders
 
@@ -84,11 +90,11 @@ class World:
         for part in order.slices:
             numbers.append(part.request.number)
             self.requests.dispatched(part.request.number)
-        hops: list[Hop] = []
+        hops: list[BatchHop] = []
         for planned in order.path:
             device = self.devices[planned.agent]
-            hops.append(Hop(device, device.costs[planned.partition], planned.start_ns))
-        job = Job(order.batch, [part.request for part in order.slices], hops)
+            hops.append(BatchHop(device, device.costs[planned.partition], planned.start_ns))
+        job = SimulatedBatch(order.batch, [part.request for part in order.slices], hops)
         self._jobs[order.batch] = job
         cost = hops[0].cost
         if cost.first:
@@ -123,9 +129,9 @@ class World:
 
     # Transfers
 
-    def _gather(self, job: Job, numbers: list[int], now: Nanoseconds) -> None:
+    def _gather(self, job: SimulatedBatch, numbers: list[int], now: Nanoseconds) -> None:
         """Sends rows that are spread over devices to the first hop (no path was reserved)."""
-        senders: dict[Device, int] = {}
+        senders: dict[SimulatedDevice, int] = {}
         for number in numbers:
             sender = self._located.pop(number)
             senders[sender] = senders.get(sender, 0) + 1
@@ -135,13 +141,18 @@ class World:
             self._transfer(job, sender, receiver, rows * job.hops[0].cost.row_bytes, now)
 
     def _transfer(
-        self, job: Job, sender: Device, receiver: Device, size: int, now: Nanoseconds
+        self,
+        job: SimulatedBatch,
+        sender: SimulatedDevice,
+        receiver: SimulatedDevice,
+        size: int,
+        now: Nanoseconds,
     ) -> None:
         if sender is receiver or size == 0:
             self._arrived(job, now)
             return
         self._numbers += 1
-        transfer = Transfer(job, sender, receiver, size, self._numbers)
+        transfer = BatchTransfer(job, sender, receiver, size, self._numbers)
         up, down = sender.uplink, receiver.downlink
         if up.busy or down.busy:
             entry = (job.hops[job.position].reserved_ns, self._numbers, transfer)
@@ -150,7 +161,7 @@ class World:
         else:  # whoever waits at one of them waits for another one
             self._send(transfer, now)
 
-    def _send(self, transfer: Transfer, now: Nanoseconds) -> None:
+    def _send(self, transfer: BatchTransfer, now: Nanoseconds) -> None:
         sender, receiver, job = transfer.sender, transfer.receiver, transfer.job
         sender.uplink.busy = receiver.downlink.busy = True
         speed = min(sender.bytes_per_second, receiver.bytes_per_second)
@@ -162,7 +173,7 @@ class World:
         self._numbers += 1
         heappush(self.heap, (now + length, self._numbers, _TRANSFER_ENDS, None, transfer, None))
 
-    def _transferred(self, transfer: Transfer, now: Nanoseconds) -> None:
+    def _transferred(self, transfer: BatchTransfer, now: Nanoseconds) -> None:
         up, down = transfer.sender.uplink, transfer.receiver.downlink
         up.busy = down.busy = False
         transfer.job.transfer_end = now
@@ -171,7 +182,7 @@ class World:
             self._next_on(down, now)
         self._arrived(transfer.job, now)
 
-    def _next_on(self, link: Link, now: Nanoseconds) -> None:
+    def _next_on(self, link: SimulatedLink, now: Nanoseconds) -> None:
         for entry in link.waiting:
             transfer = entry[2]
             up, down = transfer.sender.uplink, transfer.receiver.downlink
@@ -184,14 +195,14 @@ class World:
                     self._send(transfer, now)
                 return
 
-    def _arrived(self, job: Job, now: Nanoseconds) -> None:
+    def _arrived(self, job: SimulatedBatch, now: Nanoseconds) -> None:
         job.transfers_left -= 1
         if job.transfers_left == 0 and not job.cancelled:
             self._ready(job, now)
 
     # Computing
 
-    def _ready(self, job: Job, now: Nanoseconds) -> None:
+    def _ready(self, job: SimulatedBatch, now: Nanoseconds) -> None:
         hop = job.hops[job.position]
         device = hop.device
         self._numbers += 1
@@ -199,7 +210,7 @@ class World:
         if device.running is None:
             self._compute_next(device, now)
 
-    def _compute_next(self, device: Device, now: Nanoseconds) -> None:
+    def _compute_next(self, device: SimulatedDevice, now: Nanoseconds) -> None:
         while device.ready:
             job = heappop(device.ready)[2]
             if job.cancelled:
@@ -216,7 +227,7 @@ class World:
             heappush(self.heap, (now + length, self._numbers, _COMPUTE_ENDS, job, None, None))
             return
 
-    def _computed(self, job: Job, now: Nanoseconds) -> None:
+    def _computed(self, job: SimulatedBatch, now: Nanoseconds) -> None:
         hop = job.hops[job.position]
         device = hop.device
         device.running = None
@@ -245,7 +256,9 @@ class World:
             self._left(job, device, hop.cost.final, now)
         self._compute_next(device, now)
 
-    def _left(self, job: Job, device: Device, final: bool, now: Nanoseconds) -> None:
+    def _left(
+        self, job: SimulatedBatch, device: SimulatedDevice, final: bool, now: Nanoseconds
+    ) -> None:
         """A batch came to the end of its path: answers, or rows that wait for another order."""
         self._jobs.pop(job.batch, None)
         for request in job.requests:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 
 from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
-from catenary_scheduler.packing.mell.pool import Pool
+from catenary_scheduler.packing.mell.pool import MellPool
 from catenary_scheduler.packing.moves import Item
-from catenary_scheduler.packing.policies import Policy
+from catenary_scheduler.packing.policies import PackingPolicy
 
 
 def violations(
-    policy: Policy, capacity: int, sizes: Mapping[Item, int], queued: Set[Item]
+    policy: PackingPolicy, capacity: int, sizes: Mapping[Item, int], queued: Set[Item]
 ) -> list[str]:
     """Returns what does not hold, in words; empty if all does.
 
@@ -46,6 +46,6 @@ def violations(
     return found
 
 
-def broken_rules(policy: Policy) -> Sequence[str]:
+def broken_rules(policy: PackingPolicy) -> Sequence[str]:
     """Returns which of Mell's own properties (P1-P5) do not hold; none of other policies."""
-    return policy.check() if isinstance(policy, Pool | LazyPool) else ()
+    return policy.check() if isinstance(policy, MellPool | LazyPool) else ()

@@ -8,12 +8,12 @@ from math import ceil
 
 from catenary_scheduler.packing.lower_bound import lower_bound
 from catenary_scheduler.packing.moves import EpochResult, Item
-from catenary_scheduler.packing.policies import Policy
+from catenary_scheduler.packing.policies import PackingPolicy
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
 from catenary_simulator.packing.invariants import broken_rules, violations
-from catenary_simulator.packing.result import Counts
-from catenary_simulator.packing.transfers import Slots, Transfers, Wanted
-from catenary_simulator.placement.workload import Workload
+from catenary_simulator.packing.result import PackingCounts
+from catenary_simulator.packing.transfers import EpochTransfers, MachineSlots, RequestedMove
+from catenary_simulator.placement.workload import RequestWorkload
 
 BLOCK_TOKENS = 16
 
@@ -24,7 +24,7 @@ def blocks(tokens: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class PackingTiming:
     """How time passes.
 
     Attributes:
@@ -75,14 +75,14 @@ class PackingLoop:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: PackingPolicy,
         capacity: int,
-        sessions: Workload,
-        pace: Pace,
-        transfers: Transfers | None = None,
+        sessions: RequestWorkload,
+        pace: PackingTiming,
+        transfers: EpochTransfers | None = None,
         stopwatch: Callable[[], int] | None = None,
     ) -> None:
-        self.counts = Counts()
+        self.counts = PackingCounts()
         self._policy = policy
         self._capacity = capacity
         self._pace = pace
@@ -90,7 +90,7 @@ class PackingLoop:
         self._stopwatch = stopwatch
         self._arrivals = _by_epoch(sessions, pace.epoch_s)
         self._next = next(self._arrivals, None)
-        self._slots = Slots()
+        self._slots = MachineSlots()
         self._present: dict[Item, _Session] = {}
         self._queued: dict[Item, None] = {}
         self._sizes: dict[Item, int] = {}
@@ -185,10 +185,10 @@ class PackingLoop:
         found = violations(policy, self._capacity, self._sizes, self._queued.keys())
         counts.violations += len(found) + len(broken_rules(policy))
 
-    def _wanted(self, result: EpochResult) -> list[Wanted]:
+    def _wanted(self, result: EpochResult) -> list[RequestedMove]:
         """Returns the moves by the places of the GPUs in their machines."""
         return [
-            Wanted(
+            RequestedMove(
                 move.item,
                 self._slots.of(move.source),
                 self._slots.of(move.target),
@@ -207,7 +207,7 @@ class PackingLoop:
                 session.generated = min(session.answer, session.generated + step)
 
 
-def _by_epoch(sessions: Workload, epoch_s: float) -> Iterator[tuple[int, int, _Session]]:
+def _by_epoch(sessions: RequestWorkload, epoch_s: float) -> Iterator[tuple[int, int, _Session]]:
     """Yields the epoch at whose begin each session is placed, its number and itself."""
     length_ns = epoch_s * NANOSECONDS_PER_SECOND
     for number, moment in enumerate(sessions.arrived_ns):

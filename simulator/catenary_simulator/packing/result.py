@@ -9,7 +9,7 @@ from catenary_simulator.packing.transfers import TransferTally
 
 
 @dataclass(slots=True)
-class Counts:
+class PackingCounts:
     """What is added up over the measured epochs; sizes in the unit of the capacity.
 
     Attributes:
@@ -113,7 +113,7 @@ class PackingResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class FigureScale:
     """What turns counts into figures.
 
     Attributes:
@@ -131,7 +131,9 @@ class Scale:
     unfit: int = 0
 
 
-def result_of(counts: Counts, scale: Scale, transfers: TransferTally | None) -> PackingResult:
+def result_of(
+    counts: PackingCounts, scale: FigureScale, transfers: TransferTally | None
+) -> PackingResult:
     """Returns the figures of a run."""
     measured = counts.gpus[scale.warm_up_epochs :]
     epochs, seconds = len(measured), len(measured) * scale.epoch_s

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from catenary_scheduler.packing.policies import Policy
+from catenary_scheduler.packing.policies import PackingPolicy
 from catenary_services.errors import InvalidInput
-from catenary_simulator.packing.loop import BLOCK_TOKENS, Pace, PackingLoop
-from catenary_simulator.packing.result import PackingResult, Scale, result_of
-from catenary_simulator.packing.transfers import Network, Transfers
+from catenary_simulator.packing.loop import BLOCK_TOKENS, PackingLoop, PackingTiming
+from catenary_simulator.packing.result import FigureScale, PackingResult, result_of
+from catenary_simulator.packing.transfers import EpochTransfers, TransferNetwork
 from catenary_simulator.packing.workload import fitting
-from catenary_simulator.placement.workload import Workload
+from catenary_simulator.placement.workload import RequestWorkload
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class GpuKind:
     token_ms: float = 25.0
 
 
-class PolicyMaker(Protocol):
+class PolicyFactory(Protocol):
     """What makes the policy of a run."""
 
     @property
@@ -38,7 +38,7 @@ class PolicyMaker(Protocol):
         """Sessions count with their final length from the start."""
         ...
 
-    def make(self, capacity: int, most_gpus: int | None) -> Policy:
+    def make(self, capacity: int, most_gpus: int | None) -> PackingPolicy:
         """Returns the policy, empty."""
         ...
 
@@ -61,18 +61,18 @@ class PackingRun:
     """
 
     gpu: GpuKind
-    policy: PolicyMaker
+    policy: PolicyFactory
     warm_up_s: float
     duration_s: float
     epoch_s: float = 1.0
     most_gpus: int | None = None
     patience_s: float | None = None
     cut: bool = False
-    network: Network | None = None
+    network: TransferNetwork | None = None
     stopwatch: Callable[[], int] | None = None
 
 
-def serve_packing(run: PackingRun, sessions: Workload) -> PackingResult:
+def serve_packing(run: PackingRun, sessions: RequestWorkload) -> PackingResult:
     """Returns what a policy makes of sessions.
 
     Raises:
@@ -85,7 +85,7 @@ def serve_packing(run: PackingRun, sessions: Workload) -> PackingResult:
         raise InvalidInput("epoch_s", "is shorter than a decode step")
     kept, unfit = fitting(sessions, capacity * BLOCK_TOKENS, cut=run.cut)
     warm_up = round(run.warm_up_s / run.epoch_s)
-    pace = Pace(
+    pace = PackingTiming(
         warm_up + max(1, round(run.duration_s / run.epoch_s)),
         warm_up,
         run.epoch_s,
@@ -93,9 +93,9 @@ def serve_packing(run: PackingRun, sessions: Workload) -> PackingResult:
         None if run.patience_s is None else round(run.patience_s / run.epoch_s),
         run.policy.reserve,
     )
-    transfers = None if run.network is None else Transfers(run.network, gpu.token_bytes)
+    transfers = None if run.network is None else EpochTransfers(run.network, gpu.token_bytes)
     policy = run.policy.make(capacity, run.most_gpus)
     loop = PackingLoop(policy, capacity, kept, pace, transfers, run.stopwatch)
     loop.run()
-    scale = Scale(capacity, run.epoch_s, warm_up, gpu.token_bytes, unfit)
+    scale = FigureScale(capacity, run.epoch_s, warm_up, gpu.token_bytes, unfit)
     return result_of(loop.counts, scale, None if transfers is None else transfers.tally)

@@ -18,7 +18,7 @@ from catenary_scheduler.packing.transfers.transfers import TransferMove, divide
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class TransferNetwork:
     """What an epoch has room for beside the work.
 
     Attributes:
@@ -58,7 +58,7 @@ class TransferTally:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequestedMove:
     """A session that is to move in an epoch; `held` are the tokens of its cache."""
 
     item: Item
@@ -71,11 +71,11 @@ class Wanted:
 class _Pending:
     """A move, and the bytes of it that have gone in earlier epochs."""
 
-    wanted: Wanted
+    wanted: RequestedMove
     sent: int = 0
 
 
-class Transfers:
+class EpochTransfers:
     """Divides the moves of every epoch.
 
     Args:
@@ -83,13 +83,15 @@ class Transfers:
         token_bytes: Cache of one token.
     """
 
-    def __init__(self, network: Network, token_bytes: int) -> None:
+    def __init__(self, network: TransferNetwork, token_bytes: int) -> None:
         self.tally = TransferTally()
         self._network = network
         self._token_bytes = token_bytes
         self._waiting: dict[Item, _Pending] = {}
 
-    def epoch(self, moves: Iterable[Wanted], held: Mapping[Item, int], *, counted: bool) -> None:
+    def epoch(
+        self, moves: Iterable[RequestedMove], held: Mapping[Item, int], *, counted: bool
+    ) -> None:
         """Divides what an epoch brings and what the last one left.
 
         Args:
@@ -116,7 +118,7 @@ class Transfers:
             self._waiting[pending[number].wanted.item] = pending[number]
 
     def _pending(
-        self, moves: Iterable[Wanted], held: Mapping[Item, int], tally: TransferTally
+        self, moves: Iterable[RequestedMove], held: Mapping[Item, int], tally: TransferTally
     ) -> list[_Pending]:
         """Returns the moves with those that waited; one that moved on again moves once."""
         pending: list[_Pending] = []
@@ -128,7 +130,7 @@ class Transfers:
             tally.dropped += 1
             source = before.wanted.source  # where its cache still is
             if source != move.target:
-                pending.append(_Pending(Wanted(move.item, source, move.target, move.held)))
+                pending.append(_Pending(RequestedMove(move.item, source, move.target, move.held)))
         for item, before in self._waiting.items():
             if item in held:
                 pending.append(_Pending(replace(before.wanted, held=held[item]), before.sent))
@@ -160,7 +162,7 @@ class Transfers:
         return self._network.bus_bytes if link.startswith("bus") else self._network.link_bytes
 
 
-class Slots:
+class MachineSlots:
     """Which place in the machines an active GPU of the policy has: the lowest that is free."""
 
     def __init__(self) -> None:

@@ -9,12 +9,12 @@ import numpy as np
 
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
 from catenary_services.errors import InvalidInput
-from catenary_simulator.arrivals import Arrivals
-from catenary_simulator.placement.workload import Lengths, Workload
+from catenary_simulator.arrivals import ArrivalProcess
+from catenary_simulator.placement.workload import LengthPopulation, RequestWorkload
 
 
 @dataclass(frozen=True, slots=True)
-class Lognormal:
+class LognormalLengths:
     """A distribution of lengths in tokens.
 
     Attributes:
@@ -38,7 +38,7 @@ class Lognormal:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RateStep:
     """A stretch of time with one mean rate of arrivals."""
 
     rate_per_s: float
@@ -46,8 +46,12 @@ class Step:
 
 
 def drawn_sessions(
-    prompts: Lognormal, answers: Lognormal, arrivals: Arrivals, steps: tuple[Step, ...], seed: int
-) -> Workload:
+    prompts: LognormalLengths,
+    answers: LognormalLengths,
+    arrivals: ArrivalProcess,
+    steps: tuple[RateStep, ...],
+    seed: int,
+) -> RequestWorkload:
     """Returns sessions with lengths drawn independently.
 
     Args:
@@ -66,7 +70,7 @@ def drawn_sessions(
             moments += [begin + float(moment) for moment in drawn]
         begin += step.seconds
     random = np.random.default_rng((seed, 2))
-    return Workload(
+    return RequestWorkload(
         [round(moment * NANOSECONDS_PER_SECOND) for moment in moments],
         prompts.drawn(random, len(moments)),
         answers.drawn(random, len(moments)),
@@ -74,8 +78,8 @@ def drawn_sessions(
 
 
 def traced_sessions(
-    lengths: Lengths, duration_s: float, *, every: int = 1, scale: int = 1, first: int = 0
-) -> Workload:
+    lengths: LengthPopulation, duration_s: float, *, every: int = 1, scale: int = 1, first: int = 0
+) -> RequestWorkload:
     """Returns a stretch of a trace at its own moments.
 
     Args:
@@ -100,14 +104,16 @@ def traced_sessions(
         first + int(np.searchsorted(lengths.moments_s[first:], begin_s + duration_s)),
         every,
     )
-    return Workload(
+    return RequestWorkload(
         [round((lengths.moments_s[at] - begin_s) * NANOSECONDS_PER_SECOND) for at in chosen],
         [scale * lengths.prompts[at] for at in chosen],
         [scale * lengths.answers[at] for at in chosen],
     )
 
 
-def fitting(sessions: Workload, most_tokens: int, *, cut: bool = False) -> tuple[Workload, int]:
+def fitting(
+    sessions: RequestWorkload, most_tokens: int, *, cut: bool = False
+) -> tuple[RequestWorkload, int]:
     """Returns the sessions that fit an empty GPU to their end, and how many did not (G13).
 
     Args:
@@ -115,7 +121,7 @@ def fitting(sessions: Workload, most_tokens: int, *, cut: bool = False) -> tuple
         most_tokens: That a GPU holds.
         cut: Make the others fit, answers first, instead of refusing them.
     """
-    kept = Workload([], [], [])
+    kept = RequestWorkload([], [], [])
     unfit = 0
     for moment, prompt, answer in zip(
         sessions.arrived_ns, sessions.prompts, sessions.answers, strict=True

@@ -5,16 +5,16 @@ from __future__ import annotations
 from functools import lru_cache
 
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
-from catenary_simulator.placement.workload import Lengths
+from catenary_simulator.placement.workload import LengthPopulation
 
 
-def trained(learned: Lengths) -> LengthPredictor:
+def trained(learned: LengthPopulation) -> LengthPredictor:
     """Returns a fresh predictor that has seen these answers, in their order."""
     return LengthPredictor.from_record(_record(learned))
 
 
 @lru_cache(maxsize=8)
-def _record(learned: Lengths) -> dict[str, object]:
+def _record(learned: LengthPopulation) -> dict[str, object]:
     predictor = LengthPredictor()
     for prompt, answer in zip(learned.prompts, learned.answers, strict=True):
         predictor.learn(prompt, answer)

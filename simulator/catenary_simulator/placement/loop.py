@@ -25,7 +25,7 @@ from catenary_services.domain.ids import GatewayId, ModelKey, Nanoseconds, Reque
 from catenary_services.domain.latency import TokenObjectives
 from catenary_services.errors import InternalError
 from catenary_simulator.placement.engine import PICOSECONDS, SimulatedSession, SimulatedWorker
-from catenary_simulator.placement.workload import Workload
+from catenary_simulator.placement.workload import RequestWorkload
 
 _GATEWAY = GatewayId("simulated")
 _NEVER = 1 << 62
@@ -42,7 +42,7 @@ _REPORTED = 3
 _LOOKED = 4
 
 
-class Overseer(Protocol):
+class RunController(Protocol):
     """Watches a run and changes its cluster."""
 
     @property
@@ -64,7 +64,7 @@ class Overseer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class ReportDelays:
     """How long news take, and how often there are any.
 
     Attributes:
@@ -89,21 +89,21 @@ class PlacementLoop:
         workload: The requests.
         workers: By the name of their agent.
         objectives: What requests are held to.
-        ways: How long news take.
+        delays: How long news take.
     """
 
     def __init__(
         self,
         dispatcher: Dispatcher,
         model: ModelKey,
-        workload: Workload,
+        workload: RequestWorkload,
         workers: dict[str, SimulatedWorker],
         objectives: TokenObjectives,
-        ways: Ways,
+        delays: ReportDelays,
     ) -> None:
         self.sweep: Callable[[], object] | None = None
         """Called now and then, to throw away what a dispatcher keeps for others."""
-        self.overseer: Overseer | None = None
+        self.controller: RunController | None = None
         self.requests = len(workload)
         self._dispatcher = dispatcher
         self._model = model
@@ -111,7 +111,7 @@ class PlacementLoop:
         self.workers = workers
         self._by_index = list(workers.values())
         self.objectives = objectives
-        self._ways = ways
+        self._delays = delays
         self._heap: list[tuple[int, int, int, int, object]] = []
         """Moment in ps, kind, sequence, number, what."""
         self._sequence = 0
@@ -153,10 +153,10 @@ class PlacementLoop:
         arrived, count = self._workload.arrived_ns, len(self._workload)
         heap = self._heap
         next_arrival, idle = 0, 0
-        if self._ways.report_every_ns and count:
-            self._push(self._ways.report_every_ns * PICOSECONDS, _REPORTED, 0, None)
-        if self.overseer is not None:
-            self._push(self.overseer.every_ns * PICOSECONDS, _LOOKED, 0, None)
+        if self._delays.report_every_ns and count:
+            self._push(self._delays.report_every_ns * PICOSECONDS, _REPORTED, 0, None)
+        if self.controller is not None:
+            self._push(self.controller.every_ns * PICOSECONDS, _LOOKED, 0, None)
         while next_arrival < count or self._open:
             if self.missed > self.may_miss:
                 return
@@ -214,9 +214,9 @@ class PlacementLoop:
         request = RequestId(_GATEWAY, number)
         session = SimulatedSession(request, work.prompts[number], work.answers[number], self.now_ps)
         self._open[number] = session
-        if self.overseer is not None:
-            self.overseer.arrived(session, self._now_ns())
-        longest = max(self._ways.answer_tokens, session.answer_tokens)
+        if self.controller is not None:
+            self.controller.arrived(session, self._now_ns())
+        longest = max(self._delays.answer_tokens, session.answer_tokens)
         self._events.append(
             SessionRequested(
                 request,
@@ -258,8 +258,8 @@ class PlacementLoop:
             self.ended.append(session)
             self.missed += not self.attained(session)
             del self._open[session.request.number]
-            if self.overseer is not None:
-                self.overseer.ended(session, self._now_ns())
+            if self.controller is not None:
+                self.controller.ended(session, self._now_ns())
             self._later(
                 RequestCompleted(
                     session.request,
@@ -281,7 +281,7 @@ class PlacementLoop:
         return not (limits.per_token_ns and steps and decode_ps > most_ps)
 
     def _report(self) -> None:
-        every = self._ways.report_every_ns
+        every = self._delays.report_every_ns
         found: list[SessionProgress] = []
         for worker in self._by_index:
             if not worker.running:
@@ -310,10 +310,10 @@ class PlacementLoop:
         self._by_index.append(worker)
 
     def _look(self) -> None:
-        overseer = self.overseer
-        if overseer is not None:
-            self._events += overseer.look(self, self._now_ns())
-            self._push(self.now_ps + overseer.every_ns * PICOSECONDS, _LOOKED, 0, None)
+        controller = self.controller
+        if controller is not None:
+            self._events += controller.look(self, self._now_ns())
+            self._push(self.now_ps + controller.every_ns * PICOSECONDS, _LOOKED, 0, None)
 
     # The dispatcher
 
@@ -337,7 +337,7 @@ class PlacementLoop:
             session.session = command.session
             agent = (command.decode_hops or command.hops)[0].agent
             session.worker = self.workers[agent].index
-            moment = self.now_ps + self._ways.start_ns * PICOSECONDS
+            moment = self.now_ps + self._delays.start_ns * PICOSECONDS
             self._push(moment, _STARTED, command.request.number, None)
         elif isinstance(command, CloseSessions):
             self._later(SessionsClosed(command.agent, command.sessions))
@@ -361,7 +361,7 @@ class PlacementLoop:
         self.now_ps = moment_ps
 
     def _later(self, event: Event) -> None:
-        self._push(self.now_ps + self._ways.notice_ns * PICOSECONDS, _TOLD, 0, event)
+        self._push(self.now_ps + self._delays.notice_ns * PICOSECONDS, _TOLD, 0, event)
 
     def _push(self, moment_ps: int, kind: int, number: int, what: object) -> None:
         self._sequence += 1

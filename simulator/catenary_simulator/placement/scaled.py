@@ -7,14 +7,20 @@ from dataclasses import dataclass, field, replace
 from catenary_scheduler.dispatch.chained import ChainedDispatcher
 from catenary_scheduler.dispatch.events import AgentJoined, AgentLost, Event, PlanActivated
 from catenary_scheduler.scaling.autoscaling import ModelScaling
-from catenary_scheduler.scaling.worker_facts import ScalingPolicy, WorkerFacts
-from catenary_scheduler.scaling.workers_line import Lengths as MeanLengths
+from catenary_scheduler.scaling.worker_statistics import ScalingPolicy, WorkerStatistics
+from catenary_scheduler.scaling.workers_line import SessionLengths as MeanLengths
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds
 from catenary_simulator.placement.engine import PICOSECONDS, SimulatedSession, SimulatedWorker
 from catenary_simulator.placement.loop import PlacementLoop
 from catenary_simulator.placement.result import PlacementResult, result_of
-from catenary_simulator.placement.serve import MODEL, Run, agent_of, dispatcher_for, plan_of
-from catenary_simulator.placement.workload import Workload
+from catenary_simulator.placement.serve import (
+    MODEL,
+    PlacementRun,
+    agent_of,
+    dispatcher_for,
+    plan_of,
+)
+from catenary_simulator.placement.workload import RequestWorkload
 
 _LOOK_NS = NANOSECONDS_PER_SECOND
 
@@ -31,7 +37,7 @@ class ScaledRun:
         policy: When workers come and go; its cold start is overwritten.
     """
 
-    run: Run
+    run: PlacementRun
     cold_start_ns: Nanoseconds
     most: int
     lengths: MeanLengths
@@ -55,14 +61,14 @@ class ScaledResult:
     orders: int
 
 
-def serve_scaled(scaled: ScaledRun, workload: Workload) -> ScaledResult:
+def serve_scaled(scaled: ScaledRun, workload: RequestWorkload) -> ScaledResult:
     """Returns how a cluster serves a workload that scales meanwhile."""
     run = scaled.run
     dispatcher = dispatcher_for(run, len(workload))
     cluster = ScaledCluster(scaled, dispatcher)
-    loop = PlacementLoop(dispatcher, MODEL, workload, {}, run.objectives, run.ways)
+    loop = PlacementLoop(dispatcher, MODEL, workload, {}, run.objectives, run.delays)
     loop.sweep = dispatcher.take_changes
-    loop.overseer = cluster
+    loop.controller = cluster
     for event in cluster.begin(loop):
         dispatcher.handle(event, 0)
     loop.run()
@@ -137,12 +143,12 @@ class ScaledCluster:
         total = sum(max(0, min(end, until) - min(since, until)) for since, end in spans)
         return total / NANOSECONDS_PER_SECOND
 
-    def _facts(self, loop: PlacementLoop) -> WorkerFacts:
+    def _facts(self, loop: PlacementLoop) -> WorkerStatistics:
         run, lengths = self._scaled.run, self._scaled.lengths
         tokens = lengths.prompt_tokens + lengths.answer_tokens
         slots = int(run.kind.cache_tokens / max(1.0, run.kind.lines.cache(tokens)))
         statistics = self._dispatcher.statistics()
-        return WorkerFacts(
+        return WorkerStatistics(
             workers=len(self._serving),
             sessions=sum(loop.workers[name].sessions for name in self._serving),
             slots=slots * len(self._serving),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenary_simulator.placement.result import PlacementResult
-from catenary_simulator.placement.workload import Lengths
+from catenary_simulator.placement.workload import LengthPopulation
 
 _SAFE = 0.7
 """Share of the steady state's workers that is surely too few: runs begin with an empty cluster."""
@@ -39,7 +39,7 @@ def fewest_workers(
 
 
 def least_workers(
-    lines: LatencyLines, objectives: TokenObjectives, lengths: Lengths, rate_per_s: float
+    lines: LatencyLines, objectives: TokenObjectives, lengths: LengthPopulation, rate_per_s: float
 ) -> int:
     """Returns a number of workers that is surely not enough, or 1.
 

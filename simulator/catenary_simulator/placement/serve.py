@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
-from catenary_scheduler.dispatch.chained.queues.lines import PolicyFactory
+from catenary_scheduler.dispatch.chained.queues.wait_queue import PolicyFactory
 from catenary_scheduler.dispatch.events import AgentJoined, PlanActivated
 from catenary_services.domain.ids import (
     AgentId,
@@ -28,9 +28,9 @@ from catenary_services.domain.plan import (
 )
 from catenary_simulator.placement.engine import SimulatedWorker
 from catenary_simulator.placement.learned import trained
-from catenary_simulator.placement.loop import PlacementLoop, Ways
+from catenary_simulator.placement.loop import PlacementLoop, ReportDelays
 from catenary_simulator.placement.result import PlacementResult, result_of
-from catenary_simulator.placement.workload import Lengths, Workload
+from catenary_simulator.placement.workload import LengthPopulation, RequestWorkload
 
 MODEL = ModelKey("simulated", "1")
 _NEVER: Nanoseconds = 1 << 60
@@ -56,7 +56,7 @@ class WorkerKind:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PlacementRun:
     """One run.
 
     Attributes:
@@ -65,7 +65,7 @@ class Run:
         policy: A name of the scheduler's, or what makes a policy.
         objectives: What requests are held to.
         learned: What answers were seen before; None: none.
-        ways: How long news take.
+        delays: How long news take.
         may_miss: Requests; the run ends when more have missed. None: it never does.
         stopwatch: Has every decision timed, in nanoseconds.
     """
@@ -74,13 +74,13 @@ class Run:
     workers: int
     policy: str | PolicyFactory
     objectives: TokenObjectives
-    learned: Lengths | None = None
-    ways: Ways = field(default_factory=Ways)
+    learned: LengthPopulation | None = None
+    delays: ReportDelays = field(default_factory=ReportDelays)
     may_miss: int | None = None
     stopwatch: Callable[[], Nanoseconds] | None = None
 
 
-def serve_placement(run: Run, workload: Workload) -> PlacementResult:
+def serve_placement(run: PlacementRun, workload: RequestWorkload) -> PlacementResult:
     """Returns how workers serve a workload, from an empty cluster until all is answered."""
     dispatcher = dispatcher_for(run, len(workload))
     names = [f"worker-{index}" for index in range(run.workers)]
@@ -92,7 +92,7 @@ def serve_placement(run: Run, workload: Workload) -> PlacementResult:
         name: SimulatedWorker(index, kind.lines, kind.cache_tokens, kind.split_decode)
         for index, name in enumerate(names)
     }
-    loop = PlacementLoop(dispatcher, MODEL, workload, workers, run.objectives, run.ways)
+    loop = PlacementLoop(dispatcher, MODEL, workload, workers, run.objectives, run.delays)
     loop.sweep = dispatcher.take_changes
     if run.may_miss is not None:
         loop.may_miss = run.may_miss
@@ -100,7 +100,7 @@ def serve_placement(run: Run, workload: Workload) -> PlacementResult:
     return result_of(loop, dispatcher.take_decision_times(), dispatcher.statistics())
 
 
-def dispatcher_for(run: Run, requests: int) -> ChainedDispatcher:
+def dispatcher_for(run: PlacementRun, requests: int) -> ChainedDispatcher:
     """Returns the dispatcher of a run, without agents."""
     # The workers here know nothing of moves: who leaves waits for the end of its sessions.
     limits = ChainedConfig(max_queued=requests + 1, max_requests=requests + 1, max_moves=0)
@@ -115,7 +115,7 @@ def agent_of(name: str) -> Agent:
     return Agent(AgentId(name), "simulated", ServerId(name), 1, link_bytes_per_second=1)
 
 
-def plan_of(run: Run, names: list[str]) -> Plan:
+def plan_of(run: PlacementRun, names: list[str]) -> Plan:
     """Returns the plan in which every agent is a worker."""
     part = PartitionKey(MODEL, 0, 1)
     role: ChainRole = "decode" if run.kind.split_decode else "mixed"

@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
 from catenary_services.errors import InvalidInput
-from catenary_simulator.arrivals import Arrivals
+from catenary_simulator.arrivals import ArrivalProcess
 
 Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthPopulation:
     """Prompts and their answers, in tokens; a population to draw from.
 
     Attributes:
@@ -31,29 +31,29 @@ class Lengths:
     answers: tuple[int, ...]
     moments_s: tuple[float, ...] = ()
 
-    def halves(self) -> tuple[Lengths, Lengths]:
+    def halves(self) -> tuple[LengthPopulation, LengthPopulation]:
         """Returns every other one to learn from, and the rest to be served."""
         return self._part(slice(0, None, 2)), self._part(slice(1, None, 2))
 
-    def within(self, context_tokens: int) -> Lengths:
+    def within(self, context_tokens: int) -> LengthPopulation:
         """Returns those that fit a model's context."""
         kept = [
             index
             for index, prompt in enumerate(self.prompts)
             if prompt + self.answers[index] <= context_tokens
         ]
-        return Lengths(
+        return LengthPopulation(
             tuple(self.prompts[index] for index in kept),
             tuple(self.answers[index] for index in kept),
             tuple(self.moments_s[index] for index in kept) if self.moments_s else (),
         )
 
-    def _part(self, part: slice) -> Lengths:
-        return Lengths(self.prompts[part], self.answers[part], self.moments_s[part])
+    def _part(self, part: slice) -> LengthPopulation:
+        return LengthPopulation(self.prompts[part], self.answers[part], self.moments_s[part])
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class RequestWorkload:
     """Requests in the order of arrival."""
 
     arrived_ns: list[Nanoseconds]
@@ -64,7 +64,7 @@ class Workload:
         return len(self.arrived_ns)
 
 
-def read_lengths(path: Path) -> Lengths:
+def read_lengths(path: Path) -> LengthPopulation:
     """Returns the lengths of a file with columns l_in and l_out, and t in seconds if it has it.
 
     Raises:
@@ -80,12 +80,12 @@ def read_lengths(path: Path) -> Lengths:
         raise InvalidInput("lengths", f"{path}: {error!r}") from None
     if not prompts:
         raise InvalidInput("lengths", f"{path} has no line")
-    return Lengths(prompts, answers, moments)
+    return LengthPopulation(prompts, answers, moments)
 
 
 def lognormal_lengths(
     prompt: tuple[float, float], answer: tuple[float, float], count: int, seed: int
-) -> Lengths:
+) -> LengthPopulation:
     """Returns lengths drawn from lognormal distributions, prompt and answer independently.
 
     Args:
@@ -100,12 +100,16 @@ def lognormal_lengths(
         values = np.exp(np.log(median) + sigma * random.standard_normal(count))
         return tuple(np.maximum(1, np.rint(values)).astype(int).tolist())
 
-    return Lengths(drawn(*prompt), drawn(*answer))
+    return LengthPopulation(drawn(*prompt), drawn(*answer))
 
 
 def drawn_workload(
-    lengths: Lengths, arrivals: Arrivals, rate_per_s: float, duration_s: float, seed: int
-) -> Workload:
+    lengths: LengthPopulation,
+    arrivals: ArrivalProcess,
+    rate_per_s: float,
+    duration_s: float,
+    seed: int,
+) -> RequestWorkload:
     """Returns requests whose lengths are drawn with replacement.
 
     Args:
@@ -121,15 +125,15 @@ def drawn_workload(
 
 
 def stepped_workload(
-    lengths: Lengths,
-    arrivals: Arrivals,
+    lengths: LengthPopulation,
+    arrivals: ArrivalProcess,
     rates_per_s: Sequence[float],
     duration_s: float,
     seed: int,
-) -> Workload:
+) -> RequestWorkload:
     """Returns requests at one rate after the other, each for an equal part of the time."""
     part_s = duration_s / len(rates_per_s)
-    whole = Workload([], [], [])
+    whole = RequestWorkload([], [], [])
     for number, rate in enumerate(rates_per_s):
         if rate <= 0:
             continue
@@ -143,8 +147,8 @@ def stepped_workload(
 
 
 def replayed_workload(
-    lengths: Lengths, rate_per_s: float, duration_s: float, seed: int
-) -> Workload:
+    lengths: LengthPopulation, rate_per_s: float, duration_s: float, seed: int
+) -> RequestWorkload:
     """Returns a stretch of a trace in its order, as fast as gives the rate on average.
 
     Args:
@@ -171,9 +175,9 @@ def replayed_workload(
 
 
 def _workload(
-    moments_ns: npt.NDArray[np.float64], lengths: Lengths, chosen: Sequence[int]
-) -> Workload:
-    return Workload(
+    moments_ns: npt.NDArray[np.float64], lengths: LengthPopulation, chosen: Sequence[int]
+) -> RequestWorkload:
+    return RequestWorkload(
         moments_ns.astype(np.int64).tolist(),
         [lengths.prompts[index] for index in chosen],
         [lengths.answers[index] for index in chosen],

@@ -15,7 +15,7 @@ from catenary_agent.decoders.building import ensure_graph
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.executors.device import Device
 from catenary_gateway.generation.text_codec import TextCodec
-from catenary_scheduler.agents.deployments import Deployments, Wish
+from catenary_scheduler.agents.deployments import Deployments, DeploymentSpec
 from catenary_services.content.record import RECORD_FILE
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import CatenaryError, ContentMismatch
@@ -44,7 +44,7 @@ def by_gateway(repository: ModelRepository, key: ModelKey) -> None:
 
 
 async def deployed(repository: ModelRepository, key: ModelKey) -> None:
-    await Deployments(repository).deploy(str(key), Wish())
+    await Deployments(repository).deploy(str(key), DeploymentSpec())
 
 
 Reader = Callable[[ModelRepository, ModelKey], None]

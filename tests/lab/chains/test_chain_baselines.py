@@ -12,13 +12,13 @@ from catenary_lab.chains.baselines import (
     serve_bprr,
     serve_petals,
 )
-from catenary_simulator.arrivals import Poisson
+from catenary_simulator.arrivals import PoissonArrivals
 from catenary_simulator.chains.cluster import (
-    Cluster,
-    Communication,
+    ChainsCluster,
+    CommunicationCost,
     DecoderModel,
     GpuSlice,
-    Place,
+    ServerSite,
     cluster_of,
 )
 from catenary_simulator.chains.workload import exponential
@@ -28,12 +28,12 @@ BIG = GpuSlice("3g.40gb", 40, 120, 1.02, 109, 20829, 3020)
 SMALL = GpuSlice("2g.20gb", 20, 80, 0.51, 175, 5515, 6276, petals_most_blocks=4)
 
 
-def cluster(big: int, small: int) -> Cluster:
+def cluster(big: int, small: int) -> ChainsCluster:
     places = [
-        Place(f"server-{number}", BIG if number < big else SMALL, 20.0 + number)
+        ServerSite(f"server-{number}", BIG if number < big else SMALL, 20.0 + number)
         for number in range(big + small)
     ]
-    return cluster_of(BLOOM, places, Communication())
+    return cluster_of(BLOOM, places, CommunicationCost())
 
 
 def test_petals_hosts_what_the_paper_says_and_the_cap_of_its_authors() -> None:
@@ -46,7 +46,7 @@ def test_petals_hosts_what_the_paper_says_and_the_cap_of_its_authors() -> None:
 
 
 def test_too_few_servers_cannot_be_placed() -> None:
-    workload = exponential(Poisson(), 0.1, (2000, 20), 10, 1)
+    workload = exponential(PoissonArrivals(), 0.1, (2000, 20), 10, 1)
     assert serve_petals(cluster(1, 3), workload, 1) is None
     assert serve_bprr(cluster(0, 4), workload, 0.1) is None
 
@@ -54,7 +54,7 @@ def test_too_few_servers_cannot_be_placed() -> None:
 @pytest.mark.parametrize("by_ends", [False, True])
 def test_bprr_serves_everything_and_follows_the_seed(by_ends: bool) -> None:
     servers = cluster(4, 16)
-    workload = exponential(Poisson(), 0.2, (2000, 20), 300, 1)
+    workload = exponential(PoissonArrivals(), 0.2, (2000, 20), 300, 1)
     first, again = (serve_bprr(servers, workload, 0.2, BprrOptions(by_ends)) for _ in range(2))
     assert first is not None
     assert again is not None
@@ -67,6 +67,6 @@ def test_bprr_serves_everything_and_follows_the_seed(by_ends: bool) -> None:
 
 def test_petals_lets_sessions_wait_for_its_few_slots() -> None:
     servers = cluster(4, 16)
-    served = serve_petals(servers, exponential(Poisson(), 1.0, (2000, 20), 200, 1), 1)
+    served = serve_petals(servers, exponential(PoissonArrivals(), 1.0, (2000, 20), 200, 1), 1)
     assert served is not None
     assert served.waits_s.max() > 10

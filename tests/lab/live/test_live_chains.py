@@ -32,28 +32,30 @@ from catenary_services.domain.ids import AgentId, PartitionKey, ServerId
 from catenary_services.domain.plan import Agent, ChainHop
 from catenary_services.errors import InvalidInput, NotSupported
 from catenary_services.model_repository import ModelRepository
-from catenary_simulator.chains.cluster import Cluster, Communication
-from catenary_simulator.chains.loop import Durations
+from catenary_simulator.chains.cluster import ChainsCluster, CommunicationCost
+from catenary_simulator.chains.loop import SessionDurations
 from catenary_simulator.chains.plan import plan_of
 from catenary_simulator.chains.result import ChainResult
-from catenary_simulator.chains.workload import Workload
+from catenary_simulator.chains.workload import SessionWorkload
 from catenaryd.command_line import cli
 from cluster_harness import ROOT
 
 SCENARIO = ROOT / "scenarios" / "chains" / "table-1-live.yaml"
-SESSIONS = Workload([0, 10**9, 2 * 10**9], [1.0] * 3, [2000.0, 37.0, 7000.0], [30.0, 400.0, 2.0])
+SESSIONS = SessionWorkload(
+    [0, 10**9, 2 * 10**9], [1.0] * 3, [2000.0, 37.0, 7000.0], [30.0, 400.0, 2.0]
+)
 TOKENS = 8192
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Cluster:
+def cluster() -> ChainsCluster:
     scenario = load_scenario(SCENARIO)
     assert isinstance(scenario, Serve)
     return cases_of(scenario, [1], 4.0)[0].settings[0].cluster()
 
 
 @pytest.fixture(scope="module", params=[1, 12, 35])
-def composition(cluster: Cluster, request: pytest.FixtureRequest) -> Composition:
+def composition(cluster: ChainsCluster, request: pytest.FixtureRequest) -> Composition:
     made = compose(cluster.task(2.57), request.param)
     assert made.feasible
     return made
@@ -96,11 +98,11 @@ class Agents:
 
 
 def test_a_session_alone_takes_the_simulated_time_on_every_chain(
-    cluster: Cluster, composition: Composition, tmp_path: Path
+    cluster: ChainsCluster, composition: Composition, tmp_path: Path
 ) -> None:
     dilation = 0.75
     agents = Agents(Emulation(cluster, dilation, TOKENS), composition, tmp_path)
-    durations = Durations(cluster, SESSIONS)
+    durations = SessionDurations(cluster, SESSIONS)
     for chain in plan_of(composition, KEY).models[0].chains:
         for number, (inputs, outputs) in enumerate(
             zip(SESSIONS.inputs, SESSIONS.outputs, strict=True)
@@ -110,7 +112,7 @@ def test_a_session_alone_takes_the_simulated_time_on_every_chain(
 
 
 def test_sessions_side_by_side_keep_no_device_busy(
-    cluster: Cluster, composition: Composition, tmp_path: Path
+    cluster: ChainsCluster, composition: Composition, tmp_path: Path
 ) -> None:
     agents = Agents(Emulation(cluster, 1.0, TOKENS), composition, tmp_path)
     for executor in agents.executors.values():
@@ -118,7 +120,7 @@ def test_sessions_side_by_side_keep_no_device_busy(
 
 
 def test_sessions_that_share_a_device_only_wait_for_the_way_to_it(
-    cluster: Cluster, composition: Composition, tmp_path: Path
+    cluster: ChainsCluster, composition: Composition, tmp_path: Path
 ) -> None:
     agents = Agents(Emulation(cluster, 2.0, TOKENS, shared_device=True), composition, tmp_path)
     servers = {server.name: server for server in cluster.servers}
@@ -130,7 +132,7 @@ def test_sessions_that_share_a_device_only_wait_for_the_way_to_it(
 
 
 def test_the_scheduler_ranks_the_chains_as_the_simulator_does(
-    cluster: Cluster, composition: Composition, tmp_path: Path
+    cluster: ChainsCluster, composition: Composition, tmp_path: Path
 ) -> None:
     emulation = Emulation(cluster, 1.0, TOKENS)
     agents = Agents(emulation, composition, tmp_path)
@@ -157,7 +159,7 @@ def test_the_scheduler_ranks_the_chains_as_the_simulator_does(
 
 
 def test_weights_and_caches_fill_the_memory_of_the_servers(
-    cluster: Cluster, composition: Composition, tmp_path: Path
+    cluster: ChainsCluster, composition: Composition, tmp_path: Path
 ) -> None:
     agents = Agents(Emulation(cluster, 1.0, TOKENS), composition, tmp_path)
     for name, executor in agents.executors.items():
@@ -173,7 +175,7 @@ def test_weights_and_caches_fill_the_memory_of_the_servers(
     ]
 
 
-def test_the_gateway_reads_the_tokenizer(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_gateway_reads_the_tokenizer(cluster: ChainsCluster, tmp_path: Path) -> None:
     repository = ModelRepository(tmp_path)
     Emulation(cluster, 1.0, TOKENS).write_model(repository)
     codec = TextCodec.load(repository.folder(KEY))
@@ -181,7 +183,7 @@ def test_the_gateway_reads_the_tokenizer(cluster: Cluster, tmp_path: Path) -> No
     assert not codec.chats
 
 
-def test_sessions_are_asked_at_dilated_moments_and_must_fit(cluster: Cluster) -> None:
+def test_sessions_are_asked_at_dilated_moments_and_must_fit(cluster: ChainsCluster) -> None:
     asked = asked_of(SESSIONS, Emulation(cluster, 0.5, TOKENS))
     assert [each.due_s for each in asked] == [0.0, 0.5, 1.0]
     assert [each.output_tokens for each in asked] == [30, 400, 2]
@@ -195,7 +197,7 @@ def test_a_round_trip_once_per_session_cannot_be_emulated() -> None:
     scenario = load_scenario(SCENARIO)
     assert isinstance(scenario, Serve)
     setting = cases_of(scenario, [1])[0].settings[0]
-    other = replace(setting, communication=Communication("session", 18.0)).cluster()
+    other = replace(setting, communication=CommunicationCost("session", 18.0)).cluster()
     with pytest.raises(NotSupported, match="per: token"):
         Emulation(other, 1.0, TOKENS).times_of(other.servers[0])
 

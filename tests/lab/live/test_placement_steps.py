@@ -21,7 +21,7 @@ from catenary_lab.live.placement_steps import (
 from catenary_lab.scenarios.placement.live_schema import LiveSteps
 from catenary_lab.scenarios.placement.live_steps import report
 from catenary_lab.scenarios.placement.schema import load_scenario
-from catenary_scheduler.scaling.workers_line import Capability
+from catenary_scheduler.scaling.workers_line import WorkerCapability
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenaryd.command_line import cli
 from cluster_harness import ROOT
@@ -74,7 +74,7 @@ def measured(*requests: Answered) -> StepsMeasured:
         lines,
         lines,
         TokenObjectives(500_000_000, 40_000_000),
-        Capability(2.0, 3.0),
+        WorkerCapability(2.0, 3.0),
         requests,
         agents,
         0.001,

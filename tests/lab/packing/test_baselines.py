@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from catenary_lab.packing.baselines import Baseline, BestFit, WorstFit
 from catenary_scheduler.packing.moves import Item
-from catenary_scheduler.packing.policies import Policy
+from catenary_scheduler.packing.policies import PackingPolicy
 from catenary_services.errors import InvalidInput
 
 CAPACITY = 12
@@ -71,7 +71,7 @@ def test_every_epoch_ends_as_the_twin_says(
     policy: type[Baseline], best: bool, data: st.DataObject
 ) -> None:
     most = data.draw(st.integers(1, 5))
-    fast: Policy = policy(CAPACITY, most_bins=most)
+    fast: PackingPolicy = policy(CAPACITY, most_bins=most)
     twin = Twin(best, most)
     sizes: dict[int, int] = {}
     names = 0
@@ -178,5 +178,5 @@ def test_a_gpu_without_room_is_refused() -> None:
         WorstFit(0)
 
 
-def _members(policy: Policy) -> dict[int, set[Item]]:
+def _members(policy: PackingPolicy) -> dict[int, set[Item]]:
     return {gpu: set(items) for gpu, items in policy.bins().items()}

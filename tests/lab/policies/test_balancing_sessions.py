@@ -9,9 +9,9 @@ from catenary_lab.policies.balancing_sessions import (
     FewestSessions,
     PowerOfTwoChoices,
 )
-from catenary_scheduler.book.caches import Claims
+from catenary_scheduler.book.caches import SlotClaims
 from catenary_scheduler.dispatch.chained import ChainedDispatcher
-from catenary_scheduler.dispatch.chained.routes import Route
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
     PlanActivated,
@@ -34,15 +34,15 @@ from catenary_services.domain.plan import Agent, CacheCapacity, Chain, ChainHop,
 MODEL = ModelKey("m", "1")
 PART = PartitionKey(MODEL, 0, 1)
 GATEWAY = GatewayId("g")
-NOBODY = Claims((), ())
+NOBODY = SlotClaims((), ())
 
 
 def request(number: int, prompt_tokens: int = 10) -> SessionRequested:
     return SessionRequested(RequestId(GATEWAY, number), MODEL, prompt_tokens, 50, 1 << 40)
 
 
-def routes_with(*running: int) -> list[Route]:
-    routes = [Route(f"c{index}", (), NOBODY, 1000, 1, index) for index in range(len(running))]
+def routes_with(*running: int) -> list[ChainState]:
+    routes = [ChainState(f"c{index}", (), NOBODY, 1000, 1, index) for index in range(len(running))]
     for route, sessions in zip(routes, running, strict=True):
         route.running = sessions
     return routes

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from catenary_scheduler.book import Book, Leg, Pool, PoolChain, Reservation
+from catenary_scheduler.book import Book, Pool, PoolChain, ProbeStage, Reservation
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
     AgentId,
@@ -38,7 +38,9 @@ class BookMachine(RuleBasedStateMachine):
         ]
         pools = [Pool(members[0:2]), Pool(members[1:4]), Pool(members[3:6])]
         self.book.follow(pools)
-        self.legs = tuple(Leg(pool, (5, 6, 8), 2 if i else 0) for i, pool in enumerate(pools))
+        self.legs = tuple(
+            ProbeStage(pool, (5, 6, 8), 2 if i else 0) for i, pool in enumerate(pools)
+        )
         self.now = 0
         self.batches = 0
         self.expected: dict[Key, tuple[int, int]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from catenary_scheduler.book import Book, Member, Reservation, Step
+from catenary_scheduler.book import Book, PathHop, PoolMember, Reservation
 from catenary_services.domain.ids import AgentId, BatchId, ResourceId, ServerId
 from catenary_services.domain.plan import Agent
 from catenary_services.errors import InternalError
@@ -15,11 +15,11 @@ def book() -> Book:
     return Book()
 
 
-def member(book: Book, name: str) -> Member:
+def member(book: Book, name: str) -> PoolMember:
     return book.member(Agent(AgentId(name), "x", ServerId(f"s-{name}"), 1, 10**9))
 
 
-def reserve(book: Book, batch: int, *steps: Step, expires: int = 1000) -> None:
+def reserve(book: Book, batch: int, *steps: PathHop, expires: int = 1000) -> None:
     book.reserve(BatchId(batch), steps, expires)
 
 
@@ -32,7 +32,7 @@ def intervals(book: Book, resource: str) -> list[tuple[int, int, int]]:
 def test_a_late_end_pushes_the_queue_of_its_device_in_order(book: Book) -> None:
     a = member(book, "a")
     for batch, start in ((1, 0), (2, 10), (3, 20), (4, 40)):
-        reserve(book, batch, Step(a, start, 0, start, 10))
+        reserve(book, batch, PathHop(a, start, 0, start, 10))
     correction = book.correct(BatchId(1), 0, 0, 15)
     assert correction == (5, (2, 3))
     assert intervals(book, "gpu/a") == [(0, 15, 1), (15, 25, 2), (25, 35, 3), (40, 50, 4)]
@@ -40,9 +40,9 @@ def test_a_late_end_pushes_the_queue_of_its_device_in_order(book: Book) -> None:
 
 def test_a_displaced_batch_moves_its_later_stages_and_whoever_they_displace(book: Book) -> None:
     a, b = member(book, "a"), member(book, "b")
-    reserve(book, 1, Step(a, 0, 0, 0, 10))
-    reserve(book, 2, Step(a, 10, 0, 10, 10), Step(b, 20, 5, 25, 10))
-    reserve(book, 3, Step(b, 35, 0, 35, 10))
+    reserve(book, 1, PathHop(a, 0, 0, 0, 10))
+    reserve(book, 2, PathHop(a, 10, 0, 10, 10), PathHop(b, 20, 5, 25, 10))
+    reserve(book, 3, PathHop(b, 35, 0, 35, 10))
     book.correct(BatchId(1), 0, 0, 17)
     assert intervals(book, "gpu/a") == [(0, 17, 1), (17, 27, 2)]
     assert intervals(book, "uplink/s-a") == intervals(book, "downlink/s-b") == [(27, 32, 2)]
@@ -51,7 +51,7 @@ def test_a_displaced_batch_moves_its_later_stages_and_whoever_they_displace(book
 
 def test_slack_swallows_a_small_delay(book: Book) -> None:
     a, b = member(book, "a"), member(book, "b")
-    reserve(book, 1, Step(a, 0, 0, 0, 10), Step(b, 20, 5, 25, 10))
+    reserve(book, 1, PathHop(a, 0, 0, 0, 10), PathHop(b, 20, 5, 25, 10))
     correction = book.correct(BatchId(1), 0, 0, 18)
     assert correction == (8, ())
     assert intervals(book, "gpu/b") == [(25, 35, 1)]
@@ -59,24 +59,24 @@ def test_slack_swallows_a_small_delay(book: Book) -> None:
 
 def test_an_early_end_frees_the_rest_and_moves_nothing(book: Book) -> None:
     a = member(book, "a")
-    reserve(book, 1, Step(a, 0, 0, 0, 10))
-    reserve(book, 2, Step(a, 10, 0, 10, 10))
+    reserve(book, 1, PathHop(a, 0, 0, 0, 10))
+    reserve(book, 2, PathHop(a, 10, 0, 10, 10))
     assert book.correct(BatchId(1), 0, 0, 4) == (-6, ())
     assert intervals(book, "gpu/a") == [(0, 4, 1), (10, 20, 2)]
 
 
 def test_a_batch_that_overtook_another_pushes_it_behind(book: Book) -> None:
     a = member(book, "a")
-    reserve(book, 1, Step(a, 0, 0, 0, 10))
-    reserve(book, 2, Step(a, 10, 0, 10, 10))
+    reserve(book, 1, PathHop(a, 0, 0, 0, 10))
+    reserve(book, 2, PathHop(a, 10, 0, 10, 10))
     book.correct(BatchId(2), 0, 3, 12)
     assert intervals(book, "gpu/a") == [(3, 12, 2), (12, 22, 1)]
 
 
 def test_known_uses_stay_when_another_report_overlaps_them(book: Book) -> None:
     a = member(book, "a")
-    reserve(book, 1, Step(a, 0, 0, 0, 10))
-    reserve(book, 2, Step(a, 10, 0, 10, 10))
+    reserve(book, 1, PathHop(a, 0, 0, 0, 10))
+    reserve(book, 2, PathHop(a, 10, 0, 10, 10))
     book.correct(BatchId(1), 0, 0, 12)
     book.correct(BatchId(2), 0, 11, 19)
     assert intervals(book, "gpu/a") == [(0, 12, 1), (12, 19, 2)]
@@ -84,7 +84,7 @@ def test_known_uses_stay_when_another_report_overlaps_them(book: Book) -> None:
 
 def test_a_report_of_a_later_hop_closes_the_hops_before_it(book: Book) -> None:
     a, b = member(book, "a"), member(book, "b")
-    reserve(book, 1, Step(a, 0, 0, 0, 10), Step(b, 10, 5, 15, 10))
+    reserve(book, 1, PathHop(a, 0, 0, 0, 10), PathHop(b, 10, 5, 15, 10))
     book.correct(BatchId(1), 1, 8, 20)
     assert intervals(book, "gpu/a") == [(0, 8, 1)]
     assert intervals(book, "uplink/s-a") == []
@@ -93,8 +93,8 @@ def test_a_report_of_a_later_hop_closes_the_hops_before_it(book: Book) -> None:
 
 def test_expiry_moves_with_the_last_use(book: Book) -> None:
     a = member(book, "a")
-    reserve(book, 1, Step(a, 0, 0, 0, 10))
-    reserve(book, 2, Step(a, 10, 0, 10, 10), expires=30)
+    reserve(book, 1, PathHop(a, 0, 0, 0, 10))
+    reserve(book, 2, PathHop(a, 10, 0, 10, 10), expires=30)
     book.correct(BatchId(1), 0, 0, 25)
     assert book.expire(44) == []
     assert book.next_expiry() == 45
@@ -103,13 +103,13 @@ def test_expiry_moves_with_the_last_use(book: Book) -> None:
 
 def test_reserve_refuses_what_is_booked_and_leaves_no_trace(book: Book) -> None:
     a, b = member(book, "a"), member(book, "b")
-    reserve(book, 1, Step(b, 0, 0, 18, 10))
+    reserve(book, 1, PathHop(b, 0, 0, 18, 10))
     before = book.snapshot()
     with pytest.raises(InternalError):
-        reserve(book, 2, Step(a, 0, 0, 0, 10), Step(b, 10, 5, 15, 10))
+        reserve(book, 2, PathHop(a, 0, 0, 0, 10), PathHop(b, 10, 5, 15, 10))
     assert book.snapshot() == before
     with pytest.raises(InternalError):
-        reserve(book, 1, Step(a, 0, 0, 0, 10))
+        reserve(book, 1, PathHop(a, 0, 0, 0, 10))
 
 
 def test_restore_resolves_overlaps_of_a_torn_journal(book: Book) -> None:
@@ -124,8 +124,8 @@ def test_restore_resolves_overlaps_of_a_torn_journal(book: Book) -> None:
 
 def test_pruning_forgets_only_what_is_over_and_reported(book: Book) -> None:
     a = member(book, "a")
-    reserve(book, 1, Step(a, 0, 0, 0, 10))
-    reserve(book, 2, Step(a, 10, 0, 10, 10))
+    reserve(book, 1, PathHop(a, 0, 0, 0, 10))
+    reserve(book, 2, PathHop(a, 10, 0, 10, 10))
     book.correct(BatchId(1), 0, 0, 10)
     book.prune(50)
     assert intervals(book, "gpu/a") == [(10, 20, 2)]

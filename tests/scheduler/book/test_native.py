@@ -43,7 +43,7 @@ class Side:
             each.attach()
         self.chain = probing.PoolChain(
             [
-                probe.Leg(self.pools[at], compute, nbytes)
+                probe.ProbeStage(self.pools[at], compute, nbytes)
                 for at, (compute, nbytes) in enumerate(legs)
             ]
         )

@@ -5,13 +5,21 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_scheduler.book import Book, Leg, Member, Pool, PoolChain, Step, earliest_slot
+from catenary_scheduler.book import (
+    Book,
+    PathHop,
+    Pool,
+    PoolChain,
+    PoolMember,
+    ProbeStage,
+    earliest_slot,
+)
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, BatchId, ServerId
 from catenary_services.domain.plan import Agent
 
 
 def literal_probe(
-    legs: tuple[Leg, ...], rows: int, now: int
+    legs: tuple[ProbeStage, ...], rows: int, now: int
 ) -> tuple[int, int, list[tuple[str, int, int, int, int]]]:
     """Algorithm 2 line by line; ties go to the latest-free GPU, as `probe` documents."""
     t_g, wait, last = now, 0, None
@@ -40,7 +48,7 @@ def literal_probe(
     return t_g, wait, path
 
 
-def plain(step: Step) -> tuple[str, int, int, int, int]:
+def plain(step: PathHop) -> tuple[str, int, int, int, int]:
     return (
         str(step.member.agent),
         step.transfer_start,
@@ -51,11 +59,11 @@ def plain(step: Step) -> tuple[str, int, int, int, int]:
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> tuple[Book, tuple[Leg, ...]]:
+def clusters(draw: st.DrawFn) -> tuple[Book, tuple[ProbeStage, ...]]:
     book = Book()
     count = draw(st.integers(1, 7))
     speeds = st.sampled_from([1, 1, 1, 2])
-    members: list[Member] = [
+    members: list[PoolMember] = [
         book.member(
             Agent(
                 AgentId(f"a{i}"),
@@ -75,7 +83,7 @@ def clusters(draw: st.DrawFn) -> tuple[Book, tuple[Leg, ...]]:
         base = draw(st.integers(1, 8))
         step = draw(st.integers(0, 3))
         row_bytes = draw(st.integers(0, 4)) if position else 0
-        legs.append(Leg(pool, tuple(base + step * i for i in range(4)), row_bytes))
+        legs.append(ProbeStage(pool, tuple(base + step * i for i in range(4)), row_bytes))
     book.follow(pools.values())
     return book, tuple(legs)
 
@@ -83,7 +91,7 @@ def clusters(draw: st.DrawFn) -> tuple[Book, tuple[Leg, ...]]:
 @settings(max_examples=200)
 @given(clusters(), st.data())
 def test_probe_equals_algorithm_2_written_out_on_any_book(
-    cluster: tuple[Book, tuple[Leg, ...]], data: st.DataObject
+    cluster: tuple[Book, tuple[ProbeStage, ...]], data: st.DataObject
 ) -> None:
     book, legs = cluster
     now = 0
@@ -110,7 +118,7 @@ def test_the_gpu_that_was_busy_last_is_taken_when_all_finish_alike() -> None:
     members = [book.member(agent) for agent in agents]
     pool = Pool(members)
     book.follow([pool])
-    leg = Leg(pool, (10,), 0)
-    book.reserve(BatchId(1), [Step(members[1], 0, 0, 0, 10)], 100)
-    book.reserve(BatchId(2), [Step(members[2], 0, 0, 0, 30)], 100)
+    leg = ProbeStage(pool, (10,), 0)
+    book.reserve(BatchId(1), [PathHop(members[1], 0, 0, 0, 10)], 100)
+    book.reserve(BatchId(2), [PathHop(members[2], 0, 0, 0, 30)], 100)
     assert PoolChain((leg,)).probe(1, 20).steps[0].member is members[1]

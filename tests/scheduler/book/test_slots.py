@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from catenary_scheduler.book import Book, Cache, Claims, Reservation, SlotLedger, cache_of
+from catenary_scheduler.book import Book, Cache, Reservation, SlotClaims, SlotLedger, cache_of
 from catenary_services.domain.ids import (
     AgentId,
     BatchId,
@@ -36,7 +36,7 @@ def test_a_resource_names_agent_model_and_blocks() -> None:
 
 def test_a_reservation_takes_slots_in_every_cache() -> None:
     slots, (a, b) = ledger(5, 3)
-    slots.reserve(S1, Claims((a, b), (4, 2)), 10, 100)
+    slots.reserve(S1, SlotClaims((a, b), (4, 2)), 10, 100)
     assert (a.used, b.used) == (4, 2)
     assert S1 in slots
     assert slots.agents(S1) == [A, B]
@@ -50,32 +50,32 @@ def test_a_reservation_takes_slots_in_every_cache() -> None:
 
 def test_probe_names_the_first_cache_that_lacks_slots_and_books_nothing() -> None:
     slots, (a, b) = ledger(5, 3)
-    assert slots.probe(Claims((a, b), (5, 3))) is None
-    assert slots.probe(Claims((a, b), (5, 4))) is b
-    assert slots.probe(Claims((a, b), (6, 4))) is a
+    assert slots.probe(SlotClaims((a, b), (5, 3))) is None
+    assert slots.probe(SlotClaims((a, b), (5, 4))) is b
+    assert slots.probe(SlotClaims((a, b), (6, 4))) is a
     assert (a.used, b.used, len(slots)) == (0, 0, 0)
 
 
 def test_a_cache_is_never_reserved_beyond_its_capacity() -> None:
     slots, (a, b) = ledger(5, 3)
-    slots.reserve(S1, Claims((a, b), (2, 2)), 0, 100)
+    slots.reserve(S1, SlotClaims((a, b), (2, 2)), 0, 100)
     with pytest.raises(InternalError, match="too few slots in cache/b"):
-        slots.reserve(S2, Claims((a, b), (2, 2)), 0, 100)
+        slots.reserve(S2, SlotClaims((a, b), (2, 2)), 0, 100)
     assert (a.used, b.used) == (2, 2)
     assert S2 not in slots
 
 
 def test_a_session_has_one_reservation() -> None:
     slots, (a,) = ledger(5)
-    slots.reserve(S1, Claims((a,), (1,)), 0, 100)
+    slots.reserve(S1, SlotClaims((a,), (1,)), 0, 100)
     with pytest.raises(InternalError, match="already"):
-        slots.reserve(S1, Claims((a,), (1,)), 0, 100)
+        slots.reserve(S1, SlotClaims((a,), (1,)), 0, 100)
     assert a.used == 1
 
 
 def test_agents_let_go_one_after_the_other() -> None:
     slots, (a, b) = ledger(5, 3)
-    slots.reserve(S1, Claims((a, b), (4, 2)), 0, 100)
+    slots.reserve(S1, SlotClaims((a, b), (4, 2)), 0, 100)
     assert slots.release(S1, B) == [b]
     assert slots.release(S1, B) == []
     assert (a.used, b.used) == (4, 0)
@@ -88,7 +88,7 @@ def test_agents_let_go_one_after_the_other() -> None:
 def test_what_is_not_confirmed_expires() -> None:
     slots, (a,) = ledger(5)
     for session, expiry in ((S1, 100), (S2, 50), (S3, 60)):
-        slots.reserve(session, Claims((a,), (1,)), 0, expiry)
+        slots.reserve(session, SlotClaims((a,), (1,)), 0, expiry)
     slots.confirm(S2, 150)
     slots.confirm(S1, 90)  # never earlier
     assert slots.next_expiry() == 60
@@ -103,7 +103,7 @@ def test_what_is_not_confirmed_expires() -> None:
 
 def test_an_expiry_may_be_put_forward_once_the_end_was_ordered() -> None:
     slots, (a,) = ledger(5)
-    slots.reserve(S1, Claims((a,), (1,)), 0, 100)
+    slots.reserve(S1, SlotClaims((a,), (1,)), 0, 100)
     slots.expire_at(S1, 40)
     assert (slots.next_expiry(), slots.expire(39), slots.expire(40)) == (40, [], [S1])
 
@@ -114,7 +114,7 @@ def test_a_correction_enters_what_is_really_held_even_without_room() -> None:
     slots.correct(S1, b, 2, 0, 100)
     slots.correct(S1, a, 4, 0, 100)
     assert (a.used, b.used) == (4, 2)
-    assert slots.probe(Claims((b,), (0,))) is b
+    assert slots.probe(SlotClaims((b,), (0,))) is b
     slots.correct(S1, b, 0, 0, 100)
     assert (a.used, b.used) == (4, 0)
     slots.correct(S1, a, 0, 0, 100)
@@ -125,7 +125,7 @@ def test_a_correction_enters_what_is_really_held_even_without_room() -> None:
 
 def test_a_released_cache_can_be_corrected_back() -> None:
     slots, (a, b) = ledger(5, 5)
-    slots.reserve(S1, Claims((a, b), (4, 2)), 0, 100)
+    slots.reserve(S1, SlotClaims((a, b), (4, 2)), 0, 100)
     slots.release(S1, A)
     slots.correct(S1, a, 4, 0, 100)
     assert (a.used, b.used) == (4, 2)
@@ -135,16 +135,16 @@ def test_a_released_cache_can_be_corrected_back() -> None:
 
 def test_a_plan_that_takes_slots_away_harms_no_session() -> None:
     slots, (a,) = ledger(5)
-    slots.reserve(S1, Claims((a,), (4,)), 0, 100)
+    slots.reserve(S1, SlotClaims((a,), (4,)), 0, 100)
     a.capacity = 2
-    assert slots.probe(Claims((a,), (1,))) is a
+    assert slots.probe(SlotClaims((a,), (1,))) is a
     slots.release(S1)
-    assert slots.probe(Claims((a,), (2,))) is None
+    assert slots.probe(SlotClaims((a,), (2,))) is None
 
 
 def test_caches_without_capacity_and_sessions_are_forgotten() -> None:
     slots, (a, b) = ledger(5, 5)
-    slots.reserve(S1, Claims((a,), (1,)), 0, 100)
+    slots.reserve(S1, SlotClaims((a,), (1,)), 0, 100)
     a.capacity = b.capacity = 0
     slots.forget_unused()
     assert slots.caches() == [a]
@@ -156,7 +156,7 @@ def test_caches_without_capacity_and_sessions_are_forgotten() -> None:
 def test_expiries_of_ended_sessions_do_not_pile_up() -> None:
     slots, (a,) = ledger(1)
     for number in range(1, 2000):
-        slots.reserve(SessionId(number), Claims((a,), (1,)), number, 10**9)
+        slots.reserve(SessionId(number), SlotClaims((a,), (1,)), number, 10**9)
         slots.release(SessionId(number))
     assert len(slots._expiries) < 100
 
@@ -165,10 +165,10 @@ def test_the_journal_tells_each_change_once_and_nothing_of_what_came_and_went() 
     book = Book()
     a = book.slots.cache(A, PartitionKey(MODEL, 0, 4))
     a.capacity = 5
-    book.slots.reserve(S1, Claims((a,), (4,)), 0, 100)
+    book.slots.reserve(S1, SlotClaims((a,), (4,)), 0, 100)
     book.slots.release(S1)
     assert book.take_changes() == []
-    book.slots.reserve(S2, Claims((a,), (4,)), 0, 100)
+    book.slots.reserve(S2, SlotClaims((a,), (4,)), 0, 100)
     (put,) = book.take_changes()
     assert (put.op, put.reservation.session, put.reservation.slots) == ("put", S2, 4)
     assert book.take_changes() == []
@@ -185,7 +185,7 @@ def test_equal_numbers_of_a_batch_and_a_session_mean_nothing() -> None:
     a = book.slots.cache(A, PartitionKey(MODEL, 0, 4))
     a.capacity = 5
     book.restore([Reservation(BatchId(1), 0, ResourceId("gpu/a"), 0, 10, 100)])
-    book.slots.reserve(S1, Claims((a,), (4,)), 0, 100)
+    book.slots.reserve(S1, SlotClaims((a,), (4,)), 0, 100)
     assert len(book) == 1
     assert len(book.snapshot()) == 2
     book.release(BatchId(1))
@@ -197,8 +197,8 @@ def test_a_successor_has_the_same_slots() -> None:
     book, other = Book(), Book()
     a, b = (book.slots.cache(agent, PartitionKey(MODEL, 0, 4)) for agent in (A, B))
     a.capacity = b.capacity = 9
-    book.slots.reserve(S1, Claims((a, b), (4, 2)), 5, 100)
-    book.slots.reserve(S2, Claims((a, b), (4, 2)), 6, 90)
+    book.slots.reserve(S1, SlotClaims((a, b), (4, 2)), 5, 100)
+    book.slots.reserve(S2, SlotClaims((a, b), (4, 2)), 6, 90)
     book.slots.release(S2, A)
     other.restore(reversed(book.snapshot()))
     assert set(other.snapshot()) == set(book.snapshot())

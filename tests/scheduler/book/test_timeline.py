@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catenary_scheduler.book import Timeline, Use, earliest_slot
+from catenary_scheduler.book import BookedInterval, Timeline, earliest_slot
 from catenary_services.domain.ids import BatchId, ResourceId
 from catenary_services.errors import InternalError
 
@@ -14,7 +14,7 @@ from catenary_services.errors import InternalError
 def filled(name: str, intervals: list[tuple[int, int]]) -> Timeline:
     line = Timeline(ResourceId(name))
     for start, end in intervals:
-        line.insert(Use(BatchId(1), 0, (line,), start, end))
+        line.insert(BookedInterval(BatchId(1), 0, (line,), start, end))
     return line
 
 
@@ -49,7 +49,7 @@ def test_insert_accepts_exactly_what_does_not_overlap(
     line = filled("r", intervals)
     end = start + length
     free = all(end <= low or high <= start for low, high in intervals)
-    new = Use(BatchId(2), 0, (line,), start, end)
+    new = BookedInterval(BatchId(2), 0, (line,), start, end)
     if free:
         line.insert(new)
         assert sorted([*intervals, (start, end)]) == list(zip(line.starts, line.ends, strict=True))

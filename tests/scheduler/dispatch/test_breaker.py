@@ -13,9 +13,9 @@ from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.dispatch.breaker import (
     TRANSITIONS,
     BreakerConfig,
-    Breakers,
-    Circuit,
-    Signal,
+    CircuitBreakers,
+    CircuitSignal,
+    CircuitState,
 )
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey
 
@@ -28,7 +28,7 @@ CONFIG = BreakerConfig(first_pause_ns=100, longest_pause_ns=1000)
 class Bench:
     def __init__(self, config: BreakerConfig = CONFIG) -> None:
         self.view = Availability()
-        self.breakers = Breakers(self.view, config)
+        self.breakers = CircuitBreakers(self.view, config)
         self.evidence = itertools.count(1)
 
     def fails(self, now: int, agent: AgentId = A, reason: str = "DEVICE_FAILED") -> int:
@@ -36,7 +36,7 @@ class Bench:
         self.breakers.failed(agent, KEY, evidence, reason, now)
         return evidence
 
-    def circuit(self, agent: AgentId = A) -> Circuit:
+    def circuit(self, agent: AgentId = A) -> CircuitState:
         return self.breakers.circuit(agent, KEY)
 
     def is_broken(self, agent: AgentId = A, key: PartitionKey = KEY) -> bool:
@@ -46,14 +46,14 @@ class Bench:
 def opened() -> Bench:
     bench = Bench()
     for _ in range(3):
-        assert bench.circuit() is Circuit.CLOSED
+        assert bench.circuit() is CircuitState.CLOSED
         bench.fails(0)
     return bench
 
 
 def test_three_failures_in_a_row_open_a_circuit_for_that_partition_only() -> None:
     bench = opened()
-    assert bench.circuit() is Circuit.OPEN
+    assert bench.circuit() is CircuitState.OPEN
     assert bench.is_broken()
     assert not bench.is_broken(B)
     assert not bench.is_broken(A, OTHER)
@@ -66,17 +66,17 @@ def test_a_success_between_failures_keeps_it_closed() -> None:
         bench.fails(now)
         for _ in range(3):
             bench.breakers.worked(A, KEY, now)
-    assert bench.circuit() is Circuit.CLOSED
+    assert bench.circuit() is CircuitState.CLOSED
 
 
 def test_failing_half_of_the_time_opens_it_too() -> None:
     bench = Bench()
     for now in range(8):
         bench.fails(now)
-        if bench.circuit() is Circuit.OPEN:
+        if bench.circuit() is CircuitState.OPEN:
             break
         bench.breakers.worked(A, KEY, now)
-    assert bench.circuit() is Circuit.OPEN
+    assert bench.circuit() is CircuitState.OPEN
 
 
 def test_a_lost_device_opens_it_at_once() -> None:
@@ -90,13 +90,13 @@ def test_after_the_pause_one_probe_is_let_through_and_its_success_closes_it() ->
     bench.breakers.look(99)
     assert bench.is_broken()
     bench.breakers.look(100)
-    assert bench.circuit() is Circuit.HALF_OPEN
+    assert bench.circuit() is CircuitState.HALF_OPEN
     assert not bench.is_broken()
     bench.breakers.given(A, KEY, 101)
-    assert bench.circuit() is Circuit.PROBING
+    assert bench.circuit() is CircuitState.PROBING
     assert bench.is_broken()
     bench.breakers.worked(A, KEY, 120)
-    assert bench.circuit() is Circuit.CLOSED
+    assert bench.circuit() is CircuitState.CLOSED
     assert not bench.is_broken()
     assert len(bench.breakers) == 0
 
@@ -121,7 +121,7 @@ def test_a_probe_that_is_never_answered_is_followed_by_another() -> None:
     bench.breakers.look(100)
     bench.breakers.given(A, KEY, 100)
     bench.breakers.look(200)
-    assert bench.circuit() is Circuit.HALF_OPEN
+    assert bench.circuit() is CircuitState.HALF_OPEN
 
 
 def test_what_a_request_was_to_blame_for_is_forgiven_everywhere() -> None:
@@ -144,15 +144,19 @@ def test_what_else_failed_still_counts() -> None:
     assert bench.is_broken()
 
 
-@pytest.mark.parametrize(("circuit", "signal"), list(itertools.product(Circuit, Signal)))
-def test_the_table_leads_only_where_a_circuit_may_go(circuit: Circuit, signal: Signal) -> None:
+@pytest.mark.parametrize(
+    ("circuit", "signal"), list(itertools.product(CircuitState, CircuitSignal))
+)
+def test_the_table_leads_only_where_a_circuit_may_go(
+    circuit: CircuitState, signal: CircuitSignal
+) -> None:
     to = TRANSITIONS.get((circuit, signal), circuit)
-    if signal is Signal.WORKED:
-        assert to is Circuit.CLOSED
-    if signal is Signal.GIVEN:
-        assert to is (Circuit.PROBING if circuit is Circuit.HALF_OPEN else circuit)
-    if signal is Signal.FAILED_TOO_OFTEN:
-        assert to is Circuit.OPEN
+    if signal is CircuitSignal.WORKED:
+        assert to is CircuitState.CLOSED
+    if signal is CircuitSignal.GIVEN:
+        assert to is (CircuitState.PROBING if circuit is CircuitState.HALF_OPEN else circuit)
+    if signal is CircuitSignal.FAILED_TOO_OFTEN:
+        assert to is CircuitState.OPEN
 
 
 def test_circuits_of_those_that_never_come_back_are_forgotten() -> None:
@@ -183,12 +187,12 @@ class Histories(RuleBasedStateMachine):
     @rule(agent=st.sampled_from([A, B]))
     def work(self, agent: AgentId) -> None:
         self.bench.breakers.worked(agent, KEY, self.now)
-        assert self.bench.circuit(agent) is Circuit.CLOSED
+        assert self.bench.circuit(agent) is CircuitState.CLOSED
 
     @rule(agent=st.sampled_from([A, B]))
     def give(self, agent: AgentId) -> None:
         self.bench.breakers.given(agent, KEY, self.now)
-        assert self.bench.circuit(agent) is not Circuit.HALF_OPEN
+        assert self.bench.circuit(agent) is not CircuitState.HALF_OPEN
 
     @rule(data=st.data())
     def forgive(self, data: st.DataObject) -> None:
@@ -205,7 +209,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def view_and_circuits_agree(self) -> None:
         for agent in (A, B):
-            is_open = self.bench.circuit(agent) in {Circuit.OPEN, Circuit.PROBING}
+            is_open = self.bench.circuit(agent) in {CircuitState.OPEN, CircuitState.PROBING}
             mark = self.bench.view.mark_of(agent, Impairment.BROKEN, KEY)
             assert (mark is not None) == is_open
             if mark is not None:

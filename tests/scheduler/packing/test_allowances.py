@@ -3,13 +3,13 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_scheduler.packing.transfers.allowances import Allowances
+from catenary_scheduler.packing.transfers.epoch_budgets import EpochBudgets
 
 EPOCH = 1000
 
 
 def test_an_epochs_worth_may_be_taken_at_once() -> None:
-    given_out: Allowances[str] = Allowances(EPOCH)
+    given_out: EpochBudgets[str] = EpochBudgets(EPOCH)
     assert given_out.room("link", 50, 0) == 50
     given_out.take("link", 20, 50, 0)
     assert given_out.room("link", 50, 0) == 30
@@ -19,7 +19,7 @@ def test_an_epochs_worth_may_be_taken_at_once() -> None:
 
 
 def test_what_is_too_large_for_an_epoch_passes_and_is_made_up_for() -> None:
-    given_out: Allowances[str] = Allowances(EPOCH)
+    given_out: EpochBudgets[str] = EpochBudgets(EPOCH)
     assert given_out.room("link", 50, 0, largest=180) == 180
     given_out.take("link", 180, 50, 0)
     assert given_out.room("link", 50, EPOCH, largest=180) == 0
@@ -28,12 +28,12 @@ def test_what_is_too_large_for_an_epoch_passes_and_is_made_up_for() -> None:
 
 
 def test_nothing_passes_where_nothing_is_given() -> None:
-    given_out: Allowances[str] = Allowances(EPOCH)
+    given_out: EpochBudgets[str] = EpochBudgets(EPOCH)
     assert given_out.room("link", 0, 0, largest=180) == 0
 
 
 def test_only_what_is_owed_is_remembered() -> None:
-    given_out: Allowances[int] = Allowances(EPOCH)
+    given_out: EpochBudgets[int] = EpochBudgets(EPOCH)
     for key in range(100):
         given_out.take(key, 10, 50, 0)
         given_out.take(-key - 1, 0, 50, 0)
@@ -45,7 +45,7 @@ def test_only_what_is_owed_is_remembered() -> None:
 @given(st.lists(st.tuples(st.integers(0, 700), st.integers(1, 200)), min_size=1, max_size=40))
 @settings(max_examples=30, deadline=None)
 def test_in_the_long_run_no_more_passes_than_is_given(steps: list[tuple[int, int]]) -> None:
-    given_out: Allowances[str] = Allowances(EPOCH)
+    given_out: EpochBudgets[str] = EpochBudgets(EPOCH)
     per_epoch, now, taken, largest = 50, 0, 0, 0
     for wait, size in steps:
         now += wait

@@ -8,9 +8,9 @@ import pytest
 
 from catenary_scheduler.packing.bound import bound_on_bins
 from catenary_scheduler.packing.config import PackingConfig
+from catenary_scheduler.packing.lazy.bin_forecast import BinForecast, LazyRules
 from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
-from catenary_scheduler.packing.lazy.outlook import LazyRules, Outlook
-from catenary_scheduler.packing.moves import Move
+from catenary_scheduler.packing.moves import PackingMove
 from catenary_services.errors import InvalidInput
 
 
@@ -37,7 +37,7 @@ def test_crossing_the_border_of_a_class_moves_nobody() -> None:
 def test_only_an_overflow_moves_and_what_is_enough_opens_a_bin_if_no_other_has_room() -> None:
     pool = pool_of(1000, [(1, 300), (2, 300), (3, 390)], [(4, 600), (5, 200)], [(6, 900)])
     assert not pool.update(1, 310)
-    assert pool.update(1, 320) == [Move(2, 0, 3, 300)]
+    assert pool.update(1, 320) == [PackingMove(2, 0, 3, 300)]
     assert not pool.check()
 
 
@@ -49,13 +49,13 @@ def test_the_move_after_which_both_bins_last_longest_is_made() -> None:
     result = pool.epoch((), {item: size + 5 for item, size in sizes.items()}, {})
     # Sessions grow by 5. Without 1 the bin lasts 9.5 epochs; 2 would fill bin 1 within 6; 3 fits
     # nowhere. On both others 1 lasts longer than that, and bin 1, with the least load, drains.
-    assert result.moves == (Move(1, 0, 2, 105),)
+    assert result.moves == (PackingMove(1, 0, 2, 105),)
 
 
 def test_a_bin_is_emptied_when_the_others_have_room_for_long() -> None:
     pool = pool_of(1000, [(1, 300), (2, 200)], [(3, 300), (4, 200)], [(5, 100), (6, 700)])
     moves = pool.depart(6)
-    assert moves == [Move(5, 2, 0, 100)] or moves == [Move(5, 2, 1, 100)]
+    assert moves == [PackingMove(5, 2, 0, 100)] or moves == [PackingMove(5, 2, 1, 100)]
     assert len(pool.bins()) == 2
 
 
@@ -65,7 +65,7 @@ def test_a_bin_is_not_emptied_where_growth_would_soon_undo_it() -> None:
     assert not pool.epoch((), {1: 340, 2: 440, 3: 140}, {}).moves
     assert len(pool.bins()) == 2
     calm = pool_of(1000, [(1, 340), (2, 440)], [(3, 140)], rules=rules)
-    assert calm.epoch((), {}, {}).moves == (Move(3, 1, 0, 140),)
+    assert calm.epoch((), {}, {}).moves == (PackingMove(3, 1, 0, 140),)
 
 
 def test_no_more_sessions_than_allowed_are_moved_to_empty_a_bin() -> None:
@@ -146,7 +146,7 @@ def test_wrong_input_changes_nothing() -> None:
 
 
 def test_the_pace_of_growth_is_learned_from_whole_epochs() -> None:
-    outlook = Outlook(1000, LazyRules(headroom_share=1.0))
+    outlook = BinForecast(1000, LazyRules(headroom_share=1.0))
     assert outlook.headroom(10, 5.0) == 0
     outlook.learn(25, 10)
     assert outlook.headroom(4, 5.0) == pytest.approx(50)
@@ -158,6 +158,6 @@ def test_the_pace_of_growth_is_learned_from_whole_epochs() -> None:
 
 
 def test_headroom_is_never_more_than_a_share() -> None:
-    outlook = Outlook(1000, LazyRules())
+    outlook = BinForecast(1000, LazyRules())
     outlook.learn(1000, 10)
     assert outlook.headroom(8, 6.0) == 125

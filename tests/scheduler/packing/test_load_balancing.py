@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from catenary_lab.packing.load_balancing import LoadBalancing
 from catenary_scheduler.packing.load_balancing import balancing_moves
-from catenary_scheduler.packing.moves import Item, Move
+from catenary_scheduler.packing.moves import Item, PackingMove
 
 CAPACITY = 100
 GPUS = st.dictionaries(
@@ -29,10 +29,10 @@ def loads_of(items: dict[int, dict[Item, int]]) -> dict[int, int]:
     return {gpu: sum(sizes.values()) for gpu, sizes in items.items()}
 
 
-def twin(items: dict[int, dict[Item, int]], threshold: int) -> list[Move]:
+def twin(items: dict[int, dict[Item, int]], threshold: int) -> list[PackingMove]:
     """The rule by trying every session of the fullest GPU."""
     items = {gpu: dict(sizes) for gpu, sizes in items.items()}
-    moves: list[Move] = []
+    moves: list[PackingMove] = []
     while True:
         ordered = sorted(loads_of(items).items(), key=lambda each: (-each[1], each[0]))
         fullest, most = ordered[0]
@@ -47,7 +47,7 @@ def twin(items: dict[int, dict[Item, int]], threshold: int) -> list[Move]:
         item = min(options, key=lambda each: each[:3])[3]
         size = items[fullest].pop(item)
         items[emptiest][item] = size
-        moves.append(Move(item, fullest, emptiest, size))
+        moves.append(PackingMove(item, fullest, emptiest, size))
 
 
 @settings(max_examples=40, deadline=None)
@@ -72,13 +72,13 @@ def test_every_move_makes_loads_more_even(gpus: dict[int, list[int]], threshold:
 
 def test_what_may_not_move_counts_and_stays() -> None:
     moves = balancing_moves({0: 80, 1: 10}, {0: {"small": 10}}, 20)
-    assert moves == [Move("small", 0, 1, 10)]
+    assert moves == [PackingMove("small", 0, 1, 10)]
     assert balancing_moves({0: 80, 1: 10}, {}, 20) == []
 
 
 def test_an_empty_gpu_takes_part() -> None:
     items: dict[int, dict[Item, int]] = {0: {"a": 30, "b": 30}}
-    assert balancing_moves({0: 60, 1: 0}, items, 10) == [Move("a", 0, 1, 30)]
+    assert balancing_moves({0: 60, 1: 0}, items, 10) == [PackingMove("a", 0, 1, 30)]
 
 
 def test_there_are_no_more_moves_than_allowed() -> None:
@@ -91,7 +91,7 @@ def test_an_overflow_moves_the_smallest_that_suffices() -> None:
     policy = LoadBalancing(100, threshold=100)
     policy.epoch((), {}, {"a": 50, "b": 30, "c": 20})
     result = policy.epoch((), {"a": 75}, {})
-    assert result.moves == (Move("b", 0, 1, 30),)
+    assert result.moves == (PackingMove("b", 0, 1, 30),)
     assert result.preempted == ()
 
 

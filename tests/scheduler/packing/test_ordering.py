@@ -5,8 +5,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_scheduler.packing.moves import Move
-from catenary_scheduler.packing.transfers.ordering import Ordering, in_waves
+from catenary_scheduler.packing.moves import PackingMove
+from catenary_scheduler.packing.transfers.ordering import TransferOrder, in_waves
 
 CAPACITY = 20
 BINS = 4
@@ -15,7 +15,7 @@ DRAWN = st.lists(
 )
 
 
-def start(drawn: list[tuple[int, int, int]]) -> tuple[list[Move], list[int]]:
+def start(drawn: list[tuple[int, int, int]]) -> tuple[list[PackingMove], list[int]]:
     """Returns moves that are possible at the end if not at once, and what bins hold before them."""
     moves, before, after = [], [0] * BINS, [0] * BINS
     for item, (source, step, size) in enumerate(drawn):
@@ -23,16 +23,16 @@ def start(drawn: list[tuple[int, int, int]]) -> tuple[list[Move], list[int]]:
         if before[source] + size <= CAPACITY and after[target] + size <= CAPACITY:
             before[source] += size
             after[target] += size
-            moves.append(Move(item, source, target, size))
+            moves.append(PackingMove(item, source, target, size))
     return moves, before
 
 
-def fewest_deferred(moves: list[Move], before: list[int]) -> int:
+def fewest_deferred(moves: list[PackingMove], before: list[int]) -> int:
     """Returns the least number of moves left over, by trying every order, one at a time."""
     least = len(moves)
     seen: set[frozenset[object]] = set()
 
-    def go_on(left: list[Move], held: list[int]) -> None:
+    def go_on(left: list[PackingMove], held: list[int]) -> None:
         nonlocal least
         key = frozenset(move.item for move in left)
         if key in seen:
@@ -50,7 +50,7 @@ def fewest_deferred(moves: list[Move], before: list[int]) -> int:
     return least
 
 
-def ordered(moves: list[Move], before: list[int]) -> Ordering:
+def ordered(moves: list[PackingMove], before: list[int]) -> TransferOrder:
     return in_waves(moves, {at: CAPACITY - held for at, held in enumerate(before)})
 
 
@@ -96,17 +96,17 @@ def test_hardly_ever_is_more_deferred_than_must_be() -> None:
 
 
 def test_who_must_leave_first_goes_first() -> None:
-    enters, leaves = Move("enters", 0, 1, 9), Move("leaves", 1, 2, 10)
+    enters, leaves = PackingMove("enters", 0, 1, 9), PackingMove("leaves", 1, 2, 10)
     done = in_waves([enters, leaves], {0: 0, 1: 0, 2: 10})
-    assert done == Ordering(((leaves,), (enters,)), ())
+    assert done == TransferOrder(((leaves,), (enters,)), ())
 
 
 def test_two_that_want_each_others_place_are_deferred() -> None:
-    swap = [Move("a", 0, 1, 12), Move("b", 1, 0, 12)]
-    assert in_waves(swap, {0: 8, 1: 8}) == Ordering((), tuple(swap))
+    swap = [PackingMove("a", 0, 1, 12), PackingMove("b", 1, 0, 12)]
+    assert in_waves(swap, {0: 8, 1: 8}) == TransferOrder((), tuple(swap))
     assert in_waves(swap, {0: 12, 1: 8}).deferred == ()  # one of them has room
 
 
 def test_a_bin_of_which_nothing_is_known_has_no_room() -> None:
-    move = Move("a", 0, 1, 1)
+    move = PackingMove("a", 0, 1, 1)
     assert in_waves([move], {0: 5}).deferred == (move,)

@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from benchmarks.packing_operations import CAPACITIES, fewest_bins, many_lives
 from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
 from catenary_scheduler.packing.lower_bound import lower_bound
-from catenary_scheduler.packing.mell.pool import Pool
+from catenary_scheduler.packing.mell.pool import MellPool
 
-Maker = Callable[[int], Pool | LazyPool]
+Maker = Callable[[int], MellPool | LazyPool]
 SIZES = st.one_of(
     st.floats(0, 1),
     st.floats(0, 0.26),
@@ -60,7 +60,7 @@ class Life(RuleBasedStateMachine):
         assert not moved
         assert set(result.placed) == set(arrived)
         pool = self.pool
-        self.last_moves = pool.item_moves if isinstance(pool, Pool) else len(result.moves)
+        self.last_moves = pool.item_moves if isinstance(pool, MellPool) else len(result.moves)
         if len(departed) + len(grown) + len(arrived) <= 1:
             assert self.last_moves <= self.most_items
 
@@ -110,7 +110,7 @@ class Life(RuleBasedStateMachine):
 
 
 class MellLife(Life):
-    make = staticmethod(Pool)
+    make = staticmethod(MellPool)
 
 
 class LazyLife(Life):
@@ -124,7 +124,7 @@ TestLazy = LazyLife.TestCase
 TestLazy.settings = _SETTINGS
 
 
-@pytest.mark.parametrize("make", [Pool, LazyPool])
+@pytest.mark.parametrize("make", [MellPool, LazyPool])
 @settings(max_examples=40, deadline=None)
 @given(sizes=st.lists(st.integers(1, 24), max_size=9))
 def test_beside_an_exact_packing_the_bound_holds(make: Maker, sizes: list[int]) -> None:
@@ -144,7 +144,7 @@ def test_the_exact_twin_is_exact() -> None:
     assert fewest_bins([4, 4, 4, 3, 3, 3, 3, 3, 3], 10) == 3
 
 
-@pytest.mark.parametrize("make", [Pool, LazyPool])
+@pytest.mark.parametrize("make", [MellPool, LazyPool])
 @pytest.mark.parametrize("batched", [False, True])
 def test_random_lives_keep_everything(make: Maker, batched: bool) -> None:
     tally = many_lives(make, 1_000, batch=8 if batched else 1, seed=100)
@@ -153,10 +153,10 @@ def test_random_lives_keep_everything(make: Maker, batched: bool) -> None:
     assert batched or tally.most_moves <= 10
 
 
-@pytest.mark.parametrize("make", [Pool, LazyPool])
+@pytest.mark.parametrize("make", [MellPool, LazyPool])
 @pytest.mark.parametrize("most_bins", [1, 3, 6])
 def test_a_finite_cluster_keeps_to_its_limit_and_serves_in_order(
-    make: Callable[..., Pool | LazyPool], most_bins: int
+    make: Callable[..., MellPool | LazyPool], most_bins: int
 ) -> None:
     rng = random.Random(most_bins)
     pool = make(1000, most_bins=most_bins)
@@ -194,7 +194,7 @@ def test_a_finite_cluster_keeps_to_its_limit_and_serves_in_order(
 
 @pytest.mark.system
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("make", [Pool, LazyPool])
+@pytest.mark.parametrize("make", [MellPool, LazyPool])
 def test_a_hundred_thousand_operations_break_nothing(make: Maker) -> None:
     """With figures: `pytest -m system -s`; `python -m benchmarks packing` prints them too."""
     for batch in (1, 8):

@@ -7,21 +7,23 @@ from collections.abc import Iterable
 import pytest
 
 from catenary_scheduler.packing.config import PackingConfig
-from catenary_scheduler.packing.mell.pool import Pool
-from catenary_scheduler.packing.moves import Move
+from catenary_scheduler.packing.mell.pool import MellPool
+from catenary_scheduler.packing.moves import PackingMove
 from catenary_services.errors import InvalidInput
 
 
-def pool_of(capacity: int, *bins: Iterable[tuple[int, int]], most_bins: int | None = None) -> Pool:
+def pool_of(
+    capacity: int, *bins: Iterable[tuple[int, int]], most_bins: int | None = None
+) -> MellPool:
     """Returns a pool with (session, size) on bins 0, 1, ..."""
-    pool = Pool(capacity, most_bins=most_bins)
+    pool = MellPool(capacity, most_bins=most_bins)
     for number, sessions in enumerate(bins):
         for item, size in sessions:
             pool.place(item, size, number)
     return pool
 
 
-def partition(pool: Pool) -> set[frozenset[object]]:
+def partition(pool: MellPool) -> set[frozenset[object]]:
     return {frozenset(items) for items in pool.bins().values()}
 
 
@@ -31,7 +33,7 @@ def sets(*groups: Iterable[int]) -> set[frozenset[object]]:
 
 def test_a_move_says_who_went_where_with_what() -> None:
     pool = pool_of(1000, [(1, 300), (2, 300), (3, 300)], [(4, 310)])
-    assert pool.depart(1) == [Move(4, 1, 0, 310)]
+    assert pool.depart(1) == [PackingMove(4, 1, 0, 310)]
     assert (pool.bin_of(4), pool.size_of(4), pool.item_moves) == (0, 310, 1)
 
 
@@ -61,7 +63,7 @@ def test_a_tiny_request_goes_to_the_gpu_with_the_fewest_requests() -> None:
 def test_distance_decides_between_gpus_that_are_otherwise_as_good() -> None:
     for near in (1, 2):
         config = PackingConfig(distance=lambda source, target, near=near: float(target != near))
-        pool = Pool(1000, config=config)
+        pool = MellPool(1000, config=config)
         for item, size, number in ((1, 700, 0), (9, 200, 0), (2, 700, 1), (3, 700, 2)):
             pool.place(item, size, number)
         assert [move.target for move in pool.update(1, 850)] == [near]
@@ -112,7 +114,7 @@ def test_a_group_counts_as_one_and_its_requests_move_together() -> None:
 
 
 def test_a_member_that_outgrows_its_group_stays_where_it_is() -> None:
-    pool = Pool(1000)
+    pool = MellPool(1000)
     for item in range(4):
         pool.allocate(item, 50)
     assert not pool.update(0, 200)
@@ -121,7 +123,7 @@ def test_a_member_that_outgrows_its_group_stays_where_it_is() -> None:
 
 
 def test_a_group_that_outgrows_a_quarter_is_split_in_place() -> None:
-    pool = Pool(1000)
+    pool = MellPool(1000)
     for item in range(5):
         pool.allocate(item, 45)
     assert not pool.epoch((), dict.fromkeys(range(5), 60), {}).moves
@@ -157,7 +159,7 @@ def test_batched_arrivals_fill_the_holes_that_departures_left() -> None:
 
 
 def test_who_finds_no_gpu_waits_and_nobody_overtakes() -> None:
-    pool = Pool(1000, most_bins=1)
+    pool = MellPool(1000, most_bins=1)
     assert pool.epoch((), {}, {1: 600, 2: 700, 3: 100}).queued == (2, 3)
     assert pool.bins() == {0: (1,)}
     pool.update(2, 750)
@@ -168,13 +170,13 @@ def test_who_finds_no_gpu_waits_and_nobody_overtakes() -> None:
 
 
 def test_a_waiting_session_may_leave() -> None:
-    pool = Pool(1000, most_bins=1)
+    pool = MellPool(1000, most_bins=1)
     pool.epoch((), {}, {1: 600, 2: 700, 3: 300})
     assert pool.epoch([2], {}, {}).placed == {3: 0}
 
 
 def test_who_outgrows_a_full_cluster_waits_before_all_others() -> None:
-    pool = Pool(1000, most_bins=1)
+    pool = MellPool(1000, most_bins=1)
     pool.epoch((), {}, {1: 600, 2: 390, 3: 500})
     result = pool.epoch((), {1: 700}, {4: 20})
     assert result.preempted == (2,)
@@ -203,7 +205,7 @@ def test_an_overflow_made_by_others_is_repaired_too() -> None:
 
 
 def test_a_gpu_name_is_used_again_when_it_is_free() -> None:
-    pool = Pool(1000)
+    pool = MellPool(1000)
     for item in range(3):
         pool.allocate(item, 900)
     pool.depart(1)

@@ -3,7 +3,7 @@
 import pytest
 
 from catenary_scheduler.packing.transfers.transfer_costs import (
-    ChainLoad,
+    ChainActivity,
     MoveTimes,
     move_cost,
     move_times,
@@ -72,16 +72,16 @@ def test_an_agent_of_which_nothing_is_known_is_alone_on_its_server() -> None:
 def test_the_slowest_link_says_how_long_caches_travel() -> None:
     move = TransferMove(1, 0, 1, 300, 100, ("up", "pair"), (300, 100))
     rates = {"up": 1000, "pair": 200}
-    assert move_times(move, rates.__getitem__, ChainLoad(None)).kv_ns == SECOND // 2
-    assert move_times(move, lambda _: 0, ChainLoad(None)) == MoveTimes(None, None)
+    assert move_times(move, rates.__getitem__, ChainActivity(None)).kv_ns == SECOND // 2
+    assert move_times(move, lambda _: 0, ChainActivity(None)) == MoveTimes(None, None)
 
 
 def test_tokens_are_read_between_the_steps_of_the_others() -> None:
     move = TransferMove(1, 0, 1, 300, 100, ())
-    lone = move_times(move, lambda _: 1, ChainLoad(LINES))
+    lone = move_times(move, lambda _: 1, ChainActivity(LINES))
     assert lone == MoveTimes(0, 15 * MS)
     chunked = LatencyLines(0.1 * MS, 5 * MS, 0.01 * MS, 1 * MS, 20 * MS, prefill_chunk_tokens=30)
-    busy = move_times(move, lambda _: 1, ChainLoad(chunked, sessions=2, context_tokens=300))
+    busy = move_times(move, lambda _: 1, ChainActivity(chunked, sessions=2, context_tokens=300))
     assert busy.tokens_ns == (15 + 4 * 25) * MS
 
 
@@ -101,12 +101,12 @@ def test_the_faster_way_comes_first(times: MoveTimes, ways: list[str]) -> None:
 
 
 def test_an_idle_chain_reads_all_the_time() -> None:
-    tokens = tokens_in(ChainLoad(LINES), SECOND, slowdown=0.1)
+    tokens = tokens_in(ChainActivity(LINES), SECOND, slowdown=0.1)
     assert LINES.prefill(tokens) <= SECOND < LINES.prefill(tokens + 1)
 
 
 def test_a_busy_chain_slows_down_no_more_than_it_may() -> None:
-    load = ChainLoad(LINES, sessions=5, context_tokens=1000)  # a step takes 35 ms
+    load = ChainActivity(LINES, sessions=5, context_tokens=1000)  # a step takes 35 ms
     tokens = tokens_in(load, SECOND, slowdown=0.25)
     steps = (SECOND - LINES.prefill(tokens)) / LINES.decode(5, 1000)
     undisturbed = SECOND / LINES.decode(5, 1000)
@@ -116,22 +116,22 @@ def test_a_busy_chain_slows_down_no_more_than_it_may() -> None:
 
 def test_nobody_misses_an_objective_because_others_are_read() -> None:
     def within(per_token_ns: int) -> int:
-        return tokens_in(ChainLoad(LINES, 5, 1000, per_token_ns), SECOND, slowdown=0.25)
+        return tokens_in(ChainActivity(LINES, 5, 1000, per_token_ns), SECOND, slowdown=0.25)
 
     assert within(30 * MS) == 0  # missed as it is
     assert 0 < within(38 * MS) < within(0) == within(100 * MS)
 
 
 def test_chains_that_share_an_agent_share_its_time() -> None:
-    alone = tokens_in(ChainLoad(LINES), SECOND, 0.1)
-    shared = tokens_in(ChainLoad(LINES, sharing=2), SECOND, 0.1)
+    alone = tokens_in(ChainActivity(LINES), SECOND, 0.1)
+    shared = tokens_in(ChainActivity(LINES, sharing=2), SECOND, 0.1)
     assert LINES.prefill(shared) <= SECOND / 2 < LINES.prefill(shared + 1)
     assert shared < alone
 
 
 def test_a_chain_of_which_nothing_is_known_reads_nothing() -> None:
-    assert tokens_in(ChainLoad(None), SECOND, 0.1) == 0
+    assert tokens_in(ChainActivity(None), SECOND, 0.1) == 0
 
 
 def test_flat_lines_bound_nothing() -> None:
-    assert tokens_in(ChainLoad(LatencyLines(0.0, 1.0, 0.0, 0.0, 1.0)), SECOND, 0.1) >= 1 << 40
+    assert tokens_in(ChainActivity(LatencyLines(0.0, 1.0, 0.0, 0.0, 1.0)), SECOND, 0.1) >= 1 << 40

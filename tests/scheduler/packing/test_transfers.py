@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catenary_scheduler.packing.transfers.transfers import (
-    Division,
+    TransferDivision,
     TransferMove,
     divide,
     divide_exact,
@@ -35,7 +35,7 @@ def moves_of(drawn: Sequence[tuple[int, int, int, list[str]]]) -> list[TransferM
 
 def assert_kept(
     moves: Sequence[TransferMove],
-    done: Division,
+    done: TransferDivision,
     links: Mapping[str, int],
     targets: Mapping[Hashable, int],
 ) -> None:
@@ -119,13 +119,13 @@ def test_where_boundaries_press_it_defers_as_few_as_possible_nearly_always() -> 
 def test_the_largest_goes_as_caches_while_links_have_room() -> None:
     moves = [TransferMove(1, 0, 1, 60, 30, ("l",)), TransferMove(2, 0, 1, 80, 40, ("l",))]
     done = divide(moves, {"l": 100}, {1: 100})
-    assert done == Division(kv=(2,), tokens=(1,), deferred=())
+    assert done == TransferDivision(kv=(2,), tokens=(1,), deferred=())
     assert done.ways() == {1: "tokens", 2: "kv"}
 
 
 def test_of_two_of_one_size_the_lower_id_comes_first() -> None:
     moves = [TransferMove(number, 0, 1, 60, 30, ("l",)) for number in (4, 3)]
-    assert divide(moves, {"l": 100}, {}) == Division(kv=(3,), tokens=(), deferred=(4,))
+    assert divide(moves, {"l": 100}, {}) == TransferDivision(kv=(3,), tokens=(), deferred=(4,))
 
 
 def test_links_may_carry_different_parts_of_a_session() -> None:

@@ -16,8 +16,8 @@ from catenary_scheduler.planning import (
     placement_document,
 )
 from catenary_scheduler.planning.requirements import (
-    CacheNeed,
-    Need,
+    CacheRequirement,
+    PartitionRequirement,
     agents_of,
     can_go_back,
     changing,
@@ -179,21 +179,23 @@ def test_agents_must_host_their_blocks_with_slots_for_every_chain() -> None:
     placement = parse_placement(DOCUMENT)
     assert agents_of(placement) == {A, B, C}
     key = PartitionKey(LLM, 2, 6)
-    assert wanted_of(placement, B) == {key: Need(4, False, CacheNeed(10, 512, (2, 4)))}
+    assert wanted_of(placement, B) == {
+        key: PartitionRequirement(4, False, CacheRequirement(10, 512, (2, 4)))
+    }
     assert wanted_by_agent(placement)[A] == {
-        PartitionKey(LLM, 0, 4): Need(3, False, CacheNeed(12, 512, (0,)))
+        PartitionKey(LLM, 0, 4): PartitionRequirement(3, False, CacheRequirement(12, 512, (0,)))
     }
 
 
 def test_while_a_plan_changes_a_partition_serves_the_sessions_of_both() -> None:
     key, other = PartitionKey(LLM, 2, 6), PartitionKey(LLM, 0, 2)
-    old = {key: Need(4, False, CacheNeed(10, 512, (2, 4)))}
+    old = {key: PartitionRequirement(4, False, CacheRequirement(10, 512, (2, 4)))}
     new = {
-        key: Need(2, False, CacheNeed(4, 512, (2, 5))),
-        other: Need(1, False, CacheNeed(2, 512, (0,))),
+        key: PartitionRequirement(2, False, CacheRequirement(4, 512, (2, 5))),
+        other: PartitionRequirement(1, False, CacheRequirement(2, 512, (0,))),
     }
     both = joined(old, new)
-    assert both[key] == Need(4, False, CacheNeed(10, 512, (2, 4, 5)))
+    assert both[key] == PartitionRequirement(4, False, CacheRequirement(10, 512, (2, 4, 5)))
     assert both[other] == new[other]
 
 
@@ -212,7 +214,7 @@ def test_an_excused_agent_is_waited_for_only_if_no_chain_is_left() -> None:
     placement = parse_placement(DOCUMENT)
     hosted = {A, B}
 
-    def hosts(agent: AgentId, _: PartitionKey, need: Need) -> bool:
+    def hosts(agent: AgentId, _: PartitionKey, need: PartitionRequirement) -> bool:
         assert need.cache is not None
         return agent in hosted
 

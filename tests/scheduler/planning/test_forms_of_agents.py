@@ -22,7 +22,7 @@ from catenary_scheduler.planning.live import (
     placed,
     solve_job,
 )
-from catenary_scheduler.planning.live.rooms import rooms_of, within_memory
+from catenary_scheduler.planning.live.agent_memory import rooms_of, within_memory
 from catenary_scheduler.planning.requirements import hosts_of
 from catenary_scheduler.replanning.chain_builder import compose
 from catenary_services.domain.decoder import (

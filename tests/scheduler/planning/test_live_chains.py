@@ -137,20 +137,20 @@ def test_a_model_without_room_gives_its_share_to_the_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("agents", "wish", "lengths"),
+    ("agents", "spec", "lengths"),
     [(3, 3, [3]), (7, 3, [3, 3]), (2, 3, [2]), (4, 1, [1, 1, 1, 1])],
 )
 def test_a_wish_for_so_many_agents_per_chain_is_kept_as_far_as_they_go(
-    agents: int, wish: int, lengths: list[int]
+    agents: int, spec: int, lengths: list[int]
 ) -> None:
     there = [agent(f"a{number}", 10**6) for number in range(agents)]
-    model = served(cluster(*there, load=deployed(partitions=wish)))
+    model = served(cluster(*there, load=deployed(partitions=spec)))
     assert [len(chain.hops) for chain in model.chains] == lengths
     for chain in model.chains:
         sizes = [hop.blocks for hop in chain.hops]
         assert max(sizes) - min(sizes) <= 1
         assert chain.capacity == 4
-    assert served(cluster(*there, partitions=wish)).chains == model.chains
+    assert served(cluster(*there, partitions=spec)).chains == model.chains
 
 
 def test_blocks_are_cut_evenly() -> None:

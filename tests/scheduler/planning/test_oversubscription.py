@@ -22,11 +22,11 @@ from catenary_scheduler.planning.live import (
 )
 from catenary_scheduler.planning.live.rings import composition_of
 from catenary_scheduler.planning.placement import parse_placement, placement_document
-from catenary_scheduler.planning.requirements import CacheNeed, wanted_of
+from catenary_scheduler.planning.requirements import CacheRequirement, wanted_of
 from catenary_scheduler.replanning.chain_builder import compose
 from catenary_scheduler.rpc.agent_streams import _loaded
-from catenary_scheduler.runtime.worker_facts import sessions_of
-from catenary_scheduler.scaling.workers_line import Lengths
+from catenary_scheduler.runtime.statistics_collector import sessions_of
+from catenary_scheduler.scaling.workers_line import SessionLengths
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.wire.messages import agent_of
 from catenary_scheduler.wire.session_messages import cache_message
@@ -226,13 +226,13 @@ def test_an_agent_says_how_it_takes_memory() -> None:
 
 
 def test_needs_are_compared_by_memory_too() -> None:
-    plain, more = CacheNeed(3, 64, (0,)), CacheNeed(12, 64, (0,), 3 * 64)
+    plain, more = CacheRequirement(3, 64, (0,)), CacheRequirement(12, 64, (0,), 3 * 64)
     assert more.includes(plain)
     assert not plain.includes(more)
     assert not replace(more, cache_tokens=2 * 64).includes(plain)
     assert plain.joined(more) == more
     assert replace(more, cache_tokens=0).joined(more) == replace(more, cache_tokens=0)
-    assert CacheNeed(4, 64, (0,)).joined(more) == CacheNeed(12, 64, (0,), 4 * 64)
+    assert CacheRequirement(4, 64, (0,)).joined(more) == CacheRequirement(12, 64, (0,), 4 * 64)
 
 
 def test_a_manifest_may_say_how_many_slots_a_model_gets(tmp_path: Path) -> None:
@@ -267,4 +267,4 @@ def test_the_cluster_has_a_factor_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_scaling_counts_the_sessions_that_really_fit(cache_tokens: float, sessions: int) -> None:
     chain = Chain("c", (), 12, 1, cache_tokens=cache_tokens)
-    assert sessions_of(chain, SESSION_TOKENS, Lengths(20.0, 12.0)) == sessions
+    assert sessions_of(chain, SESSION_TOKENS, SessionLengths(20.0, 12.0)) == sessions

@@ -20,7 +20,7 @@ from catenary_scheduler.planning.live import (
     solve_job,
     solve_roles,
 )
-from catenary_scheduler.planning.live.rooms import rooms_of
+from catenary_scheduler.planning.live.agent_memory import rooms_of
 from catenary_scheduler.replanning.chain_builder import compose, compose_cluster
 from catenary_services.domain.decoder import DecoderTable, Runtime, why_not_loaded
 from catenary_services.domain.ids import AgentId, ModelKey, ServerId

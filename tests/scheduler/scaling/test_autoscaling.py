@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from catenary_scheduler.dispatch.events import Scale
-from catenary_scheduler.scaling import Lengths, ModelScaling, ScalingPolicy, WorkerFacts
+from catenary_scheduler.scaling import ModelScaling, ScalingPolicy, SessionLengths, WorkerStatistics
 from catenary_services.domain.ids import ModelKey
 from virtual_load import LENGTHS, LINES, OBJECTIVES, VirtualLoad
 
@@ -13,7 +13,7 @@ S = 10**9
 MODEL = ModelKey("llm", "1")
 
 
-def facts(workers: int = 1, **changes: object) -> WorkerFacts:
+def facts(workers: int = 1, **changes: object) -> WorkerStatistics:
     values = {
         "workers": workers,
         "sessions": 0,
@@ -24,10 +24,12 @@ def facts(workers: int = 1, **changes: object) -> WorkerFacts:
         "expected": LENGTHS,
         **changes,
     }
-    return WorkerFacts(**values)  # type: ignore[arg-type]
+    return WorkerStatistics(**values)  # type: ignore[arg-type]
 
 
-def ticking(scaling: ModelScaling, given: WorkerFacts, since_s: int, seconds: int) -> list[Scale]:
+def ticking(
+    scaling: ModelScaling, given: WorkerStatistics, since_s: int, seconds: int
+) -> list[Scale]:
     orders = (scaling.decide(given, (since_s + s) * S) for s in range(seconds))
     return [order for order in orders if order is not None]
 
@@ -177,11 +179,11 @@ def test_what_was_learned_goes_on_with_a_successor() -> None:
 
 def test_lengths_are_the_expected_ones_until_some_were_seen() -> None:
     scaling = ModelScaling(MODEL)
-    assert scaling.lengths(Lengths(300.0, 50.0)) == Lengths(300.0, 50.0)
+    assert scaling.lengths(SessionLengths(300.0, 50.0)) == SessionLengths(300.0, 50.0)
     for number in range(200):
         scaling.arrived(100, number * S)
         scaling.generated(20)
         scaling.finished((20, S, S), None, number * S, (number + 1) * S)
-    seen = scaling.lengths(Lengths(300.0, 50.0))
+    seen = scaling.lengths(SessionLengths(300.0, 50.0))
     assert seen.prompt_tokens == pytest.approx(100.0)
     assert seen.answer_tokens == pytest.approx(20.0, rel=0.2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from catenary_scheduler.dispatch.events import Scale
-from catenary_scheduler.scaling import Crew, ModelScaling, WorkerFacts, next_to_go
+from catenary_scheduler.scaling import ModelScaling, ModelWorkers, WorkerStatistics, next_to_go
 from catenary_services.domain.ids import AgentId, ModelKey
 from virtual_load import LENGTHS, LINES, OBJECTIVES
 
@@ -15,7 +15,7 @@ def after(scaling: ModelScaling, workers: int, packed: list[int], since_s: int) 
     """Returns the orders of some seconds, in which packing has sessions on so many workers."""
     orders = []
     for second, in_use in enumerate(packed):
-        facts = WorkerFacts(
+        facts = WorkerStatistics(
             workers=workers,
             sessions=0,
             slots=8 * workers,
@@ -54,8 +54,9 @@ def test_packing_alone_asks_for_no_worker() -> None:
 
 def test_who_was_emptied_goes_first_and_then_who_has_least_to_move() -> None:
     agents = [AgentId(f"agent-{number}") for number in range(3)]
-    crews = {MODEL: Crew([{agent} for agent in agents], 2)}
-    assert next_to_go(crews, {agents[1]: 900, agents[2]: 40}, agents) == agents[0]
+    workers_of_models = {MODEL: ModelWorkers([{agent} for agent in agents], 2)}
+    assert next_to_go(workers_of_models, {agents[1]: 900, agents[2]: 40}, agents) == agents[0]
     assert (
-        next_to_go(crews, {agents[0]: 5000, agents[1]: 900, agents[2]: 4000}, agents) == (agents[1])
+        next_to_go(workers_of_models, {agents[0]: 5000, agents[1]: 900, agents[2]: 4000}, agents)
+        == (agents[1])
     )

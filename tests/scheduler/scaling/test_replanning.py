@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catenary_scheduler.scaling import ArrivalRates, Replanning, ReplanPolicy, objective_at
+from catenary_scheduler.scaling import ArrivalRates, LoadReplanning, ReplanPolicy, objective_at
 from catenary_scheduler.scaling.replanning import distance
 from catenary_services.domain.ids import ModelKey
 
@@ -21,7 +21,7 @@ class Traffic:
     """Steady arrivals on a clock that only this test moves."""
 
     def __init__(self, policy: ReplanPolicy = POLICY) -> None:
-        self.replanning = Replanning(policy)
+        self.replanning = LoadReplanning(policy)
         self.now = 0
         self.reasons: list[str] = []
 
@@ -122,7 +122,7 @@ def test_a_silent_model_keeps_a_share_and_a_new_one_gets_the_usual() -> None:
     traffic.run(60, a=100)
     shares = traffic.replanning.shares([A, B], traffic.now)
     assert shares[B] == pytest.approx(0.05 / 1.05)
-    fresh = Replanning(POLICY)
+    fresh = LoadReplanning(POLICY)
     fresh.planned({A: 0.7, B: 0.3}, 0)
     assert fresh.shares([A, B, C], 1) == pytest.approx({A: 0.7 / 1.5, B: 0.3 / 1.5, C: 0.5 / 1.5})
     assert fresh.shares([], 1) == {}
@@ -137,7 +137,7 @@ def test_shares_are_shares_and_distances_are_distances(
 ) -> None:
     found = []
     for rows in (one, other):
-        replanning = Replanning(replace(POLICY, least_rows=1.0))
+        replanning = LoadReplanning(replace(POLICY, least_rows=1.0))
         for model, count in rows.items():
             replanning.arrived(model, count, 0)
         shares = replanning.shares(rows, 0)

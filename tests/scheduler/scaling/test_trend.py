@@ -6,14 +6,14 @@ import random
 
 import pytest
 
-from catenary_scheduler.scaling.trend import Trend
+from catenary_scheduler.scaling.trend import ArrivalTrend
 from virtual_load import poisson
 
 S = 10**9
 
 
-def fed(rates: list[float], seed: int = 1) -> tuple[Trend, int]:
-    source, trend = random.Random(seed), Trend()
+def fed(rates: list[float], seed: int = 1) -> tuple[ArrivalTrend, int]:
+    source, trend = random.Random(seed), ArrivalTrend()
     for second, rate in enumerate(rates):
         for _ in range(poisson(source, rate)):
             trend.arrived(second * S + S // 2)

@@ -14,7 +14,7 @@ from scipy.optimize import nnls
 import virtual_load
 from catenary_scheduler.scaling import ModelScaling
 from catenary_scheduler.scaling.workers_line import (
-    Lengths,
+    SessionLengths,
     WorkersLine,
     capability,
     least_rate,
@@ -36,7 +36,7 @@ LINES = LatencyLines(
     decode_lone_ns=14.5 * MS,
 )
 OBJECTIVES = TokenObjectives(600 * MS, 30 * MS)
-LENGTHS = Lengths(228.0, 471.0)
+LENGTHS = SessionLengths(228.0, 471.0)
 PAIRS = st.lists(st.tuples(st.floats(0.1, 50.0), st.floats(0.1, 40.0)), min_size=2, max_size=12)
 
 
@@ -136,14 +136,14 @@ def test_a_worker_always_sustains_something(
     prompt: float, answer: float, slots: int, theta: float
 ) -> None:
     for objectives in (None, OBJECTIVES, TokenObjectives(0, 1), TokenObjectives(1, 0)):
-        worker = capability(LINES, objectives, Lengths(prompt, answer), slots, theta)
+        worker = capability(LINES, objectives, SessionLengths(prompt, answer), slots, theta)
         assert worker.rate_per_s > 0.0
         assert worker.sessions >= 1.0
 
 
 def test_longer_answers_and_tighter_objectives_need_more_workers() -> None:
     usual = capability(LINES, OBJECTIVES, LENGTHS, 0, 0.9).rate_per_s
-    longer = capability(LINES, OBJECTIVES, Lengths(228.0, 900.0), 0, 0.9).rate_per_s
+    longer = capability(LINES, OBJECTIVES, SessionLengths(228.0, 900.0), 0, 0.9).rate_per_s
     tighter = capability(LINES, replace(OBJECTIVES, per_token_ns=20 * MS), LENGTHS, 0, 0.9)
     assert longer < usual
     assert tighter.rate_per_s < usual

@@ -13,7 +13,7 @@ import redis.asyncio
 from catenary_protos.catenary.v1 import admin_pb2, common_pb2, scheduler_pb2
 from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_scheduler.storage.keys import Keys
+from catenary_scheduler.storage.keys import RedisKeys
 from catenary_services.embedded_redis import EmbeddedRedis
 from chain_harness import RING, file_of, nothing_is_left, serving
 from scheduler_harness import (
@@ -51,7 +51,7 @@ async def leaks(process: SchedulerProcess) -> dict[str, float]:
         samples = [sample for family in metric.collect() for sample in family.samples]
         return {each.labels["kind"]: each.value for each in samples if each.name.endswith("_total")}
 
-    metrics = process.term().audits._metrics
+    metrics = process.leader().audits._metrics
     await until(
         lambda: counted(metrics.book_leaks) == counted(metrics.book_leaks_mended) != {}, "mended"
     )
@@ -70,8 +70,8 @@ async def generates(gateway: FakeGateway, agents: list[FakeAgent], number: int =
 
 
 async def audited(process: SchedulerProcess, times: int = 3) -> None:
-    done = process.term().audits.audits
-    await until(lambda: process.term().audits.audits >= done + times, f"{times} audits")
+    done = process.leader().audits.audits
+    await until(lambda: process.leader().audits.audits >= done + times, f"{times} audits")
 
 
 async def test_what_everybody_holds_is_left_alone(
@@ -136,7 +136,7 @@ async def test_slots_are_booked_as_the_agent_has_them(
         start = await generates(gateway, agents)
         assert agents[0].holds is not None
         agents[0].holds.sessions[0].route[0].first_block = 1
-        slots = process.term().slots
+        slots = process.leader().slots
         await until(lambda: [h[2] for h in slots.holds(start.session_id)] == [2, 3], "two slots")
         assert await leaks(process) == {"slots_differ": 1}
 
@@ -148,7 +148,7 @@ async def test_a_batch_nobody_knows_is_cancelled(configured: Configured, crowd: 
         await until(lambda: gateway.ready, "ready")
         agent.hold()
         assert agent.holds is not None
-        ghost = process.term().first_id + 4711
+        ghost = process.leader().first_id + 4711
         agent.holds.batches.add(batch_id=ghost)
         await until(
             lambda: any(ghost in each.batch_ids for each in agent.all("cancel_batch")), "cancelled"
@@ -182,7 +182,7 @@ async def test_what_ended_while_its_gateway_was_away_is_over_when_it_comes_back(
         await gateway.send(scheduler_pb2.GatewayMessage(unanswered=said))
         await until(lambda: was_cancelled(agent, batch), "it is off")
         assert not was_cancelled(agent, kept)
-        assert {r.number for r in process.term().dispatcher.pooled.open_requests()} == {2}
+        assert {r.number for r in process.leader().dispatcher.pooled.open_requests()} == {2}
 
 
 async def test_rows_nobody_waits_for_are_not_asked_for_again(
@@ -197,7 +197,7 @@ async def test_rows_nobody_waits_for_are_not_asked_for_again(
         failed = scheduler_pb2.DeliveryFailed(batch_id=batch, failure=gone)
         await gateway.send(scheduler_pb2.GatewayMessage(delivery_failed=failed))
         await until(lambda: was_cancelled(agent, batch), "it is off")
-        assert not process.term().dispatcher.pooled.open_requests()
+        assert not process.leader().dispatcher.pooled.open_requests()
         assert len(gateway.dispatches(1)) == 1
 
 
@@ -224,7 +224,7 @@ async def test_rows_of_the_past_in_redis_do_not_stay_in_the_book(
 ) -> None:
     """A copy of Redis was put back: batches that end in an hour, sessions that ended long ago."""
     monkeypatch.setattr("catenary_scheduler.runtime.book_audit._CLAIMS_NS", 300_000_000)
-    keys, half_ns = Keys("main"), 1_800 * 10**9
+    keys, half_ns = RedisKeys("main"), 1_800 * 10**9
     client = redis.asyncio.Redis.from_url(server.url)
     far = f"{half_ns} {half_ns + 10**9} {2 * half_ns}"
     rows = {
@@ -240,9 +240,9 @@ async def test_rows_of_the_past_in_redis_do_not_stay_in_the_book(
     await client.hset(keys.clock, mapping=moment)
     await client.aclose()
     async with ring(generating, crowd, tmp_path) as (process, _, agents):
-        assert len(process.term().book) == 2
+        assert len(process.leader().book) == 2
         for agent in agents:
             agent.hold()
-        await until(lambda: not process.term().dispatcher.snapshot(), "nothing is left")
+        await until(lambda: not process.leader().dispatcher.snapshot(), "nothing is left")
         found = await leaks(process)
         assert found == {"batch_unheld": 2}

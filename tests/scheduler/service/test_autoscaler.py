@@ -141,7 +141,7 @@ async def test_without_a_limit_no_agent_is_drained(generating: Configured, crowd
             lambda: (watcher.advice.agents_now, watcher.advice.agents_wanted) == (2, 1),
             "fewer are wanted",
         )
-        assert not process.term().availability.troubles(AgentId("agent-1"))
+        assert not process.leader().availability.troubles(AgentId("agent-1"))
 
 
 async def test_a_watcher_of_a_leader_that_stops_is_sent_away(
@@ -150,7 +150,7 @@ async def test_a_watcher_of_a_leader_that_stops_is_sent_away(
     async with scheduler(generating(**QUICK)) as process, admin(process.port) as stub:
         await serving(process, crowd, AgentScript())
         following = asyncio.create_task(Watcher().follow(stub))
-        await until(lambda: process.term().autoscaler.models, "a decision")
+        await until(lambda: process.leader().autoscaler.models, "a decision")
         await process.drain(1.0)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await following
@@ -163,18 +163,18 @@ async def test_what_was_learned_of_scaling_outlives_the_leader(
     settings = generating(**QUICK)
     async with scheduler(settings) as process:
         await serving(process, crowd, AgentScript())
-        term = process.term()
-        await until(lambda: term.autoscaler.models, "a decision")
-        (scaling,) = term.autoscaler.models.values()
+        leader = process.leader()
+        await until(lambda: leader.autoscaler.models, "a decision")
+        (scaling,) = leader.autoscaler.models.values()
         scaling.cold_start_ns = 1_234_567
         scaling.line.learn(7.0, 3.0)
-        term.note("scale", {"model": "llm:1"})
+        leader.note("scale", {"model": "llm:1"})
         await process.drain(2.0)
     async with scheduler(settings) as process:
         await serving(process, crowd, AgentScript())
-        term = process.term()
-        await until(lambda: term.autoscaler.models, "a decision")
-        (successor,) = term.autoscaler.models.values()
+        leader = process.leader()
+        await until(lambda: leader.autoscaler.models, "a decision")
+        (successor,) = leader.autoscaler.models.values()
         assert successor.cold_start_ns == 1_234_567
         assert successor.line.history_weight == pytest.approx(1.0)
 
@@ -207,7 +207,7 @@ async def test_figures_are_shown_as_metrics(generating: Configured, crowd: Crowd
         gateway, _ = await serving(process, crowd, AgentScript())
         await gateway.submit_session(1)
         await gateway.started(1)
-        term = process.term()
+        leader = process.leader()
         value = process._metrics.registry.get_sample_value
         llm = {"model": "llm"}
 
@@ -219,4 +219,4 @@ async def test_figures_are_shown_as_metrics(generating: Configured, crowd: Crowd
         assert value("catenary_workers_wanted", llm) == value("catenary_workers", llm) == 1.0
         assert value("catenary_session_attainment_ratio", llm) == 1.0
         await gateway.finished(1)
-        await until(lambda: not len(term.live), "the session is over")
+        await until(lambda: not len(leader.live), "the session is over")

@@ -230,7 +230,7 @@ async def test_an_agent_that_comes_back_with_an_old_session_must_close_it(
         assert again.session_id != first.session_id
         # Its slots are taken until it says so: there is room for one session, not for two.
         await gateway.submit_session(2)
-        await until(lambda: process.term().dispatcher.statistics()["queued_requests"], "it waits")
+        await until(lambda: process.leader().dispatcher.statistics()["queued_requests"], "it waits")
         assert not gateway.starts(2)
         await back.closed(first.session_id)
         await gateway.started(2)
@@ -245,7 +245,7 @@ async def test_an_agent_is_drained_when_its_last_session_is_over(
         start = await gateway.started(1)
         (hop,) = start.route
         draining = stub.DrainAgent(admin_pb2.DrainAgentRequest(agent_id=hop.agent_id), timeout=8)
-        await until(lambda: process.term().cluster.plan_id == "plan-1-2", "planned without it")
+        await until(lambda: process.leader().cluster.plan_id == "plan-1-2", "planned without it")
         for number in range(2, 6):
             await gateway.submit_session(number)
             assert (await gateway.started(number)).route[0].agent_id != hop.agent_id

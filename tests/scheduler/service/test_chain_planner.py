@@ -8,24 +8,28 @@ from pathlib import Path
 import pytest
 
 from catenary_protos.catenary.v1 import common_pb2
-from catenary_scheduler.agents.deployments import Deployments, Wish
-from catenary_scheduler.agents.registry import AgentRecord, AgentSession, Roster
+from catenary_scheduler.agents.deployments import Deployments, DeploymentSpec
+from catenary_scheduler.agents.registry import AgentRegistry, AgentState, AgentStream
 from catenary_scheduler.dispatch.availability import Availability, Impairment
-from catenary_scheduler.observed.profiles import Measured
+from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.planning.live import ChainCluster, PlanningRules
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
 from catenary_scheduler.planning.requirements import agents_of
-from catenary_scheduler.replanning.agent_stability import Patience
-from catenary_scheduler.replanning.chain_builder import ChainMaker, Composed, compose_cluster
-from catenary_scheduler.replanning.plan_builder import PlanMaker
+from catenary_scheduler.replanning.agent_stability import AgentStability
+from catenary_scheduler.replanning.chain_builder import (
+    ChainBuilder,
+    ComposedChains,
+    compose_cluster,
+)
+from catenary_scheduler.replanning.plan_builder import PlanBuilder
 from catenary_scheduler.replanning.planner import Planner
-from catenary_scheduler.replanning.provenance import CHAINS, EVEN, PlanNotes
-from catenary_scheduler.replanning.solver import Solution, Solver
-from catenary_scheduler.scaling import DemandPolicy, Replanning, ReplanPolicy, SessionDemand
+from catenary_scheduler.replanning.provenance import CHAINS, EVEN, PlanProvenance
+from catenary_scheduler.replanning.solver import Solver, SolverResult
+from catenary_scheduler.scaling import DemandPolicy, LoadReplanning, ReplanPolicy, SessionDemand
 from catenary_scheduler.storage.values.codec import decode_document, encode_document
-from catenary_scheduler.storage.values.stored import StoredNotes
-from catenary_scheduler.wire.streams import Session
+from catenary_scheduler.storage.values.stored import StoredProvenance
+from catenary_scheduler.wire.streams import PeerStream
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ServerId
 from catenary_services.domain.plan import Agent
 from catenary_services.errors import Unavailable
@@ -39,35 +43,42 @@ async def nothing(_: object) -> None:
     return None
 
 
-def roster(*names: str, memory_bytes: int = 10**6) -> Roster:
-    found: Roster = {}
+def registry(*names: str, memory_bytes: int = 10**6) -> AgentRegistry:
+    found: AgentRegistry = {}
     for name in names:
         agent = Agent(AgentId(name), "cpu", ServerId(name), memory_bytes, 10**9)
-        session: AgentSession = Session(nothing)
-        found[agent.agent_id] = AgentRecord(agent, 1, common_pb2.Peer(), "cpu", 0.0, session)
+        session: AgentStream = PeerStream(nothing)
+        found[agent.agent_id] = AgentState(agent, 1, common_pb2.Peer(), "cpu", 0.0, session)
     return found
 
 
-async def no_solver(_: PoolingProblem) -> Solution:
+async def no_solver(_: PoolingProblem) -> SolverResult:
     raise Unavailable("nobody should ask for a pooled plan here")
 
 
 class Desk:
     """A planner over two models, one of which generates text."""
 
-    def __init__(self, deployments: Deployments, agents: Roster) -> None:
+    def __init__(self, deployments: Deployments, agents: AgentRegistry) -> None:
         self.deployments, self.agents = deployments, agents
         self.elsewhere: list[ChainCluster] = []
         policy = DemandPolicy(lasting_ns=0, interval_ns=0, time_constant_ns=60 * S)
         self.demand = SessionDemand(policy)
-        chains = ChainMaker(deployments, Measured(), self.compose_elsewhere)
-        maker = PlanMaker("even", PlanningRules(), deployments, Measured(), no_solver, chains)
+        chains = ChainBuilder(deployments, MeasuredProfiles(), self.compose_elsewhere)
+        maker = PlanBuilder(
+            "even", PlanningRules(), deployments, MeasuredProfiles(), no_solver, chains
+        )
         self.availability = Availability()
         self.planner = Planner(
-            maker, Patience(), Replanning(ReplanPolicy()), 0.0, self.demand, self.availability
+            maker,
+            AgentStability(),
+            LoadReplanning(ReplanPolicy()),
+            0.0,
+            self.demand,
+            self.availability,
         )
 
-    async def compose_elsewhere(self, cluster: ChainCluster) -> Composed:
+    async def compose_elsewhere(self, cluster: ChainCluster) -> ComposedChains:
         self.elsewhere.append(cluster)
         return compose_cluster(cluster)
 
@@ -87,21 +98,21 @@ async def deployments(tmp_path: Path) -> Deployments:
 
 
 async def test_both_kinds_of_models_are_in_one_plan_at_once(deployments: Deployments) -> None:
-    desk = Desk(deployments, roster("a", "b"))
+    desk = Desk(deployments, registry("a", "b"))
     placement = desk.follow()
     assert placement is not None
     toy, llm = placement.models
     assert (toy.model, len(toy.pipelines), toy.chains) == (TOY, 1, ())
     assert (llm.model, llm.pipelines, len(llm.chains)) == (LLM, (), 2)
-    assert desk.planner.notes is not None
-    assert desk.planner.notes.planner == EVEN
-    assert "2 chain(s) over 2 agent(s)" in " ".join(desk.planner.notes.in_words())
+    assert desk.planner.provenance is not None
+    assert desk.planner.provenance.planner == EVEN
+    assert "2 chain(s) over 2 agent(s)" in " ".join(desk.planner.provenance.in_words())
 
 
 async def test_only_the_chains_are_composed_anew_when_demand_drifts(
     deployments: Deployments,
 ) -> None:
-    desk = Desk(deployments, roster("a", "b"))
+    desk = Desk(deployments, registry("a", "b"))
     before = desk.follow()
     assert before is not None
     for number in range(3_000):
@@ -109,9 +120,9 @@ async def test_only_the_chains_are_composed_anew_when_demand_drifts(
     after = desk.follow(160.0)
     assert after is not None
     assert after.models[0] == before.models[0]
-    assert desk.planner.notes is not None
+    assert desk.planner.provenance is not None
     assert "llm:1 is asked for" in desk.planner.cause
-    assert desk.planner.notes.planner == EVEN
+    assert desk.planner.provenance.planner == EVEN
     assert desk.planner.answers == 2
     desk.follow(161.0)
     assert desk.planner.answers == 2  # composed for this load now
@@ -120,9 +131,9 @@ async def test_only_the_chains_are_composed_anew_when_demand_drifts(
 async def test_a_wish_for_a_length_of_chains_is_a_reason_to_plan(
     deployments: Deployments,
 ) -> None:
-    desk = Desk(deployments, roster("a", "b", "c"))
+    desk = Desk(deployments, registry("a", "b", "c"))
     desk.follow()
-    await deployments.deploy("llm", Wish(partitions=3))
+    await deployments.deploy("llm", DeploymentSpec(partitions=3))
     placement = desk.follow()
     assert placement is not None
     (chain,) = placement.models[1].chains
@@ -131,7 +142,7 @@ async def test_a_wish_for_a_length_of_chains_is_a_reason_to_plan(
 
 async def test_many_agents_are_composed_beside_the_event_loop(deployments: Deployments) -> None:
     names = [f"agent-{number:02}" for number in range(60)]
-    desk = Desk(deployments, roster(*names))
+    desk = Desk(deployments, registry(*names))
     assert desk.follow() is None
     assert desk.planner.is_thinking
     await until(lambda: desk.planner.answers == 1, "an answer")
@@ -146,7 +157,7 @@ async def test_chains_of_a_draining_agent_are_kept_while_the_planner_thinks(
 ) -> None:
     names = [f"agent-{number:02}" for number in range(130)]
     # Room for four blocks at most: every chain runs through several agents.
-    desk = Desk(deployments, roster(*names, memory_bytes=800))
+    desk = Desk(deployments, registry(*names, memory_bytes=800))
     desk.follow()
     await until(lambda: desk.planner.answers == 1, "an answer")
     before = desk.follow()
@@ -176,11 +187,11 @@ async def test_memory_of_a_model_without_a_profile_is_taken_from_its_file(tmp_pa
     deployments = Deployments(ModelRepository(root))
     await deployments.want(["toy", "llm"])
     one_session = 6 * (100 + 64) + 100
-    desk = Desk(deployments, roster("a", memory_bytes=1_000 + one_session - 1))
+    desk = Desk(deployments, registry("a", memory_bytes=1_000 + one_session - 1))
     placement = desk.follow()
     assert placement is not None
     assert [model.model for model in placement.models] == [TOY]
-    desk = Desk(deployments, roster("a", memory_bytes=1_000 + one_session))
+    desk = Desk(deployments, registry("a", memory_bytes=1_000 + one_session))
     placement = desk.follow()
     assert placement is not None
     assert [model.model for model in placement.models] == [TOY, LLM]
@@ -189,7 +200,7 @@ async def test_memory_of_a_model_without_a_profile_is_taken_from_its_file(tmp_pa
 async def test_a_model_without_room_is_named_and_the_others_are_served(
     deployments: Deployments,
 ) -> None:
-    desk = Desk(deployments, roster("a", memory_bytes=120))
+    desk = Desk(deployments, registry("a", memory_bytes=120))
     placement = desk.follow()
     assert placement is not None
     assert [model.model for model in placement.models] == [TOY]
@@ -199,21 +210,21 @@ async def test_a_model_without_room_is_named_and_the_others_are_served(
 async def test_an_agent_that_comes_is_used_and_those_there_keep_their_blocks(
     deployments: Deployments,
 ) -> None:
-    agents = roster("a", "b", "c", memory_bytes=700)
+    agents = registry("a", "b", "c", memory_bytes=700)
     desk = Desk(deployments, agents)
     before = desk.follow()
     assert before is not None
-    desk.agents.update(roster("d", memory_bytes=700))
+    desk.agents.update(registry("d", memory_bytes=700))
     after = desk.follow(200.0)
     assert after is not None
     assert LLM in {model.model for model in after.models}
     assert agents_of(after) <= {*desk.agents}
-    assert desk.planner.notes is not None
-    assert "block(s) that they did not" in " ".join(desk.planner.notes.in_words())
+    assert desk.planner.provenance is not None
+    assert "block(s) that they did not" in " ".join(desk.planner.provenance.in_words())
 
 
 async def test_the_solver_process_composes_chains(deployments: Deployments) -> None:
-    desk = Desk(deployments, roster(*[f"agent-{number}" for number in range(41)]))
+    desk = Desk(deployments, registry(*[f"agent-{number}" for number in range(41)]))
     desk.follow()
     await until(lambda: desk.planner.answers == 1, "an answer")
     (cluster,) = desk.elsewhere
@@ -225,6 +236,9 @@ async def test_the_solver_process_composes_chains(deployments: Deployments) -> N
 
 
 def test_notes_on_chains_survive_redis() -> None:
-    notes = PlanNotes(CHAINS, "it was asked for", chain_lines=("one chain",))
-    assert PlanNotes.of(decode_document(encode_document(notes.stored()), StoredNotes)) == notes
-    assert notes.in_words()[-1] == "one chain"
+    provenance = PlanProvenance(CHAINS, "it was asked for", chain_lines=("one chain",))
+    assert (
+        PlanProvenance.of(decode_document(encode_document(provenance.stored()), StoredProvenance))
+        == provenance
+    )
+    assert provenance.in_words()[-1] == "one chain"

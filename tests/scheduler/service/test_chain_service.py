@@ -85,8 +85,8 @@ async def test_an_operator_can_wish_for_three_agents_per_chain(
 ) -> None:
     async with scheduler(generating(expected_agents=3)) as process, admin(process.port) as stub:
         gateway, _ = await serving(process, crowd, AgentScript(), AgentScript(), AgentScript())
-        wish = admin_pb2.DeployModelRequest(model="llm", partitions=3)
-        await stub.DeployModel(wish, timeout=10)
+        spec = admin_pb2.DeployModelRequest(model="llm", partitions=3)
+        await stub.DeployModel(spec, timeout=10)
         await gateway.submit_session(1)
         start = await gateway.started(1)
         assert [blocks for _, *blocks in route(start)] == [[0, 2], [2, 4], [4, 6]]
@@ -220,7 +220,7 @@ async def test_the_demand_that_agents_and_gateways_tell_of_changes_the_expected_
 ) -> None:
     async with scheduler(generating()) as process:
         gateway, (agent,) = await serving(process, crowd, AgentScript())
-        usual = process.term().planner.session_shape(LLM)
+        usual = process.leader().planner.session_shape(LLM)
         for number in range(40):
             await gateway.submit_session(number, prompt_tokens=50)
             await gateway.started(number)
@@ -230,9 +230,9 @@ async def test_the_demand_that_agents_and_gateways_tell_of_changes_the_expected_
         await agent.send(scheduler_pb2.AgentMessage(generation_report=report))
 
         def shorter() -> bool:
-            shape = process.term().planner.session_shape(LLM)
+            shape = process.leader().planner.session_shape(LLM)
             return shape.output_tokens < 0.6 * usual.output_tokens
 
         await until(shorter, "answers are known to be short")
-        assert process.term().planner.session_shape(LLM).prompt_tokens < usual.prompt_tokens / 2
-        assert process.term().utilisation.ratio(AgentId("agent-0")) >= 0.0
+        assert process.leader().planner.session_shape(LLM).prompt_tokens < usual.prompt_tokens / 2
+        assert process.leader().utilisation.ratio(AgentId("agent-0")) >= 0.0

@@ -56,9 +56,9 @@ async def test_a_restarted_agent_loads_again_and_joins_its_pool(
         gateway = await crowd.gateway(process.port)
         agents = [await crowd.agent(process.port, f"agent-{i}") for i in range(3)]
         await until(lambda: gateway.ready, "ready")
-        plan_id = process.term().cluster.plan_id
+        plan_id = process.leader().cluster.plan_id
         await agents[1].close()
-        await until(lambda: not process.term().cluster.roster["agent-1"].complete, "lost")
+        await until(lambda: not process.leader().cluster.registry["agent-1"].complete, "lost")
         assert gateway.ready  # the pool has another one
         await agents[0].close()
         await until(lambda: not gateway.ready, "a pool is empty")
@@ -72,8 +72,8 @@ async def test_a_restarted_agent_loads_again_and_joins_its_pool(
         ]
         await gateway.dispatched(1)
         await until(lambda: all(agent.loaded for agent in back), "loaded again")
-        await until(lambda: process.term().cluster.roster["agent-1"].complete, "joined again")
-        assert process.term().cluster.plan_id == plan_id
+        await until(lambda: process.leader().cluster.registry["agent-1"].complete, "joined again")
+        assert process.leader().cluster.plan_id == plan_id
 
 
 async def test_replicas_follow_the_agents(configured: Configured, crowd: Crowd) -> None:
@@ -84,9 +84,11 @@ async def test_replicas_follow_the_agents(configured: Configured, crowd: Crowd) 
         assert list(first.loaded) == [(0, 4)]
         second = await crowd.agent(process.port, "agent-1")
         await until(lambda: list(second.loaded) == [(0, 4)], "the new agent has it whole")
-        await until(lambda: process.term().cluster.is_settled, "two replicas serve")
+        await until(lambda: process.leader().cluster.is_settled, "two replicas serve")
         await second.close()
-        await until(lambda: process.term().cluster.roster["agent-1"].session is None, "one is gone")
+        await until(
+            lambda: process.leader().cluster.registry["agent-1"].session is None, "one is gone"
+        )
         await gateway.submit(1)
         assert {hop.agent_id for hop in (await gateway.dispatched(1)).route} == {"agent-0"}
         # Service was never interrupted, neither by the arrival nor by the loss.
@@ -120,7 +122,7 @@ async def test_an_agent_that_cannot_load_its_part_holds_nobody_up(
         await until(lambda: gateway.ready, "the other agent of the pool is enough")
         assert not late.loaded
         await until(lambda: bool(late.loaded), "it is asked again")
-        joined = process.term().cluster.roster
+        joined = process.leader().cluster.registry
         await until(lambda: all(record.complete for record in joined.values()), "and joins")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
-from catenary_scheduler.agents.deployments import Deployments, Wish
+from catenary_scheduler.agents.deployments import Deployments, DeploymentSpec
 from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.ids import AgentId, ModelKey
@@ -37,12 +37,12 @@ async def problems(process: SchedulerProcess) -> dict[str, list[str]]:
 
 
 def is_unable(process: SchedulerProcess, agent: str) -> bool:
-    troubles = process.term().availability.troubles(AgentId(agent))
+    troubles = process.leader().availability.troubles(AgentId(agent))
     return any(each.kind == "cannot_load" for each in troubles)
 
 
 def hosts(process: SchedulerProcess, agent: str) -> bool:
-    record = process.term().cluster.roster.get(AgentId(agent))
+    record = process.leader().cluster.registry.get(AgentId(agent))
     return record is not None and bool(record.loaded)
 
 
@@ -165,9 +165,9 @@ async def test_nobody_waits_for_the_digest_of_a_large_model(
     monkeypatch.setattr(repository, "content_digest", reads_for_long)
     monkeypatch.setattr("catenary_scheduler.agents.deployments._CONTENT_S", 0.01)
     deployments = Deployments(repository)
-    key = await deployments.deploy("toy", Wish())
+    key = await deployments.deploy("toy", DeploymentSpec())
     assert deployments.ready[key].content == ""
-    await deployments.deploy("toy", Wish())  # once more while it is read
+    await deployments.deploy("toy", DeploymentSpec())  # once more while it is read
     assert deployments.ready[key].content == ""
     read.set()
     await until(lambda: deployments.ready[key].content == RIGHT, "it is entered")
@@ -187,7 +187,7 @@ async def test_a_model_whose_digest_cannot_be_known_late_is_served(
     monkeypatch.setattr(repository, "content_digest", fails_late)
     monkeypatch.setattr("catenary_scheduler.agents.deployments._CONTENT_S", 0.01)
     deployments = Deployments(repository)
-    key = await deployments.deploy("toy", Wish())
+    key = await deployments.deploy("toy", DeploymentSpec())
     read.set()
     await until(tried.is_set, "it was tried")
     assert deployments.ready[key].content == ""

@@ -16,7 +16,7 @@ from catenary_scheduler.dispatch.availability import Impairment
 from catenary_scheduler.leadership.recovery import take_over
 from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_scheduler.storage.keys import Keys, Table
+from catenary_scheduler.storage.keys import RedisKeys, RedisTable
 from catenary_services.domain.groups import HIGHEST_GRANTED
 from catenary_services.domain.ids import AgentId
 from catenary_services.embedded_redis import EmbeddedRedis
@@ -25,7 +25,7 @@ from scheduler_harness import AgentScript, Crowd, admin, crash, scheduler, until
 from stored_tables import GOOD
 
 Configured = Callable[..., SchedulerSettings]
-KEYS = Keys("main")
+KEYS = RedisKeys("main")
 
 
 async def status(process: SchedulerProcess) -> admin_pb2.GetStatusResponse:
@@ -65,16 +65,16 @@ async def test_a_leader_begins_with_what_is_whole_and_says_what_is_not(
     tables: dict[str, dict[Any, Any]] = {
         table: {**fields, b"\xff": b"\xfe"} for table, fields in GOOD.items()
     }
-    tables[Table.PLAN] = {"active": "{", "notes": "[]", "fixed": b"\xff", "file": "ab"}
+    tables[RedisTable.PLAN] = {"active": "{", "notes": "[]", "fixed": b"\xff", "file": "ab"}
     await fill(redis, tables)
     await redis.set(KEYS.epoch, "abc")
     async with scheduler(configured()) as process:
-        assert process.term().epoch == 4
+        assert process.leader().epoch == 4
         assert (await status(process)).quarantined_records == len(tables) - 1 + 3
-        assert "llm:x:1" in process.term().deployments.problems  # wanted, and not here
+        assert "llm:x:1" in process.leader().deployments.problems  # wanted, and not here
         found = {fields[b"table"] for _, fields in await redis.xrange(KEYS.quarantine)}
         assert found == {b"epoch", *(table.encode() for table in tables)}
-        metric = process.term()._around.metrics.registry.get_sample_value
+        metric = process.leader()._around.metrics.registry.get_sample_value
         assert metric("catenary_quarantined_records_total", {"table": "plan"}) == 3
         assert metric("catenary_spoiled_epochs_total") == 1
         await served(process, crowd)
@@ -86,12 +86,12 @@ async def test_a_plan_that_does_not_fit_its_model_is_left_out(
 ) -> None:
     stage = {"blocks": [0, 9_999], "agents": ["agent-0"]}
     plan = {"models": [{"name": "toy", "pipelines": [{"batch": 1, "partitions": [stage]}]}]}
-    wish = '{"slo_ns": 0, "max_batch": 0, "partitions": null}'
+    spec = '{"slo_ns": 0, "max_batch": 0, "partitions": null}'
     await fill(
         redis,
         {
-            Table.PLAN: {kind: json.dumps(plan), "active_id": "x"},
-            Table.DEPLOYMENTS: {"toy:1": wish, "../../etc/passwd": wish, "\x7f": wish},
+            RedisTable.PLAN: {kind: json.dumps(plan), "active_id": "x"},
+            RedisTable.DEPLOYMENTS: {"toy:1": spec, "../../etc/passwd": spec, "\x7f": spec},
         },
     )
     async with scheduler(configured()) as process:
@@ -105,16 +105,16 @@ async def test_whatever_fails_while_taking_over_is_tried_again_and_said(
 ) -> None:
     async with scheduler(configured()) as process:
         await served(process, crowd)
-        await process.term().write_behind.flush()
+        await process.leader().write_behind.flush()
         await crash(process)
     real: Any = take_over
     tries: list[bool] = []
 
-    async def fails(term: Any, stored: Any) -> Any:
+    async def fails(leader: Any, stored: Any) -> Any:
         tries.append(bool(stored.plan.active))
         if len(tries) < 5:
             raise RuntimeError("nobody thought of this")
-        return await real(term, stored)
+        return await real(leader, stored)
 
     monkeypatch.setattr("catenary_scheduler.leadership.leader.take_over", fails)
     async with scheduler(configured(scheduler_id="scheduler-1")) as process:
@@ -140,17 +140,17 @@ async def test_a_term_that_breaks_is_followed_by_another(
 ) -> None:
     async with scheduler(configured()) as process:
         await until(lambda: process.leads, "leads")
-        term, before = process.term(), process.term().epoch
+        leader, before = process.leader(), process.leader().epoch
 
         def collect() -> None:
             raise ZeroDivisionError("a nonsense figure")
 
         # Each duty of the house is guarded by itself; what brings state to Redis is not.
-        broken = replace(term.write_behind._sources, collect=collect)
-        monkeypatch.setattr(term.write_behind, "_sources", broken)
-        term.write_behind.touch()
-        await until(lambda: process.leads and process.term() is not term, "another term")
-        assert process.term().epoch > before
+        broken = replace(leader.write_behind._sources, collect=collect)
+        monkeypatch.setattr(leader.write_behind, "_sources", broken)
+        leader.write_behind.touch()
+        await until(lambda: process.leads and process.leader() is not leader, "another term")
+        assert process.leader().epoch > before
         await served(process, crowd)
 
 
@@ -163,22 +163,22 @@ async def test_an_agent_that_lies_is_refused_and_the_cluster_goes_on(
 ) -> None:
     async with scheduler(configured(lease_s=30.0)) as process:
         await served(process, crowd)
-        before = process.term().epoch
+        before = process.leader().epoch
         for _ in range(3):
             liar = await crowd.agent(process.port, "agent-9", AgentScript(epoch=epoch))
             await until(lambda liar=liar: liar.ended, "refused")  # type: ignore[misc]
             assert liar.error is not None
             assert liar.error.code() == grpc.StatusCode.INVALID_ARGUMENT
-        term = process.term()
-        assert term.epoch == before
-        assert term.availability.impairment_of(AgentId("agent-9")) is Impairment.QUARANTINED
-        await term.write_behind.flush()
+        leader = process.leader()
+        assert leader.epoch == before
+        assert leader.availability.impairment_of(AgentId("agent-9")) is Impairment.QUARANTINED
+        await leader.write_behind.flush()
         events = [fields for _, fields in await redis.xrange(KEYS.events)]
         named = [each for each in events if each[b"kind"] == b"peer_quarantined"]
         assert [each[b"peer"] for each in named] == [b"agent-9"]  # once, not at each attempt
         # One that drops what it cannot know is led like any other.
         await crowd.agent(process.port, "agent-9")
-        await until(lambda: AgentId("agent-9") in term.cluster.roster, "joined")
+        await until(lambda: AgentId("agent-9") in leader.cluster.registry, "joined")
 
 
 async def test_an_old_epoch_far_away_is_followed_if_nobody_contradicts(
@@ -196,4 +196,4 @@ async def test_an_old_epoch_far_away_is_followed_if_nobody_contradicts(
         assert not await comes()
         while not await comes():
             pass
-        assert process.term().epoch > far
+        assert process.leader().epoch > far

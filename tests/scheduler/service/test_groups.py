@@ -114,7 +114,7 @@ async def test_a_group_of_a_killed_process_goes_on_at_the_other_and_nothing_is_l
             await until(lambda: gateway.ready and kept.ready, "ready")
             await gateway.submit(1)
             batch = await gateway.dispatched(1)
-            await lost.term(1).write_behind.flush()
+            await lost.leader(1).write_behind.flush()
             await asyncio.sleep(0.05)  # a batch of changes that was on its way already
             killed_s = time.monotonic()
             await crash(lost)
@@ -152,14 +152,14 @@ async def test_a_process_that_leads_two_groups_hands_one_to_a_standby(
         await until(lambda: gateway.ready, "ready")
         await gateway.submit(1)
         batch = await gateway.dispatched(1)
-        kept = first.term(0)
+        kept = first.leader(0)
         async with scheduler(grouped(1, **patient)) as second:
             await until(lambda: second.groups == (1,), "the second leads one of them")
             await until(lambda: gateway.ended, "its gateways are told")
             assert first.groups == (0,)
-            assert first.term(0) is kept
+            assert first.leader(0) is kept
             # Handed over in good order: not a moment of the book is missing.
-            restored = {r.batch for r in second.term(1).dispatcher.snapshot()}
+            restored = {r.batch for r in second.leader(1).dispatcher.snapshot()}
             assert batch.batch_id in restored
             await asyncio.sleep(1.0)  # longer than any lease or grace here
             assert (first.groups, second.groups) == ((0,), (1,))
@@ -181,7 +181,7 @@ async def test_metrics_of_two_groups_in_one_process_are_told_apart(grouped: Conf
         epochs = {
             g: registry.get_sample_value("catenary_scheduler_epoch", {"group": g}) for g in "01"
         }
-        assert epochs == {g: process.term(int(g)).epoch for g in "01"}
+        assert epochs == {g: process.leader(int(g)).epoch for g in "01"}
         families = [family.name for family in registry.collect()]
         assert len(families) == len(set(families))
 
@@ -190,7 +190,7 @@ async def test_operators_may_ask_for_one_group(grouped: Configured, crowd: Crowd
     async with scheduler(grouped(0)) as process:
         await until(lambda: process.groups == (0, 1), "alone it leads both")
         await crowd.agent(process.port, "agent-1", in_group(1))
-        await until(lambda: "agent-1" in process.term(1).cluster.roster, "joined")
+        await until(lambda: "agent-1" in process.leader(1).cluster.registry, "joined")
         async with admin(process.port) as stub:
             for group, agents in ((0, []), (1, ["agent-1"])):
                 status = await stub.GetStatus(

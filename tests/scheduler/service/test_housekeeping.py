@@ -25,7 +25,7 @@ async def test_heartbeats_go_on_while_a_large_model_is_read(
             began.set()
             return await read.wait()
 
-        deployments = process.term().deployments
+        deployments = process.leader().deployments
         monkeypatch.setattr(deployments, "retry", reads_for_long)
         deployments.problems["large"] = "is not there yet"
         await began.wait()
@@ -47,10 +47,10 @@ async def test_a_deployment_that_breaks_ends_no_term(
             tries += 1
             raise ZeroDivisionError("nobody thought of this")
 
-        term = process.term()
-        monkeypatch.setattr(term.deployments, "retry", breaks)
-        term.deployments.problems["odd"] = "cannot be read"
+        leader = process.leader()
+        monkeypatch.setattr(leader.deployments, "retry", breaks)
+        leader.deployments.problems["odd"] = "cannot be read"
         await until(lambda: tries > 0, "it was tried")
         heard = len(gateway.all("heartbeat"))
         await until(lambda: len(gateway.all("heartbeat")) > heard, "a heartbeat")
-        assert process.term() is term
+        assert process.leader() is leader

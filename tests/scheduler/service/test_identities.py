@@ -115,7 +115,7 @@ async def test_sessions_are_for_whom_the_certificate_names(secured: Secured) -> 
     # Frames for others are not to come here.
     assert await secured.greeted("agent", "a", agent("a", peer_id="b")) == "INVALID_ARGUMENT"
     assert await secured.greeted("gateway", "g", gateway("g", peer_id="b")) == "INVALID_ARGUMENT"
-    assert "b" not in secured.process.term().cluster.roster
+    assert "b" not in secured.process.leader().cluster.registry
 
 
 async def test_a_gateway_drains_only_with_an_operators_key(secured: Secured) -> None:

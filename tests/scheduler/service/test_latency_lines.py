@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
 from catenary_scheduler.dispatch.events import LatencyRefitted, PlanActivated
-from catenary_scheduler.leadership.leader import Term
+from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_scheduler.runtime.periodic import _show
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.telemetry.metrics import Metrics
@@ -43,16 +43,16 @@ def report_of(first: int, last: int, lone_ns: int, steps: int = 100) -> schedule
     )
 
 
-def events_of(term: Term, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def events_of(leader: LeaderRuntime, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Returns a list that gets every event the term feeds from now on."""
     fed: list[Any] = []
-    feed = term.feed
+    feed = leader.feed
 
     def noting(event: Any, now: int) -> None:
         fed.append(event)
         feed(event, now)
 
-    monkeypatch.setattr(term, "feed", noting)
+    monkeypatch.setattr(leader, "feed", noting)
     return fed
 
 
@@ -67,7 +67,7 @@ async def test_chains_have_the_lines_their_agents_measured(
     async with scheduler(generating(plan_file=None)) as process:
         script = AgentScript()
         await serving(process, crowd, script)
-        active = process.term().cluster.active
+        active = process.leader().cluster.active
         assert active is not None
         (chain,) = active.plan.models[0].chains
         assert chain.lines is not None
@@ -82,8 +82,8 @@ async def test_a_slower_agent_changes_the_lines_of_its_chain(
 ) -> None:
     async with scheduler(generating()) as process, admin(process.port) as stub:
         _, (agent,) = await serving(process, crowd, AgentScript())
-        term = process.term()
-        fed = events_of(term, monkeypatch)
+        leader = process.leader()
+        fed = events_of(leader, monkeypatch)
         await slower(agent, 0, BLOCKS, 200 * MS)
 
         def refits() -> list[LatencyRefitted]:
@@ -95,13 +95,13 @@ async def test_a_slower_agent_changes_the_lines_of_its_chain(
         last = refits()[-1]
         assert last.model == LLM
         ((hops, lines),) = last.lines
-        active = term.cluster.active
+        active = leader.cluster.active
         assert active is not None
         (chain,) = active.plan.models[0].chains
         assert hops == chain.hops
         assert lines.decode(1, 500) == pytest.approx(200 * MS, rel=0.05)
         # The same plan again (a switch lets go of something) does not bring the old lines back.
-        term.dispatch_by(active.plan)
+        leader.dispatch_by(active.plan)
         activated = next(e for e in reversed(fed) if isinstance(e, PlanActivated))
         assert activated.plan.models[0].chains[0].lines == lines
         (model,) = (await stub.GetStatus(admin_pb2.GetStatusRequest())).models
@@ -110,7 +110,7 @@ async def test_a_slower_agent_changes_the_lines_of_its_chain(
         assert model.chains[0].lines.prefill_error_ratio == -1.0
         assert 0.0 < model.chains[0].lines.decode_error_ratio < 20
         metrics = Metrics()
-        _show(term, metrics)
+        _show(leader, metrics)
         page = generate_latest(metrics.registry).decode()
         assert 'coefficient="decode_lone_ns",model="llm"' in page
         assert 'catenary_latency_prediction_error_ratio{kind="decode",model="llm"}' in page
@@ -121,21 +121,21 @@ async def test_a_new_plan_begins_with_what_is_known_by_now(
 ) -> None:
     async with scheduler(generating()) as process:
         _, (agent,) = await serving(process, crowd, AgentScript())
-        term = process.term()
+        leader = process.leader()
         await slower(agent, 0, BLOCKS, 200 * MS)
-        key = next(iter(term.cluster.roster.values())).loaded
+        key = next(iter(leader.cluster.registry.values())).loaded
         partition = next(iter(key))
 
         def by_now() -> float:
-            observed = term.measured.observed_at(agent_id(term), partition)
+            observed = leader.measured.observed_at(agent_id(leader), partition)
             return observed.cost.decode(1) if observed is not None else 0.0
 
         await until(lambda: by_now() > 195 * MS, "reports are in")
-        active = term.cluster.active
+        active = leader.cluster.active
         assert active is not None
         before = active.plan.models[0].chains[0].service_ns
-        term.cluster._in_force.activate(active.placement, lambda plan: plan)
-        again = term.cluster.active
+        leader.cluster._activator.activate(active.placement, lambda plan: plan)
+        again = leader.cluster.active
         assert again is not None
         chain = again.plan.models[0].chains[0]
         assert chain.lines is not None
@@ -143,8 +143,8 @@ async def test_a_new_plan_begins_with_what_is_known_by_now(
         assert chain.service_ns > before
 
 
-def agent_id(term: Term) -> Any:
-    return next(iter(term.cluster.roster))
+def agent_id(leader: LeaderRuntime) -> Any:
+    return next(iter(leader.cluster.registry))
 
 
 async def test_hops_of_a_ring_add_up_and_one_report_moves_all_of_it(
@@ -154,15 +154,15 @@ async def test_hops_of_a_ring_add_up_and_one_report_moves_all_of_it(
     async with scheduler(settings) as process:
         script = AgentScript()
         _, agents = await serving(process, crowd, script, script)
-        term = process.term()
-        active = term.cluster.active
+        leader = process.leader()
+        active = leader.cluster.active
         assert active is not None
         lines = active.plan.models[0].chains[0].lines
         assert lines is not None
         assert lines.decode(1, 0) == pytest.approx(
             script.decode_ns * BLOCKS + 2 * WAYS_NS, rel=1e-5
         )
-        fed = events_of(term, monkeypatch)
+        fed = events_of(leader, monkeypatch)
         await slower(agents[1], 3, 6, 300 * MS)
 
         def latest() -> float:

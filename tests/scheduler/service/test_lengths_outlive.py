@@ -25,17 +25,17 @@ async def test_a_successor_goes_on_with_what_was_learned_of_answers(
             )
             done = scheduler_pb2.RequestFinished(request_id=number, progress=progress)
             await gateway.send(scheduler_pb2.GatewayMessage(finished=done))
-        chained = old.term().dispatcher.chained
+        chained = old.leader().dispatcher.chained
         await until(lambda: chained.statistics()["completed_requests"] == 3, "all are done")
         learned = chained.length_predictors()[LLM]
         assert learned.learned == 3
         # The next write after the first is seconds away: a snapshot holds all there is.
-        term = old.term()
-        term._journal.require_snapshot()
-        await term.write_behind.flush()
+        leader = old.leader()
+        leader._journal.require_snapshot()
+        await leader.write_behind.flush()
         await crash(old)
     async with scheduler(generating(scheduler_id="scheduler-1")) as new:
         await until(lambda: new.leads, "the new scheduler leads")
-        restored = new.term().dispatcher.chained.length_predictors()[LLM]
+        restored = new.leader().dispatcher.chained.length_predictors()[LLM]
         assert restored.predict(8) == pytest.approx(learned.predict(8), rel=1e-3)
         assert restored.predict(8) < 100  # far from what is assumed of an unknown model

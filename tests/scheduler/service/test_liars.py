@@ -93,14 +93,14 @@ async def test_who_lies_again_and_again_is_quarantined(
 ) -> None:
     async with scheduler(configured()) as process:
         gateway = await serving(process, crowd)
-        term = process.term(0)
+        leader = process.leader(0)
         for _ in range(3):
-            assert term.availability.impairment_of("liar") is None
+            assert leader.availability.impairment_of("liar") is None
             liar = await crowd.agent(process.port, "liar")
             await liar.send(BAD_REPORT)
             await ended(liar)
-        assert term.availability.impairment_of("liar") is Impairment.QUARANTINED
-        assert term.availability.impairment_of("good") is None
+        assert leader.availability.impairment_of("liar") is Impairment.QUARANTINED
+        assert leader.availability.impairment_of("good") is None
         # It may come back, and is used by nobody who has a choice; if it goes on it may not.
         for _ in range(3):
             liar = await crowd.agent(process.port, "liar")
@@ -187,14 +187,14 @@ async def test_what_an_agent_cannot_know_is_left_out_and_counted(
         await until(lambda: liar.all("welcome"), "it is welcome")
         await gateway.submit(1)
         batch = (await gateway.dispatched(1)).batch_id
-        term = process.term(0)
-        before = term.dispatcher.snapshot()
+        leader = process.leader(0)
+        before = leader.dispatcher.snapshot()
         await liar.send(lie(batch))
         await until(lambda: counted(process, "agent") == 1, "it is counted")
         assert not liar.ended
-        assert term.dispatcher.snapshot() == before
-        assert batch in term.in_flight
-        assert not term.cluster.roster["liar"].loaded
+        assert leader.dispatcher.snapshot() == before
+        assert batch in leader.in_flight
+        assert not leader.cluster.registry["liar"].loaded
 
 
 async def test_a_batch_cannot_have_run_before_it_was_ordered(
@@ -208,9 +208,9 @@ async def test_a_batch_cannot_have_run_before_it_was_ordered(
         batch = (await gateway.dispatched(1)).batch_id
         await agent.send(report(batch, compute_ns=3_600_000 * MS))
         await until(lambda: counted(process, "agent") == 1, "it is counted")
-        assert batch in process.term(0).in_flight
+        assert batch in process.leader(0).in_flight
         await agent.report(batch, 0)
-        await until(lambda: batch not in process.term(0).in_flight, "the truth is believed")
+        await until(lambda: batch not in process.leader(0).in_flight, "the truth is believed")
 
 
 async def test_a_gateway_speaks_for_its_own_batches_only(
@@ -229,11 +229,11 @@ async def test_a_gateway_speaks_for_its_own_batches_only(
         ):
             await liar.send(FromGateway(delivery_failed=said))
             await until(lambda n=number: counted(process, "gateway") == n + 1, "it is counted")
-        assert batch in process.term(0).in_flight
+        assert batch in process.leader(0).in_flight
         blames = scheduler_pb2.DeliveryFailed(batch_id=batch, failure=failure("another"))
         await gateway.send(FromGateway(delivery_failed=blames))
         await until(lambda: counted(process, "gateway") == 3, "it is counted")
-        assert batch in process.term(0).in_flight
+        assert batch in process.leader(0).in_flight
 
 
 async def test_an_agent_holds_nothing_that_was_never_given_out(

@@ -76,7 +76,8 @@ async def test_without_profiles_models_are_replicated_and_the_reason_is_told(
         first_plan = answer.plan_id
         await until(
             lambda: (
-                process.term().cluster.plan_id != first_plan and process.term().cluster.is_settled
+                process.leader().cluster.plan_id != first_plan
+                and process.leader().cluster.is_settled
             ),
             "two replicas",
         )
@@ -210,8 +211,8 @@ async def test_a_shift_of_the_load_moves_agents_from_one_model_to_the_other(
         assert {len(agents) for agents in before.values()} == {2}
         for number in range(1, 11):
             await gateway.submit(number, rows=30)
-        await until(lambda: process.term().cluster.last_switch, "the plan changes", 20)
-        await until(lambda: process.term().cluster.is_settled, "and is in force")
+        await until(lambda: process.leader().cluster.last_switch, "the plan changes", 20)
+        await until(lambda: process.leader().cluster.is_settled, "and is in force")
         answer = await shown(stub)
         after = used(answer)
         assert len(after["toy"]) == 3
@@ -229,7 +230,7 @@ async def test_a_new_agent_is_planned_with_and_a_lost_one_without(
         await crowd.agent(process.port, "l4-0", FAST)
         await until(lambda: gateway.ready, "ready")
         second = await crowd.agent(process.port, "l4-1", FAST)
-        cluster = process.term().cluster
+        cluster = process.leader().cluster
         await until(lambda: cluster.last_switch, "it is planned with")
         answer = await shown(stub)
         assert used(answer) == {"toy": {"l4-0", "l4-1"}}
@@ -249,15 +250,15 @@ async def test_a_pool_goes_on_without_who_cannot_load_and_takes_it_in_when_it_ca
         await until(lambda: gateway.ready, "ready")
         broken = AgentScript(device_class="l4", fail_loads=1)
         await crowd.agent(process.port, "l4-1", broken)
-        term = process.term()
-        await until(lambda: term.cluster.last_switch, "the switch")
-        assert term.cluster.last_switch.phase == "done"
+        leader = process.leader()
+        await until(lambda: leader.cluster.last_switch, "the switch")
+        assert leader.cluster.last_switch.phase == "done"
         assert used(await shown(stub)) == {"toy": {"l4-0", "l4-1"}}
         partition = PartitionKey(ModelKey("toy", "1"), 0, 4)
         await until(
-            lambda: term.availability.can_serve(AgentId("l4-1"), partition), "the second try"
+            lambda: leader.availability.can_serve(AgentId("l4-1"), partition), "the second try"
         )
-        assert not term.availability.failure(AgentId("l4-1"), partition)
+        assert not leader.availability.failure(AgentId("l4-1"), partition)
 
 
 async def test_a_new_leader_remembers_who_planned_and_what_happened_last(
@@ -269,10 +270,10 @@ async def test_a_new_leader_remembers_who_planned_and_what_happened_last(
         agents = [await crowd.agent(old.port, "l4-0", FAST)]
         await until(lambda: gateway.ready, "ready")
         agents.append(await crowd.agent(old.port, "l4-1", FAST))
-        await until(lambda: old.term().cluster.last_switch, "planned with two")
+        await until(lambda: old.leader().cluster.last_switch, "planned with two")
         before = await shown(stub)
-        await until(lambda: old.term().unwritten == 0, "written")
-        await old.term().write_behind.flush()
+        await until(lambda: old.leader().unwritten == 0, "written")
+        await old.leader().write_behind.flush()
         loaded = [list(agent.loaded.values()) for agent in agents]
     async with (
         scheduler(configured(scheduler_id="scheduler-1")) as new,

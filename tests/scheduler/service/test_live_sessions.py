@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from catenary_protos.catenary.v1 import common_pb2
-from catenary_scheduler.book import Book, Claims
+from catenary_scheduler.book import Book, SlotClaims
 from catenary_scheduler.dispatch.events import StartSession
-from catenary_scheduler.inflight.session_hops import SessionRoutes
+from catenary_scheduler.inflight.session_hops import SessionHops
 from catenary_scheduler.inflight.sessions import LiveSessions
 from catenary_scheduler.planning import parse_placement
 from catenary_scheduler.storage.journal import Journal
-from catenary_scheduler.storage.keys import Table
+from catenary_scheduler.storage.keys import RedisTable
 from catenary_services.domain.ids import (
     AgentId,
     GatewayId,
@@ -30,7 +30,7 @@ def booked(book: Book) -> None:
     caches = tuple(book.slots.cache(hop.agent, hop.partition) for hop in HOPS)
     for cache in caches:
         cache.capacity = 10
-    book.slots.reserve(START.session, Claims(caches, (4, 2)), 0, 10**12)
+    book.slots.reserve(START.session, SlotClaims(caches, (4, 2)), 0, 10**12)
 
 
 def test_a_session_is_there_until_the_book_has_nothing_of_it() -> None:
@@ -71,17 +71,17 @@ def test_what_redis_is_told_tells_a_successor_the_partitions() -> None:
     booked(book)
     live.started(START)
     live.collect(journal)
-    written = journal.take().tables[Table.SESSIONS]
+    written = journal.take().tables[RedisTable.SESSIONS]
     assert written == live.records()
     again = LiveSessions(Book().slots)
     odd = {"8": "nonsense", "9": "{}", "10": '{"hops": [[1]]}'}
-    again.remember(stored_of(Table.SESSIONS, {**written, **odd}))
+    again.remember(stored_of(RedisTable.SESSIONS, {**written, **odd}))
     assert again.remembered(START.session) == HOPS
     assert again.remembered(SessionId(8)) == ()
     book.slots.release(START.session)
     live.expire()
     live.collect(journal)
-    assert journal.take().tables[Table.SESSIONS] == {"7": None}
+    assert journal.take().tables[RedisTable.SESSIONS] == {"7": None}
 
 
 def wire(agent: str, first: int, last: int) -> common_pb2.Hop:
@@ -98,7 +98,7 @@ def test_the_partition_behind_a_hop_is_found_in_redis_in_the_plan_or_guessed() -
     placement = parse_placement({"models": [{"name": LLM.name, "chains": [chain]}]})
     route = [wire("a", 0, 4), wire("b", 4, 6)]
     live = LiveSessions(Book().slots)
-    routes = SessionRoutes(live, {})
+    routes = SessionHops(live, {})
     assert routes.hops(START.session, route, placement) == HOPS
     guessed = routes.hops(START.session, [wire("b", 5, 7)], placement)
     assert guessed == (ChainHop(B, PartitionKey(LLM, 5, 7), 5, 7),)
@@ -106,7 +106,7 @@ def test_the_partition_behind_a_hop_is_found_in_redis_in_the_plan_or_guessed() -
     donor = LiveSessions(donor_book.slots)
     booked(donor_book)
     donor.started(START)
-    live.remember(stored_of(Table.SESSIONS, donor.records()))
+    live.remember(stored_of(RedisTable.SESSIONS, donor.records()))
     assert (
         routes.hops(
             START.session,
@@ -125,7 +125,7 @@ def test_a_request_whose_session_moves_has_two_and_counts_once() -> None:
     moved = SessionId(8)
     hops = HOPS[:1]
     cache = book.slots.cache(A, FIRST)
-    book.slots.reserve(moved, Claims((cache,), (4,)), 0, 10**12)
+    book.slots.reserve(moved, SlotClaims((cache,), (4,)), 0, 10**12)
     live.started(StartSession(moved, START.request, "llm:x:1/1", hops, moves=START.session))
     assert live.by_model() == {LLM: 1}
     assert live.by_chain() == {"llm:x:1/0": 1, "llm:x:1/1": 1}

@@ -30,13 +30,13 @@ def held_to(tmp_path: Path, objectives: TokenObjectives) -> None:
 
 def listening(process: SchedulerProcess) -> list[events.Event]:
     """Everything the gateways' streams tell the dispatcher from now on."""
-    term, heard = process.term(), []
+    leader, heard = process.leader(), []
 
     def feed(event: events.Event, now: int, *rest: Any) -> None:
         heard.append(event)
-        type(term).feed(term, event, now, *rest)
+        type(leader).feed(leader, event, now, *rest)
 
-    term.feed = feed  # type: ignore[method-assign]
+    leader.feed = feed  # type: ignore[method-assign]
     return heard
 
 
@@ -54,8 +54,8 @@ async def test_the_models_objectives_hold_where_a_request_names_none(
     held_to(tmp_path, TokenObjectives(800 * MS, 80 * MS))
     async with scheduler(generating()) as process:
         gateway, _ = await serving(process, crowd, AgentScript())
-        assert process.term().cluster.active is not None
-        (model,) = process.term().cluster.active.plan.models
+        assert process.leader().cluster.active is not None
+        (model,) = process.leader().cluster.active.plan.models
         assert model.objectives == TokenObjectives(800 * MS, 80 * MS)
         heard = listening(process)
         await gateway.submit_session(1)
@@ -105,7 +105,7 @@ async def test_scaling_judges_sessions_by_the_models_objectives(
         finished = scheduler_pb2.RequestFinished(request_id=1, progress=late)
         await gateway.send(scheduler_pb2.GatewayMessage(finished=finished))
         await nothing_is_left(process)
-        assert process.term().autoscaler.models[LLM].attainment(now_ns()) == 0.0
+        assert process.leader().autoscaler.models[LLM].attainment(now_ns()) == 0.0
 
 
 async def test_a_plan_may_name_other_objectives_and_shows_them_again(
@@ -118,7 +118,7 @@ async def test_a_plan_may_name_other_objectives_and_shows_them_again(
         await serving(process, crowd, AgentScript(), AgentScript())
         shown = await stub.GetPlan(admin_pb2.GetPlanRequest())
         assert '"time_per_output_token_slo_ms": 50' in shown.plan_json
-        assert process.term().sessions.objectives(LLM) == TokenObjectives(800 * MS, 50 * MS)
+        assert process.leader().sessions.objectives(LLM) == TokenObjectives(800 * MS, 50 * MS)
         assert "first token within 800" in shown.explanation
         wrong = {**document["models"][0], "time_to_first_token_slo_ms": 0}
         field = "time_to_first_token_slo_ms"

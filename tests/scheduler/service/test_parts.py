@@ -8,12 +8,12 @@ from collections.abc import Mapping
 import pytest
 
 from catenary_protos.catenary.v1 import common_pb2
-from catenary_scheduler.agents.directory import Peers
+from catenary_scheduler.agents.directory import PeerDirectory
 from catenary_scheduler.agents.load_orders import LoadOrders
 from catenary_scheduler.dispatch import events
-from catenary_scheduler.inflight.batches import InFlight
-from catenary_scheduler.inflight.not_ready_queue import WaitingRoom
-from catenary_scheduler.observed.profiles import Measured
+from catenary_scheduler.inflight.batches import InFlightBatches
+from catenary_scheduler.inflight.not_ready_queue import NotReadyQueue
+from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.observed.utilisation import Utilisation
 from catenary_scheduler.planning import (
     ModelPlacement,
@@ -21,12 +21,12 @@ from catenary_scheduler.planning import (
     Placement,
     StagePlacement,
 )
-from catenary_scheduler.planning.latency import WorkDone
+from catenary_scheduler.planning.latency import WorkTotals
 from catenary_scheduler.planning.live import GenerationCost
 from catenary_scheduler.planning.requirements import agents_of, missing, wanted_of, without
-from catenary_scheduler.runtime.dispatch_loop import Engine
+from catenary_scheduler.runtime.dispatch_loop import DispatchLoop
 from catenary_scheduler.storage.journal import Journal
-from catenary_scheduler.storage.keys import Table
+from catenary_scheduler.storage.keys import RedisTable
 from catenary_scheduler.storage.values.records import measurements_of
 from catenary_scheduler.storage.values.stored import StoredMeasurements
 from catenary_services.domain.ids import (
@@ -55,7 +55,7 @@ def batch(number: int, *agents: AgentId, finish: int = 100) -> events.DispatchBa
 
 
 def test_a_batch_is_in_flight_until_its_last_hop_reported() -> None:
-    in_flight = InFlight()
+    in_flight = InFlightBatches()
     in_flight.dispatched(batch(1, A, B))
     assert in_flight.uses_partition(A, PartitionKey(MODEL, 0, 1))
     in_flight.stage_done(BatchId(1), 0)
@@ -66,7 +66,7 @@ def test_a_batch_is_in_flight_until_its_last_hop_reported() -> None:
 
 
 def test_a_lost_agent_takes_only_what_was_ahead_of_it() -> None:
-    in_flight = InFlight()
+    in_flight = InFlightBatches()
     for number in (1, 2):
         in_flight.dispatched(batch(number, A, B))
     in_flight.stage_done(BatchId(1), 0)
@@ -76,11 +76,11 @@ def test_a_lost_agent_takes_only_what_was_ahead_of_it() -> None:
 
 
 def test_a_batch_over_before_the_flush_costs_one_deletion() -> None:
-    in_flight, journal = InFlight(), Journal()
+    in_flight, journal = InFlightBatches(), Journal()
     in_flight.dispatched(batch(1, A))
     in_flight.over(BatchId(1))
     in_flight.collect(journal)
-    assert journal.take().tables == {Table.BATCHES: {"1": None}}
+    assert journal.take().tables == {RedisTable.BATCHES: {"1": None}}
     in_flight.dispatched(batch(2, A, finish=5))
     in_flight.expire(now=10**12)
     assert in_flight.records() == {}
@@ -94,7 +94,7 @@ def arrival(number: int, deadline: int = 100 * SECOND) -> events.RequestArrived:
 
 
 def test_the_waiting_room_is_bounded_in_number_and_time() -> None:
-    room = WaitingRoom(capacity=2, longest_ns=50 * SECOND)
+    room = NotReadyQueue(capacity=2, longest_ns=50 * SECOND)
     room.add(arrival(1), now=0)
     room.add(arrival(2, deadline=20 * SECOND), now=0)
     with pytest.raises(Overloaded):
@@ -107,7 +107,7 @@ def test_the_waiting_room_is_bounded_in_number_and_time() -> None:
 
 
 def test_waiting_requests_leave_in_order_when_their_model_is_ready() -> None:
-    room = WaitingRoom(capacity=9, longest_ns=50)
+    room = NotReadyQueue(capacity=9, longest_ns=50)
     for number in (3, 1, 2):
         room.add(arrival(number), now=0)
     assert room.discard(RequestId(GatewayId("g"), 1))
@@ -156,15 +156,17 @@ def test_an_excused_agent_is_not_waited_for_unless_its_pool_is_empty() -> None:
     assert missing(full, hosts, lambda agent: True) == [(A, PartitionKey(MODEL, 0, 1))]
 
 
-def read_back(measured: Measured, odd: Mapping[str, str] | None = None) -> StoredMeasurements:
-    return measurements_of(stored_of(Table.MEASURED, {**measured.records(), **(odd or {})}))
+def read_back(
+    measured: MeasuredProfiles, odd: Mapping[str, str] | None = None
+) -> StoredMeasurements:
+    return measurements_of(stored_of(RedisTable.MEASURED, {**measured.records(), **(odd or {})}))
 
 
 def test_measurements_survive_redis_and_fill_in_for_the_absent() -> None:
-    measured, key = Measured(), PartitionKey(MODEL, 1, 2)
+    measured, key = MeasuredProfiles(), PartitionKey(MODEL, 1, 2)
     measured.put(B, key, (5, 6))
     measured.put(B, key, ())
-    again = Measured()
+    again = MeasuredProfiles()
     again.restore(read_back(measured, {"nonsense": "1", "x|toy:1[0,1)": "five"}))
     assert again.records() == measured.records()
     times = again.for_placement(placement((A,), (B, C)))
@@ -173,26 +175,26 @@ def test_measurements_survive_redis_and_fill_in_for_the_absent() -> None:
 
 
 def test_costs_of_generation_survive_redis_beside_compute_times() -> None:
-    measured, key = Measured(), PartitionKey(MODEL, 1, 2)
+    measured, key = MeasuredProfiles(), PartitionKey(MODEL, 1, 2)
     measured.put(A, key, (5, 6))
     measured.put_generation(B, key, GenerationCost(1, 2, 3, 4))
     odd = {"c|toy:1[0,1)": "generation 1 2", "d|toy:1[0,1)": "generation x"}
-    again = Measured()
+    again = MeasuredProfiles()
     again.restore(read_back(measured, odd))
     assert again.generation() == {(B, key): GenerationCost(1, 2, 3, 4)}
     assert again.everything() == {(A, key): (5, 6)}
 
 
 def test_what_generation_costs_by_now_survives_redis_too() -> None:
-    measured, key = Measured(), PartitionKey(MODEL, 0, 2)
+    measured, key = MeasuredProfiles(), PartitionKey(MODEL, 0, 2)
     at_load = GenerationCost(10_000, 2_000, 50_000, 6_000, 4.5, 52_000, 11_000, 64)
     measured.put_generation(A, key, at_load)
-    assert not measured.observe(B, key, WorkDone(prefill_chunks=1))
+    assert not measured.observe(B, key, WorkTotals(prefill_chunks=1))
     told = [
         measured.observe(
             A,
             key,
-            WorkDone(
+            WorkTotals(
                 50,
                 50,
                 5_000,
@@ -208,7 +210,7 @@ def test_what_generation_costs_by_now_survives_redis_too() -> None:
     assert not told[-1]
     now = measured.generation()[A, key]
     assert now.decode_lone_ns == pytest.approx(80_000, rel=0.03)
-    again = Measured()
+    again = MeasuredProfiles()
     again.restore(read_back(measured))
     assert again.records() == measured.records()
     assert again.generation()[A, key].decode(1) == pytest.approx(now.decode(1), rel=0.03)
@@ -218,18 +220,18 @@ def test_what_generation_costs_by_now_survives_redis_too() -> None:
     newer = GenerationCost(1, 2, 3, 4)
     again.put_generation(A, key, newer)
     assert again.generation()[A, key] == newer
-    again.restore(read_back(Measured(), {"c|toy:1[0,2)": "generation 1 2 3 4 nan 6 7 8"}))
+    again.restore(read_back(MeasuredProfiles(), {"c|toy:1[0,2)": "generation 1 2 3 4 nan 6 7 8"}))
     assert (AgentId("c"), key) not in again.generation()
 
 
 def test_a_peer_stays_in_the_directory_for_a_moment() -> None:
-    peers = Peers(linger_s=3.0)
+    peers = PeerDirectory(linger_s=3.0)
     peers.joined("a", common_pb2.Peer(peer_id="a", incarnation=4))
     peers.left("a", 10.0)
     assert not peers.sweep(12.0)
     assert [peer.peer_id for peer in peers.directory().peers] == ["a"]
-    again = Peers(linger_s=3.0)
-    again.restore(stored_of(Table.PEERS, {**peers.records(), "bad": "?"}), now_s=0.0)
+    again = PeerDirectory(linger_s=3.0)
+    again.restore(stored_of(RedisTable.PEERS, {**peers.records(), "bad": "?"}), now_s=0.0)
     assert again.directory() == peers.directory()
     assert peers.sweep(14.0)
     assert not peers.directory().peers
@@ -268,7 +270,7 @@ async def test_the_engine_wakes_its_dispatcher_in_time() -> None:
     from catenary_scheduler.storage.clock import now_ns
 
     dispatcher = Scripted()
-    engine = Engine(dispatcher, lambda command, now: None, Metrics())
+    engine = DispatchLoop(dispatcher, lambda command, now: None, Metrics())
     engine.feed(arrival(1), now_ns())
     dispatcher.wakeup = now_ns() + 20_000_000
     await until(lambda: events.Tick() in dispatcher.events, "the tick")
@@ -281,7 +283,7 @@ async def test_a_bug_in_the_dispatcher_refuses_one_request_and_no_more() -> None
     refused: list[events.Command] = []
     dispatcher = Scripted()
     dispatcher.failing = True
-    engine = Engine(dispatcher, lambda command, now: refused.append(command), Metrics())
+    engine = DispatchLoop(dispatcher, lambda command, now: refused.append(command), Metrics())
     engine.feed(arrival(1), 0)
     assert [(c.request.number, c.reason) for c in refused if isinstance(c, events.Reject)] == [
         (1, "INTERNAL")

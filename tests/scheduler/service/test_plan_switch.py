@@ -65,7 +65,7 @@ async def serving(
 
 
 def phase(process: SchedulerProcess) -> str:
-    report = process.term().cluster.switch_report()
+    report = process.leader().cluster.switch_report()
     return "" if report is None else report.phase
 
 
@@ -184,7 +184,7 @@ async def test_an_agent_that_cannot_load_brings_the_old_plan_back(
         assert "went back to plan-1-1" in shown.explanation
         assert not shown.last_switch.downtime
         tried = len(agents[1].all("load_partition"))
-        process.term().cluster.reconcile(1e12)
+        process.leader().cluster.reconcile(1e12)
         assert len(agents[1].all("load_partition")) == tried  # it is not asked any more
 
 
@@ -210,11 +210,11 @@ async def test_a_crowded_agent_that_cannot_load_gets_its_old_partitions_again(
         shown = await stub.GetPlan(admin_pb2.GetPlanRequest())
         assert shown.last_switch.phase == "rolled back"
         assert shown.last_switch.downtime[0].downtime_ns > 0
-        assert await settles(process.term())
+        assert await settles(process.leader())
 
 
-async def settles(term: Any) -> bool:
-    return bool(await until(lambda: term.cluster.is_settled, "the old plan is all there is"))
+async def settles(leader: Any) -> bool:
+    return bool(await until(lambda: leader.cluster.is_settled, "the old plan is all there is"))
 
 
 async def test_an_agent_that_cannot_even_load_what_it_had_is_left_alone_until_it_can(
@@ -343,9 +343,9 @@ async def test_a_new_leader_serves_by_the_old_plan_and_begins_the_switch_again(
         moved = plan((0, 1, ["agent-0"]), (1, 4, ["agent-9"]))
         applying = asyncio.ensure_future(stub.ApplyPlan(request(moved), timeout=30))
         await until(lambda: (0, 1) in agents[0].loaded, "under way")
-        await old.term().write_behind.flush()
+        await old.leader().write_behind.flush()
         await asyncio.sleep(0.1)
-        in_force = old.term().cluster.plan_id
+        in_force = old.leader().cluster.plan_id
         await crash(old)
         with pytest.raises(grpc.aio.AioRpcError):
             await applying
@@ -364,7 +364,7 @@ async def test_a_new_leader_serves_by_the_old_plan_and_begins_the_switch_again(
         await until(lambda: second.all("load_partition"), "the switch begins again")
         again.hold_loads = False
         await second._load(second.all("load_partition")[-1])
-        await until(lambda: new.term().cluster.is_settled, "and ends")
+        await until(lambda: new.leader().cluster.is_settled, "and ends")
         await gateway.submit(2)
         assert blocks(await gateway.dispatched(2)) == [("agent-0", 0, 1), ("agent-9", 1, 4)]
 
@@ -380,7 +380,7 @@ async def test_a_new_leader_finds_agents_half_emptied(
         small.hold_loads = True
         applying = asyncio.ensure_future(stub.ApplyPlan(request(SPLIT), timeout=30))
         await until(lambda: not agents[0].loaded, "agent-0 is emptied")
-        await old.term().write_behind.flush()
+        await old.leader().write_behind.flush()
         await asyncio.sleep(0.1)
         await crash(old)
         with pytest.raises(grpc.aio.AioRpcError):
@@ -393,7 +393,7 @@ async def test_a_new_leader_finds_agents_half_emptied(
         await crowd.agent(new.port, "agent-1", AgentScript(partitions=kept, epoch=1))
         await gateway.submit(1, budget_ns=9_000 * MS)
         await gateway.dispatched(1)
-        await until(lambda: new.term().cluster.is_settled, "the switch ends")
+        await until(lambda: new.leader().cluster.is_settled, "the switch ends")
         await gateway.submit(2)
         assert blocks(await gateway.dispatched(2)) == [("agent-0", 0, 2), ("agent-1", 2, 4)]
 
@@ -408,4 +408,4 @@ async def test_what_plan_show_prints_can_be_applied(
         answer = await stub.ApplyPlan(request({**shown, "last_switch": {"phase": "done"}}))
         assert answer.plan_id == "plan-1-1"
         assert not answer.HasField("plan_switch")
-        assert process.term().cluster.is_ready(TOY)
+        assert process.leader().cluster.is_ready(TOY)

@@ -11,8 +11,8 @@ import pytest
 
 from catenary_protos.catenary.v1 import common_pb2
 from catenary_scheduler.agents.deployments import Deployments
-from catenary_scheduler.agents.registry import AgentRecord, AgentSession, Roster
-from catenary_scheduler.observed.profiles import Measured
+from catenary_scheduler.agents.registry import AgentRegistry, AgentState, AgentStream
+from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.planning.live import PlanningRules
 from catenary_scheduler.planning.pooled.problem import (
@@ -23,13 +23,13 @@ from catenary_scheduler.planning.pooled.problem import (
     PoolingProblem,
 )
 from catenary_scheduler.planning.requirements import agents_of
-from catenary_scheduler.replanning.agent_stability import Patience
-from catenary_scheduler.replanning.plan_builder import PlanMaker
+from catenary_scheduler.replanning.agent_stability import AgentStability
+from catenary_scheduler.replanning.plan_builder import PlanBuilder
 from catenary_scheduler.replanning.planner import Planner
-from catenary_scheduler.replanning.solver import Solution
-from catenary_scheduler.scaling import Replanning, ReplanPolicy
+from catenary_scheduler.replanning.solver import SolverResult
+from catenary_scheduler.scaling import LoadReplanning, ReplanPolicy
 from catenary_scheduler.storage.clock import now_ns
-from catenary_scheduler.wire.streams import Session
+from catenary_scheduler.wire.streams import PeerStream
 from catenary_services.domain.ids import AgentId, ModelKey, ServerId
 from catenary_services.domain.plan import Agent
 from catenary_services.domain.profile import DeviceProfile, ModelProfile
@@ -40,13 +40,13 @@ from scheduler_harness import MS, TOY, add_model, until
 OTHER = ModelKey("other", "1")
 SETTLED_S = 100.0
 """Long after every agent came."""
-Solve = Callable[[PoolingProblem], Awaitable[Solution]]
+Solve = Callable[[PoolingProblem], Awaitable[SolverResult]]
 
 
 def whole_on(throughput_rps: float = 100.0) -> Solve:
     """Returns a solver that gives every model one agent."""
 
-    async def solve(problem: PoolingProblem) -> Solution:
+    async def solve(problem: PoolingProblem) -> SolverResult:
         models = tuple(
             PooledModelPlan(
                 model.name,
@@ -56,7 +56,7 @@ def whole_on(throughput_rps: float = 100.0) -> Solve:
             for model in problem.models
         )
         plan = PooledPlan(throughput_rps, throughput_rps, True, "test", 0.0, models)
-        return Solution(problem, plan, ("It is a test.",))
+        return SolverResult(problem, plan, ("It is a test.",))
 
     return solve
 
@@ -78,14 +78,12 @@ async def nothing(_: object) -> None:
     return None
 
 
-def roster(*names: str) -> Roster:
-    found: Roster = {}
+def registry(*names: str) -> AgentRegistry:
+    found: AgentRegistry = {}
     for name in names:
         agent = Agent(AgentId(name), "l4", ServerId(name), 10**9, 10**9)
-        session: AgentSession = Session(nothing)
-        found[agent.agent_id] = AgentRecord(
-            agent, 1, common_pb2.Peer(), "emulated:l4", 0.0, session
-        )
+        session: AgentStream = PeerStream(nothing)
+        found[agent.agent_id] = AgentState(agent, 1, common_pb2.Peer(), "emulated:l4", 0.0, session)
     return found
 
 
@@ -96,18 +94,18 @@ class Bench:
         self.solve = solve
         self.asked = 0
 
-        async def counted(problem: PoolingProblem) -> Solution:
+        async def counted(problem: PoolingProblem) -> SolverResult:
             self.asked += 1
             return await self.solve(problem)
 
-        maker = PlanMaker("auto", PlanningRules(), deployments, Measured(), counted)
+        maker = PlanBuilder("auto", PlanningRules(), deployments, MeasuredProfiles(), counted)
         policy = ReplanPolicy(lasting_ns=0, interval_ns=0, least_rows=10.0)
-        self.planner = Planner(maker, Patience(), Replanning(policy), 0.0)
+        self.planner = Planner(maker, AgentStability(), LoadReplanning(policy), 0.0)
         self.models = [each.for_planning() for each in deployments.ready.values()]
-        self.roster = roster("a", "b")
+        self.registry = registry("a", "b")
 
     def follow(self, now_s: float = SETTLED_S) -> Placement | None:
-        return self.planner.follow(self.models, self.roster, now_s)
+        return self.planner.follow(self.models, self.registry, now_s)
 
     async def settle(self) -> Placement | None:
         self.follow()
@@ -121,19 +119,19 @@ async def test_it_keeps_what_it_has_until_the_answer_is_there(tmp_path: Path) ->
     assert bench.planner.problem == "a plan is being made"
     first = await bench.settle()
     assert first is not None
-    bench.roster.update(roster("c"))
+    bench.registry.update(registry("c"))
     assert bench.follow() == first
     await until(lambda: not bench.planner.is_thinking, "it has thought")
     assert bench.follow() != first
-    assert bench.planner.notes is not None
-    assert bench.planner.notes.cause == "c came"
+    assert bench.planner.provenance is not None
+    assert bench.planner.provenance.cause == "c came"
 
 
 async def test_a_newer_question_makes_the_older_answer_worthless(tmp_path: Path) -> None:
     bench = Bench(await deployed(tmp_path), whole_on())
     released = asyncio.Event()
 
-    async def slow(problem: PoolingProblem) -> Solution:
+    async def slow(problem: PoolingProblem) -> SolverResult:
         await released.wait()
         raise PlanInfeasible("an answer of long ago")
 
@@ -141,12 +139,12 @@ async def test_a_newer_question_makes_the_older_answer_worthless(tmp_path: Path)
     bench.follow()
     await until(lambda: bench.asked == 1, "it thinks")
     bench.solve = whole_on()
-    bench.roster.update(roster("c"))
+    bench.registry.update(registry("c"))
     bench.follow()
     released.set()
     await until(lambda: not bench.planner.is_thinking, "it has thought")
-    assert bench.planner.notes is not None
-    assert (bench.planner.notes.planner, bench.asked) == ("pooled", 2)
+    assert bench.planner.provenance is not None
+    assert (bench.planner.provenance.planner, bench.asked) == ("pooled", 2)
 
 
 async def test_a_plan_that_is_hardly_better_is_not_worth_a_switch(tmp_path: Path) -> None:
@@ -159,8 +157,8 @@ async def test_a_plan_that_is_hardly_better_is_not_worth_a_switch(tmp_path: Path
     await until(lambda: bench.asked == 2, "it thinks again")
     await until(lambda: not bench.planner.is_thinking, "it has thought")
     assert bench.follow(now_s) == first
-    assert bench.planner.notes is not None
-    assert bench.planner.notes.throughput_rps[TOY] == 100.0
+    assert bench.planner.provenance is not None
+    assert bench.planner.provenance.throughput_rps[TOY] == 100.0
     assert bench.asked == 2  # and the load is no reason any more
 
 
@@ -172,9 +170,9 @@ async def test_a_notably_better_plan_is(tmp_path: Path) -> None:
     bench.solve = whole_on(106.0)
     bench.follow(now_s)
     await until(lambda: not bench.planner.is_thinking, "it has thought")
-    assert bench.planner.notes is not None
-    assert "of the load moved" in bench.planner.notes.cause
-    assert bench.planner.notes.throughput_rps[TOY] == 106.0
+    assert bench.planner.provenance is not None
+    assert "of the load moved" in bench.planner.provenance.cause
+    assert bench.planner.provenance.throughput_rps[TOY] == 106.0
 
 
 @pytest.mark.parametrize(
@@ -187,22 +185,22 @@ async def test_a_notably_better_plan_is(tmp_path: Path) -> None:
 async def test_without_a_pooled_plan_the_models_are_split_evenly(
     tmp_path: Path, failure: Exception, said: str
 ) -> None:
-    async def fails(problem: PoolingProblem) -> Solution:
+    async def fails(problem: PoolingProblem) -> SolverResult:
         raise failure
 
     bench = Bench(await deployed(tmp_path), fails)
     placement = await bench.settle()
     assert placement is not None
     assert len(placement.models) == 2
-    assert bench.planner.notes is not None
-    assert any(said in line for line in bench.planner.notes.in_words())
+    assert bench.planner.provenance is not None
+    assert any(said in line for line in bench.planner.provenance.in_words())
 
 
 async def test_a_solver_that_breaks_down_does_not_cost_a_plan_that_works(tmp_path: Path) -> None:
     bench = Bench(await deployed(tmp_path), whole_on())
     first = await bench.settle()
 
-    async def crashes(problem: PoolingProblem) -> Solution:
+    async def crashes(problem: PoolingProblem) -> SolverResult:
         raise InternalError("the solver ended with exit code -9")
 
     bench.solve = crashes
@@ -210,7 +208,7 @@ async def test_a_solver_that_breaks_down_does_not_cost_a_plan_that_works(tmp_pat
     assert await bench.settle() == first
     assert bench.planner.problem == "no new plan was made: the solver ended with exit code -9"
     # Without the agents of that plan an even split is all there is.
-    bench.roster = roster("x", "y")
+    bench.registry = registry("x", "y")
     split = await bench.settle()
     assert split is not None
     assert agents_of(split) == {"x", "y"}

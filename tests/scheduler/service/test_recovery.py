@@ -50,16 +50,16 @@ async def test_a_new_scheduler_adopts_rows_in_flight_and_sends_the_others(
         await until(lambda: gateway.ready, "ready")
         await gateway.submit(1)
         batch = await gateway.dispatched(1)
-        book = old.term().dispatcher.snapshot()
+        book = old.leader().dispatcher.snapshot()
         # An empty journal does not say so yet: the dispatcher's changes may not be collected.
-        await old.term().write_behind.flush()
+        await old.leader().write_behind.flush()
         await asyncio.sleep(0.1)  # a batch that was on its way already
         await crash(old)
         await until(lambda: gateway.ended and agents[0].ended, "sessions end")
     async with scheduler(configured(scheduler_id="scheduler-1")) as new:
         await leads(new)
-        term = new.term()
-        restored = term.dispatcher.snapshot()
+        leader = new.leader()
+        restored = leader.dispatcher.snapshot()
         assert {(r.batch, r.position, r.resource) for r in restored} == {
             (r.batch, r.position, r.resource) for r in book
         }
@@ -73,7 +73,7 @@ async def test_a_new_scheduler_adopts_rows_in_flight_and_sends_the_others(
         )
         await back.submit(1, in_flight=[in_flight], budget_ns=9_000 * MS)
         await back.submit(2)
-        assert not term.cluster.is_ready(term.resolve("toy", "1"))  # type: ignore[arg-type]
+        assert not leader.cluster.is_ready(leader.resolve("toy", "1"))  # type: ignore[arg-type]
         second = await crowd.agent(new.port, "agent-1", hosting(2, 4, epoch=1))
         fresh = await back.dispatched(2)
         assert (fresh.epoch, fresh.batch_id >> 40) == (2, 2)
@@ -96,7 +96,7 @@ async def test_recovery_does_not_wait_for_ever_for_a_dead_agent(
             await crowd.agent(old.port, f"agent-{number}")
         await until(lambda: gateway.ready, "ready")
         # An empty journal does not say so yet: the dispatcher's changes may not be collected.
-        await old.term().write_behind.flush()
+        await old.leader().write_behind.flush()
         await asyncio.sleep(0.1)  # a batch that was on its way already
     async with scheduler(configured(plan_file=file)) as new:
         await leads(new)
@@ -114,8 +114,8 @@ async def test_a_batch_nobody_remembers_is_booked_from_the_agents_word(
     ]
     async with scheduler(configured()) as process:
         await crowd.agent(process.port, "agent-0", AgentScript(batches=batches))
-        await until(lambda: "agent-0" in process.term().cluster.roster, "joined")
-        book = {r.batch: r for r in process.term().dispatcher.snapshot()}
+        await until(lambda: "agent-0" in process.leader().cluster.registry, "joined")
+        book = {r.batch: r for r in process.leader().dispatcher.snapshot()}
         assert set(book) == {77, 78}
         assert book[78].end_ns == book[77].start_ns
         assert book[77].end_ns - book[78].start_ns == 70 * MS
@@ -138,11 +138,11 @@ async def test_a_standby_takes_over_and_the_old_leader_gives_the_lease_back(
         await first.drain(5.0)
         await until(lambda: gateway.ended, "the session ends")
         await leads(second)
-        assert second.term().epoch == 2
+        assert second.leader().epoch == 2
 
 
-async def is_booked(term: Any) -> bool:
-    stored = await term._store.load()
+async def is_booked(leader: Any) -> bool:
+    stored = await leader._store.load()
     return bool(stored.book)
 
 
@@ -156,18 +156,18 @@ async def test_killed_redis_stops_nobody(
         assert server.pid is not None
         os.kill(server.pid, signal.SIGKILL)
         await server.wait()
-        term = process.term()
-        await until(lambda: not term.write_behind.connected, "the loss is noticed")
+        leader = process.leader()
+        await until(lambda: not leader.write_behind.connected, "the loss is noticed")
         await gateway.submit(1)
         await gateway.dispatched(1)
         await server.start()
-        await until(lambda: term.write_behind.connected, "connected again")
-        assert process.term() is term
+        await until(lambda: leader.write_behind.connected, "connected again")
+        assert process.leader() is leader
         await gateway.submit(2)
         await gateway.dispatched(2)
         async with asyncio.timeout(10):
             # Nothing was booked before Redis died, so whatever is there was written afterwards.
-            while not await is_booked(term):
+            while not await is_booked(leader):
                 await asyncio.sleep(0.01)
 
 
@@ -179,7 +179,7 @@ async def test_a_paused_leader_that_was_replaced_steps_down(
         await until(lambda: gateway.all("welcome"), "welcomed")
         # As if it had been stopped for longer than its lease: another one led since.
         redis = old._redis
-        keys = old.term()._store._keys
+        keys = old.leader()._store._keys
         await redis.set(keys.epoch, 5)
         await redis.set(keys.lease, "another", px=60_000)
         await until(lambda: gateway.ended, "its sessions end")
@@ -188,7 +188,7 @@ async def test_a_paused_leader_that_was_replaced_steps_down(
         assert not old.leads
         await redis.delete(keys.lease)
         await leads(old)
-        assert old.term().epoch == 6
+        assert old.leader().epoch == 6
 
 
 async def test_an_agent_of_another_leader_of_the_same_epoch_lifts_ours(
@@ -196,17 +196,17 @@ async def test_an_agent_of_another_leader_of_the_same_epoch_lifts_ours(
 ) -> None:
     async with scheduler(configured(expected_agents=2)) as process:
         await leads(process)
-        before = process.term().epoch
+        before = process.leader().epoch
         await crowd.agent(process.port, "agent-0", hosting(0, 2, epoch=before))
-        own = process.term()._lease.token
+        own = process.leader()._lease.token
         await crowd.agent(process.port, "agent-1", hosting(2, 4, epoch=before, leader=own))
         await asyncio.sleep(0)
-        assert process.term().epoch == before
+        assert process.leader().epoch == before
         refused = await crowd.agent(
             process.port, "agent-2", hosting(0, 2, epoch=before, leader="scheduler-9/other")
         )
         await until(lambda: refused.ended, "it is refused")
-        await until(lambda: process.term().epoch > before, "the epoch is lifted")
+        await until(lambda: process.leader().epoch > before, "the epoch is lifted")
 
 
 async def test_a_draining_agent_goes_on_draining_under_a_new_leader(
@@ -223,19 +223,19 @@ async def test_a_draining_agent_goes_on_draining_under_a_new_leader(
         await until(lambda: gateway.ready, "ready")
         async with admin(old.port) as stub:
             await stub.DrainAgent(admin_pb2.DrainAgentRequest(agent_id="agent-1"), timeout=5)
-        await old.term().write_behind.flush()
+        await old.leader().write_behind.flush()
         await crash(old)
     async with scheduler(configured(plan_file=file, scheduler_id="scheduler-1")) as new:
         await leads(new)
-        roster = new.term().cluster.roster
+        registry = new.leader().cluster.registry
         back = await crowd.gateway(new.port)
         other = await crowd.agent(new.port, "agent-0", hosting(0, 4, epoch=1))
         going = await crowd.agent(new.port, "agent-1", hosting(0, 4, epoch=1))
 
         def states() -> dict[str, str]:
             return {
-                str(agent): record.state(new.term().availability)
-                for agent, record in roster.items()
+                str(agent): record.state(new.leader().availability)
+                for agent, record in registry.items()
             }
 
         await until(lambda: states() == {"agent-0": "ready", "agent-1": "draining"}, "draining")

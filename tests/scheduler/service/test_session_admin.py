@@ -27,7 +27,7 @@ async def generates(process: SchedulerProcess, gateway: FakeGateway, number: int
     )
     report = scheduler_pb2.SessionsProgressed(sessions=[progress])
     await gateway.send(scheduler_pb2.GatewayMessage(sessions_progressed=report))
-    await until(lambda: any(view.runs for view in process.term().moves.sessions()), "it runs")
+    await until(lambda: any(view.runs for view in process.leader().moves.sessions()), "it runs")
 
 
 def agent_of(agents: list[FakeAgent], start: scheduler_pb2.StartSession) -> FakeAgent:
@@ -49,8 +49,8 @@ async def test_a_session_is_listed_moved_and_measured(generating: Configured, cr
         assert session.gateway_id == "gateway-0"
         assert [hop.agent_id for hop in session.hops] == [first.route[0].agent_id]
         assert not session.moving_to
-        wish = Move(session_id=first.session_id, mode="tokens", wait_ns=5 * SECOND_NS)
-        asked = asyncio.ensure_future(stub.MoveSession(wish))
+        spec = Move(session_id=first.session_id, mode="tokens", wait_ns=5 * SECOND_NS)
+        asked = asyncio.ensure_future(stub.MoveSession(spec))
         second = await gateway.started(7, times=2)
         assert second.moved_session_id == first.session_id
         assert second.move_mode == scheduler_pb2.MOVE_MODE_TOKENS
@@ -105,7 +105,7 @@ async def test_a_move_that_fails_says_why(generating: Configured, crowd: Crowd) 
 
 
 @pytest.mark.parametrize(
-    ("wish", "code", "said"),
+    ("spec", "code", "said"),
     [
         ({"request_id": "x"}, CODE.UNIMPLEMENTED, "gateways"),
         ({"session_id": 77}, CODE.INVALID_ARGUMENT, "77"),
@@ -113,12 +113,12 @@ async def test_a_move_that_fails_says_why(generating: Configured, crowd: Crowd) 
     ],
 )
 async def test_wrong_wishes_are_refused(
-    generating: Configured, crowd: Crowd, wish: dict[str, object], code: CODE, said: str
+    generating: Configured, crowd: Crowd, spec: dict[str, object], code: CODE, said: str
 ) -> None:
     async with scheduler(generating()) as process, admin(process.port) as stub:
         await serving(process, crowd, AgentScript())
         with pytest.raises(grpc.aio.AioRpcError, match=said) as raised:
-            await stub.MoveSession(Move(**wish))
+            await stub.MoveSession(Move(**spec))
         assert raised.value.code() == code
         with pytest.raises(grpc.aio.AioRpcError, match="not deployed"):
             await listed(stub, model="gpt")

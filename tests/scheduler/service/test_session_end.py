@@ -6,7 +6,7 @@ import asyncio
 import gc
 from typing import Any
 
-from catenary_scheduler.wire.streams import Session
+from catenary_scheduler.wire.streams import PeerStream
 
 
 async def test_a_peer_that_hangs_up_twice_leaves_no_writer_behind() -> None:
@@ -18,7 +18,7 @@ async def test_a_peer_that_hangs_up_twice_leaves_no_writer_behind() -> None:
         writes.set()
         await told.wait()
 
-    session = Session(send)
+    session = PeerStream(send)
     session.send("an order")
     running = asyncio.create_task(session.run(asyncio.Event().wait()))  # type: ignore[arg-type]
     await writes.wait()

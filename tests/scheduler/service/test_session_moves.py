@@ -14,7 +14,7 @@ import pytest
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
 from catenary_scheduler.cluster.draining import begin_draining, is_idle, take_back
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_scheduler.storage.keys import Table
+from catenary_scheduler.storage.keys import RedisTable
 from catenary_services.domain.ids import AgentId, GatewayId, RequestId, SessionId
 from catenary_services.errors import InvalidInput, Unavailable
 from chain_harness import (
@@ -72,7 +72,7 @@ def carry_out(gateway: FakeGateway, agents: list[FakeAgent]) -> None:
 
 
 def figures(process: Any) -> dict[str, int]:
-    found: dict[str, int] = process.term().dispatcher.statistics()
+    found: dict[str, int] = process.leader().dispatcher.statistics()
     return found
 
 
@@ -91,11 +91,11 @@ async def test_draining_an_agent_moves_its_sessions_and_does_not_wait_for_a_plan
             await gateway.submit_session(number)
         starts = [await gateway.started(number) for number in numbers]
         await gateway.progressed(*numbers, tokens=2)
-        await until(lambda: all(v.runs for v in process.term().moves.sessions()), "they run")
+        await until(lambda: all(v.runs for v in process.leader().moves.sessions()), "they run")
         name = starts[0].route[0].agent_id
         mine = [start for start in starts if start.route[0].agent_id == name]
         # A plan without the agent would take its time.
-        process.term().planner.follow = lambda *_: process.term().cluster.target
+        process.leader().planner.follow = lambda *_: process.leader().cluster.target
         began = time.monotonic()
         answer = await stub.DrainAgent(admin_pb2.DrainAgentRequest(agent_id=name), timeout=8)
         assert answer.drained
@@ -202,7 +202,7 @@ async def test_an_operator_moves_a_session_and_hears_how_it_went(
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
         await gateway.submit_session(1)
         first = await gateway.started(1)
-        desk, number = process.term().moves, RequestId(GatewayId("gateway-0"), 1)
+        desk, number = process.leader().moves, RequestId(GatewayId("gateway-0"), 1)
         with pytest.raises(Unavailable, match="its prompt is not done"):
             desk.begin(number)
         with pytest.raises(InvalidInput, match="has no session"):
@@ -247,14 +247,14 @@ async def test_metrics_count_moves_and_the_caches_that_were_sent(
         await gateway.submit_session(1)
         first = await gateway.started(1)
         await gateway.progressed(1)
-        await until(lambda: process.term().moves.sessions()[0].runs, "it runs")
-        process.term().moves.begin(SessionId(first.session_id))
+        await until(lambda: process.leader().moves.sessions()[0].runs, "it runs")
+        process.leader().moves.begin(SessionId(first.session_id))
         link = scheduler_pb2.CachesSent.Link(peer_id="agent-1", bytes=1_000, sending_ns=MS)
         sent = scheduler_pb2.CachesSent(links=[link, link])
         await agents[0].send(scheduler_pb2.AgentMessage(caches_sent=sent))
 
         def shown() -> dict[str, float]:
-            registry = process.term()._around.metrics.registry
+            registry = process.leader()._around.metrics.registry
             return {
                 f"{sample.name}{sorted(sample.labels.values())}": sample.value
                 for family in registry.collect()
@@ -280,13 +280,13 @@ async def test_a_move_that_is_done_under_a_new_leader_loses_nothing(
         await gateway.submit_session(1)
         first = await gateway.started(1)
         await gateway.progressed(1)
-        await until(lambda: old.term().moves.sessions()[0].runs, "it runs")
-        begun = old.term().moves.begin(SessionId(first.session_id))
+        await until(lambda: old.leader().moves.sessions()[0].runs, "it runs")
+        begun = old.leader().moves.begin(SessionId(first.session_id))
         second = await gateway.started(1, times=2)
         loaded = {agent.name: list(agent.loaded.values()) for agent in agents}
         await plan_is_stored(old)
-        store = old.term()._store
-        written = await raw_table(store._redis, store._keys, Table.SESSIONS)
+        store = old.leader()._store
+        written = await raw_table(store._redis, store._keys, RedisTable.SESSIONS)
         assert set(written) == {str(first.session_id), str(begun.session)}
         assert {json.loads(text)["request"] for text in written.values()} == {"gateway-0/1"}
         await crash(old)
@@ -308,7 +308,7 @@ async def test_a_move_that_is_done_under_a_new_leader_loses_nothing(
             again[name] = await crowd.agent(new.port, name, script)
         source, target = (again[each.route[0].agent_id] for each in (first, second))
         number = RequestId(GatewayId("gateway-0"), 1)
-        dispatcher = new.term().dispatcher.chained
+        dispatcher = new.leader().dispatcher.chained
         await until(lambda: dispatcher.session_of(number), "adopted")
         await until(lambda: figures(new)["sessions_in_flight"] == 2, "both are known")
         await source.moved(second.session_id, first.session_id)
@@ -318,7 +318,7 @@ async def test_a_move_that_is_done_under_a_new_leader_loses_nothing(
             return view.session if view is not None else 0
 
         await until(lambda: current() == second.session_id, "it is what it became")
-        await until(lambda: len(new.term().live) == 1, "only that is left")
+        await until(lambda: len(new.leader().live) == 1, "only that is left")
         assert not back.starts(1)
         assert not target.told_to_close(second.session_id)
         await back.finished(1)
@@ -331,13 +331,13 @@ async def test_an_agent_that_is_taken_back_is_used_again(
 ) -> None:
     async with scheduler(generating(plan_file=file_of(tmp_path, TWO))) as process:
         gateway, _ = await serving(process, crowd, AgentScript(), AgentScript())
-        term = process.term()
-        begin_draining(term, AgentId("agent-0"))
-        assert is_idle(term, AgentId("agent-0"))
+        leader = process.leader()
+        begin_draining(leader, AgentId("agent-0"))
+        assert is_idle(leader, AgentId("agent-0"))
         for number in (1, 2):
             await gateway.submit_session(number)
             assert (await gateway.started(number)).route[0].agent_id == "agent-1"
-        take_back(term, AgentId("agent-0"))
+        take_back(leader, AgentId("agent-0"))
         for number in (3, 4):
             await gateway.submit_session(number)
             assert (await gateway.started(number)).route[0].agent_id == "agent-0"

@@ -82,7 +82,7 @@ async def test_requests_wait_for_a_model_that_loads(configured: Configured, crow
     async with scheduler(configured()) as process:
         gateway = await crowd.gateway(process.port)
         await gateway.submit(1)
-        await until(lambda: len(process.term().waiting) == 1, "the request waits")
+        await until(lambda: len(process.leader().waiting) == 1, "the request waits")
         await crowd.agent(process.port, "agent-0")
         await gateway.dispatched(1)
 
@@ -110,7 +110,7 @@ async def test_a_lost_agent_costs_no_request(configured: Configured, crowd: Crow
         )
         from catenary_scheduler.admin.operations import apply_plan
 
-        await apply_plan(process.term(), placement, 10.0)
+        await apply_plan(process.leader(), placement, 10.0)
         await until(lambda: gateway.ready, "ready")
         await gateway.submit(1)
         first = await gateway.dispatched(1)
@@ -150,12 +150,12 @@ async def test_reports_of_the_last_hop_end_a_batch(configured: Configured, crowd
         await until(lambda: gateway.ready, "ready")
         await gateway.submit(1)
         batch = await gateway.dispatched(1)
-        assert len(process.term().in_flight) == 1
+        assert len(process.leader().in_flight) == 1
         for position in range(len(batch.route)):
             await agent.report(batch.batch_id, position)
         await gateway.finished(1)
-        await until(lambda: len(process.term().in_flight) == 0, "the batch is over")
-        await until(lambda: not process.term().gateways.gateways["gateway-0"].open, "forgotten")
+        await until(lambda: len(process.leader().in_flight) == 0, "the batch is over")
+        await until(lambda: not process.leader().gateways.gateways["gateway-0"].open, "forgotten")
 
 
 async def test_a_silent_agent_is_lost_and_a_heartbeat_keeps_it(
@@ -197,7 +197,7 @@ async def test_an_agent_of_a_newer_epoch_is_obeyed_after_going_beyond_it(
         await until(lambda: early.ended, "a stale epoch is not joined")
         assert early.error is not None
         assert early.error.code() == grpc.StatusCode.ABORTED
-        await until(lambda: process.term().epoch == 8, "the epoch is lifted")
+        await until(lambda: process.leader().epoch == 8, "the epoch is lifted")
         agent = await crowd.agent(process.port, "agent-0", AgentScript(epoch=7))
         await until(lambda: agent.all("load_partition"), "it gets orders")
         orders = [m for m in agent.received if m.WhichOneof("kind") == "load_partition"]
@@ -241,7 +241,7 @@ async def test_a_restarted_gateway_leaves_nothing_behind(
             return any(batch.batch_id in c.batch_ids for c in agent.all("cancel_batch"))
 
         await until(cancelled, "the agent may forget the batch")
-        assert process.term().dispatcher.statistics()["open_requests"] == 0
+        assert process.leader().dispatcher.statistics()["open_requests"] == 0
 
 
 @pytest.mark.parametrize("messages", [[], [scheduler_pb2.GatewayMessage()]])

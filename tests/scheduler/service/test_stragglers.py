@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from catenary_scheduler.observed.stragglers import Straggler, Stragglers
+from catenary_scheduler.observed.stragglers import Straggler, StragglerDetector
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, PartitionKey
 
 SECOND = NANOSECONDS_PER_SECOND
@@ -24,7 +24,7 @@ class Host:
     def __init__(self, seed: int, *, sigma: float = 0.5, pauses_per_s: float = 0.2) -> None:
         self.random = random.Random(seed)
         self.sigma, self.pauses_per_s = sigma, pauses_per_s
-        self.stragglers = Stragglers(2.5)
+        self.stragglers = StragglerDetector(2.5)
         self.now = 0
         self.found: list[tuple[float, Straggler]] = []
 
@@ -99,7 +99,9 @@ def test_if_all_become_slow_nobody_is_a_straggler() -> None:
     assert host.found == []
 
 
-def steady(stragglers: Stragglers, now: int, seconds: float, **ratios: float) -> tuple[int, bool]:
+def steady(
+    stragglers: StragglerDetector, now: int, seconds: float, **ratios: float
+) -> tuple[int, bool]:
     """Reports every 50 ms until the time is over, or somebody is found."""
     end = now + round(seconds * SECOND)
     while now < end:
@@ -114,7 +116,7 @@ def steady(stragglers: Stragglers, now: int, seconds: float, **ratios: float) ->
 
 
 def test_it_is_tried_again_and_left_alone_for_twice_as_long_if_it_is_still_slow() -> None:
-    stragglers = Stragglers(2.5)
+    stragglers = StragglerDetector(2.5)
     now, _ = steady(stragglers, 0, 10, a=1.0, b=1.0)
     aside_s = []
     for _ in range(6):
@@ -128,7 +130,7 @@ def test_it_is_tried_again_and_left_alone_for_twice_as_long_if_it_is_still_slow(
 
 
 def test_who_was_itself_when_tried_again_is_not_called_slow_so_quickly_the_next_time() -> None:
-    stragglers = Stragglers(2.5)
+    stragglers = StragglerDetector(2.5)
     now, _ = steady(stragglers, 0, 10, a=1.0, b=1.0)
     took_s = []
     for _ in range(3):
@@ -143,13 +145,13 @@ def test_who_was_itself_when_tried_again_is_not_called_slow_so_quickly_the_next_
 
 
 def test_without_others_of_its_pools_nobody_is_a_straggler() -> None:
-    stragglers = Stragglers(2.5)
+    stragglers = StragglerDetector(2.5)
     now, _ = steady(stragglers, 0, 10, b=1.0, c=1.0)
     assert not steady(stragglers, now, 30, b=9.0, c=1.0)[1]
 
 
 def test_a_lost_agent_is_forgotten() -> None:
-    stragglers = Stragglers(2.5)
+    stragglers = StragglerDetector(2.5)
     now, _ = steady(stragglers, 0, 10, a=1.0, b=1.0)
     assert steady(stragglers, now, 10, a=1.0, b=5.0)[1]
     stragglers.forget(B)
@@ -157,6 +159,6 @@ def test_a_lost_agent_is_forgotten() -> None:
 
 
 def test_a_factor_of_zero_finds_nobody() -> None:
-    stragglers = Stragglers(0.0)
+    stragglers = StragglerDetector(0.0)
     now, _ = steady(stragglers, 0, 10, a=1.0, b=1.0)
     assert not steady(stragglers, now, 30, a=1.0, b=1000.0)[1]

@@ -82,17 +82,17 @@ async def test_a_stuck_agent_is_told_to_end_and_its_work_goes_elsewhere_at_once(
         await hangs(stuck)
         [order] = await ordered(stuck)
         assert "goes on for 10.0 s" in order.why
-        term = process.term()
-        assert term.availability.impairment_of(A) is Impairment.BROKEN
-        await until(lambda: not term.availability.is_connected(A), "it counts as lost")
+        leader = process.leader()
+        assert leader.availability.impairment_of(A) is Impairment.BROKEN
+        await until(lambda: not leader.availability.is_connected(A), "it counts as lost")
         await until(lambda: stuck.ended, "its stream is ended")
         again = await crowd.agent(process.port, "agent-0")
         await ordered(again)
         await until(lambda: again.ended, "the same process is not taken back")
-        assert not term.availability.is_connected(A)
+        assert not leader.availability.is_connected(A)
         await crowd.agent(process.port, "agent-0", AgentScript(incarnation=2))
-        await until(lambda: term.availability.is_connected(A), "its successor is")
-        assert term.availability.impairment_of(A) is None
+        await until(lambda: leader.availability.is_connected(A), "its successor is")
+        assert leader.availability.impairment_of(A) is None
 
 
 async def ordered(agent: FakeAgent) -> list[scheduler_pb2.EndProcess]:
@@ -109,5 +109,5 @@ async def test_an_agent_that_ends_by_itself_is_lost_before_its_stream_breaks(
         await until(lambda: gateway.ready, "ready")
         ending = scheduler_pb2.Ending(reason="DEVICE_LOST", why="CUDA error: ..")
         await agent.send(scheduler_pb2.AgentMessage(ending=ending))
-        view = process.term().availability
+        view = process.leader().availability
         await until(lambda: not view.is_connected(A), "it counts as lost")

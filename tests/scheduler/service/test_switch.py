@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_scheduler.agents.hosting import Goal
+from catenary_scheduler.agents.hosting import HostingGoal
 from catenary_scheduler.planning import ModelPlacement, PipelinePlacement, Placement, StagePlacement
 from catenary_scheduler.planning.requirements import (
     agents_of,
@@ -17,10 +17,14 @@ from catenary_scheduler.planning.requirements import (
     missing,
     wanted_by_agent,
 )
-from catenary_scheduler.rollout.report import SwitchReport
-from catenary_scheduler.rollout.rollout import Facts, Phase, Switch
-from catenary_scheduler.storage.values.codec import Unreadable, decode_document, encode_document
-from catenary_scheduler.storage.values.stored import StoredNotes, StoredSwitch
+from catenary_scheduler.rollout.report import RolloutReport
+from catenary_scheduler.rollout.rollout import ClusterSnapshot, PlanRollout, RolloutPhase
+from catenary_scheduler.storage.values.codec import (
+    UnreadableRecord,
+    decode_document,
+    encode_document,
+)
+from catenary_scheduler.storage.values.stored import StoredProvenance, StoredRollout
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId
 from catenary_services.domain.plan import ModelPlan, Pipeline, Plan, Stage
 
@@ -46,14 +50,14 @@ class World:
     failed: set[tuple[AgentId, PartitionKey]] = field(default_factory=set)
     busy: set[tuple[AgentId, PartitionKey]] = field(default_factory=set)
     unable: set[AgentId] = field(default_factory=set)
-    """Agents the fleet takes from the dispatcher at the end: they could not load what they had."""
+    """Agents the hosting takes from the dispatcher at the end: they could not load what they had."""
     now: int = 0
 
     def __post_init__(self) -> None:
         wanted = wanted_by_agent(self.active)
         self.hosted = {agent: set(wanted.get(agent, {})) for agent in self.room}
         named = agents_of(self.target)
-        self.switch = Switch(
+        self.rollout = PlanRollout(
             self.target,
             changing(self.active, self.target),
             "a test",
@@ -79,11 +83,11 @@ class World:
         no_room = any(not self.fits(agent, key) for key in lacking)
         return no_room and bool(self.surplus(agent, self.target))
 
-    def facts(self) -> Facts:
+    def snapshot(self) -> ClusterSnapshot:
         def hosts(agent: AgentId, key: PartitionKey, _: object) -> bool:
             return agent not in self.gone and key in self.hosted[agent]
 
-        return Facts(
+        return ClusterSnapshot(
             now_ns=self.now,
             active=self.active,
             missing=lambda placement: missing(placement, hosts, lambda a: a in self.gone),
@@ -96,26 +100,26 @@ class World:
             objection=lambda placement: "",
         )
 
-    def advance(self) -> Phase:
-        while not self.switch.is_over and self.switch.advance(self.facts()):
+    def advance(self) -> RolloutPhase:
+        while not self.rollout.is_over and self.rollout.advance(self.snapshot()):
             pass
-        if self.switch.phase is Phase.DONE:
+        if self.rollout.phase is RolloutPhase.DONE:
             self.active = self.target
-        elif not self.switch.is_over:
+        elif not self.rollout.is_over:
             self.drop()
-        elif self.switch.has_moved:
+        elif self.rollout.has_moved:
             self.unable |= {agent for agent, _ in self.failed}
-        return self.switch.phase
+        return self.rollout.phase
 
     def drop(self) -> None:
-        """Unloads what is not wanted, as the fleet does."""
-        wanted = Goal(self.active, self.target, self.switch).wanted()
+        """Unloads what is not wanted, as the hosting does."""
+        wanted = HostingGoal(self.active, self.target, self.rollout).wanted()
         for agent, keys in self.hosted.items():
             for key in [k for k in keys if k not in wanted(agent) and (agent, k) not in self.busy]:
                 keys.remove(key)
 
     def loadable(self) -> list[tuple[AgentId, PartitionKey]]:
-        wanted = Goal(self.active, self.target, self.switch).wanted()
+        wanted = HostingGoal(self.active, self.target, self.rollout).wanted()
         return [
             (agent, key)
             for agent in sorted(self.hosted)
@@ -126,8 +130,8 @@ class World:
             and (agent, key) not in self.failed
         ]
 
-    def load_all(self) -> Phase:
-        while not self.switch.is_over and (found := self.loadable()):
+    def load_all(self) -> RolloutPhase:
+        while not self.rollout.is_over and (found := self.loadable()):
             self.hosted[found[0][0]].add(found[0][1])
             self.advance()
         return self.advance()
@@ -140,61 +144,63 @@ WHOLE = PartitionKey(TOY, 0, 4)
 
 def test_with_room_for_both_it_is_done_when_all_is_loaded() -> None:
     world = World(OLD, NEW, {A: 6, B: 6})
-    assert world.advance() is Phase.LOADING
-    assert world.load_all() is Phase.DONE
-    assert not world.switch.crowded
+    assert world.advance() is RolloutPhase.LOADING
+    assert world.load_all() is RolloutPhase.DONE
+    assert not world.rollout.crowded
 
 
 def test_a_crowded_agent_is_flushed_then_emptied_then_filled() -> None:
     world = World(OLD, NEW, {A: 4, B: 6}, busy={(A, WHOLE)})
-    assert world.load_all() is Phase.FLUSHING
-    assert (world.switch.crowded, world.switch.affected) == ({A}, {TOY})
+    assert world.load_all() is RolloutPhase.FLUSHING
+    assert (world.rollout.crowded, world.rollout.affected) == ({A}, {TOY})
     assert WHOLE in world.hosted[A]
     world.busy.clear()
-    assert world.advance() is Phase.MOVING
+    assert world.advance() is RolloutPhase.MOVING
     assert WHOLE not in world.hosted[A]
-    assert world.load_all() is Phase.DONE
+    assert world.load_all() is RolloutPhase.DONE
 
 
 def test_batches_that_never_end_bring_the_old_plan_back() -> None:
     world = World(OLD, NEW, {A: 4, B: 6}, busy={(A, WHOLE)})
-    world.switch.timeout_ns = 10**18
-    assert world.load_all() is Phase.FLUSHING
+    world.rollout.timeout_ns = 10**18
+    assert world.load_all() is RolloutPhase.FLUSHING
     world.now = 2 * SLO_NS + 6 * 10**9
-    assert world.advance() is Phase.ROLLED_BACK
-    assert "did not come to an end" in world.switch.problem
+    assert world.advance() is RolloutPhase.ROLLED_BACK
+    assert "did not come to an end" in world.rollout.problem
 
 
 def test_what_was_given_up_is_loaded_again_before_it_is_rolled_back() -> None:
     world = World(OLD, NEW, {A: 4, B: 6})
     world.failed.add((A, PartitionKey(TOY, 0, 2)))
-    assert world.load_all() is Phase.ROLLED_BACK or world.switch.phase is Phase.LOADING
+    assert (
+        world.load_all() is RolloutPhase.ROLLED_BACK or world.rollout.phase is RolloutPhase.LOADING
+    )
     world = World(OLD, NEW, {A: 4, B: 6})
     world.hosted[B].add(PartitionKey(TOY, 2, 4))
-    assert world.advance() is Phase.MOVING
+    assert world.advance() is RolloutPhase.MOVING
     world.failed.add((A, PartitionKey(TOY, 0, 2)))
-    assert world.advance() is Phase.RETURNING
-    assert world.switch.problem == "a cannot load toy:1[0,2): no"
-    assert world.load_all() is Phase.ROLLED_BACK
+    assert world.advance() is RolloutPhase.RETURNING
+    assert world.rollout.problem == "a cannot load toy:1[0,2): no"
+    assert world.load_all() is RolloutPhase.ROLLED_BACK
     assert world.hosted[A] == {WHOLE}
 
 
 def test_a_lost_agent_is_not_waited_for_on_the_way_back() -> None:
     world = World(OLD, NEW, {A: 4, B: 6})
     world.hosted[B].add(PartitionKey(TOY, 2, 4))
-    assert world.advance() is Phase.MOVING
+    assert world.advance() is RolloutPhase.MOVING
     world.gone.add(B)
-    assert world.advance() is Phase.RETURNING
+    assert world.advance() is RolloutPhase.RETURNING
     world.gone.add(A)
-    assert world.advance() is Phase.ROLLED_BACK
+    assert world.advance() is RolloutPhase.ROLLED_BACK
 
 
 def test_without_a_way_back_it_goes_on() -> None:
     world = World(OLD, Placement((served(TOY, (0, 4, (B,))),)), {A: 4, B: 4})
     world.gone.add(A)
     world.now = 10**6  # long after the timeout
-    assert world.advance() is Phase.LOADING
-    assert world.load_all() is Phase.DONE
+    assert world.advance() is RolloutPhase.LOADING
+    assert world.load_all() is RolloutPhase.DONE
 
 
 def test_what_is_left_of_a_plan_is_dispatched_by() -> None:
@@ -212,14 +218,14 @@ def test_what_is_left_of_a_plan_is_dispatched_by() -> None:
             for model in (TOY, OTHER)
         ),
     )
-    switch = Switch(NEW, frozenset({TOY}), "", "", 0, 0)
-    assert switch.reduced(plan) is plan
-    switch.phase, switch.crowded, switch.affected = (
-        Phase.FLUSHING,
+    rollout = PlanRollout(NEW, frozenset({TOY}), "", "", 0, 0)
+    assert rollout.reduced(plan) is plan
+    rollout.phase, rollout.crowded, rollout.affected = (
+        RolloutPhase.FLUSHING,
         frozenset({A}),
         frozenset({TOY}),
     )
-    toy, other = switch.reduced(plan).models
+    toy, other = rollout.reduced(plan).models
     assert [(p.pipeline_id, p.stages[0].agents) for p in toy.pipelines] == [("one", (B,))]
     assert other == plan.models[1]
 
@@ -238,27 +244,27 @@ def test_there_is_a_way_back_while_every_model_has_a_whole_pipeline() -> None:
 
 
 def test_downtime_counts_from_the_pause_to_the_resumption_and_adds_up() -> None:
-    switch = Switch(NEW, frozenset({TOY}), "why", "plan-1", 100, 0)
-    switch.pause([TOY], 150)
-    assert SwitchReport.of(switch, 170).downtime_ns == ((TOY, 20),)
-    switch.resume(180)
-    switch.pause([TOY], 200)
-    switch.resume(205)
-    switch.phase, switch.ended_ns, switch.to_plan = Phase.DONE, 300, "plan-2"
-    report = SwitchReport.of(switch, 999)
+    rollout = PlanRollout(NEW, frozenset({TOY}), "why", "plan-1", 100, 0)
+    rollout.pause([TOY], 150)
+    assert RolloutReport.of(rollout, 170).downtime_ns == ((TOY, 20),)
+    rollout.resume(180)
+    rollout.pause([TOY], 200)
+    rollout.resume(205)
+    rollout.phase, rollout.ended_ns, rollout.to_plan = RolloutPhase.DONE, 300, "plan-2"
+    report = RolloutReport.of(rollout, 999)
     assert (report.duration_ns, report.downtime_ns) == (200, ((TOY, 35),))
-    assert SwitchReport.of_stored(reread(report.stored())) == report
+    assert RolloutReport.of_stored(reread(report.stored())) == report
     assert "toy:1 was not dispatched for" in report.in_words()
 
 
-def reread(stored: StoredSwitch) -> StoredSwitch:
-    return decode_document(encode_document(stored), StoredSwitch)
+def reread(stored: StoredRollout) -> StoredRollout:
+    return decode_document(encode_document(stored), StoredRollout)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"phase": "dreaming"}', "null"])
 def test_records_nobody_understands_are_refused(text: str) -> None:
-    for kind in (StoredSwitch, StoredNotes):
-        with pytest.raises(Unreadable):
+    for kind in (StoredRollout, StoredProvenance):
+        with pytest.raises(UnreadableRecord):
             decode_document(text, kind)
 
 
@@ -279,10 +285,10 @@ def test_whatever_happens_it_ends_and_dispatch_never_goes_to_what_is_not_there(
     old: Placement, new: Placement, room: int, data: st.DataObject
 ) -> None:
     world = World(old, new, dict.fromkeys((A, B, C), room))
-    if not world.switch.models:
+    if not world.rollout.models:
         return
     for _ in range(data.draw(st.integers(0, 12))):
-        if world.switch.is_over:
+        if world.rollout.is_over:
             break
         action = data.draw(
             st.sampled_from(["load", "load", "load", "fail", "lose", "busy", "idle"])
@@ -298,7 +304,7 @@ def test_whatever_happens_it_ends_and_dispatch_never_goes_to_what_is_not_there(
             lost = data.draw(st.sampled_from([A, B, C]))
             world.gone.add(lost)
             world.hosted[lost].clear()
-        elif action == "busy" and not world.switch.is_holding:
+        elif action == "busy" and not world.rollout.is_holding:
             world.busy |= {(a, k) for a, w in wanted_by_agent(world.active).items() for k in w}
         else:
             world.busy.clear()
@@ -310,16 +316,16 @@ def test_whatever_happens_it_ends_and_dispatch_never_goes_to_what_is_not_there(
     world.advance()
     world.load_all()
     dispatchable(world)
-    if not world.switch.is_over:  # then neither plan can be whole: an agent it needs is gone
-        lacking = {agent for agent, _ in world.facts().missing(world.switch.part)}
+    if not world.rollout.is_over:  # then neither plan can be whole: an agent it needs is gone
+        lacking = {agent for agent, _ in world.snapshot().missing(world.rollout.part)}
         assert lacking & world.gone or room < 4 + 3
         assert not can_go_back(world.active, new, lambda a: a not in world.gone)
 
 
 def dispatchable(world: World) -> None:
     """What the dispatcher may use of agents that are there is loaded."""
-    switch = world.switch
+    rollout = world.rollout
     for agent, wanted in wanted_by_agent(world.active).items():
-        held = switch.is_holding and agent in switch.crowded
+        held = rollout.is_holding and agent in rollout.crowded
         if agent not in world.gone | world.unable and not held:
-            assert set(wanted) <= world.hosted[agent], (agent, switch.phase)
+            assert set(wanted) <= world.hosted[agent], (agent, rollout.phase)

@@ -29,7 +29,7 @@ async def test_only_sampled_requests_have_a_span_and_carry_their_context_on(
         by_request = {s.request_id: s.traceparent for b in (first, second) for s in b.slices}
         assert by_request == {1: sampled.traceparent, 2: ""}
         await gateway.finished(1)
-        await until(lambda: not process.term().gateways.sampled, "forgotten")
+        await until(lambda: not process.leader().gateways.sampled, "forgotten")
     finally:
         tracer.force_flush()
         await process.stop()

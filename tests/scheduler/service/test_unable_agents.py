@@ -49,7 +49,7 @@ async def test_a_model_is_served_by_those_who_have_it(configured: Configured, cr
         assert [hop.agent_id for hop in (await gateway.dispatched(1)).route] == ["agent-0"]
         lack.script.lacks.clear()
         await until(lambda: list(lack.loaded), "it is asked again")
-        await until(lambda: process.term().cluster.is_settled, "and planned on again")
+        await until(lambda: process.leader().cluster.is_settled, "and planned on again")
         assert list(lack.loaded) == [(0, 4)]
 
 
@@ -81,7 +81,7 @@ async def test_a_new_session_of_an_agent_that_could_not_is_asked_at_once(
 ) -> None:
     async with scheduler(configured()) as process:
         first = await crowd.agent(process.port, "agent-0", AgentScript(lacks={"toy"}))
-        failed = process.term().availability.unable
+        failed = process.leader().availability.unable
         await until(lambda: len(first.all("load_partition")) >= 4, "it backs off", timeout_s=60)
         await first.close()
         await until(lambda: not failed(), "what it could not load is forgotten with it")
@@ -97,7 +97,7 @@ async def test_an_order_without_an_end_has_failed(configured: Configured, crowd:
         stuck = await crowd.agent(process.port, "agent-1", AgentScript(hold_loads=True))
         await until(lambda: gateway.ready, "served without it")
         partition = PartitionKey(TOY, 0, 4)
-        failure = process.term().availability.failure(AgentId("agent-1"), partition)
+        failure = process.leader().availability.failure(AgentId("agent-1"), partition)
         assert failure == "it was not done within 0.3 s"
         orders = len(stuck.all("load_partition"))
         await until(lambda: len(stuck.all("load_partition")) > orders, "it is asked again")
@@ -131,7 +131,7 @@ async def test_a_model_does_not_wait_for_the_slowest_of_its_agents(
         await crowd.agent(process.port, "agent-0")
         await crowd.agent(process.port, "agent-1", AgentScript(hold_loads=True))
         await until(lambda: gateway.ready, "ready")
-        assert not process.term().availability.unable()  # it may be loading still
+        assert not process.leader().availability.unable()  # it may be loading still
 
 
 async def test_work_goes_around_an_agent_in_quarantine_while_another_can_do_it(
@@ -142,7 +142,7 @@ async def test_work_goes_around_an_agent_in_quarantine_while_another_can_do_it(
     async with scheduler(configured(plan_file=file)) as process, admin(process.port) as stub:
         gateway = await crowd.gateway(process.port)
         agents = {name: await crowd.agent(process.port, name) for name in ("agent-0", "agent-1")}
-        availability, partition = process.term().availability, PartitionKey(TOY, 0, 4)
+        availability, partition = process.leader().availability, PartitionKey(TOY, 0, 4)
         await until(lambda: len(availability.members(partition, map(AgentId, agents))) == 2, "both")
         why = "its epoch cannot be"
         availability.impair(AgentId("agent-0"), Impairment.QUARANTINED, why=why)

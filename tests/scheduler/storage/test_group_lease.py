@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from redis.asyncio import Redis
 
-from catenary_scheduler.storage.journal import Changes
-from catenary_scheduler.storage.keys import Keys, Table
+from catenary_scheduler.storage.journal import JournalChanges
+from catenary_scheduler.storage.keys import RedisKeys, RedisTable
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.store import Store
 from catenary_services.domain.groups import (
@@ -23,7 +23,7 @@ GROUPS = 3
 
 
 def lease_of(redis: Redis, group: int, token: str = "one", groups: int = GROUPS) -> Lease:
-    return Lease(redis, Keys("test", group, groups), token, 60.0)
+    return Lease(redis, RedisKeys("test", group, groups), token, 60.0)
 
 
 async def test_each_group_is_led_by_one_with_epochs_nobody_else_has(redis: Redis) -> None:
@@ -60,11 +60,11 @@ async def test_redis_and_we_agree_on_the_next_epoch(redis: Redis, beyond: int) -
 
 
 async def test_one_group_has_the_keys_and_epochs_it_always_had(redis: Redis) -> None:
-    keys = Keys("test", 0, 1)
+    keys = RedisKeys("test", 0, 1)
     lease = Lease(redis, keys, "one", 60.0)
     assert await lease.try_acquire()
     assert (lease.epoch, lease.follows(0)) == (1, True)
-    await Store(redis, keys).apply(lease, Changes({Table.PLAN: {"a": "b"}}))
+    await Store(redis, keys).apply(lease, JournalChanges({RedisTable.PLAN: {"a": "b"}}))
     assert set(await redis.keys("*")) == {
         b"catenary:{test}:lease",
         b"catenary:{test}:epoch",
@@ -80,10 +80,10 @@ async def test_groups_share_no_key_and_each_has_its_own_hash_tag(redis: Redis) -
     for group in range(GROUPS):
         lease = lease_of(redis, group)
         assert await lease.try_acquire()
-        store = Store(redis, Keys("test", group, GROUPS))
-        await store.apply(lease, Changes({Table.PLAN: {"group": str(group)}}))
+        store = Store(redis, RedisKeys("test", group, GROUPS))
+        await store.apply(lease, JournalChanges({RedisTable.PLAN: {"group": str(group)}}))
     for group in range(GROUPS):
-        assert await raw_table(redis, Keys("test", group, GROUPS), Table.PLAN) == {
+        assert await raw_table(redis, RedisKeys("test", group, GROUPS), RedisTable.PLAN) == {
             "group": str(group)
         }
     tags = {key.split(b"{")[1].split(b"}")[0] for key in await redis.keys("*")}

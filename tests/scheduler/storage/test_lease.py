@@ -5,10 +5,10 @@ import time
 
 from redis.asyncio import Redis
 
-from catenary_scheduler.storage.keys import Keys
+from catenary_scheduler.storage.keys import RedisKeys
 from catenary_scheduler.storage.lease import Lease
 
-KEYS = Keys("test")
+KEYS = RedisKeys("test")
 
 
 def candidate(redis: Redis, name: str, ttl_s: float = 10.0) -> Lease:

@@ -9,7 +9,7 @@ import pytest
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
 from catenary_scheduler.inflight.answer_lengths import LengthRecords
 from catenary_scheduler.storage.journal import Journal
-from catenary_scheduler.storage.keys import Table
+from catenary_scheduler.storage.keys import RedisTable
 from catenary_services.domain.ids import ModelKey
 from stored_tables import stored_of
 
@@ -44,7 +44,7 @@ class Setting:
     def written(self, after_s: float = 0.0) -> dict[str, str | None]:
         self.now_s += after_s
         self.records.collect(self.journal)
-        return self.journal.take().tables.get(Table.LENGTHS, {})
+        return self.journal.take().tables.get(RedisTable.LENGTHS, {})
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_successor_predicts_what_its_predecessor_did(setting: Setting) -> None
     assert text is not None
     successor = Setting()
     successor.records.restore(
-        stored_of(Table.LENGTHS, {"one:1": text, "gone:1": text}), [ONE, OTHER]
+        stored_of(RedisTable.LENGTHS, {"one:1": text, "gone:1": text}), [ONE, OTHER]
     )
     assert set(successor.source.known) == {ONE}
     expected = setting.source.known[ONE].predict(100)
@@ -94,5 +94,5 @@ def test_what_a_snapshot_holds_is_not_written_again(setting: Setting) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"everywhere": [], "buckets": {"a": []}}'])
 def test_what_cannot_be_read_is_learned_again(setting: Setting, text: str) -> None:
-    setting.records.restore(stored_of(Table.LENGTHS, {"one:1": text}), [ONE])
+    setting.records.restore(stored_of(RedisTable.LENGTHS, {"one:1": text}), [ONE])
     assert setting.source.known == {}

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from catenary_scheduler.storage.journal import Changes
-from catenary_scheduler.storage.keys import Keys, Table, book_table
+from catenary_scheduler.storage.journal import JournalChanges
+from catenary_scheduler.storage.keys import RedisKeys, RedisTable, book_table
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.quarantine import ENTRIES_KEPT, LARGEST_KEPT_BYTES
-from catenary_scheduler.storage.store import Behind, Store
+from catenary_scheduler.storage.store import Store, StoreBehind
 from catenary_scheduler.storage.values.codec import LARGEST_VALUE_BYTES
 from catenary_services.domain.groups import EPOCH_LIMIT, HIGHEST_GRANTED
 from catenary_services.domain.ids import ResourceId
 from catenary_services.errors import StaleEpoch
 from stored_tables import GOOD, raw_table
 
-KEYS = Keys("test")
+KEYS = RedisKeys("test")
 GPU = book_table(ResourceId("gpu/agent-0"))
 POISON = [str(2**64 - 1), str(2**53 + 1), "abc", "-5", "1.5", "", str(EPOCH_LIMIT), "9" * 400]
 
@@ -36,8 +36,8 @@ async def fill(redis: Redis, lease: Lease) -> Store:
     store = Store(redis, KEYS)
     tables: dict[str, Any] = {table: dict(fields) for table, fields in GOOD.items()}
     # Every resource of the book has a table, and every agent in it is known.
-    tables[Table.RESOURCES] = dict.fromkeys(GOOD[Table.RESOURCES], "1")
-    await store.apply(lease, Changes(tables, replace=True))
+    tables[RedisTable.RESOURCES] = dict.fromkeys(GOOD[RedisTable.RESOURCES], "1")
+    await store.apply(lease, JournalChanges(tables, replace=True))
     return store
 
 
@@ -75,7 +75,7 @@ async def test_what_is_whole_is_read_and_nothing_is_put_away(redis: Redis, lease
     assert await redis.exists(KEYS.quarantine) == 0
 
 
-@pytest.mark.parametrize("table", [*map(str, Table), GPU])
+@pytest.mark.parametrize("table", [*map(str, RedisTable), GPU])
 async def test_a_damaged_field_of_any_table_goes_and_the_rest_stays(
     redis: Redis, lease: Lease, table: str
 ) -> None:
@@ -98,7 +98,7 @@ async def test_a_damaged_field_of_any_table_goes_and_the_rest_stays(
 
 
 @pytest.mark.parametrize("kind", ["string", "list", "set", "zset", "stream"])
-@pytest.mark.parametrize("table", [*map(str, Table), GPU, "clock"])
+@pytest.mark.parametrize("table", [*map(str, RedisTable), GPU, "clock"])
 async def test_a_key_of_another_type_goes(
     redis: Redis, lease: Lease, table: str, kind: str
 ) -> None:
@@ -107,7 +107,7 @@ async def test_a_key_of_another_type_goes(
     store = Store(redis, KEYS)
     stored = await store.load()
     assert (table, b"") in {(each.table, each.name) for each in stored.damage}
-    if table not in (Table.PLAN, "clock"):
+    if table not in (RedisTable.PLAN, "clock"):
         assert stored.plan.active_id == "plan-1-1"
     await store.put_away(stored.damage, lease)
     kept = [each for each in await entries(redis, KEYS.quarantine) if each["table"] == table]
@@ -119,38 +119,38 @@ async def test_a_key_of_another_type_goes(
 
 
 @pytest.mark.parametrize("kind", ["string", "list", "set", "zset", "stream"])
-@pytest.mark.parametrize("table", [*map(str, Table), GPU, "clock", "events"])
+@pytest.mark.parametrize("table", [*map(str, RedisTable), GPU, "clock", "events"])
 async def test_a_leader_writes_over_a_key_of_another_type(
     redis: Redis, lease: Lease, table: str, kind: str
 ) -> None:
     store = await fill(redis, lease)
     await spoil(redis, KEYS.table(table), "hash" if (table, kind) == ("events", "stream") else kind)
-    changes = Changes({table: {"new": "1"}}, [{"kind": "x"}])
+    changes = JournalChanges({table: {"new": "1"}}, [{"kind": "x"}])
     if table in ("clock", "events"):
-        changes = Changes({Table.PLAN: {"new": "1"}}, [{"kind": "x"}])
-    with pytest.raises(Behind, match="spoiled"):
+        changes = JournalChanges({RedisTable.PLAN: {"new": "1"}}, [{"kind": "x"}])
+    with pytest.raises(StoreBehind, match="spoiled"):
         await store.apply(lease, changes)
     assert [each["table"] for each in await entries(redis, KEYS.quarantine)] == [table]
     assert "x" in [each["kind"] for each in await entries(redis, KEYS.events)]
-    await store.apply(lease, Changes({Table.PLAN: {"new": "2"}}))
-    assert (await raw_table(redis, KEYS, Table.PLAN))["new"] == "2"
+    await store.apply(lease, JournalChanges({RedisTable.PLAN: {"new": "2"}}))
+    assert (await raw_table(redis, KEYS, RedisTable.PLAN))["new"] == "2"
 
 
 async def test_a_snapshot_puts_keys_of_another_type_away_as_well(
     redis: Redis, lease: Lease
 ) -> None:
     store = await fill(redis, lease)
-    for table in Table:
+    for table in RedisTable:
         await spoil(redis, KEYS.table(table), "list")
-    await store.apply(lease, Changes({Table.PLAN: {"new": "1"}}, replace=True))
+    await store.apply(lease, JournalChanges({RedisTable.PLAN: {"new": "1"}}, replace=True))
     kept = {each["table"] for each in await entries(redis, KEYS.quarantine)}
-    assert kept == {str(table) for table in Table}
-    assert await raw_table(redis, KEYS, Table.PLAN) == {"new": "1"}
+    assert kept == {str(table) for table in RedisTable}
+    assert await raw_table(redis, KEYS, RedisTable.PLAN) == {"new": "1"}
 
 
 async def test_a_huge_value_is_not_read_and_goes_in_part(redis: Redis, lease: Lease) -> None:
     await fill(redis, lease)
-    key = KEYS.table(Table.PLAN)
+    key = KEYS.table(RedisTable.PLAN)
     await redis.hset(key, "notes", "n" * (LARGEST_VALUE_BYTES + 1))  # type: ignore[misc]
     await redis.hset(key, "m" * 100_000, "1")  # type: ignore[misc]
     store = Store(redis, KEYS)
@@ -169,26 +169,26 @@ async def test_the_quarantine_is_bounded_and_mended_itself(redis: Redis, lease: 
     await redis.set(KEYS.quarantine, "somebody's")
     await redis.set(KEYS.events, "somebody's")
     bad = {str(number): "?" for number in range(-3 * ENTRIES_KEPT, 0)}
-    await redis.hset(KEYS.table(Table.SESSIONS), mapping=bad)  # type: ignore[misc]
+    await redis.hset(KEYS.table(RedisTable.SESSIONS), mapping=bad)  # type: ignore[misc]
     store = Store(redis, KEYS)
     stored = await store.load()
     assert len(stored.damage) == len(bad)
     await store.put_away(stored.damage, lease)
     assert await redis.xlen(KEYS.quarantine) == ENTRIES_KEPT
-    assert len(await raw_table(redis, KEYS, Table.SESSIONS)) == len(GOOD[Table.SESSIONS])
+    assert len(await raw_table(redis, KEYS, RedisTable.SESSIONS)) == len(GOOD[RedisTable.SESSIONS])
     events = await entries(redis, KEYS.events)
-    assert sum(int(e["count"]) for e in events if e["table"] == Table.SESSIONS) == len(bad)
+    assert sum(int(e["count"]) for e in events if e["table"] == RedisTable.SESSIONS) == len(bad)
 
 
 async def test_who_does_not_lead_puts_nothing_away(redis: Redis, lease: Lease) -> None:
     await fill(redis, lease)
-    await redis.hset(KEYS.table(Table.PLAN), "active", "?")  # type: ignore[misc]
+    await redis.hset(KEYS.table(RedisTable.PLAN), "active", "?")  # type: ignore[misc]
     store = Store(redis, KEYS)
     stored = await store.load()
     await redis.set(KEYS.lease, "another")
     with pytest.raises(StaleEpoch):
         await store.put_away(stored.damage, lease)
-    assert (await raw_table(redis, KEYS, Table.PLAN))["active"] == "?"
+    assert (await raw_table(redis, KEYS, RedisTable.PLAN))["active"] == "?"
 
 
 async def test_a_reservation_of_nobody_or_of_next_year_is_not_believed(
@@ -197,7 +197,7 @@ async def test_a_reservation_of_nobody_or_of_next_year_is_not_believed(
     await fill(redis, lease)
     far = str(2**61)
     await redis.hset(KEYS.table(GPU), "9:0", f"1 2 {far} 0")  # type: ignore[misc]
-    await redis.hset(KEYS.table(Table.RESOURCES), "gpu/nobody", "1")  # type: ignore[misc]
+    await redis.hset(KEYS.table(RedisTable.RESOURCES), "gpu/nobody", "1")  # type: ignore[misc]
     await redis.hset(KEYS.table("book:gpu/nobody"), "8:0", "1 2 3 0")  # type: ignore[misc]
     stored = await Store(redis, KEYS).load()
     assert {(each.table, each.name) for each in stored.damage} == {
@@ -215,7 +215,7 @@ async def test_a_new_leader_gets_past_a_poisoned_epoch(redis: Redis, poison: str
     found: list[int] = []
     first = Lease(redis, KEYS, "a", 60.0)
     assert await first.try_acquire(beyond=6)
-    await Store(redis, KEYS).apply(first, Changes({Table.PLAN: {"file": "x"}}))
+    await Store(redis, KEYS).apply(first, JournalChanges({RedisTable.PLAN: {"file": "x"}}))
     await first.release()
     await redis.set(KEYS.epoch, poison)
     second = Lease(redis, KEYS, "b", 60.0, lambda: found.append(1))
@@ -243,7 +243,10 @@ async def test_a_leader_puts_its_epoch_right(
 ) -> None:
     store = await fill(redis, lease)
     epoch = lease.epoch
-    for act in (lease.renew(), store.apply(lease, Changes({Table.PLAN: {"file": "y"}}))):
+    for act in (
+        lease.renew(),
+        store.apply(lease, JournalChanges({RedisTable.PLAN: {"file": "y"}})),
+    ):
         if poison is None:
             await spoil(redis, KEYS.epoch, "list")
         else:
@@ -291,7 +294,7 @@ async def test_the_store_of_the_version_before_is_read_whole(redis: Redis) -> No
     file = Path(__file__).parent / "written_by_64dbb8b.json"
     for key, fields in json.loads(file.read_text()).items():
         await redis.hset(key, mapping=fields)
-    stored = await Store(redis, Keys("main")).load()
+    stored = await Store(redis, RedisKeys("main")).load()
     assert stored.damage == ()
     assert stored.anchor is not None
     assert stored.plan.fixed is not None

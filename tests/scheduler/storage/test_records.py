@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from redis.asyncio import Redis
 
-from catenary_scheduler.book import Book, Claims, Reservation
+from catenary_scheduler.book import Book, Reservation, SlotClaims
 from catenary_scheduler.dispatch.events import AgentJoined, PlanActivated, RequestArrived
 from catenary_scheduler.dispatch.pooled import PooledDispatcher
-from catenary_scheduler.storage.journal import Changes, Journal
-from catenary_scheduler.storage.keys import Keys
+from catenary_scheduler.storage.journal import Journal, JournalChanges
+from catenary_scheduler.storage.keys import RedisKeys
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.store import Store
 from catenary_scheduler.storage.values.records import shifted, tables_of, write_reservations
@@ -51,7 +51,7 @@ def identity(reservations: list[Reservation]) -> set[tuple[object, ...]]:
 
 
 async def test_a_successor_has_the_same_book(redis: Redis) -> None:
-    keys = Keys("test")
+    keys = RedisKeys("test")
     lease, store, journal = Lease(redis, keys, "a", 60.0), Store(redis, keys), Journal()
     assert await lease.try_acquire()
     dispatcher = busy_dispatcher(now=10**9)
@@ -65,11 +65,11 @@ async def test_a_successor_has_the_same_book(redis: Redis) -> None:
 
 
 async def test_a_snapshot_says_the_same_as_the_changes(redis: Redis) -> None:
-    keys = Keys("test")
+    keys = RedisKeys("test")
     lease, store = Lease(redis, keys, "a", 60.0), Store(redis, keys)
     assert await lease.try_acquire()
     dispatcher = busy_dispatcher(now=10**9)
-    await store.apply(lease, Changes(tables_of(dispatcher.snapshot()), replace=True))
+    await store.apply(lease, JournalChanges(tables_of(dispatcher.snapshot()), replace=True))
     later = shifted((await store.load()).book, 500)
     back = [
         Reservation(
@@ -95,7 +95,7 @@ def test_an_unreadable_reservation_is_left_out() -> None:
 
 
 async def test_a_successor_has_the_same_cache_slots(redis: Redis) -> None:
-    keys = Keys("test")
+    keys = RedisKeys("test")
     lease, store, journal = Lease(redis, keys, "a", 60.0), Store(redis, keys), Journal()
     assert await lease.try_acquire()
     book = Book()
@@ -103,8 +103,8 @@ async def test_a_successor_has_the_same_cache_slots(redis: Redis) -> None:
     for cache in caches:
         cache.capacity = 8
     for session in (1, 2):
-        book.slots.reserve(SessionId(session), Claims(caches, (4, 3, 1)), 10, 90)
-    book.slots.reserve(SessionId(3), Claims(caches[1:2], (2,)), 20, 95)
+        book.slots.reserve(SessionId(session), SlotClaims(caches, (4, 3, 1)), 10, 90)
+    book.slots.reserve(SessionId(3), SlotClaims(caches[1:2], (2,)), 20, 95)
     write_reservations(journal, book.take_changes())
     await store.apply(lease, journal.take())
     book.slots.release(SessionId(1))

@@ -5,8 +5,8 @@ from redis.asyncio import Redis
 
 from catenary_scheduler.book import Reservation
 from catenary_scheduler.storage.clock import translation_ns
-from catenary_scheduler.storage.journal import Changes
-from catenary_scheduler.storage.keys import Keys, Table, book_table
+from catenary_scheduler.storage.journal import JournalChanges
+from catenary_scheduler.storage.keys import RedisKeys, RedisTable, book_table
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.store import ClockAnchor, Store
 from catenary_scheduler.storage.values.stored import StoredPlan
@@ -14,11 +14,11 @@ from catenary_services.domain.ids import BatchId, ResourceId
 from catenary_services.errors import InvalidInput, StaleEpoch
 from stored_tables import raw_table
 
-KEYS = Keys("test")
+KEYS = RedisKeys("test")
 
 
-def change(value: str | None, *, replace: bool = False) -> Changes:
-    return Changes({Table.PLAN: {"active_id": value}}, replace=replace)
+def change(value: str | None, *, replace: bool = False) -> JournalChanges:
+    return JournalChanges({RedisTable.PLAN: {"active_id": value}}, replace=replace)
 
 
 @pytest.fixture
@@ -31,13 +31,13 @@ async def lease(redis: Redis) -> Lease:
 async def test_what_is_applied_is_loaded(redis: Redis, lease: Lease) -> None:
     store = Store(redis, KEYS)
     gpu = ResourceId("gpu/agent-0")
-    tables = {Table.RESOURCES: {gpu: "1"}, book_table(gpu): {"7:0": "1 2 3 0"}}
-    await store.apply(lease, Changes({**tables, Table.PLAN: {"active_id": "x"}}))
+    tables = {RedisTable.RESOURCES: {gpu: "1"}, book_table(gpu): {"7:0": "1 2 3 0"}}
+    await store.apply(lease, JournalChanges({**tables, RedisTable.PLAN: {"active_id": "x"}}))
     stored = await Store(redis, KEYS).load()
-    assert await raw_table(redis, KEYS, Table.PLAN) == {"active_id": "x"}
+    assert await raw_table(redis, KEYS, RedisTable.PLAN) == {"active_id": "x"}
     assert stored.plan.active_id == "x"
     assert stored.book == [Reservation(BatchId(7), 0, gpu, 1, 2, 3)]
-    await store.apply(lease, Changes({Table.PLAN: {"active_id": None}}))
+    await store.apply(lease, JournalChanges({RedisTable.PLAN: {"active_id": None}}))
     assert (await store.load()).plan == StoredPlan()
 
 
@@ -65,11 +65,11 @@ async def test_a_snapshot_replaces_everything(redis: Redis, lease: Lease) -> Non
     gone, kept = ResourceId("gpu/gone"), ResourceId("gpu/kept")
     await store.apply(
         lease,
-        Changes(
+        JournalChanges(
             {
-                Table.RESOURCES: {gone: "1"},
+                RedisTable.RESOURCES: {gone: "1"},
                 book_table(gone): {"1:0": "1 2 3 0"},
-                Table.PLAN: {"stale": "x"},
+                RedisTable.PLAN: {"stale": "x"},
             }
         ),
     )
@@ -77,9 +77,9 @@ async def test_a_snapshot_replaces_everything(redis: Redis, lease: Lease) -> Non
     await successor.load()
     await successor.apply(
         lease,
-        Changes(
+        JournalChanges(
             {
-                Table.RESOURCES: {kept: "1"},
+                RedisTable.RESOURCES: {kept: "1"},
                 book_table(kept): {"2:0": "4 5 6 1"},
             },
             replace=True,
@@ -94,27 +94,27 @@ async def test_a_snapshot_replaces_everything(redis: Redis, lease: Lease) -> Non
 async def test_thousands_of_fields_go_in_one_batch(redis: Redis, lease: Lease) -> None:
     store = Store(redis, KEYS)
     fields: dict[str, str | None] = {str(number): "x" * 50 for number in range(12_000)}
-    await store.apply(lease, Changes({Table.BATCHES: fields}))
-    assert len(await raw_table(redis, KEYS, Table.BATCHES)) == 12_000
-    await store.apply(lease, Changes({Table.BATCHES: dict.fromkeys(fields)}))
-    assert await raw_table(redis, KEYS, Table.BATCHES) == {}
+    await store.apply(lease, JournalChanges({RedisTable.BATCHES: fields}))
+    assert len(await raw_table(redis, KEYS, RedisTable.BATCHES)) == 12_000
+    await store.apply(lease, JournalChanges({RedisTable.BATCHES: dict.fromkeys(fields)}))
+    assert await raw_table(redis, KEYS, RedisTable.BATCHES) == {}
 
 
 async def test_the_event_stream_is_bounded(redis: Redis, lease: Lease) -> None:
     store = Store(redis, KEYS)
     for _ in range(4):
-        await store.apply(lease, Changes(events=[{"kind": "tick"}] * 2_000))
+        await store.apply(lease, JournalChanges(events=[{"kind": "tick"}] * 2_000))
     assert 5_000 <= await redis.xlen(KEYS.events) < 6_000
 
 
 async def test_every_key_carries_the_cluster_as_hash_tag(redis: Redis, lease: Lease) -> None:
-    tables = {table: {"a": "1"} for table in Table}
-    await Store(redis, KEYS).apply(lease, Changes(dict(tables), [{"kind": "x"}]))
+    tables = {table: {"a": "1"} for table in RedisTable}
+    await Store(redis, KEYS).apply(lease, JournalChanges(dict(tables), [{"kind": "x"}]))
     keys = [key.decode() for key in await redis.keys("*")]
-    assert len(keys) == len(Table) + 4
+    assert len(keys) == len(RedisTable) + 4
     assert all(key.startswith("catenary:{test}:") for key in keys)
     with pytest.raises(InvalidInput):
-        Keys("no{braces}")
+        RedisKeys("no{braces}")
 
 
 async def test_the_clock_of_a_predecessor_is_translated(redis: Redis, lease: Lease) -> None:
@@ -145,5 +145,5 @@ async def test_a_batch_whose_answer_was_lost_is_applied_once(
     store = Store(redis, KEYS)
     monkeypatch.setattr("catenary_scheduler.storage.store.time.monotonic_ns", lambda: 7)
     for _ in range(2):
-        await store.apply(lease, Changes(events=[{"kind": "leader"}]))
+        await store.apply(lease, JournalChanges(events=[{"kind": "leader"}]))
     assert await redis.xlen(KEYS.events) == 1

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catenary_protos.catenary.v1 import common_pb2
-from catenary_scheduler.storage.keys import Table
+from catenary_scheduler.storage.keys import RedisTable
 from catenary_scheduler.storage.values.stored import StoredCost, StoredGeneration
 from catenary_scheduler.storage.values.tables import (
     SHAPES,
-    Shape,
+    TableShape,
     book_shape,
     cost_text,
     peer_text,
@@ -27,9 +27,9 @@ from stored_tables import GOOD
 TABLES = sorted(GOOD)
 
 
-def shape_of(table: str) -> Shape:
+def shape_of(table: str) -> TableShape:
     prefix, _, resource = table.partition(":")
-    return book_shape(ResourceId(resource)) if prefix == "book" else SHAPES[Table(table)]
+    return book_shape(ResourceId(resource)) if prefix == "book" else SHAPES[RedisTable(table)]
 
 
 def read(table: str, fields: dict[bytes, bytes]) -> tuple[Any, list[bytes]]:
@@ -43,8 +43,8 @@ def raw(fields: dict[str, str]) -> dict[bytes, bytes]:
 
 
 def test_every_table_is_here() -> None:
-    assert {str(table) for table in Table} <= GOOD.keys()
-    assert set(SHAPES) == set(Table)
+    assert {str(table) for table in RedisTable} <= GOOD.keys()
+    assert set(SHAPES) == set(RedisTable)
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -144,7 +144,7 @@ def test_a_later_version_may_add_fields_to_a_document(table: str, name: str) -> 
     for document in _with_more(record):
         found, damaged = read(table, {name.encode(): json.dumps(document).encode()})
         assert damaged == []
-        if name not in ("scaling",) and table != Table.LENGTHS:
+        if name not in ("scaling",) and table != RedisTable.LENGTHS:
             assert found == expected
     later = {**record, "v": 2}
     assert read(table, {name.encode(): json.dumps(later).encode()})[1] == [name.encode()]
@@ -175,12 +175,12 @@ REQUIRED = {
     ("fixed", "models"),
     ("fixed_before", "models"),
     ("active", "models"),
-    (Table.AGENTS, "server"),
-    (Table.BATCHES, "rows"),
-    (Table.BATCHES, "expected_finish_ns"),
-    (Table.SESSIONS, "hops"),
-    (Table.LENGTHS, "everywhere"),
-    (Table.LENGTHS, "buckets"),
+    (RedisTable.AGENTS, "server"),
+    (RedisTable.BATCHES, "rows"),
+    (RedisTable.BATCHES, "expected_finish_ns"),
+    (RedisTable.SESSIONS, "hops"),
+    (RedisTable.LENGTHS, "everywhere"),
+    (RedisTable.LENGTHS, "buckets"),
     ("scaling", "llm:1"),
 }
 
@@ -199,9 +199,9 @@ def test_a_field_less_has_its_default_or_makes_the_record_unreadable(table: str,
 LINES = [
     ("book:gpu/agent-0", "7:0", "1 2 3 0 0 8 9"),
     ("book:cache/agent-0/llm:x:1[0,4)", "7:0", "1 3 3 0 4 5 6"),
-    (Table.MEASURED, "a|llm:1[0,4)", "generation 1 2 3 4 0.5 6 7 8 9 10"),
-    (Table.MEASURED, "link|a|b", "5 6"),
-    (Table.DRAINING, "a", "5 6"),
+    (RedisTable.MEASURED, "a|llm:1[0,4)", "generation 1 2 3 4 0.5 6 7 8 9 10"),
+    (RedisTable.MEASURED, "link|a|b", "5 6"),
+    (RedisTable.DRAINING, "a", "5 6"),
 ]
 
 
@@ -221,19 +221,19 @@ def test_an_older_version_of_a_line_has_fewer_numbers() -> None:
 
 
 NONSENSE = [
-    (Table.DEPLOYMENTS, "toy", '{"slo_ns": -5}'),
-    (Table.DEPLOYMENTS, "toy", '{"packing": "sideways"}'),
-    (Table.DRAINING, "agent-0", "-1"),
-    (Table.DRAINING, "agent-0", str(2**64)),
-    (Table.MEASURED, "a|toy:1[2,2)", "1 2"),
-    (Table.MEASURED, "a|toy:1[0,2)", "-1 2"),
-    (Table.MEASURED, "a|toy:1[0,2)", "generation 1 2 3 NaN"),
-    (Table.MEASURED, "link|a|b", "0"),
-    (Table.PEERS, "agent-0", peer_text(common_pb2.Peer(peer_id="agent-1"))),
-    (Table.SESSIONS, "-1", '{"hops": []}'),
-    (Table.SESSIONS, str(2**64), '{"hops": []}'),
-    (Table.BATCHES, "1", '{"rows": -1, "expected_finish_ns": 1}'),
-    (Table.RESOURCES, "moon/agent-0", "1"),
+    (RedisTable.DEPLOYMENTS, "toy", '{"slo_ns": -5}'),
+    (RedisTable.DEPLOYMENTS, "toy", '{"packing": "sideways"}'),
+    (RedisTable.DRAINING, "agent-0", "-1"),
+    (RedisTable.DRAINING, "agent-0", str(2**64)),
+    (RedisTable.MEASURED, "a|toy:1[2,2)", "1 2"),
+    (RedisTable.MEASURED, "a|toy:1[0,2)", "-1 2"),
+    (RedisTable.MEASURED, "a|toy:1[0,2)", "generation 1 2 3 NaN"),
+    (RedisTable.MEASURED, "link|a|b", "0"),
+    (RedisTable.PEERS, "agent-0", peer_text(common_pb2.Peer(peer_id="agent-1"))),
+    (RedisTable.SESSIONS, "-1", '{"hops": []}'),
+    (RedisTable.SESSIONS, str(2**64), '{"hops": []}'),
+    (RedisTable.BATCHES, "1", '{"rows": -1, "expected_finish_ns": 1}'),
+    (RedisTable.RESOURCES, "moon/agent-0", "1"),
     ("book:gpu/agent-0", "1:0", "3 2 3 0"),
     ("book:gpu/agent-0", "1:0", "1 2 3 7"),
     ("book:gpu/agent-0", "-1:0", "1 2 3 0"),
@@ -241,11 +241,11 @@ NONSENSE = [
     ("book:gpu/agent-0", "1:0", "1 2 3 0 5"),
     ("book:cache/agent-0/llm:x:1[0,4)", "1:0", "1 2 3 0"),
     (
-        Table.PLAN,
+        RedisTable.PLAN,
         "scaling",
         '{"llm:1": {"line": {"prior": [1], "history": []}, "cold_start_ns": 1}}',
     ),
-    (Table.PLAN, "active", '{"models": [{"name": "toy", "pipelines": []}]}'),
+    (RedisTable.PLAN, "active", '{"models": [{"name": "toy", "pipelines": []}]}'),
 ]
 
 

@@ -10,18 +10,18 @@ from contextlib import asynccontextmanager
 import pytest
 from redis.asyncio import Redis
 
-from catenary_scheduler.storage.journal import Changes, Journal
-from catenary_scheduler.storage.keys import Keys, Table
+from catenary_scheduler.storage.journal import Journal, JournalChanges
+from catenary_scheduler.storage.keys import RedisKeys, RedisTable
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.store import Store
-from catenary_scheduler.storage.write_behind import Rhythm, Sources, WriteBehind
+from catenary_scheduler.storage.write_behind import FlushSchedule, StateSources, WriteBehind
 from catenary_services.domain.ids import Epoch
 from catenary_services.embedded_redis import EmbeddedRedis
 from catenary_services.errors import StaleEpoch
 from stored_tables import raw_table
 
-KEYS = Keys("test")
-RHYTHM = Rhythm(flush_s=0.002, renew_s=0.05, longest_backoff_s=0.05)
+KEYS = RedisKeys("test")
+RHYTHM = FlushSchedule(flush_s=0.002, renew_s=0.05, longest_backoff_s=0.05)
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -39,19 +39,19 @@ class Leader:
         self.journal = Journal()
         self.state: dict[str, str] = {}
         self.epochs: list[Epoch] = []
-        sources = Sources(lambda: None, self.snapshot, self.epochs.append)
+        sources = StateSources(lambda: None, self.snapshot, self.epochs.append)
         self.write_behind = WriteBehind(self.store, self.lease, self.journal, sources, RHYTHM)
 
-    def snapshot(self) -> Changes:
-        return Changes({Table.PLAN: dict(self.state)}, replace=True)
+    def snapshot(self) -> JournalChanges:
+        return JournalChanges({RedisTable.PLAN: dict(self.state)}, replace=True)
 
     def put(self, name: str, value: str) -> None:
         self.state[name] = value
-        self.journal.put(Table.PLAN, name, value)
+        self.journal.put(RedisTable.PLAN, name, value)
         self.write_behind.touch()
 
     async def stored(self) -> dict[str, str]:
-        return await raw_table(self.redis, KEYS, Table.PLAN)
+        return await raw_table(self.redis, KEYS, RedisTable.PLAN)
 
 
 @asynccontextmanager
@@ -181,7 +181,7 @@ async def test_an_overflow_while_redis_is_away_ends_in_a_snapshot(
 ) -> None:
     leader = Leader(redis)
     leader.journal = Journal(limit=10)
-    sources = Sources(lambda: None, leader.snapshot, leader.epochs.append)
+    sources = StateSources(lambda: None, leader.snapshot, leader.epochs.append)
     leader.write_behind = WriteBehind(leader.store, leader.lease, leader.journal, sources, RHYTHM)
     assert await leader.lease.try_acquire()
     async with running(leader):
@@ -206,7 +206,7 @@ async def test_a_replica_without_our_last_writes_is_written_anew(redis: Redis) -
         await settled(leader)
         # Lease and epoch are as they were, what came last is not there.
         await redis.restore(KEYS.clock, 0, older, replace=True)
-        await redis.hdel(KEYS.table(Table.PLAN), "b")
+        await redis.hdel(KEYS.table(RedisTable.PLAN), "b")
         leader.put("c", "3")
         await settled(leader)
     assert await leader.stored() == {"a": "1", "b": "2", "c": "3"}
@@ -216,7 +216,7 @@ async def test_a_replica_without_our_last_writes_is_written_anew(redis: Redis) -
 async def test_what_keeps_redis_from_writing_is_named_once(redis: Redis) -> None:
     leader = Leader(redis)
     kinds: list[str] = []
-    sources = Sources(lambda: None, leader.snapshot, leader.epochs.append, kinds.append)
+    sources = StateSources(lambda: None, leader.snapshot, leader.epochs.append, kinds.append)
     leader.write_behind = WriteBehind(leader.store, leader.lease, leader.journal, sources, RHYTHM)
     assert await leader.lease.try_acquire()
     await redis.config_set("maxmemory", "1")

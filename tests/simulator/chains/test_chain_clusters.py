@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from catenary_services.errors import InvalidInput
-from catenary_simulator.arrivals import Poisson
-from catenary_simulator.chains.anchors import Anchor, distance_km, read_anchors, rtt_ms
+from catenary_simulator.arrivals import PoissonArrivals
+from catenary_simulator.chains.anchors import NetworkAnchor, distance_km, read_anchors, rtt_ms
 from catenary_simulator.chains.cluster import (
-    Communication,
+    CommunicationCost,
     DecoderModel,
     GpuSlice,
-    Place,
+    ServerSite,
     cluster_of,
     random_places,
 )
@@ -29,8 +29,8 @@ TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens\r
 
 
 def test_round_trips_follow_medians_and_the_great_circle() -> None:
-    madrid = Anchor("m", 20.0, 40.4168, -3.7038)
-    berlin = Anchor("b", 30.0, 52.52, 13.405)
+    madrid = NetworkAnchor("m", 20.0, 40.4168, -3.7038)
+    berlin = NetworkAnchor("b", 30.0, 52.52, 13.405)
     assert distance_km(madrid, berlin) == pytest.approx(1869, rel=0.01)
     assert rtt_ms(madrid, berlin) == pytest.approx(15.0 + 0.01 * distance_km(madrid, berlin))
     assert rtt_ms(madrid, berlin) == rtt_ms(berlin, madrid)
@@ -40,7 +40,9 @@ def test_round_trips_follow_medians_and_the_great_circle() -> None:
 def test_computation_times_of_the_paper_come_out_of_its_formula() -> None:
     big = GpuSlice("3g.40gb", 40, tflops=120, bandwidth_gb_per_ms=1.02)
     small = GpuSlice("2g.20gb", 20, tflops=80, bandwidth_gb_per_ms=0.51)
-    servers = cluster_of(BLOOM, [Place("a", big, 10), Place("b", small, 10)], Communication())
+    servers = cluster_of(
+        BLOOM, [ServerSite("a", big, 10), ServerSite("b", small, 10)], CommunicationCost()
+    )
     planned = servers.task(0.2).servers
     assert float(planned[0].block_s) == pytest.approx(0.109, abs=2e-4)
     assert float(planned[1].block_s) == pytest.approx(0.175, abs=5e-4)
@@ -49,16 +51,20 @@ def test_computation_times_of_the_paper_come_out_of_its_formula() -> None:
 
 def test_a_given_computation_time_holds_for_the_mean_session() -> None:
     gpu = GpuSlice("gpu", 40, tflops=120, bandwidth_gb_per_ms=1.02, block_ms=200)
-    speed = cluster_of(BLOOM, [Place("a", gpu, 10)], Communication("session")).servers[0].speed
+    speed = (
+        cluster_of(BLOOM, [ServerSite("a", gpu, 10)], CommunicationCost("session")).servers[0].speed
+    )
     assert speed.block_s(2000, 20) == pytest.approx(0.2)
     assert speed.communication_s(20) == speed.communication_s(1) == pytest.approx(0.028)
 
 
 def test_random_places_have_the_share_of_big_gpus_and_follow_the_seed() -> None:
-    anchors = [Anchor(str(number), 10.0 + number, 40.0 + number, 5.0) for number in range(30)]
+    anchors = [
+        NetworkAnchor(str(number), 10.0 + number, 40.0 + number, 5.0) for number in range(30)
+    ]
     gpus = (GpuSlice("big", 40, 1, 1), GpuSlice("small", 20, 1, 1))
 
-    def draw(seed: int) -> tuple[list[Place], list[list[float]]]:
+    def draw(seed: int) -> tuple[list[ServerSite], list[list[float]]]:
         return random_places(anchors, gpus, 20, 0.2, np.random.default_rng(seed))
 
     places, between = draw(1)
@@ -87,7 +93,7 @@ def test_a_trace_is_read_with_seven_decimals_and_replayed_faster(tmp_path: Path)
 def test_tokens_of_a_trace_can_come_at_other_moments(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text(TRACE, newline="")
-    moved = with_tokens_of(read_trace(file), Poisson(), 5.0, (0, 3), seed=1)
+    moved = with_tokens_of(read_trace(file), PoissonArrivals(), 5.0, (0, 3), seed=1)
     assert moved.outputs == [10.0, 8.0, 27.0]
     assert moved.arrived_ns[-1] < 60 * 10**9
 
@@ -101,7 +107,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_exponential_sizes_have_mean_one_and_arrivals_the_rate() -> None:
-    workload = exponential(Poisson(), 4.0, (2000, 20), 20_000, seed=3)
+    workload = exponential(PoissonArrivals(), 4.0, (2000, 20), 20_000, seed=3)
     assert len(workload) == 20_000
     assert np.mean(workload.sizes) == pytest.approx(1.0, abs=0.03)
     assert workload.rate_per_s == pytest.approx(4.0, rel=0.03)

@@ -17,33 +17,33 @@ from catenary_scheduler.planning.chains import (
     best_composition,
     compose,
 )
-from catenary_simulator.arrivals import Poisson
+from catenary_simulator.arrivals import PoissonArrivals
 from catenary_simulator.chains.cluster import (
-    Cluster,
-    Communication,
+    ChainsCluster,
+    CommunicationCost,
     DecoderModel,
     GpuSlice,
-    Place,
+    ServerSite,
     cluster_of,
 )
 from catenary_simulator.chains.serve import ReplayEvaluator, serve_chains
-from catenary_simulator.chains.workload import Workload, exponential
+from catenary_simulator.chains.workload import SessionWorkload, exponential
 
 GPU = GpuSlice("gpu", memory_gb=10, tflops=1, bandwidth_gb_per_ms=1, block_ms=100)
 MODEL = DecoderModel(
     "model", blocks=10, block_gb=0.5, cache_gb=0.1, hidden_size=64, parameters_per_block=1
 )
-ONE_WAY = Communication("session", overhead_ms=0)
+ONE_WAY = CommunicationCost("session", overhead_ms=0)
 POLICIES = ("jffc", "jsq", "sa-jsq", "jiq", "sed")
 
 
-def cluster(*rtts_ms: float) -> Cluster:
+def cluster(*rtts_ms: float) -> ChainsCluster:
     """Every server could host the whole model: a session takes 1 s and the round trip."""
-    places = [Place(f"server-{number}", GPU, rtt) for number, rtt in enumerate(rtts_ms)]
+    places = [ServerSite(f"server-{number}", GPU, rtt) for number, rtt in enumerate(rtts_ms)]
     return cluster_of(MODEL, places, ONE_WAY)
 
 
-def whole_on_each(servers: Cluster, *capacities: int) -> Composition:
+def whole_on_each(servers: ChainsCluster, *capacities: int) -> Composition:
     hosted = tuple(HostedBlocks(each.name, 0, 10, 10**6) for each in servers.servers)
     chains = tuple(
         ComposedChain((ComposedHop(each.name, 0, 10),), capacity, 1.0 + each.rtt_ms / 1000)
@@ -52,11 +52,13 @@ def whole_on_each(servers: Cluster, *capacities: int) -> Composition:
     return Composition(1, hosted, chains, 1.0)
 
 
-def work(rate_per_s: float, count: int, seed: int = 1) -> Workload:
-    return exponential(Poisson(), rate_per_s, (2000, 20), count, seed)
+def work(rate_per_s: float, count: int, seed: int = 1) -> SessionWorkload:
+    return exponential(PoissonArrivals(), rate_per_s, (2000, 20), count, seed)
 
 
-def mean_of_runs(servers: Cluster, composition: Composition, rate: float) -> tuple[float, float]:
+def mean_of_runs(
+    servers: ChainsCluster, composition: Composition, rate: float
+) -> tuple[float, float]:
     """Returns the mean response over independent runs, and its standard error."""
     means = [
         serve_chains(servers, composition, "jffc", work(rate, 2500, seed)).mean_response_s
@@ -108,7 +110,7 @@ def test_equal_seeds_give_equal_runs_and_others_do_not(policy: str) -> None:
 def test_sessions_wait_in_order_of_arrival_and_take_what_their_chain_takes() -> None:
     servers = cluster(0.0, 1000.0)
     arrived = [0, 100_000_000, 200_000_000, 300_000_000]
-    workload = Workload(arrived, [1.0, 0.5, 1.0, 2.0], [2000.0] * 4, [20.0] * 4)
+    workload = SessionWorkload(arrived, [1.0, 0.5, 1.0, 2.0], [2000.0] * 4, [20.0] * 4)
     result = serve_chains(servers, whole_on_each(servers, 1, 1), "jffc", workload)
     # 0 s: fast chain until 1.0; 0.1 s: slow one until 1.1; then two wait and take them in turn.
     assert result.waits_s.tolist() == pytest.approx([0.0, 0.0, 0.8, 0.8])
@@ -130,9 +132,9 @@ def test_times_of_a_session_follow_its_tokens() -> None:
         output_tokens=10,
     )
     gpu = GpuSlice("gpu", memory_gb=10, tflops=100, bandwidth_gb_per_ms=0.2)
-    servers = cluster_of(model, [Place("a", gpu, 30.0)], Communication(), compute_factor=3)
+    servers = cluster_of(model, [ServerSite("a", gpu, 30.0)], CommunicationCost(), compute_factor=3)
     composition = compose(servers.task(0.1), 1)
-    workload = Workload([0], [1.0], [500.0], [6.0])
+    workload = SessionWorkload([0], [1.0], [500.0], [6.0])
     result = serve_chains(servers, composition, "jffc", workload)
     per_block_ms = 1 + 0.02 * 500 + 2.0 * 5  # overhead, prefill, decoding after the first token
     expected = (6 * (30 + 18) + 3 * 4 * per_block_ms) / 1000
@@ -140,9 +142,11 @@ def test_times_of_a_session_follow_its_tokens() -> None:
 
 
 def test_replaying_bursts_reserves_more_cache_than_the_mean_rate_says() -> None:
-    servers = cluster_of(MODEL, [Place(f"s{number}", GPU, 5.0) for number in range(6)], ONE_WAY)
+    servers = cluster_of(
+        MODEL, [ServerSite(f"s{number}", GPU, 5.0) for number in range(6)], ONE_WAY
+    )
     burst = [second * 10**10 + number for second in range(4) for number in range(100)]
-    workload = Workload(burst, [1.0] * 400, [2000.0] * 400, [20.0] * 400)
+    workload = SessionWorkload(burst, [1.0] * 400, [2000.0] * 400, [20.0] * 400)
     replayed = ReplayEvaluator(servers, workload)
     task = servers.task(workload.rate_per_s)
     by_bound, by_replay = best_composition(task, "lower"), best_composition(task, replayed)
@@ -153,7 +157,7 @@ def test_replaying_bursts_reserves_more_cache_than_the_mean_rate_says() -> None:
 
 def test_a_session_that_takes_an_hour_is_not_taken_for_a_silent_one() -> None:
     servers = cluster(0.0, 0.0)
-    long = Workload([0, 1], [3600.0, 1.0], [2000, 2000], [20, 20])
+    long = SessionWorkload([0, 1], [3600.0, 1.0], [2000, 2000], [20, 20])
     result = serve_chains(servers, whole_on_each(servers, 1, 1), "jffc", long)
     assert result.responses_s.tolist() == pytest.approx([3600.0, 1.0])
     assert result.waits_s.tolist() == [0, 0]

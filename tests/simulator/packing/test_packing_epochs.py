@@ -11,12 +11,12 @@ from catenary_lab.packing.policies import PolicyChoice, PolicyName
 from catenary_scheduler.packing.moves import EpochResult, Item
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
 from catenary_services.errors import InvalidInput
-from catenary_simulator.arrivals import Poisson
+from catenary_simulator.arrivals import PoissonArrivals
 from catenary_simulator.packing.invariants import violations
 from catenary_simulator.packing.result import PackingResult
 from catenary_simulator.packing.serve import GpuKind, PackingRun, serve_packing
-from catenary_simulator.packing.workload import Lognormal, Step, drawn_sessions
-from catenary_simulator.placement.workload import Workload
+from catenary_simulator.packing.workload import LognormalLengths, RateStep, drawn_sessions
+from catenary_simulator.placement.workload import RequestWorkload
 
 GPU = GpuKind(cache_tokens=1600, token_bytes=1000)
 POLICIES: tuple[PolicyName, ...] = (
@@ -29,16 +29,18 @@ POLICIES: tuple[PolicyName, ...] = (
 )
 
 
-def sessions(*each: tuple[float, int, int]) -> Workload:
+def sessions(*each: tuple[float, int, int]) -> RequestWorkload:
     """Moments in seconds, prompts and answers."""
-    return Workload(
+    return RequestWorkload(
         [round(moment * NANOSECONDS_PER_SECOND) for moment, _, _ in each],
         [prompt for _, prompt, _ in each],
         [answer for _, _, answer in each],
     )
 
 
-def serve(work: Workload, policy: PolicyName = "best-fit", **changes: float) -> PackingResult:
+def serve(
+    work: RequestWorkload, policy: PolicyName = "best-fit", **changes: float
+) -> PackingResult:
     fixed = {"warm_up_s": 0.0, "duration_s": 10.0, **changes}
     return serve_packing(PackingRun(GPU, PolicyChoice(policy), **fixed), work)  # type: ignore[arg-type]
 
@@ -119,7 +121,11 @@ def test_sessions_larger_than_a_gpu_are_refused_or_cut() -> None:
 def test_nothing_is_violated_and_equal_seeds_give_equal_runs(policy: PolicyName) -> None:
     def run(seed: int) -> PackingResult:
         work = drawn_sessions(
-            Lognormal(80, 1), Lognormal(200, 1), Poisson(), (Step(3, 20), Step(1, 20)), seed
+            LognormalLengths(80, 1),
+            LognormalLengths(200, 1),
+            PoissonArrivals(),
+            (RateStep(3, 20), RateStep(1, 20)),
+            seed,
         )
         return serve_packing(PackingRun(GPU, PolicyChoice(policy), 10, 30), work)
 
@@ -132,7 +138,9 @@ def test_nothing_is_violated_and_equal_seeds_give_equal_runs(policy: PolicyName)
 
 
 def test_batching_moves_no_more_than_one_by_one() -> None:
-    work = drawn_sessions(Lognormal(80, 1), Lognormal(200, 1), Poisson(), (Step(4, 60),), 3)
+    work = drawn_sessions(
+        LognormalLengths(80, 1), LognormalLengths(200, 1), PoissonArrivals(), (RateStep(4, 60),), 3
+    )
     single, batched = (serve(work, name, duration_s=60.0) for name in ("mell", "mell-batched"))
     assert 0 < batched.migrations_per_s < single.migrations_per_s
 

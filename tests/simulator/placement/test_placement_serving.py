@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from catenary_lab.policies import seeded
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenary_services.errors import InvalidInput
-from catenary_simulator.arrivals import Poisson
-from catenary_simulator.placement.loop import Ways
+from catenary_simulator.arrivals import PoissonArrivals
+from catenary_simulator.placement.loop import ReportDelays
 from catenary_simulator.placement.result import PlacementResult
 from catenary_simulator.placement.search import fewest_workers, least_workers
-from catenary_simulator.placement.serve import Run, WorkerKind, serve_placement
+from catenary_simulator.placement.serve import PlacementRun, WorkerKind, serve_placement
 from catenary_simulator.placement.workload import (
-    Lengths,
-    Workload,
+    LengthPopulation,
+    RequestWorkload,
     drawn_workload,
     lognormal_lengths,
     read_lengths,
@@ -45,8 +45,8 @@ def kind(cache_tokens: float = 60_000.0, *, chunk: int = 0, split: bool = False)
     return WorkerKind(lines, cache_tokens, split)
 
 
-def run(policy: str = "fewest-sessions", workers: int = 3, **changes: object) -> Run:
-    return Run(
+def run(policy: str = "fewest-sessions", workers: int = 3, **changes: object) -> PlacementRun:
+    return PlacementRun(
         **{
             "kind": kind(),
             "workers": workers,
@@ -57,8 +57,8 @@ def run(policy: str = "fewest-sessions", workers: int = 3, **changes: object) ->
     )
 
 
-def work(rate: float = 6.0, seconds: float = 8.0, seed: int = 2) -> Workload:
-    return drawn_workload(LENGTHS, Poisson(), rate, seconds, seed)
+def work(rate: float = 6.0, seconds: float = 8.0, seed: int = 2) -> RequestWorkload:
+    return drawn_workload(LENGTHS, PoissonArrivals(), rate, seconds, seed)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -90,20 +90,20 @@ def test_another_seed_of_the_workload_gives_other_requests() -> None:
 
 
 def test_one_worker_alone_is_as_fast_as_its_lines() -> None:
-    workload = Workload([0], [100], [11])
-    found = serve_placement(run(workers=1, ways=Ways(0, 0, 0)), workload)
+    workload = RequestWorkload([0], [100], [11])
+    found = serve_placement(run(workers=1, delays=ReportDelays(0, 0, 0)), workload)
     assert found.first_token_ms.tolist() == [pytest.approx(0.12 * 100 + 14.0)]
     assert found.per_token_ms.tolist() == [pytest.approx(23.0)]
 
 
 def test_the_way_to_the_worker_counts_in_the_time_to_the_first_token() -> None:
-    workload = Workload([0], [100], [11])
-    found = serve_placement(run(workers=1, ways=Ways(start_ns=7 * MS)), workload)
+    workload = RequestWorkload([0], [100], [11])
+    found = serve_placement(run(workers=1, delays=ReportDelays(start_ns=7 * MS)), workload)
     assert found.first_token_ms.tolist() == [pytest.approx(0.12 * 100 + 14.0 + 7.0)]
 
 
 def test_a_single_token_has_no_time_per_token() -> None:
-    found = serve_placement(run(workers=1), Workload([0, 5], [10, 10], [1, 1]))
+    found = serve_placement(run(workers=1), RequestWorkload([0, 5], [10, 10], [1, 1]))
     assert len(found.per_token_ms) == 0
     assert found.attainment == 1.0
 
@@ -112,12 +112,14 @@ def test_missed_objectives_are_counted_strictly() -> None:
     # 23 ms per token alone; just below and just above what is allowed.
     for allowed_ms, attained in ((23.0, 1), (22.999, 0)):
         objectives = TokenObjectives(600 * MS, round(allowed_ms * MS))
-        found = serve_placement(run(workers=1, objectives=objectives), Workload([0], [10], [9]))
+        found = serve_placement(
+            run(workers=1, objectives=objectives), RequestWorkload([0], [10], [9])
+        )
         assert (found.attained, found.per_token_late) == (attained, 1 - attained)
 
 
 def test_a_request_larger_than_any_cache_is_a_miss_and_not_a_stop() -> None:
-    workload = Workload([0, 1000], [500, 10], [10, 10])
+    workload = RequestWorkload([0, 1000], [500, 10], [10, 10])
     found = serve_placement(run(workers=1, kind=kind(cache_tokens=300.0)), workload)
     assert (found.rejected, found.attained, found.requests) == (1, 1, 2)
 
@@ -163,7 +165,7 @@ def test_the_search_finds_the_smallest_although_more_may_be_worse() -> None:
 @given(rate=st.floats(0.5, 8.0), seed=st.integers(0, 50))
 def test_fewer_workers_than_the_bound_never_suffice(rate: float, seed: int) -> None:
     least = least_workers(LINES, OBJECTIVES, LENGTHS, rate)
-    workload = drawn_workload(LENGTHS, Poisson(), rate, 20.0, seed)
+    workload = drawn_workload(LENGTHS, PoissonArrivals(), rate, 20.0, seed)
     if least > 1 and len(workload):
         assert serve_placement(run(workers=least - 1), workload).attainment < 0.99
 
@@ -172,16 +174,18 @@ def test_fewer_workers_than_the_bound_never_suffice(rate: float, seed: int) -> N
 
 
 def test_halves_share_nothing_and_leave_nothing_out() -> None:
-    lengths = Lengths((1, 2, 3, 4, 5), (9, 8, 7, 6, 5))
+    lengths = LengthPopulation((1, 2, 3, 4, 5), (9, 8, 7, 6, 5))
     learned, served = lengths.halves()
-    assert learned == Lengths((1, 3, 5), (9, 7, 5))
-    assert served == Lengths((2, 4), (8, 6))
-    assert lengths.within(9) == Lengths((), ())
+    assert learned == LengthPopulation((1, 3, 5), (9, 7, 5))
+    assert served == LengthPopulation((2, 4), (8, 6))
+    assert lengths.within(9) == LengthPopulation((), ())
     assert lengths.within(10) == lengths
 
 
 def test_a_trace_is_replayed_in_its_order_at_the_rate_asked_for() -> None:
-    lengths = Lengths(tuple(range(1, 2001)), (1,) * 2000, tuple(n / 3 for n in range(2000)))
+    lengths = LengthPopulation(
+        tuple(range(1, 2001)), (1,) * 2000, tuple(n / 3 for n in range(2000))
+    )
     workload = replayed_workload(lengths, 10.0, 60.0, seed=1)
     assert 590 <= len(workload) <= 601
     assert workload.prompts == list(range(workload.prompts[0], workload.prompts[-1] + 1))
@@ -192,7 +196,7 @@ def test_a_trace_is_replayed_in_its_order_at_the_rate_asked_for() -> None:
 
 
 def test_steps_of_a_rate_follow_each_other() -> None:
-    workload = stepped_workload(LENGTHS, Poisson(), [5.0, 0.0, 50.0], 30.0, seed=1)
+    workload = stepped_workload(LENGTHS, PoissonArrivals(), [5.0, 0.0, 50.0], 30.0, seed=1)
     seconds = np.array(workload.arrived_ns) / 1e9
     assert np.all(np.diff(seconds) >= 0)
     counts = [
@@ -209,4 +213,4 @@ def test_a_file_without_the_columns_is_refused(tmp_path) -> None:
     with pytest.raises(InvalidInput, match="l_in"):
         read_lengths(path)
     path.write_text("l_in,l_out\n5,7\n0,3\n")
-    assert read_lengths(path) == Lengths((5, 1), (7, 3))
+    assert read_lengths(path) == LengthPopulation((5, 1), (7, 3))

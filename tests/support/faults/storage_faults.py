@@ -8,7 +8,7 @@ from abc import abstractmethod
 from pathlib import Path
 
 from catenary_agent.partitioning.parts import CACHE_FOLDER
-from catenary_scheduler.storage.keys import Table, book_table
+from catenary_scheduler.storage.keys import RedisTable, book_table
 from catenary_services.domain.ids import ResourceId
 from faults.agent_faults import OfAnAgent
 from faults.base import LEADER, MOUNTS, REDIS, Fault, Promise, fault
@@ -92,7 +92,7 @@ class DamagedRedis(Fault):
 
     async def apply(self, world: World) -> None:
         async with world.database() as database:
-            tables = [*Table, *(book_table(ResourceId(f"gpu/agent-{n}")) for n in range(4))]
+            tables = [*RedisTable, *(book_table(ResourceId(f"gpu/agent-{n}")) for n in range(4))]
             for table in tables:
                 key = world.keys.table(table)
                 fields = await database.hkeys(key)

@@ -24,7 +24,7 @@ import redis.asyncio
 
 import catenary
 from catenary_agent.settings import AgentSettings
-from catenary_scheduler.storage.keys import Keys
+from catenary_scheduler.storage.keys import RedisKeys
 from catenary_services.domain.ids import ModelKey
 from catenary_services.model_repository import ModelRepository
 from catenary_services.redis_client import connect
@@ -322,8 +322,8 @@ class World:
         return min(_listening(member.pid) - others)
 
     @property
-    def keys(self) -> Keys:
-        return Keys(CLUSTER)
+    def keys(self) -> RedisKeys:
+        return RedisKeys(CLUSTER)
 
     # ---- what faults do ----
 

@@ -25,21 +25,21 @@ from catenary_scheduler.planning.chains import (
 from catenary_scheduler.planning.chains.bounds import ResponseBounds
 from catenary_services.errors import PlanInfeasible
 from catenary_simulator.arrivals import parse_arrivals
-from catenary_simulator.chains.anchors import Anchor, read_anchors
+from catenary_simulator.chains.anchors import NetworkAnchor, read_anchors
 from catenary_simulator.chains.cluster import (
-    Cluster,
-    Communication,
+    ChainsCluster,
+    CommunicationCost,
     DecoderModel,
     GpuSlice,
-    Place,
+    ServerSite,
     cluster_of,
     random_places,
 )
 from catenary_simulator.chains.result import ChainResult
 from catenary_simulator.chains.serve import ReplayEvaluator, serve_chains
 from catenary_simulator.chains.workload import (
-    Trace,
-    Workload,
+    RequestTrace,
+    SessionWorkload,
     exponential,
     read_trace,
     with_tokens_of,
@@ -63,11 +63,11 @@ class Setting:
     """A model and who serves it."""
 
     model: DecoderModel
-    servers: Draw | tuple[Place, ...]
-    communication: Communication
+    servers: Draw | tuple[ServerSite, ...]
+    communication: CommunicationCost
     compute_factor: float = 1.0
 
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ChainsCluster:
         """Returns the cluster; the same object for equal settings."""
         return _cluster(self)
 
@@ -84,7 +84,7 @@ class Requests:
     first: int = 0
     speed: float = 1.0
 
-    def workload(self, model: DecoderModel) -> Workload:
+    def workload(self, model: DecoderModel) -> SessionWorkload:
         """Returns the sessions."""
         tokens = (model.input_tokens, model.output_tokens)
         if self.trace is None:
@@ -151,7 +151,7 @@ class SystemJob:
         )
         return _outcome(composition, result, rate)
 
-    def composed(self) -> tuple[Cluster, Workload, Composition]:
+    def composed(self) -> tuple[ChainsCluster, SessionWorkload, Composition]:
         """Returns our chains and what they serve, for a run on real processes.
 
         Raises:
@@ -160,7 +160,7 @@ class SystemJob:
         cluster, workload, rate = self._task()
         return cluster, workload, self._composed(cluster, workload, rate)
 
-    def _task(self) -> tuple[Cluster, Workload, float]:
+    def _task(self) -> tuple[ChainsCluster, SessionWorkload, float]:
         """Returns who serves what, and the rate to plan for."""
         cluster, cache_gb = self.setting.cluster(), self.system.cache_gb
         if cache_gb is not None:
@@ -168,7 +168,9 @@ class SystemJob:
         workload = self.requests.workload(cluster.model)
         return cluster, workload, self.requests.rate_per_s or workload.rate_per_s
 
-    def _composed(self, cluster: Cluster, workload: Workload, rate: float) -> Composition:
+    def _composed(
+        self, cluster: ChainsCluster, workload: SessionWorkload, rate: float
+    ) -> Composition:
         system = self.system
         task = cluster.task(system.peak or rate, system.target_load, system.stop)
         if isinstance(system.c, int):
@@ -219,7 +221,7 @@ def _outcome(composition: Composition, result: ChainResult, rate_per_s: float) -
 
 
 @lru_cache(maxsize=64)
-def _cluster(setting: Setting) -> Cluster:
+def _cluster(setting: Setting) -> ChainsCluster:
     servers, between = setting.servers, None
     if isinstance(servers, Draw):
         share = round(1000 * servers.big_share)
@@ -248,10 +250,10 @@ def _composition(setting: Setting, c: int) -> Composition:
 
 
 @lru_cache(maxsize=4)
-def _anchors(path: Path) -> list[Anchor]:
+def _anchors(path: Path) -> list[NetworkAnchor]:
     return read_anchors(path)
 
 
 @lru_cache(maxsize=4)
-def _trace(path: Path) -> Trace:
+def _trace(path: Path) -> RequestTrace:
     return read_trace(path)

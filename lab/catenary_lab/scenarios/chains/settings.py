@@ -9,7 +9,7 @@ from catenary_lab.scenarios.chains.jobs import Draw, Requests, Setting
 from catenary_lab.scenarios.chains.schema import Scenario
 from catenary_lab.scenarios.chains.schema_parts import RandomServers, WorkloadSpec
 from catenary_lab.scenarios.data import data_file
-from catenary_simulator.chains.cluster import Communication, DecoderModel, GpuSlice, Place
+from catenary_simulator.chains.cluster import CommunicationCost, DecoderModel, GpuSlice, ServerSite
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,9 @@ def cases_of(scenario: Scenario, seeds: list[int], factor: float = 1.0) -> list[
         factor: Multiplies all computation times.
     """
     model = DecoderModel(**scenario.model.model_dump())
-    communication = Communication(scenario.communication.per, scenario.communication.overhead_ms)
+    communication = CommunicationCost(
+        scenario.communication.per, scenario.communication.overhead_ms
+    )
     gpus = {name: GpuSlice(name, **spec.model_dump()) for name, spec in scenario.gpus.items()}
     servers = scenario.servers
     if isinstance(servers, RandomServers):
@@ -52,7 +54,7 @@ def cases_of(scenario: Scenario, seeds: list[int], factor: float = 1.0) -> list[
             for count in servers.count
             for share in servers.big_share
         ]
-    places = tuple(Place(each.name, gpus[each.gpu], each.rtt_ms) for each in servers)
+    places = tuple(ServerSite(each.name, gpus[each.gpu], each.rtt_ms) for each in servers)
     setting = Setting(model, places, communication, factor)
     return [Case("", len(places), None, (setting,) * len(seeds), tuple(seeds))]
 

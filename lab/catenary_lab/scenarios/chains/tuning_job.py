@@ -12,9 +12,9 @@ from catenary_scheduler.planning.chains import ChainTask, Composition, response_
 from catenary_scheduler.planning.chains.search import candidates, compose_at, least_surrogate
 from catenary_scheduler.planning.chains.sizes import sizes_of
 from catenary_services.errors import PlanInfeasible
-from catenary_simulator.chains.cluster import Cluster
+from catenary_simulator.chains.cluster import ChainsCluster
 from catenary_simulator.chains.serve import serve_chains
-from catenary_simulator.chains.workload import Workload
+from catenary_simulator.chains.workload import SessionWorkload
 
 Measure = Literal["surrogate", "lower", "upper"]
 MEASURES: tuple[Measure, ...] = ("surrogate", "lower", "upper")
@@ -126,7 +126,12 @@ def _points(task: ChainTask) -> list[Point]:
 
 
 def _simulate(
-    points: list[Point], needed: list[Point], cluster: Cluster, workload: Workload, *, whole: bool
+    points: list[Point],
+    needed: list[Point],
+    cluster: ChainsCluster,
+    workload: SessionWorkload,
+    *,
+    whole: bool,
 ) -> None:
     """Simulates in the order of lower bounds until no further one can be best."""
     best = math.inf

@@ -15,9 +15,14 @@ from catenary_services.errors import InvalidInput
 from catenary_simulator.arrivals import parse_arrivals
 from catenary_simulator.packing.result import PackingResult
 from catenary_simulator.packing.serve import GpuKind, PackingRun, serve_packing
-from catenary_simulator.packing.transfers import Network
-from catenary_simulator.packing.workload import Lognormal, Step, drawn_sessions, traced_sessions
-from catenary_simulator.placement.workload import Lengths, Workload, read_lengths
+from catenary_simulator.packing.transfers import TransferNetwork
+from catenary_simulator.packing.workload import (
+    LognormalLengths,
+    RateStep,
+    drawn_sessions,
+    traced_sessions,
+)
+from catenary_simulator.placement.workload import LengthPopulation, RequestWorkload, read_lengths
 
 _GIGA = 1e9
 
@@ -61,7 +66,7 @@ class PackingJob:
         )
         return serve_packing(run, self.sessions())
 
-    def sessions(self) -> Workload:
+    def sessions(self) -> RequestWorkload:
         """Returns the requests.
 
         Raises:
@@ -78,20 +83,20 @@ class PackingJob:
         assert spec.prompt is not None
         assert spec.answer is not None
         assert spec.rate_per_s is not None
-        steps = tuple(Step(spec.rate_per_s * each.factor, each.seconds) for each in spec.steps)
+        steps = tuple(RateStep(spec.rate_per_s * each.factor, each.seconds) for each in spec.steps)
         return drawn_sessions(
-            Lognormal(spec.prompt.mean, spec.prompt.sigma),
-            Lognormal(spec.answer.mean, spec.answer.sigma),
+            LognormalLengths(spec.prompt.mean, spec.prompt.sigma),
+            LognormalLengths(spec.answer.mean, spec.answer.sigma),
             parse_arrivals(spec.arrivals),
-            steps or (Step(spec.rate_per_s, lasts_s),),
+            steps or (RateStep(spec.rate_per_s, lasts_s),),
             self.seed,
         )
 
-    def _network(self) -> Network | None:
+    def _network(self) -> TransferNetwork | None:
         machine = self.gpu.machine
         if machine is None:
             return None
-        return Network(
+        return TransferNetwork(
             machine.gpus,
             round(machine.bus_gb_per_s * _GIGA * self.epoch_s),
             round(machine.link_gb_per_s * _GIGA * self.epoch_s),
@@ -183,5 +188,5 @@ def _file(number: int, workload: WorkloadSpec) -> Path | None:
 
 
 @lru_cache(maxsize=4)
-def _lengths(path: Path) -> Lengths:
+def _lengths(path: Path) -> LengthPopulation:
     return read_lengths(path)

@@ -11,7 +11,7 @@ from catenary_lab.policies import seeded
 from catenary_lab.scenarios.placement.settings import Case
 from catenary_simulator.placement.result import PlacementResult
 from catenary_simulator.placement.search import fewest_workers, least_workers
-from catenary_simulator.placement.serve import Run, serve_placement
+from catenary_simulator.placement.serve import PlacementRun, serve_placement
 
 _ROUNDING = 1e-9
 
@@ -79,15 +79,15 @@ class ServeJob:
         return figures_of(self.case, serve_placement(run, self.case.workload()))
 
 
-def run_of(case: Case, workers: int, may_miss: int | None, *, timed: bool = False) -> Run:
+def run_of(case: Case, workers: int, may_miss: int | None, *, timed: bool = False) -> PlacementRun:
     """Returns a run of a case on so many workers; policies are fresh, and have learned."""
-    return Run(
+    return PlacementRun(
         case.kind,
         workers,
         seeded(_BY_SESSIONS.get(case.policy, case.policy), case.seed),
         case.held_to,
         case.halves[0] if case.policy == "slo" else None,
-        case.ways,
+        case.delays,
         may_miss,
         time.perf_counter_ns if timed else None,
     )

@@ -15,12 +15,12 @@ from catenary_lab.scenarios.placement.schema import Scaling
 from catenary_lab.scenarios.placement.schema_parts import ClusterSpec
 from catenary_lab.scenarios.placement.settings import Case, Row, rows_of
 from catenary_lab.scenarios.report import Bars, Cell, Figure, Report, Table
-from catenary_scheduler.scaling.workers_line import Lengths as MeanLengths
+from catenary_scheduler.scaling.workers_line import SessionLengths as MeanLengths
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
 from catenary_simulator.arrivals import parse_arrivals
 from catenary_simulator.placement.scaled import ScaledRun, serve_scaled
 from catenary_simulator.placement.serve import serve_placement
-from catenary_simulator.placement.workload import Workload, stepped_workload
+from catenary_simulator.placement.workload import RequestWorkload, stepped_workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class ScalingJob:
         found = serve_scaled(ScaledRun(run, cold_start_ns, self.most_workers, mean), workload)
         return Scaled(figures_of(case, found.served), found.worker_s, found.peak, found.orders)
 
-    def workload(self) -> Workload:
+    def workload(self) -> RequestWorkload:
         """Returns the requests."""
         case = self.case
         return stepped_workload(

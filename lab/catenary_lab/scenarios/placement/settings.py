@@ -20,11 +20,11 @@ from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenary_services.errors import InvalidInput
 from catenary_simulator.arrivals import parse_arrivals
-from catenary_simulator.placement.loop import Ways
+from catenary_simulator.placement.loop import ReportDelays
 from catenary_simulator.placement.serve import WorkerKind
 from catenary_simulator.placement.workload import (
-    Lengths,
-    Workload,
+    LengthPopulation,
+    RequestWorkload,
     drawn_workload,
     lognormal_lengths,
     read_lengths,
@@ -78,11 +78,11 @@ class Case:
         return TokenObjectives(_ns(ttft_ms), _ns(self.objectives.atgt_ms))
 
     @property
-    def ways(self) -> Ways:
+    def delays(self) -> ReportDelays:
         """How long news take; policies that look at nothing but sessions need no progress."""
         news = self.news
         told = self.policy in ("slo", "least-loaded")
-        return Ways(
+        return ReportDelays(
             _ns(news.start_ms),
             _ns(news.notice_ms),
             _ns(news.report_every_ms) if told else 0,
@@ -90,11 +90,11 @@ class Case:
         )
 
     @property
-    def halves(self) -> tuple[Lengths, Lengths]:
+    def halves(self) -> tuple[LengthPopulation, LengthPopulation]:
         """What is learned from, and what is served."""
         return _halves(self.lengths, self.data)
 
-    def workload(self) -> Workload:
+    def workload(self) -> RequestWorkload:
         """Returns the requests."""
         served = self.halves[1]
         if self.arrivals == "trace":
@@ -151,7 +151,7 @@ def rows_of(scenario: Simulated) -> list[Row]:
 
 
 @lru_cache(maxsize=8)
-def _halves(spec: LengthsSpec, data: Path | None) -> tuple[Lengths, Lengths]:
+def _halves(spec: LengthsSpec, data: Path | None) -> tuple[LengthPopulation, LengthPopulation]:
     if data is not None:
         lengths = read_lengths(data)
     else:

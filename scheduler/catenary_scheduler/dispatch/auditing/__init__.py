@@ -10,23 +10,23 @@ gateways, and carries remedies out.
 """
 
 from catenary_scheduler.dispatch.auditing.auditor import Auditor
-from catenary_scheduler.dispatch.auditing.facts import (
+from catenary_scheduler.dispatch.auditing.holdings import (
     AgentHoldings,
-    Believed,
-    BookFacts,
-    GatewayWants,
+    ExpectedSession,
+    GatewayRequests,
+    SchedulerHoldings,
 )
+from catenary_scheduler.dispatch.auditing.leaks import Leak, LeakKind
 from catenary_scheduler.dispatch.auditing.remedies import Remedy, remedy_of
-from catenary_scheduler.dispatch.auditing.suspicions import Leak, LeakKind
 
 __all__ = [
     "AgentHoldings",
     "Auditor",
-    "Believed",
-    "BookFacts",
-    "GatewayWants",
+    "ExpectedSession",
+    "GatewayRequests",
     "Leak",
     "LeakKind",
     "Remedy",
+    "SchedulerHoldings",
     "remedy_of",
 ]

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from catenary_scheduler.dispatch.auditing.facts import AgentHoldings, BookFacts, GatewayWants
-from catenary_scheduler.dispatch.auditing.suspicions import Leak, Witnesses, suspicions
+from catenary_scheduler.dispatch.auditing.holdings import (
+    AgentHoldings,
+    GatewayRequests,
+    SchedulerHoldings,
+)
+from catenary_scheduler.dispatch.auditing.leaks import AuditAnswers, Leak, suspicions
 from catenary_services.domain.ids import AgentId, GatewayId, Nanoseconds
 
 _Key = tuple[object, ...]
@@ -29,9 +33,9 @@ class Auditor:
         self.audits = 0
         self.mended: list[Leak] = []
         self._grace_ns = grace_ns
-        self._asked: BookFacts | None = None
+        self._asked: SchedulerHoldings | None = None
         self._agents: dict[AgentId, AgentHoldings] = {}
-        self._gateways: dict[GatewayId, GatewayWants] = {}
+        self._gateways: dict[GatewayId, GatewayRequests] = {}
         self._suspected: dict[_Key, Nanoseconds] = {}
         """Since when."""
         self._leaked: list[Leak] = []
@@ -51,7 +55,7 @@ class Auditor:
         """What agents said last, as far as they have answered."""
         return self._agents
 
-    def begin(self, book: BookFacts) -> None:
+    def begin(self, book: SchedulerHoldings) -> None:
         """Agents and gateways are being asked."""
         self._asked = book
         self._agents, self._gateways = {}, {}
@@ -61,7 +65,7 @@ class Auditor:
         if self._asked is not None and agent in self._asked.agents:
             self._agents[agent] = held
 
-    def gateway_says(self, gateway: GatewayId, wants: GatewayWants) -> None:
+    def gateway_says(self, gateway: GatewayId, wants: GatewayRequests) -> None:
         """A gateway has answered."""
         if self._asked is not None:
             self._gateways[gateway] = wants
@@ -71,7 +75,7 @@ class Auditor:
         self._agents.pop(AgentId(who), None)
         self._gateways.pop(GatewayId(who), None)
 
-    def end(self, book: BookFacts, now: Nanoseconds) -> list[Leak]:
+    def end(self, book: SchedulerHoldings, now: Nanoseconds) -> list[Leak]:
         """Returns what leaked; who has not answered is not judged.
 
         Args:
@@ -80,7 +84,7 @@ class Auditor:
         """
         if self._asked is None:
             return []
-        said = Witnesses(self._agents, self._gateways, self._grace_ns)
+        said = AuditAnswers(self._agents, self._gateways, self._grace_ns)
         leaks: list[Leak] = []
         still: dict[_Key, Nanoseconds] = {}
         found = {key_of(leak): leak for leak in suspicions(self._asked, book, said)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from catenary_scheduler.dispatch.auditing.suspicions import Leak
+from catenary_scheduler.dispatch.auditing.leaks import Leak
 from catenary_scheduler.dispatch.events import (
     AdoptedSession,
     BatchFailed,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from catenary_scheduler.dispatch.breaker import BreakerConfig
 from catenary_scheduler.dispatch.chained.packing_rules import PackingRules
-from catenary_scheduler.packing.transfers.boundaries import BoundaryConfig
+from catenary_scheduler.packing.transfers.migration_budget import MigrationBudgetConfig
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_MILLISECOND,
     NANOSECONDS_PER_SECOND,
@@ -72,5 +72,5 @@ class ChainedConfig:
     """Requests placed together change workers where predicted lengths were wrong (policy "slo")."""
     packing: PackingRules = field(default_factory=PackingRules)
     """When sessions of models with a goal are looked at, and which moves are worth their while."""
-    boundaries: BoundaryConfig = field(default_factory=BoundaryConfig)
+    migration_budget: MigrationBudgetConfig = field(default_factory=MigrationBudgetConfig)
     """How much of links and chains moves may take."""

@@ -8,29 +8,29 @@ from catenary_scheduler.book import Book, Reservation, ReservationChange
 from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.dispatch.chained.admission.lifecycle import ChainLifecycle
 from catenary_scheduler.dispatch.chained.config import ChainedConfig
-from catenary_scheduler.dispatch.chained.migration.resettling import resettle
-from catenary_scheduler.dispatch.chained.packing.line import Packing
-from catenary_scheduler.dispatch.chained.placement.board_statistics import placement_statistics
-from catenary_scheduler.dispatch.chained.queues.desk import Desk
-from catenary_scheduler.dispatch.chained.queues.lines import PolicyFactory
+from catenary_scheduler.dispatch.chained.migration.rebalancing import rebalance
+from catenary_scheduler.dispatch.chained.packing.session_packing import SessionPacking
+from catenary_scheduler.dispatch.chained.placement.placer_statistics import placement_statistics
+from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
 from catenary_scheduler.dispatch.chained.queues.policies import policy_factory
+from catenary_scheduler.dispatch.chained.queues.wait_queue import PolicyFactory
 from catenary_scheduler.dispatch.chained.sessions.views import (
-    SessionClaim,
+    BookedSession,
     SessionView,
     claims_of,
     view_of,
     views_of,
 )
-from catenary_scheduler.dispatch.chained.tracking import Ticket
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
-    BoundariesMeasured,
     CachesReported,
     Command,
     Event,
     LatencyRefitted,
-    MoveWanted,
+    MoveCostsMeasured,
+    MoveRequested,
     PlanActivated,
     RequestCancelled,
     RequestCompleted,
@@ -87,81 +87,81 @@ class ChainedDispatcher:
         if availability is None:
             availability = Availability(everything_loaded=True)
         self._availability = availability
-        self._life = ChainLifecycle(config, slots, availability, policy, first_session)
-        self._packing = Packing(self._life, config.packing)
+        self._state = ChainLifecycle(config, slots, availability, policy, first_session)
+        self._packing = SessionPacking(self._state, config.packing)
 
     def handle(self, event: Event, now: Nanoseconds) -> list[Command]:  # noqa: PLR0912
         """Folds one event into the state and returns what is to be done, in order.
 
         Events of other kinds of plans are none of its business and ignored.
         """
-        life = self._life
-        life.now = now
+        state = self._state
+        state.now = now
         match event:
             case SessionRequested():
-                life.requested(event)
+                state.requested(event)
             case SessionsClosed():
-                life.sessions_closed(event)
+                state.sessions_closed(event)
             case RequestCompleted():
-                life.completed(event)
+                state.completed(event)
             case RequestCancelled():
-                life.cancelled(event)
+                state.cancelled(event)
             case SessionFailed():
-                life.session_failed(event)
+                state.session_failed(event)
             case SessionMoved():
-                life.session_moved(event)
-            case MoveWanted():
-                life.move_wanted(event)
+                state.session_moved(event)
+            case MoveRequested():
+                state.move_requested(event)
             case SessionsHeld():
-                life.sessions_held(event)
+                state.sessions_held(event)
             case SessionsFound():
-                life.sessions_found(event)
+                state.sessions_found(event)
             case SessionsProgressed():
-                life.progressed(event)
+                state.progressed(event)
             case LatencyRefitted():
-                life.refitted(event)
-            case BoundariesMeasured():
-                life.boundaries_measured(event)
+                state.refitted(event)
+            case MoveCostsMeasured():
+                state.move_costs_measured(event)
             case CachesReported():
-                life.caches_reported(event)
+                state.caches_reported(event)
             case AgentJoined():
-                life.agent_joined(event)
+                state.agent_joined(event)
                 self._packing.agent_joined(event.agent)
             case AgentLost():
-                life.agent_lost(event)
+                state.agent_lost(event)
             case PlanActivated():
-                life.plan_activated(event)
+                state.plan_activated(event)
                 self._packing.plan_activated()
             case Tick():
                 pass
         availability = self._availability
-        life.breakers.look(now)
+        state.breakers.look(now)
         availability.expire(now)
-        if availability.version != life.availability_seen:
-            life.refresh()
-        life.on_time()
-        if life.dirty:
+        if availability.version != state.availability_seen:
+            state.refresh()
+        state.on_time()
+        if state.dirty:
             self._serve()
         self._packing.after_event()
-        return life.take_commands()
+        return state.take_commands()
 
     def next_wakeup(self) -> Nanoseconds | None:
         """When to send a `Tick` at the latest; None if nothing waits for time to pass."""
-        moment, epoch = self._life.next_moment(), self._packing.next_moment()
+        moment, epoch = self._state.next_moment(), self._packing.next_moment()
         if moment is None or epoch is None:
             return moment if epoch is None else epoch
         return min(moment, epoch)
 
     def has(self, request: RequestId) -> bool:
         """True while a request is open here."""
-        return request in self._life.tickets
+        return request in self._state.sequences
 
     def queued(self, model: ModelKey) -> int:
         """Returns how many requests for a model wait for a chain."""
-        life = self._life
-        desk = life.desks.get(model)
-        resting = sum(ticket.model == model for ticket in life.resting.values())
-        return resting + (len(desk.line) if desk is not None else 0)
+        state = self._state
+        model_queue = state.model_queues.get(model)
+        resting = sum(sequence.model == model for sequence in state.resting.values())
+        return resting + (len(model_queue.waiting) if model_queue is not None else 0)
 
     def chains_needed(self, model: ModelKey) -> int:
         """Returns how many chains the sessions of a model would need if they were packed anew.
@@ -173,10 +173,10 @@ class ChainedDispatcher:
     def tokens_by_agent(self) -> dict[AgentId, int]:
         """Returns the tokens that are cached on agents, each session's once per agent."""
         found: dict[AgentId, int] = {}
-        for ticket in self._life.tickets.values():
-            if ticket.session is not None:
-                for agent in {hop.agent for hop in ticket.session.hops}:
-                    found[agent] = found.get(agent, 0) + ticket.tokens
+        for sequence in self._state.sequences.values():
+            if sequence.session is not None:
+                for agent in {hop.agent for hop in sequence.session.hops}:
+                    found[agent] = found.get(agent, 0) + sequence.tokens
         return found
 
     # Recovery and observation
@@ -184,7 +184,7 @@ class ChainedDispatcher:
     @property
     def next_session(self) -> int:
         """The id that the next session will have; none was given out from there on."""
-        return self._life.next_session
+        return self._state.next_session
 
     def take_changes(self) -> list[ReservationChange]:
         """Returns what changed in the book since the last call."""
@@ -197,46 +197,46 @@ class ChainedDispatcher:
 
     def restored(self) -> None:
         """Takes note of sessions that were entered into the book from outside."""
-        self._life.restored()
+        self._state.restored()
 
     def length_predictors(self) -> dict[ModelKey, LengthPredictor]:
         """Returns what is known of answer lengths, by model; it goes on learning."""
-        return self._life.lengths
+        return self._state.lengths
 
     def restore_lengths(self, model: ModelKey, predictor: LengthPredictor) -> None:
         """Goes on with what a scheduler before this one knew of a model's answer lengths."""
-        self._life.lengths[model] = predictor
-        desk = self._life.desks.get(model)
-        if desk is not None and desk.board is not None:
-            desk.board.lengths = predictor
+        self._state.lengths[model] = predictor
+        model_queue = self._state.model_queues.get(model)
+        if model_queue is not None and model_queue.placer is not None:
+            model_queue.placer.lengths = predictor
 
     def sessions(self) -> list[SessionView]:
         """Returns the session of every request that has one, by id."""
-        return list(views_of(self._life))
+        return list(views_of(self._state))
 
     def session_of(self, request: RequestId) -> SessionView | None:
         """Returns the session that generates for a request, if it has one."""
-        ticket = self._life.tickets.get(request)
-        if ticket is None or ticket.session is None:
+        sequence = self._state.sequences.get(request)
+        if sequence is None or sequence.session is None:
             return None
-        return view_of(ticket.session, ticket)
+        return view_of(sequence.session, sequence)
 
     def view(self, session: SessionId) -> SessionView | None:
         """Returns a session by its id, as long as it is that of a request."""
-        known = self._life.sessions.get(session)
-        return view_of(known, known.ticket) if known is not None and known.ticket else None
+        known = self._state.sessions.get(session)
+        return view_of(known, known.sequence) if known is not None and known.sequence else None
 
-    def claims(self) -> list[SessionClaim]:
+    def claims(self) -> list[BookedSession]:
         """Returns every session with what is booked for it and why, by id."""
-        return claims_of(self._life)
+        return claims_of(self._state)
 
     def open_requests(self) -> list[RequestId]:
         """Returns the requests that wait or have a session."""
-        return list(self._life.tickets)
+        return list(self._state.sequences)
 
     def move_failure(self, session: SessionId) -> str:
         """Returns why a session did not become this one, if that was a while ago at most."""
-        return self._life.failures.get(session, "")
+        return self._state.failures.get(session, "")
 
     def problem(self, session: SessionId, chain_id: str) -> str:
         """Returns in words why a session cannot be moved now; empty if it can.
@@ -245,7 +245,7 @@ class ChainedDispatcher:
             session: Which.
             chain_id: Where to; empty: wherever is best.
         """
-        return self._life.problem(session, chain_id)
+        return self._state.problem(session, chain_id)
 
     def snapshot(self) -> list[Reservation]:
         """Returns every reservation."""
@@ -253,22 +253,26 @@ class ChainedDispatcher:
 
     def statistics(self) -> dict[str, int]:
         """Returns counters since the start (names in the plural) and present gauges."""
-        life = self._life
-        caches = life.slots.caches()
+        state = self._state
+        caches = state.slots.caches()
         return {
-            **life.counters,
-            "opened_circuits": life.breakers.opened,
-            "queued_requests": sum(len(desk.line) for desk in life.desks.values())
-            + len(life.resting),
-            "open_requests": len(life.tickets),
-            "sessions_in_flight": len(life.sessions),
-            "moving_sessions": len(life.moves),
-            "stray_sessions": len(life.strays),
-            "booked_sessions": len(life.slots),
+            **state.counters,
+            "opened_circuits": state.breakers.opened,
+            "queued_requests": sum(
+                len(model_queue.waiting) for model_queue in state.model_queues.values()
+            )
+            + len(state.resting),
+            "open_requests": len(state.sequences),
+            "sessions_in_flight": len(state.sessions),
+            "moving_sessions": len(state.moves),
+            "stray_sessions": len(state.misplaced),
+            "booked_sessions": len(state.slots),
             "booked_slots": sum(cache.used for cache in caches),
             "block_slots": sum(cache.capacity for cache in caches),
-            "usable_chains": sum(desk.usable for desk in life.desks.values()),
-            **placement_statistics([desk.board for desk in life.desks.values()]),
+            "usable_chains": sum(model_queue.usable for model_queue in state.model_queues.values()),
+            **placement_statistics(
+                [model_queue.placer for model_queue in state.model_queues.values()]
+            ),
             **self._packing.statistics(),
         }
 
@@ -280,42 +284,42 @@ class ChainedDispatcher:
     # Serving the queues
 
     def _serve(self) -> None:
-        """Moves strays, then starts whoever waits and finds a free chain, one after the other."""
-        life = self._life
-        while life.dirty:
-            seen = life.availability_seen
-            for model in list(life.dirty):
+        """Moves misplaced sessions, then starts who waits and finds a free chain, one by one."""
+        state = self._state
+        while state.dirty:
+            seen = state.availability_seen
+            for model in list(state.dirty):
                 self._serve_model(model)
-            life.dirty.clear()
-            if life.availability_seen != seen:  # one was a probe: others have other chains now
-                life.dirty.update(dict.fromkeys(life.desks))
+            state.dirty.clear()
+            if state.availability_seen != seen:  # one was a probe: others have other chains now
+                state.dirty.update(dict.fromkeys(state.model_queues))
 
     def _serve_model(self, model: ModelKey) -> None:
-        life = self._life
-        if life.strays:
-            life.move_strays(model)
-        desk = life.desks.get(model)
-        while desk is not None and desk.line:
-            started = self._start(desk)
+        state = self._state
+        if state.misplaced:
+            state.evacuate(model)
+        model_queue = state.model_queues.get(model)
+        while model_queue is not None and model_queue.waiting:
+            started = self._start(model_queue)
             # Who was moved and found no place waits again, and is looked at once more.
-            if not (started and life.config.rebalance and resettle(life, desk, started)):
+            if not (started and state.config.rebalance and rebalance(state, model_queue, started)):
                 break
 
-    def _start(self, desk: Desk) -> list[Ticket]:
-        """Starts whoever waits at a desk and finds a free chain, and returns them."""
-        life, stopwatch = self._life, self._stopwatch
+    def _start(self, model_queue: ModelQueue) -> list[SequenceRequest]:
+        """Starts whoever waits at a model queue and finds a free chain, and returns them."""
+        state, stopwatch = self._state, self._stopwatch
         started = []
-        while desk.line:
+        while model_queue.waiting:
             began = stopwatch() if stopwatch is not None else 0
-            turn = desk.line.next(life.now)
+            turn = model_queue.waiting.next(state.now)
             if turn is None:
                 break
-            life.start(*turn)
-            if self._availability.version != life.availability_seen:  # that was a probe
-                life.refresh()
+            state.start(*turn)
+            if self._availability.version != state.availability_seen:  # that was a probe
+                state.refresh()
             self._packing.started(turn[0])
             started.append(turn[0])
-            life.counters["decisions"] += 1
+            state.counters["decisions"] += 1
             if stopwatch is not None:
                 self._decision_ns.append(stopwatch() - began)
         return started

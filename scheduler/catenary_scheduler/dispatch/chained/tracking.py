@@ -10,13 +10,13 @@ from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, Request
 from catenary_services.domain.plan import ChainHop
 
 if TYPE_CHECKING:
-    from catenary_scheduler.dispatch.chained.routes import Route
-    from catenary_scheduler.dispatch.placing.best_fit import Asked
+    from catenary_scheduler.dispatch.chained.chain_state import ChainState
+    from catenary_scheduler.dispatch.placing.best_fit import PlacementRequest
 
 _FEWEST_STALE = 64
 
 
-class Ticket:
+class SequenceRequest:
     """An admitted request, until it is answered.
 
     Invariant: it waits (in the line of its model) or it has a session, never both.
@@ -24,10 +24,10 @@ class Ticket:
 
     __slots__ = (
         "again",
+        "arrival_number",
         "arrived",
-        "asked",
+        "check_later",
         "deadline",
-        "doubt",
         "event",
         "failures",
         "forced",
@@ -35,31 +35,33 @@ class Ticket:
         "heard",
         "model",
         "must_start",
+        "placement_request",
         "preempted",
         "priority",
         "request",
         "restarts",
         "route",
-        "sequence",
         "session",
         "timer",
         "token_ns",
         "turn",
     )
 
-    def __init__(self, event: SessionRequested, sequence: int, arrived: Nanoseconds = 0) -> None:
+    def __init__(
+        self, event: SessionRequested, arrival_number: int, arrived: Nanoseconds = 0
+    ) -> None:
         self.event = event
         self.request: RequestId = event.request
         self.model: ModelKey = event.model
         self.deadline: Nanoseconds = event.deadline_ns
         self.priority = event.priority
-        self.sequence = sequence
+        self.arrival_number = arrival_number
         """Order of arrival."""
         self.arrived = arrived
         """When its gateway got it."""
         self.generated_tokens = 0
         """Of its answer, as far as reported."""
-        self.asked: Asked | None = None
+        self.placement_request: PlacementRequest | None = None
         """What it needs of a worker while it waits, and since it was placed."""
         self.must_start: Nanoseconds = 0
         """From then on it is placed wherever there is room."""
@@ -78,11 +80,11 @@ class Ticket:
         self.again = False
         """It had a session before, so it is ahead of those that have not."""
         self.session: Session | None = None
-        self.route: Route | None = None
+        self.route: ChainState | None = None
         """Where it waits, if it is bound to a route."""
         self.turn = 0
         """Its entry in the central queue; 0 if it does not wait there."""
-        self.doubt: Nanoseconds | None = None
+        self.check_later: Nanoseconds | None = None
         """When its session is lost, unless something is heard."""
         self.timer: Nanoseconds = 0
         """When it must be looked at although nothing happened."""
@@ -111,16 +113,18 @@ class Session:
         "prefill_agents",
         "route",
         "runs",
+        "sequence",
         "session_id",
-        "ticket",
         "was",
     )
 
-    def __init__(self, session_id: SessionId, ticket: Ticket | None, route: Route | None) -> None:
+    def __init__(
+        self, session_id: SessionId, sequence: SequenceRequest | None, route: ChainState | None
+    ) -> None:
         self.session_id = session_id
-        self.ticket = ticket
+        self.sequence = sequence
         """None if nobody waits for it, or nobody has claimed it yet."""
-        self.prefill: Route | None = None
+        self.prefill: ChainState | None = None
         """Split phase: where it counts, too, until its caches are handed over."""
         self.hops: tuple[ChainHop, ...] = route.hops if route is not None else ()
         if route is not None and route.halves is not None:
@@ -144,7 +148,7 @@ class Session:
         self.moving: Move | None = None
         """It generates, and is on its way to another chain."""
         self.arriving: Move | None = None
-        """It does not generate yet: another session is on its way here. `ticket` is None then."""
+        """It does not generate yet: another session is on its way here. `sequence` is None then."""
         self.was: SessionId | None = None
         """What it was before it moved here."""
         self.closed_move: SessionId | None = None
@@ -152,7 +156,7 @@ class Session:
         self.failed_moves = 0
         """How often in a row it could not be moved."""
         self.move_after: Nanoseconds = 0
-        """As a stray it is not moved before."""
+        """As a misplaced session it is not moved before."""
 
     def ends_at(self, agent: AgentId) -> bool:
         """True if it is over everywhere once it is over on this agent."""
@@ -165,21 +169,21 @@ class Session:
 class Move:
     """A session on its way from one chain to another.
 
-    Invariant: `source` is the session of `ticket`, until the move is over either way.
+    Invariant: `source` is the session of `sequence`, until the move is over either way.
     """
 
-    __slots__ = ("agents", "deadline", "mode", "reason", "source", "target", "ticket")
+    __slots__ = ("agents", "deadline", "mode", "reason", "sequence", "source", "target")
 
     def __init__(
         self,
-        ticket: Ticket,
+        sequence: SequenceRequest,
         source: Session,
         target: Session,
         mode: MoveMode,
         reason: str,
         deadline: Nanoseconds,
     ) -> None:
-        self.ticket = ticket
+        self.sequence = sequence
         self.source = source
         """What it is, and goes on to be if it cannot be moved."""
         self.target = target
@@ -194,20 +198,20 @@ class Move:
         """Of both chains, each once."""
 
 
-class Timers:
-    """Moments at which tickets must be looked at."""
+class RequestTimers:
+    """Moments at which requests must be looked at."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Nanoseconds, int, Ticket]] = []
+        self._heap: list[tuple[Nanoseconds, int, SequenceRequest]] = []
         self._count = 0
 
-    def set(self, ticket: Ticket, moment: Nanoseconds, open_tickets: int) -> None:
-        """Has `due` return this ticket at `moment`, and not before."""
-        ticket.timer = moment
+    def set(self, sequence: SequenceRequest, moment: Nanoseconds, open_sequences: int) -> None:
+        """Has `due` return this request at `moment`, and not before."""
+        sequence.timer = moment
         self._count += 1
-        heappush(self._heap, (moment, self._count, ticket))
+        heappush(self._heap, (moment, self._count, sequence))
         # Requests end long before their deadlines: without a sweep their entries would pile up.
-        if len(self._heap) > 2 * open_tickets + _FEWEST_STALE:
+        if len(self._heap) > 2 * open_sequences + _FEWEST_STALE:
             self._heap = [entry for entry in self._heap if entry[2].timer == entry[0]]
             heapify(self._heap)
 
@@ -215,17 +219,17 @@ class Timers:
         """When `due` has something to return."""
         heap = self._heap
         while heap:
-            moment, _, ticket = heap[0]
-            if ticket.timer == moment:
+            moment, _, sequence = heap[0]
+            if sequence.timer == moment:
                 return moment
             heappop(heap)
         return None
 
-    def due(self, now: Nanoseconds) -> list[Ticket]:
-        """Returns the tickets whose moment has come, and forgets these moments."""
+    def due(self, now: Nanoseconds) -> list[SequenceRequest]:
+        """Returns the requests whose moment has come, and forgets these moments."""
         found = []
         while (moment := self.next()) is not None and moment <= now:
-            ticket = heappop(self._heap)[2]
-            ticket.timer = -1
-            found.append(ticket)
+            sequence = heappop(self._heap)[2]
+            sequence.timer = -1
+            found.append(sequence)
         return found

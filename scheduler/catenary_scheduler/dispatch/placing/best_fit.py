@@ -41,7 +41,7 @@ IsFree = Callable[[int], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlacementRequest:
     """A request to be placed, at one moment.
 
     Attributes:
@@ -65,13 +65,17 @@ class Asked:
 
 
 def least_loaded(
-    workers: Sequence[Worker], asked: Asked, now: Nanoseconds, theta: float, is_free: IsFree
+    workers: Sequence[Worker],
+    placement_request: PlacementRequest,
+    now: Nanoseconds,
+    theta: float,
+    is_free: IsFree,
 ) -> int:
     """Returns the worker with the shortest step among those that c, d and e leave open.
 
     Args:
         workers: All that may be used; ties go to the first (R9).
-        asked: The request.
+        placement_request: The request.
         now: The moment.
         theta: Share of what others have saved that a prompt may use up (d).
         is_free: True if the worker of this index has a slot left.
@@ -79,13 +83,15 @@ def least_loaded(
     best, least = NOBODY, math.inf
     for index, worker in enumerate(workers):
         worker.look(now)
-        if worker.stall_ns(asked.prompt_tokens) > theta * worker.least_saved_ns:
+        if worker.stall_ns(placement_request.prompt_tokens) > theta * worker.least_saved_ns:
             continue
-        load = _load(worker, asked)
+        load = _load(worker, placement_request)
         if (
             load < least
-            and _in_time(worker, asked, now)
-            and worker.has_cache(asked.prompt_tokens, asked.predicted_tokens)
+            and _in_time(worker, placement_request, now)
+            and worker.has_cache(
+                placement_request.prompt_tokens, placement_request.predicted_tokens
+            )
             and is_free(index)
         ):
             best, least = index, load
@@ -94,7 +100,7 @@ def least_loaded(
 
 def fullest(
     workers: Sequence[Worker],
-    asked: Asked,
+    placement_request: PlacementRequest,
     now: Nanoseconds,
     theta: float,
     is_free: IsFree,
@@ -104,7 +110,7 @@ def fullest(
 
     Args:
         workers: All that may be used; ties go to the first (R9).
-        asked: The request.
+        placement_request: The request.
         now: The moment.
         theta: Share of b and d that may be used.
         is_free: True if the worker of this index has a slot left.
@@ -112,91 +118,109 @@ def fullest(
     """
     best, largest = NOBODY, -1.0
     for index, worker in enumerate(workers):
-        norm = math.hypot(len(worker.seats), worker.context_tokens)
+        norm = math.hypot(len(worker.running_sequences), worker.context_tokens)
         if norm <= largest:
             continue
         worker.look(now)
         if (
-            _in_time(worker, asked, now)
-            and worker.stall_ns(asked.prompt_tokens) <= theta * worker.least_saved_ns
+            _in_time(worker, placement_request, now)
+            and worker.stall_ns(placement_request.prompt_tokens) <= theta * worker.least_saved_ns
             and worker.has_context(
-                asked.prompt_tokens,
-                asked.predicted_tokens,
-                asked.per_token_ns,
+                placement_request.prompt_tokens,
+                placement_request.predicted_tokens,
+                placement_request.per_token_ns,
                 theta,
                 stall_share,
             )
-            and worker.has_cache(asked.prompt_tokens, asked.predicted_tokens)
+            and worker.has_cache(
+                placement_request.prompt_tokens, placement_request.predicted_tokens
+            )
             and is_free(index)
         ):
             best, largest = index, norm
     return best
 
 
-def least_harm(workers: Sequence[Worker], asked: Asked, now: Nanoseconds, is_free: IsFree) -> int:
+def least_harm(
+    workers: Sequence[Worker],
+    placement_request: PlacementRequest,
+    now: Nanoseconds,
+    is_free: IsFree,
+) -> int:
     """Returns the worker on which the fewest sessions will miss their objective by this request.
 
     Args:
         workers: All that may be used; ties go to the first (R9).
-        asked: The request.
+        placement_request: The request.
         now: The moment.
         is_free: True if the worker of this index has a slot left.
     """
     best, least = NOBODY, math.inf
     for index, worker in enumerate(workers):
         worker.look(now)
-        tightest = min(worker.tightest_ns, float(asked.per_token_ns or math.inf))
+        tightest = min(worker.tightest_ns, float(placement_request.per_token_ns or math.inf))
         harm = 0.0
         if tightest < math.inf:
-            harm = worker.harm(worker.stall_ns(asked.prompt_tokens), _HARM_MARGIN * tightest)
-            harm += _WEIGHT_OF_LOAD * _load(worker, asked) / tightest
+            harm = worker.harm(
+                worker.stall_ns(placement_request.prompt_tokens), _HARM_MARGIN * tightest
+            )
+            harm += _WEIGHT_OF_LOAD * _load(worker, placement_request) / tightest
         else:
-            harm = 1e-12 * _load(worker, asked)
-        ready = now + worker.ready_ns(asked.prompt_tokens)
-        if asked.due_ns and ready > asked.due_ns:
+            harm = 1e-12 * _load(worker, placement_request)
+        ready = now + worker.ready_ns(placement_request.prompt_tokens)
+        if placement_request.due_ns and ready > placement_request.due_ns:
             harm += 1.0
         if worker.first_due_ns and ready > worker.first_due_ns:
             harm += worker.joining
-        elif not worker.may_join(asked.prompt_tokens):
+        elif not worker.may_join(placement_request.prompt_tokens):
             harm += _HELD_UP_AT_ONCE * worker.joining
         if (
             harm < least
-            and worker.has_cache(asked.prompt_tokens, asked.predicted_tokens)
+            and worker.has_cache(
+                placement_request.prompt_tokens, placement_request.predicted_tokens
+            )
             and is_free(index)
         ):
             best, least = index, harm
     return best
 
 
-def last_moment(asked: Asked, worker: Worker) -> Nanoseconds:
+def last_moment(placement_request: PlacementRequest, worker: Worker) -> Nanoseconds:
     """Returns when a request must be placed lest its first token be late; 0 if that is now.
 
     Args:
-        asked: The request.
+        placement_request: The request.
         worker: One like those that will do; a step of it goes by before the prompt runs.
     """
-    if not asked.due_ns:
+    if not placement_request.due_ns:
         return 0
-    step = max(worker.step_ns, float(asked.per_token_ns))
-    before = asked.margin_ns + worker.prompt_ns(asked.prompt_tokens, step) + step + _NOTICE_NS
-    return max(0, asked.due_ns - round(before))
+    step = max(worker.step_ns, float(placement_request.per_token_ns))
+    before = (
+        placement_request.margin_ns
+        + worker.prompt_ns(placement_request.prompt_tokens, step)
+        + step
+        + _NOTICE_NS
+    )
+    return max(0, placement_request.due_ns - round(before))
 
 
-def _load(worker: Worker, asked: Asked) -> float:
+def _load(worker: Worker, placement_request: PlacementRequest) -> float:
     """Returns the step a worker would have; those where prompts are about to run look shorter."""
-    step = worker.planned_step_ns(asked.prompt_tokens, asked.predicted_tokens)
-    if not worker.seats:
+    step = worker.planned_step_ns(
+        placement_request.prompt_tokens, placement_request.predicted_tokens
+    )
+    if not worker.running_sequences:
         return _IDLE * step
     if worker.joining:
         step -= _COMPANY * min(worker.tightest_ns, step)
-    return step + len(worker.seats)  # nothing is known of it: by number
+    return step + len(worker.running_sequences)  # nothing is known of it: by number
 
 
-def _in_time(worker: Worker, asked: Asked, now: Nanoseconds) -> bool:
+def _in_time(worker: Worker, placement_request: PlacementRequest, now: Nanoseconds) -> bool:
     """True if neither its first token nor those of the prompts it joins would be late (c)."""
-    ready = now + worker.ready_ns(asked.prompt_tokens)
-    if asked.due_ns and ready > asked.due_ns - asked.margin_ns:
+    ready = now + worker.ready_ns(placement_request.prompt_tokens)
+    if placement_request.due_ns and ready > placement_request.due_ns - placement_request.margin_ns:
         return False
-    if not worker.may_join(asked.prompt_tokens):
+    if not worker.may_join(placement_request.prompt_tokens):
         return False
-    return not worker.first_due_ns or ready <= worker.first_due_ns - asked.margin_ns / 2
+    return not worker.first_due_ns or ready <= worker.first_due_ns - placement_request.margin_ns / 2

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from catenary_scheduler.dispatch.placing.jobs import Job, Limits
+from catenary_scheduler.dispatch.placing.jobs import Job, WorkerLimits
 from catenary_services.domain.latency import LatencyLines
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class WorkerConstraint:
     """One constraint on one worker.
 
     Attributes:
@@ -34,7 +34,7 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ConstraintCheck:
     """What placing a job on a worker would mean.
 
     Attributes:
@@ -46,10 +46,10 @@ class Verdict:
     """
 
     norm: float
-    context: Bound
-    prompts: Bound
-    slack: Bound
-    cache: Bound
+    context: WorkerConstraint
+    prompts: WorkerConstraint
+    slack: WorkerConstraint
+    cache: WorkerConstraint
 
     @property
     def ok(self) -> bool:
@@ -58,7 +58,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Readings:
+class PaperReadings:
     """Where the specification offers two readings.
 
     Attributes:
@@ -71,16 +71,16 @@ class Readings:
     strict_slack: bool = False
 
 
-LITERAL = Readings()
+LITERAL = PaperReadings()
 
 
 def examine(
     lines: LatencyLines,
-    limits: Limits,
+    limits: WorkerLimits,
     jobs: Sequence[Job],
     added: Job,
-    readings: Readings = LITERAL,
-) -> Verdict:
+    readings: PaperReadings = LITERAL,
+) -> ConstraintCheck:
     """Returns how a worker with `jobs` would stand with one more.
 
     Args:
@@ -94,7 +94,7 @@ def examine(
     prompts = 0.0
     if not limits.split_decode:
         prompts = lines.prefill(sum(job.prompt_tokens for job in together if job.is_new))
-    return Verdict(
+    return ConstraintCheck(
         capacity_norm(lines, limits, jobs, readings),
         _context(lines, limits, together),
         _within(prompts, limits.first_token_ns or None),
@@ -108,10 +108,10 @@ def examine(
 
 def place(
     lines: LatencyLines,
-    limits: Limits,
+    limits: WorkerLimits,
     workers: Sequence[Sequence[Job]],
     job: Job,
-    readings: Readings = LITERAL,
+    readings: PaperReadings = LITERAL,
 ) -> int | Literal["new"] | None:
     """Returns the worker a job goes to (Algorithm 1).
 
@@ -134,7 +134,10 @@ def place(
 
 
 def capacity_norm(
-    lines: LatencyLines, limits: Limits, jobs: Sequence[Job], readings: Readings = LITERAL
+    lines: LatencyLines,
+    limits: WorkerLimits,
+    jobs: Sequence[Job],
+    readings: PaperReadings = LITERAL,
 ) -> float:
     """Returns how full a worker is: the L2 norm of batch size and weighted context."""
     context = weighted_context(limits.gamma, jobs)
@@ -158,7 +161,9 @@ def context_limit(lines: LatencyLines, per_token_ns: float, sessions: int) -> fl
     return math.inf if spare >= 0 else -math.inf
 
 
-def saved(limits: Limits, jobs: Iterable[Job], readings: Readings = LITERAL) -> float | None:
+def saved(
+    limits: WorkerLimits, jobs: Iterable[Job], readings: PaperReadings = LITERAL
+) -> float | None:
     """Returns theta of the least time an ongoing job has saved (d); None if nothing binds.
 
     Jobs that are late already have saved less than nothing: nobody joins them (R6).
@@ -199,17 +204,17 @@ def _ramp(job: Job) -> tuple[int, int]:
     return steps, job.prompt_tokens + job.generated_tokens
 
 
-def _context(lines: LatencyLines, limits: Limits, jobs: Sequence[Job]) -> Bound:
+def _context(lines: LatencyLines, limits: WorkerLimits, jobs: Sequence[Job]) -> WorkerConstraint:
     used = weighted_context(limits.gamma, jobs)
     if not limits.per_token_ns:
-        return Bound(True, used, None)
+        return WorkerConstraint(True, used, None)
     if len(jobs) == 1:
-        return Bound(lines.decode(1, used) <= limits.per_token_ns, used, None)
+        return WorkerConstraint(lines.decode(1, used) <= limits.per_token_ns, used, None)
     allowed = context_limit(lines, limits.per_token_ns, len(jobs))
     if math.isinf(allowed):
-        return Bound(allowed > 0, used, None)
+        return WorkerConstraint(allowed > 0, used, None)
     return _within(used, limits.theta * allowed)
 
 
-def _within(used: float, allowed: float | None) -> Bound:
-    return Bound(allowed is None or used <= allowed, used, allowed)
+def _within(used: float, allowed: float | None) -> WorkerConstraint:
+    return WorkerConstraint(allowed is None or used <= allowed, used, allowed)

@@ -32,7 +32,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class WorkerLimits:
     """What a worker is held to.
 
     Attributes:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 
-from catenary_scheduler.dispatch.placing.jobs import Job, Limits
+from catenary_scheduler.dispatch.placing.jobs import Job, WorkerLimits
 from catenary_services.domain.ids import Nanoseconds, RequestId
 from catenary_services.domain.latency import LatencyLines
 
@@ -26,7 +26,7 @@ _SILENT_NS = 5_000_000_000
 it loads its worker, and what it saves is not known."""
 
 
-class Seat:
+class RunningSequence:
     """A session on a worker, as reports have it.
 
     Attributes:
@@ -87,9 +87,9 @@ class Seat:
         """The length of its answer as placement counts it (R1)."""
         return max(self.predicted_tokens, float(self.generated_tokens))
 
-    def copied(self) -> Seat:
+    def copied(self) -> RunningSequence:
         """Returns the same on another worker."""
-        seat = Seat(
+        running = RunningSequence(
             self.request,
             self.prompt_tokens,
             self.predicted_tokens,
@@ -97,10 +97,13 @@ class Seat:
             self.due_ns,
             self.placed_ns,
         )
-        seat.generated_tokens, seat.carried_tokens = self.generated_tokens, self.carried_tokens
-        seat.decode_ns, seat.is_new = self.decode_ns, self.is_new
-        seat.began_ns, seat.latest_ns = self.began_ns, self.latest_ns
-        return seat
+        running.generated_tokens, running.carried_tokens = (
+            self.generated_tokens,
+            self.carried_tokens,
+        )
+        running.decode_ns, running.is_new = self.decode_ns, self.is_new
+        running.began_ns, running.latest_ns = self.began_ns, self.latest_ns
+        return running
 
     def job(self) -> Job:
         """Returns it as the literal constraints take it."""
@@ -119,7 +122,7 @@ class Occupancy:
     Attributes:
         lines: How long passes and steps take.
         limits: Capacity, gamma; objectives are those of its sessions.
-        seats: Who is on it.
+        running_sequences: Who is on it.
         context_tokens: Weighted, the left side of b.
         final_tokens: Sum of prompts and answers when all have ended.
         step_ns: Time of a step as it is now.
@@ -132,10 +135,10 @@ class Occupancy:
         first_due_ns: When the first token of a joining prompt is due; 0: none is.
     """
 
-    def __init__(self, lines: LatencyLines, limits: Limits) -> None:
+    def __init__(self, lines: LatencyLines, limits: WorkerLimits) -> None:
         self.lines = lines
         self.limits = limits
-        self.seats: dict[RequestId, Seat] = {}
+        self.running_sequences: dict[RequestId, RunningSequence] = {}
         self.context_tokens = 0.0
         self.final_tokens = 0.0
         self.now_tokens = 0
@@ -163,67 +166,72 @@ class Occupancy:
 
     # Who is on it
 
-    def add(self, seat: Seat) -> None:
+    def add(self, running: RunningSequence) -> None:
         """Takes a session."""
-        self.remove(seat.request)
-        self.seats[seat.request] = seat
-        self._count(seat, 1)
+        self.remove(running.request)
+        self.running_sequences[running.request] = running
+        self._count(running, 1)
 
-    def remove(self, request: RequestId) -> Seat | None:
+    def remove(self, request: RequestId) -> RunningSequence | None:
         """A session is over, or elsewhere."""
-        seat = self.seats.pop(request, None)
-        if seat is not None:
-            self._count(seat, -1)
-        return seat
+        running = self.running_sequences.pop(request, None)
+        if running is not None:
+            self._count(running, -1)
+        return running
 
     def progressed(
-        self, seat: Seat, generated: int, decode_ns: float, latest: Nanoseconds, began: Nanoseconds
+        self,
+        running: RunningSequence,
+        generated: int,
+        decode_ns: float,
+        latest: Nanoseconds,
+        began: Nanoseconds,
     ) -> None:
         """A session has got on.
 
         Args:
-            seat: Its place here.
+            running: Its place here.
             generated: Tokens of its whole answer.
             decode_ns: From the first to the latest.
             latest: When it got that.
             began: When its prompt had run here.
         """
-        here = generated - seat.carried_tokens
-        if here < 1 or (here <= seat.generated_tokens and not seat.is_new):
+        here = generated - running.carried_tokens
+        if here < 1 or (here <= running.generated_tokens and not running.is_new):
             return
-        self._count(seat, -1)
-        if seat.is_new:
-            seat.is_new = False
-            seat.began_ns = began
-        seat.generated_tokens = here
-        seat.decode_ns = decode_ns
-        seat.latest_ns = latest
-        self._count(seat, 1)
+        self._count(running, -1)
+        if running.is_new:
+            running.is_new = False
+            running.began_ns = began
+        running.generated_tokens = here
+        running.decode_ns = decode_ns
+        running.latest_ns = latest
+        self._count(running, 1)
 
-    def repredict(self, seat: Seat, predicted_tokens: float) -> None:
+    def repredict(self, running: RunningSequence, predicted_tokens: float) -> None:
         """A session will be longer than was thought (R11)."""
-        self._count(seat, -1)
-        seat.predicted_tokens = predicted_tokens
-        self._count(seat, 1)
+        self._count(running, -1)
+        running.predicted_tokens = predicted_tokens
+        self._count(running, 1)
 
-    def adopt(self, lines: LatencyLines, limits: Limits) -> None:
+    def adopt(self, lines: LatencyLines, limits: WorkerLimits) -> None:
         """Its lines were fitted anew, or its limits are others."""
         self.lines = lines
         if limits.gamma != self.limits.gamma:
             self.context_tokens = sum(
-                seat.prompt_tokens + limits.gamma * seat.final_tokens
-                for seat in self.seats.values()
+                running.prompt_tokens + limits.gamma * running.final_tokens
+                for running in self.running_sequences.values()
             )
         self.limits = limits
         self._stale = True
 
-    def _count(self, seat: Seat, sign: int) -> None:
-        final = seat.final_tokens
-        self.context_tokens += sign * (seat.prompt_tokens + self.limits.gamma * final)
-        self.final_tokens += sign * (seat.prompt_tokens + math.ceil(final))
-        self.now_tokens += sign * (seat.prompt_tokens + seat.generated_tokens)
+    def _count(self, running: RunningSequence, sign: int) -> None:
+        final = running.final_tokens
+        self.context_tokens += sign * (running.prompt_tokens + self.limits.gamma * final)
+        self.final_tokens += sign * (running.prompt_tokens + math.ceil(final))
+        self.now_tokens += sign * (running.prompt_tokens + running.generated_tokens)
         self._stale = True
-        if not self.seats:
+        if not self.running_sequences:
             self.context_tokens = self.final_tokens = 0.0
             self.now_tokens = 0
 
@@ -253,14 +261,14 @@ class Occupancy:
 
     def _look_at_all(self, now: Nanoseconds) -> None:
         self._sort_prompts(now)
-        generating = len(self.seats) - self.joining - self._late
+        generating = len(self.running_sequences) - self.joining - self._late
         self.step_ns = self.lines.decode(max(1, generating), self.now_tokens)
         gain = self._gain()
         least = math.inf
-        for seat in self.seats.values():
-            if seat.per_token_ns:
-                seat.saved_ns = self._saved(seat, now, gain)
-                least = min(least, seat.saved_ns)
+        for running in self.running_sequences.values():
+            if running.per_token_ns:
+                running.saved_ns = self._saved(running, now, gain)
+                least = min(least, running.saved_ns)
         self.least_saved_ns = least
         self.gained_ns = 0.0
         self._full_ns = self._looked_ns = now
@@ -274,41 +282,41 @@ class Occupancy:
         # Where nobody generates, a prompt runs at once; where prompts come from, none runs.
         split = self.limits.split_decode
         self._window_ns = 0.0
-        for seat in self.seats.values():
-            if not seat.is_new:
+        for running in self.running_sequences.values():
+            if not running.is_new:
                 self._window_ns = self.step_ns / 2
                 break
-        for seat in self.seats.values():
-            if seat.per_token_ns:
-                self.tightest_ns = min(self.tightest_ns, float(seat.per_token_ns))
+        for running in self.running_sequences.values():
+            if running.per_token_ns:
+                self.tightest_ns = min(self.tightest_ns, float(running.per_token_ns))
             if split:
                 continue
-            if not seat.is_new:
-                self._began_ns = max(self._began_ns, seat.began_ns)
-            elif now - seat.placed_ns <= self._window_ns:
-                self._joined_ns = seat.placed_ns if not self.joining else self._joined_ns
+            if not running.is_new:
+                self._began_ns = max(self._began_ns, running.began_ns)
+            elif now - running.placed_ns <= self._window_ns:
+                self._joined_ns = running.placed_ns if not self.joining else self._joined_ns
                 self.joining += 1
-                self.joining_tokens += seat.prompt_tokens
-                if seat.due_ns and (not self.first_due_ns or seat.due_ns < self.first_due_ns):
-                    self.first_due_ns = seat.due_ns
-            elif now - seat.placed_ns <= _SILENT_NS:
+                self.joining_tokens += running.prompt_tokens
+                if running.due_ns and (not self.first_due_ns or running.due_ns < self.first_due_ns):
+                    self.first_due_ns = running.due_ns
+            elif now - running.placed_ns <= _SILENT_NS:
                 self._late += 1
-                late_tokens += seat.prompt_tokens
+                late_tokens += running.prompt_tokens
         self._late_ns = self.lines.prefill(late_tokens) if self._late else 0.0
         self.pending_ns = self._late_ns
         if self.joining:
             self.pending_ns += self.lines.prefill(self.joining_tokens)
 
-    def _saved(self, seat: Seat, now: Nanoseconds, gain: float) -> float:
+    def _saved(self, running: RunningSequence, now: Nanoseconds, gain: float) -> float:
         """Returns what a session has saved by now; a prompt that can be joined has no say (d)."""
         if self.limits.split_decode:
             return math.inf
-        if seat.is_new:
-            waits = now - seat.placed_ns
+        if running.is_new:
+            waits = now - running.placed_ns
             return 0.0 if self._window_ns < waits <= _SILENT_NS else math.inf
-        tokens = seat.generated_tokens + seat.carried_tokens - 1
-        saved = seat.per_token_ns * tokens - seat.decode_ns
-        since = seat.latest_ns
+        tokens = running.generated_tokens + running.carried_tokens - 1
+        saved = running.per_token_ns * tokens - running.decode_ns
+        since = running.latest_ns
         if since < self._began_ns:  # the prompts of others ran since it was last heard of
             saved -= self._began_ns - since
             since = self._began_ns

@@ -25,7 +25,7 @@ EXACT_STEPS: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Rebalanced:
+class RebalanceResult:
     """The outcome.
 
     Attributes:
@@ -43,7 +43,7 @@ class Rebalanced:
     optimal: bool
 
 
-def rebalance(problem: Imbalance, exact_steps: int = EXACT_STEPS) -> Rebalanced:
+def rebalance(problem: Imbalance, exact_steps: int = EXACT_STEPS) -> RebalanceResult:
     """Returns where the new requests should run.
 
     Args:
@@ -61,4 +61,4 @@ def rebalance(problem: Imbalance, exact_steps: int = EXACT_STEPS) -> Rebalanced:
             optimal = take_best_sum(state, problem.predicted_tokens, exact_steps)
         else:
             optimal = take_best(state, exact_steps)
-    return Rebalanced(tuple(state.workers), state.objective(), before, bound, optimal)
+    return RebalanceResult(tuple(state.workers), state.objective(), before, bound, optimal)

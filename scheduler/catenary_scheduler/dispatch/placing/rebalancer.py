@@ -27,7 +27,7 @@ _MOST_CHOICES: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Placed(Generic[W]):
+class UnstartedPlacement(Generic[W]):
     """A request that was placed and has not been started."""
 
     worker: W
@@ -60,7 +60,7 @@ class Rebalancer(Generic[W]):
     def settle(
         self,
         lines: Mapping[W, LatencyLines],
-        placed: Sequence[Placed[W]],
+        placed: Sequence[UnstartedPlacement[W]],
         fits: Callable[[W, Sequence[int]], bool],
     ) -> dict[int, W]:
         """Returns which of the placed requests should run elsewhere, and forgets the errors.

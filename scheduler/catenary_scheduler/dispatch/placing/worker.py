@@ -57,7 +57,7 @@ class Worker(Occupancy):
         """
         if self.limits.split_decode:
             return 0.0
-        wait, step = (self.step_ns / 2, self.step_ns) if self.seats else (0.0, 0.0)
+        wait, step = (self.step_ns / 2, self.step_ns) if self.running_sequences else (0.0, 0.0)
         return wait + self._late_ns + self.prompt_ns(self.joining_tokens + prompt_tokens, step)
 
     def prompt_ns(self, tokens: int, step_ns: float) -> float:
@@ -72,7 +72,7 @@ class Worker(Occupancy):
     def planned_step_ns(self, prompt_tokens: int, predicted_tokens: float) -> float:
         """Returns the time of a step with one more, at the weighted context (b)."""
         context = self.context_tokens + prompt_tokens + self.limits.gamma * predicted_tokens
-        return self.lines.decode(len(self.seats) + 1, context)
+        return self.lines.decode(len(self.running_sequences) + 1, context)
 
     def has_context(
         self,
@@ -88,7 +88,7 @@ class Worker(Occupancy):
             return True
         tightest *= 1.0 - stall_share
         context = self.context_tokens + prompt_tokens + self.limits.gamma * predicted_tokens
-        sessions = len(self.seats) + 1
+        sessions = len(self.running_sequences) + 1
         if sessions == 1:
             return self.lines.decode(1, context) <= tightest
         return context <= theta * context_limit(self.lines, tightest, sessions)
@@ -104,10 +104,10 @@ class Worker(Occupancy):
             return True
         lines = self.lines
         tokens = self.final_tokens + prompt_tokens + math.ceil(predicted_tokens)
-        sessions = len(self.seats) + 1
+        sessions = len(self.running_sequences) + 1
         if lines.cache_token * tokens + lines.cache_session * sessions <= capacity:
             return True
-        jobs = [seat.job() for seat in self.seats.values()]
+        jobs = [running.job() for running in self.running_sequences.values()]
         return kv_peak(lines, [*jobs, Job(prompt_tokens, predicted_tokens)]) <= capacity
 
     def harm(self, stall_ns: float, margin_ns: float) -> float:
@@ -121,10 +121,10 @@ class Worker(Occupancy):
         gain = max(_LEAST_GAIN * self.tightest_ns, self.tightest_ns - self.step_ns)
         before = self.lines.prefill(self.joining_tokens) if self.joining else 0.0
         lost = 0.0
-        for seat in self.seats.values():
-            behind = stall_ns + margin_ns - self.gained_ns - seat.saved_ns
+        for running in self.running_sequences.values():
+            behind = stall_ns + margin_ns - self.gained_ns - running.saved_ns
             if behind > 0.0:
-                left = max(1.0, seat.final_tokens - seat.generated_tokens) * gain
+                left = max(1.0, running.final_tokens - running.generated_tokens) * gain
                 lost += behind / (behind + left)
                 behind += before - stall_ns
                 if behind > 0.0 and before > 0.0:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from catenary_scheduler.packing.lazy.outlook import LazyRules, Outlook
-from catenary_scheduler.packing.moves import Item, Move
-from catenary_scheduler.packing.shelves import Shelves
+from catenary_scheduler.packing.active_bins import ActiveBins
+from catenary_scheduler.packing.lazy.bin_forecast import BinForecast, LazyRules
+from catenary_scheduler.packing.moves import Item, PackingMove
 
 Distance = Callable[[int, int], float]
 
@@ -16,7 +16,7 @@ _LOOKED_AT = 12
 that no place is missed; few of the others would last longer."""
 
 
-class Mover:
+class LazyMover:
     """Decides where sessions go; changes nothing.
 
     The bin with the least load is left alone where others will do, so that it drains.
@@ -32,7 +32,7 @@ class Mover:
     """
 
     def __init__(
-        self, shelves: Shelves, outlook: Outlook, rules: LazyRules, distance: Distance | None
+        self, shelves: ActiveBins, outlook: BinForecast, rules: LazyRules, distance: Distance | None
     ) -> None:
         self._shelves = shelves
         self._outlook = outlook
@@ -62,7 +62,7 @@ class Mover:
             return None
         return places[0][0] if len(self._shelves) > 1 else any_way
 
-    def relief(self, gpu: int) -> Move | None:
+    def relief(self, gpu: int) -> PackingMove | None:
         """Returns the move that makes an overflowing bin fit, or brings it closer.
 
         Of all that do, the one after which the first of the two bins to overflow lasts longest; the
@@ -72,7 +72,7 @@ class Mover:
         excess = shelves.load_of(gpu) - shelves.capacity
         places = [entry for entry in self._roomy(0) if entry[0] != gpu]
         left = shelves.count_of(gpu) - 1
-        best: Move | None = None
+        best: PackingMove | None = None
         most = (False, False, 0.0)
         for size, item in self._largest_first(gpu):
             after = self._outlook.epochs_left(size - excess, left)
@@ -88,7 +88,7 @@ class Mover:
                 enough = lasts >= rules.target_epochs
                 rank = (enough, enough and number > 0, lasts)
                 if best is None or rank > most:
-                    best, most = Move(item, gpu, target, size), rank
+                    best, most = PackingMove(item, gpu, target, size), rank
         return best
 
     def leaving(self, gpu: int) -> Item:
@@ -98,7 +98,7 @@ class Mover:
         enough = [item for size, item in sizes if size >= excess]
         return enough[-1] if enough else sizes[0][1]
 
-    def emptying(self, most: int) -> list[Move]:
+    def emptying(self, most: int) -> list[PackingMove]:
         """Returns moves that empty a bin, so that it can be switched off; none if not worth it.
 
         Args:
@@ -115,11 +115,11 @@ class Mover:
                     return moves
         return []
 
-    def _spread(self, gpu: int) -> list[Move]:
+    def _spread(self, gpu: int) -> list[PackingMove]:
         """Returns where all sessions of a bin can go, large ones first; none if one cannot."""
         outlook, rules = self._outlook, self._rules
         places = [entry for entry in self._roomy(0) if entry[0] != gpu]
-        moves: list[Move] = []
+        moves: list[PackingMove] = []
         for size, item in self._largest_first(gpu):
             best, most = -1, 0.0
             for number, (target, room, count) in enumerate(places):
@@ -131,7 +131,7 @@ class Mover:
                 return []
             target, room, count = places[best]
             places[best] = (target, room - size, count + 1)
-            moves.append(Move(item, gpu, target, size))
+            moves.append(PackingMove(item, gpu, target, size))
         return moves
 
     def _roomy(self, size: int) -> list[tuple[int, int, int]]:

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
+from catenary_scheduler.packing.active_bins import ActiveBins
 from catenary_scheduler.packing.bound import bound_on_bins, least_bins, restoring_moves
 from catenary_scheduler.packing.config import PackingConfig
-from catenary_scheduler.packing.lazy.lazy_moving import Mover
-from catenary_scheduler.packing.lazy.outlook import LazyRules, Outlook
-from catenary_scheduler.packing.moves import EpochResult, Item, Move
-from catenary_scheduler.packing.shelves import Shelves
+from catenary_scheduler.packing.lazy.bin_forecast import BinForecast, LazyRules
+from catenary_scheduler.packing.lazy.lazy_moving import LazyMover
+from catenary_scheduler.packing.moves import EpochResult, Item, PackingMove
 from catenary_scheduler.packing.validating import check_epoch, check_size
 from catenary_services.errors import InvalidInput
 
@@ -49,13 +49,13 @@ class LazyPool:
         self._most_bins = most_bins
         self._config = config or PackingConfig()
         self._rules = rules or LazyRules()
-        self._shelves = Shelves(capacity, most_bins)
-        self._outlook = Outlook(capacity, self._rules)
+        self._shelves = ActiveBins(capacity, most_bins)
+        self._outlook = BinForecast(capacity, self._rules)
         self._total = 0
         self._waiting: dict[Item, int] = {}
         """Sizes of queued sessions, in their order."""
         distance = self._config.distance if self._config.distance_weight else None
-        self._mover = Mover(self._shelves, self._outlook, self._rules, distance)
+        self._mover = LazyMover(self._shelves, self._outlook, self._rules, distance)
         self.repairs = 0
         """How often Mell's rules had to restore the bound."""
 
@@ -84,15 +84,15 @@ class LazyPool:
         self._keep_bound(origins)
         return self._result(origins, placed, preempted)
 
-    def allocate(self, item: Item, size: int) -> list[Move]:
+    def allocate(self, item: Item, size: int) -> list[PackingMove]:
         """Places a new session; returns the moves of others; raises as `epoch` does."""
         return list(self.epoch((), {}, {item: size}).moves)
 
-    def depart(self, item: Item) -> list[Move]:
+    def depart(self, item: Item) -> list[PackingMove]:
         """Forgets a session that is over; returns the moves of others; raises as `epoch` does."""
         return list(self.epoch((item,), {}, {}).moves)
 
-    def update(self, item: Item, size: int) -> list[Move]:
+    def update(self, item: Item, size: int) -> list[PackingMove]:
         """Sets what a session holds; returns the moves that follow; raises as `epoch` does."""
         return list(self.epoch((), {item: size}, {}).moves)
 
@@ -198,7 +198,7 @@ class LazyPool:
                         preempted[item] = shelves.take(item)[1]
                         self._total -= preempted[item]
                         continue
-                    move = Move(item, gpu, target, shelves.size_of(item))
+                    move = PackingMove(item, gpu, target, shelves.size_of(item))
                 self._move(move, origins)
         return preempted
 
@@ -232,7 +232,7 @@ class LazyPool:
             left -= len(moves)
             shelves.close_empty()
 
-    def _move(self, move: Move, origins: dict[Item, int]) -> None:
+    def _move(self, move: PackingMove, origins: dict[Item, int]) -> None:
         origins.setdefault(move.item, move.source)
         self._shelves.take(move.item)
         self._shelves.put(move.item, move.size, move.target)
@@ -256,7 +256,7 @@ class LazyPool:
         for item, source in origins.items():
             target = shelves.bin_of(item)
             if target is not None and target != source and item not in placed:
-                moves.append(Move(item, source, target, shelves.size_of(item)))
+                moves.append(PackingMove(item, source, target, shelves.size_of(item)))
         there = {}
         for item in placed:
             target = shelves.bin_of(item)

@@ -16,11 +16,11 @@ from catenary_scheduler.packing.mell.sizes import (
     is_well_filled,
     kind_of,
 )
-from catenary_scheduler.packing.mell.state import State
-from catenary_scheduler.packing.mell.units import Bin, Unit
+from catenary_scheduler.packing.mell.state import MellState
+from catenary_scheduler.packing.mell.units import Bin, PackingUnit
 
 
-def violations(state: State) -> list[str]:
+def violations(state: MellState) -> list[str]:
     """Returns what is wrong, one sentence each; none if everything holds.
 
     Time: O(requests + L-bins x S- and M-bins).
@@ -45,7 +45,7 @@ def violations(state: State) -> list[str]:
     return wrong
 
 
-def _capacity(state: State, place: Bin) -> list[str]:
+def _capacity(state: MellState, place: Bin) -> list[str]:
     wrong = []
     units = place.units()
     if place.used != sum(unit.size for unit in units):
@@ -64,7 +64,7 @@ def _capacity(state: State, place: Bin) -> list[str]:
     return wrong
 
 
-def _unit(state: State, unit: Unit) -> list[str]:
+def _unit(state: MellState, unit: PackingUnit) -> list[str]:
     wrong = []
     if unit.size != sum(unit.members.values()) or not unit.members:
         wrong.append(f"unit {unit.serial} has lost count")
@@ -99,7 +99,7 @@ def _mix(place: Bin) -> list[str]:
     return [] if fine else [f"P1, P2: bin {place.number} mixes what may not be together"]
 
 
-def _groups(state: State, found: list[Bin]) -> list[str]:
+def _groups(state: MellState, found: list[Bin]) -> list[str]:
     opened = [
         unit
         for place in found
@@ -114,7 +114,7 @@ def _groups(state: State, found: list[Bin]) -> list[str]:
     return wrong
 
 
-def _exceptions(state: State, found: list[Bin]) -> dict[str, int]:
+def _exceptions(state: MellState, found: list[Bin]) -> dict[str, int]:
     """P1-P3 allow one of each."""
     mediums = [place for place in found if place.kind() == MEDIUM and place.mediums() < 2]
     smalls = [place for place in found if place.kind() == SMALL and len(place.middles) < 3]
@@ -131,7 +131,7 @@ def _exceptions(state: State, found: list[Bin]) -> dict[str, int]:
     }
 
 
-def _pairing(state: State, found: list[Bin]) -> list[str]:
+def _pairing(state: MellState, found: list[Bin]) -> list[str]:
     middles = [unit for place in found if place.kind() in (SMALL, MEDIUM) for unit in place.middles]
     wrong = []
     for place in found:

@@ -7,12 +7,12 @@ is open, which is to say of at most C/8; arrivals join it.
 from __future__ import annotations
 
 from catenary_scheduler.packing.mell.sizes import is_minute
-from catenary_scheduler.packing.mell.state import State
-from catenary_scheduler.packing.mell.units import Unit
+from catenary_scheduler.packing.mell.state import MellState
+from catenary_scheduler.packing.mell.units import PackingUnit
 from catenary_scheduler.packing.moves import Item
 
 
-def normalise(state: State, group: Unit) -> None:
+def normalise(state: MellState, group: PackingUnit) -> None:
     """Makes a group right again after its members changed: dissolves, opens, closes or splits it.
 
     Time: O(members log members) if it has to be split.
@@ -30,7 +30,7 @@ def normalise(state: State, group: Unit) -> None:
         state.open_groups.pop(group.serial, None)
 
 
-def drop_member(state: State, group: Unit, item: Item) -> None:
+def drop_member(state: MellState, group: PackingUnit, item: Item) -> None:
     """Takes a request out of a group; where the request is then is the caller's business."""
     size = group.members.pop(item)
     if group.bin is not None:
@@ -38,7 +38,7 @@ def drop_member(state: State, group: Unit, item: Item) -> None:
     state.resize(group, group.size - size)
 
 
-def add_member(state: State, group: Unit, item: Item, size: int) -> None:
+def add_member(state: MellState, group: PackingUnit, item: Item, size: int) -> None:
     """Puts a request into a group, which must be normalised afterwards."""
     group.members[item] = size
     state.unit_of[item] = group
@@ -47,7 +47,7 @@ def add_member(state: State, group: Unit, item: Item, size: int) -> None:
     state.resize(group, group.size + size)
 
 
-def move_out(state: State, group: Unit, item: Item, grouped: bool) -> Unit:
+def move_out(state: MellState, group: PackingUnit, item: Item, grouped: bool) -> PackingUnit:
     """Makes a member of a group a unit of its own on the same bin."""
     size = group.members[item]
     drop_member(state, group, item)
@@ -57,7 +57,7 @@ def move_out(state: State, group: Unit, item: Item, grouped: bool) -> Unit:
     return unit
 
 
-def merge_open(state: State, homeless: list[Unit]) -> bool:
+def merge_open(state: MellState, homeless: list[PackingUnit]) -> bool:
     """Merges two open groups if there are two: the smaller one moves if the other's bin has room.
 
     Args:
@@ -91,18 +91,18 @@ def merge_open(state: State, homeless: list[Unit]) -> bool:
     return True
 
 
-def _has_room(state: State, group: Unit, other: Unit) -> bool:
+def _has_room(state: MellState, group: PackingUnit, other: PackingUnit) -> bool:
     """True if the other group's members could join a group where it is."""
     if group.bin is None:
         return False
     return group.bin is other.bin or group.bin.used + other.size <= state.capacity
 
 
-def _by_size(unit: Unit) -> tuple[int, int]:
+def _by_size(unit: PackingUnit) -> tuple[int, int]:
     return unit.size, unit.serial
 
 
-def _part(group: Unit, capacity: int) -> list[Item]:
+def _part(group: PackingUnit, capacity: int) -> list[Item]:
     """Returns members to split off: more than C/8 if as much is left, else the least that do."""
     ordered = sorted(group.members.items(), key=lambda entry: entry[1])
     part: list[Item] = []
@@ -120,7 +120,7 @@ def _part(group: Unit, capacity: int) -> list[Item]:
     return part
 
 
-def _detach(state: State, group: Unit, items: list[Item]) -> None:
+def _detach(state: MellState, group: PackingUnit, items: list[Item]) -> None:
     """Makes members of a group a group of their own on the same bin."""
     rest = move_out(state, group, items[0], grouped=True)
     for item in items[1:]:

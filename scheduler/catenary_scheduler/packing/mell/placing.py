@@ -13,12 +13,12 @@ from catenary_scheduler.packing.mell.state import (
     OPEN_SMALL,
     ROOMY,
     ROOMY_TINY,
-    State,
+    MellState,
 )
-from catenary_scheduler.packing.mell.units import Bin, Unit
+from catenary_scheduler.packing.mell.units import Bin, PackingUnit
 
 
-def place(state: State, unit: Unit) -> bool:
+def place(state: MellState, unit: PackingUnit) -> bool:
     """Puts a unit on the bin of choice; false if every one is full and there may be no more."""
     target = choose(state, unit)
     if target is None:
@@ -29,7 +29,7 @@ def place(state: State, unit: Unit) -> bool:
     return True
 
 
-def choose(state: State, unit: Unit) -> Bin | None:
+def choose(state: MellState, unit: PackingUnit) -> Bin | None:
     """Returns the active bin of choice for a unit; None if it needs a new one.
 
     S and M may overflow the bin with T that are in their way.
@@ -41,14 +41,14 @@ def choose(state: State, unit: Unit) -> Bin | None:
     return _beside_large(state, unit) or _for_middle(state, unit)
 
 
-def origin_of(state: State, unit: Unit) -> int:
+def origin_of(state: MellState, unit: PackingUnit) -> int:
     """Returns where a unit was before this operation; -1 for an arrival."""
     for item in unit.members:
         return state.origins.get(item, -1)
     return -1
 
 
-def in_the_way(state: State, unit: Unit, target: Bin) -> int:
+def in_the_way(state: MellState, unit: PackingUnit, target: Bin) -> int:
     """Returns how many T have to leave a bin if a unit joins it."""
     excess = target.used + unit.size - state.capacity
     if excess <= 0:
@@ -62,7 +62,7 @@ def in_the_way(state: State, unit: Unit, target: Bin) -> int:
     return count
 
 
-def _for_tiny(state: State, unit: Unit) -> Bin | None:
+def _for_tiny(state: MellState, unit: PackingUnit) -> Bin | None:
     found = _highest(state, unit, state.lists[ROOMY].values())
     if found is None:
         found = _fullest(state, unit, state.lists[LOW_TINY].values())
@@ -71,7 +71,7 @@ def _for_tiny(state: State, unit: Unit) -> Bin | None:
     return found
 
 
-def _beside_large(state: State, unit: Unit) -> Bin | None:
+def _beside_large(state: MellState, unit: PackingUnit) -> Bin | None:
     """Returns an L-bin without S and M where this one fits beside the L, T or no T."""
     solos = state.solos
     end = bisect_right(solos, (state.capacity - unit.size, 1 << 62))
@@ -90,7 +90,7 @@ def _beside_large(state: State, unit: Unit) -> Bin | None:
     return best
 
 
-def _for_middle(state: State, unit: Unit) -> Bin | None:
+def _for_middle(state: MellState, unit: PackingUnit) -> Bin | None:
     """Returns the M- or S-bin that lacks one; the one with the fewest T in the way."""
     kept = OPEN_MEDIUM if unit.kind == MEDIUM else OPEN_SMALL
     best: Bin | None = None
@@ -105,7 +105,7 @@ def _for_middle(state: State, unit: Unit) -> Bin | None:
     return best
 
 
-def _for_large(state: State, unit: Unit) -> Bin | None:
+def _for_large(state: MellState, unit: PackingUnit) -> Bin | None:
     """Returns a bin where an L finds its S or M, which saves the move into a new bin (rule 3)."""
     room = state.capacity - unit.size
     for kept in (OPEN_MEDIUM, OPEN_SMALL):
@@ -120,7 +120,7 @@ def _for_large(state: State, unit: Unit) -> Bin | None:
     return None
 
 
-def _highest(state: State, unit: Unit, places: Iterable[Bin]) -> Bin | None:
+def _highest(state: MellState, unit: PackingUnit, places: Iterable[Bin]) -> Bin | None:
     """Returns the bin with room and the highest priority."""
     room = state.capacity - unit.size
     source = origin_of(state, unit)
@@ -134,7 +134,7 @@ def _highest(state: State, unit: Unit, places: Iterable[Bin]) -> Bin | None:
     return best
 
 
-def _fullest(state: State, unit: Unit, places: Iterable[Bin]) -> Bin | None:
+def _fullest(state: MellState, unit: PackingUnit, places: Iterable[Bin]) -> Bin | None:
     """Returns the bin with room and the least of it."""
     room = state.capacity - unit.size
     source = origin_of(state, unit)
@@ -148,7 +148,7 @@ def _fullest(state: State, unit: Unit, places: Iterable[Bin]) -> Bin | None:
     return best
 
 
-def _rank(state: State, place: Bin, source: int) -> float:
+def _rank(state: MellState, place: Bin, source: int) -> float:
     """Returns a bin's priority; above all others if it is where the unit was."""
     if place.number == source:
         return 1e18

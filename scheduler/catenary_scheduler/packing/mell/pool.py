@@ -16,14 +16,14 @@ from catenary_scheduler.packing.mell.grouping import add_member, drop_member, mo
 from catenary_scheduler.packing.mell.placing import place as place_unit
 from catenary_scheduler.packing.mell.settling import evicted, place_all, settle
 from catenary_scheduler.packing.mell.sizes import is_minute
-from catenary_scheduler.packing.mell.state import State
-from catenary_scheduler.packing.mell.units import Unit
-from catenary_scheduler.packing.moves import EpochResult, Item, Move
+from catenary_scheduler.packing.mell.state import MellState
+from catenary_scheduler.packing.mell.units import PackingUnit
+from catenary_scheduler.packing.moves import EpochResult, Item, PackingMove
 from catenary_scheduler.packing.validating import check_epoch, check_size
 from catenary_services.errors import InvalidInput
 
 
-class Pool:
+class MellPool:
     """Keeps sessions on bins so that P1-P5 hold after every operation.
 
     `allocate`, `depart` and `update` are Mell's operations, one at a time; `epoch` takes many at
@@ -46,12 +46,12 @@ class Pool:
         if capacity <= 0:
             raise InvalidInput("capacity", "must be positive")
         limit = -1 if most_bins is None else most_bins
-        self._state = State(capacity, limit, config or PackingConfig())
+        self._state = MellState(capacity, limit, config or PackingConfig())
         self._waiting: dict[Item, int] = {}
         """Sizes of queued sessions, in their order."""
         self._item_moves = 0
 
-    def allocate(self, item: Item, size: int) -> list[Move]:
+    def allocate(self, item: Item, size: int) -> list[PackingMove]:
         """Places a new session; returns the moves of others.
 
         Raises:
@@ -59,7 +59,7 @@ class Pool:
         """
         return list(self.epoch((), {}, {item: size}).moves)
 
-    def depart(self, item: Item) -> list[Move]:
+    def depart(self, item: Item) -> list[PackingMove]:
         """Forgets a session that is over; returns the moves of others.
 
         Raises:
@@ -67,7 +67,7 @@ class Pool:
         """
         return list(self.epoch((item,), {}, {}).moves)
 
-    def update(self, item: Item, size: int) -> list[Move]:
+    def update(self, item: Item, size: int) -> list[PackingMove]:
         """Sets what a session holds; returns the moves that follow, its own included.
 
         Raises:
@@ -116,9 +116,9 @@ class Pool:
             preempted += self._preempt(place_all(state, homeless))
             self._waiting.update(arrived)
             if not preempted:
-                self._seat_waiting()
+                self._place_waiting()
         preempted += self._preempt(settle(state, homeless))
-        while self._waiting and not preempted and self._seat_waiting():
+        while self._waiting and not preempted and self._place_waiting():
             preempted += self._preempt(settle(state, []))
         state.close_empty()
         return self._result(fresh, [item for item in preempted if item not in fresh])
@@ -211,7 +211,7 @@ class Pool:
         if unit.grouped:
             normalise(state, unit)
 
-    def _admit(self, item: Item, size: int, homeless: list[Unit]) -> None:
+    def _admit(self, item: Item, size: int, homeless: list[PackingUnit]) -> None:
         """Makes a new session a unit, or part of the open group."""
         state = self._state
         if not is_minute(size, state.capacity):
@@ -226,24 +226,24 @@ class Pool:
         state.open_groups[group.serial] = group
         homeless.append(group)
 
-    def _seat_waiting(self) -> bool:
+    def _place_waiting(self) -> bool:
         """Places who waits, in their order, until one finds no bin; true if any was placed."""
         queue = deque(self._waiting.items())
         state = self._state
         while queue:
             item, size = queue[0]
-            homeless: list[Unit] = []
+            homeless: list[PackingUnit] = []
             self._admit(item, size, homeless)
             if homeless and not place_unit(state, homeless[0]):
                 del state.unit_of[item]
                 state.open_groups.pop(homeless[0].serial, None)
                 break
             queue.popleft()
-        seated = len(queue) < len(self._waiting)
+        placed_any = len(queue) < len(self._waiting)
         self._waiting = dict(queue)
-        return seated
+        return placed_any
 
-    def _preempt(self, lost: list[Unit]) -> list[Item]:
+    def _preempt(self, lost: list[PackingUnit]) -> list[Item]:
         """Puts running sessions for which there is no bin before all who wait."""
         sizes = {item: size for unit in lost for item, size in unit.members.items()}
         for unit in lost:
@@ -256,13 +256,13 @@ class Pool:
     def _result(self, fresh: set[Item], preempted: list[Item]) -> EpochResult:
         state = self._state
         fresh.update(preempted)
-        moves: list[Move] = []
+        moves: list[PackingMove] = []
         units: set[tuple[int, int]] = set()
         for item, source in state.origins.items():
             unit = state.unit_of.get(item)
             if unit is None or unit.bin is None or item in fresh or unit.bin.number == source:
                 continue
-            moves.append(Move(item, source, unit.bin.number, unit.members[item]))
+            moves.append(PackingMove(item, source, unit.bin.number, unit.members[item]))
             units.add((unit.serial, source))
         self._item_moves = len(units)
         placed = {item: self._number(item) for item in fresh if item in state.unit_of}

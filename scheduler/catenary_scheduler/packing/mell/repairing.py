@@ -16,12 +16,12 @@ from catenary_scheduler.packing.mell.state import (
     OPEN_SMALL,
     POOR,
     TINY_BINS,
-    State,
+    MellState,
 )
-from catenary_scheduler.packing.mell.units import Bin, Unit
+from catenary_scheduler.packing.mell.units import Bin, PackingUnit
 
 
-def relieve(state: State, place: Bin, homeless: list[Unit]) -> None:
+def relieve(state: MellState, place: Bin, homeless: list[PackingUnit]) -> None:
     """Takes off a bin what overflows it or may not be together; as few units as possible.
 
     Args:
@@ -39,7 +39,7 @@ def relieve(state: State, place: Bin, homeless: list[Unit]) -> None:
         _evict(state, sufficient(place.tinies, place.used - state.capacity), homeless)
 
 
-def sufficient(units: list[Unit], wanted: int) -> Unit:
+def sufficient(units: list[PackingUnit], wanted: int) -> PackingUnit:
     """Returns the smallest unit of at least so much; the largest if none is (G8)."""
     best = units[0]
     for unit in units:
@@ -51,7 +51,7 @@ def sufficient(units: list[Unit], wanted: int) -> Unit:
     return best
 
 
-def pair(state: State) -> bool:
+def pair(state: MellState) -> bool:
     """Moves an S or M beside an L that has none, if one fits (P4); true if it did."""
     if not state.solos or not state.middles:
         return False
@@ -68,7 +68,7 @@ def pair(state: State) -> bool:
     return False
 
 
-def merge_mediums(state: State) -> bool:
+def merge_mediums(state: MellState) -> bool:
     """Makes a complete M-bin of two that lack one (P1); true if it did."""
     places = state.lists[OPEN_MEDIUM]
     if len(places) < 2:
@@ -86,7 +86,7 @@ def merge_mediums(state: State) -> bool:
     return True
 
 
-def merge_smalls(state: State) -> bool:
+def merge_smalls(state: MellState) -> bool:
     """Moves an S between two S-bins that lack some (P2); true if it did."""
     places = state.lists[OPEN_SMALL]
     if len(places) < 2:
@@ -98,7 +98,7 @@ def merge_smalls(state: State) -> bool:
     return True
 
 
-def top_up(state: State) -> bool:
+def top_up(state: MellState) -> bool:
     """Moves a T to an L- or complete M-bin below 75 % while there are T-bins (P5, G3)."""
     if not state.lists[POOR] or not state.lists[TINY_BINS]:
         return False
@@ -109,7 +109,7 @@ def top_up(state: State) -> bool:
     return True
 
 
-def merge_tinies(state: State) -> bool:
+def merge_tinies(state: MellState) -> bool:
     """Moves a T between two T-bins below 75 % (P3, G4, G10); true if it did."""
     places = state.lists[LOW_TINY]
     if len(places) < 2:
@@ -119,7 +119,7 @@ def merge_tinies(state: State) -> bool:
     return True
 
 
-def _pull(state: State, donor: Bin, place: Bin) -> None:
+def _pull(state: MellState, donor: Bin, place: Bin) -> None:
     """Moves a T: the smallest that makes a bin 75 % full, or the largest; all of them fit."""
     lacking = -(-3 * state.capacity // 4) - place.used
     unit = sufficient(donor.tinies, lacking)
@@ -128,15 +128,15 @@ def _pull(state: State, donor: Bin, place: Bin) -> None:
     state.put(unit, place)
 
 
-def _evict(state: State, unit: Unit, homeless: list[Unit]) -> None:
+def _evict(state: MellState, unit: PackingUnit, homeless: list[PackingUnit]) -> None:
     state.take(unit)
     homeless.append(unit)
 
 
-def _keep_one_beside(state: State, place: Bin, homeless: list[Unit]) -> None:
+def _keep_one_beside(state: MellState, place: Bin, homeless: list[PackingUnit]) -> None:
     """Leaves at most one S or M beside an L: the largest that fits."""
     room = state.capacity - place.large[0].size
-    kept: Unit | None = None
+    kept: PackingUnit | None = None
     for unit in place.middles:
         if unit.size <= room and (kept is None or unit.size > kept.size):
             kept = unit
@@ -145,7 +145,7 @@ def _keep_one_beside(state: State, place: Bin, homeless: list[Unit]) -> None:
             _evict(state, unit, homeless)
 
 
-def _keep_of_a_kind(state: State, place: Bin, homeless: list[Unit]) -> None:
+def _keep_of_a_kind(state: MellState, place: Bin, homeless: list[PackingUnit]) -> None:
     """Leaves two M with their T, or three S alone; the fewer of a mixed lot go."""
     mediums = [unit for unit in place.middles if unit.kind == MEDIUM]
     smalls = [unit for unit in place.middles if unit.kind != MEDIUM]
@@ -168,13 +168,13 @@ def _keep_of_a_kind(state: State, place: Bin, homeless: list[Unit]) -> None:
             _evict(state, unit, homeless)
 
 
-def _partner(state: State, place: Bin) -> Unit | None:
+def _partner(state: MellState, place: Bin) -> PackingUnit | None:
     """Returns an S or M for an L-bin: the one that makes the fewest others move, a large one.
 
     None at the limit of bins, if T would have to leave that have nowhere to go.
     """
     room = state.capacity - place.solo_size
-    candidates: list[Unit] = []
+    candidates: list[PackingUnit] = []
     for kept in (OPEN_MEDIUM, OPEN_SMALL):
         for source in state.lists[kept].values():
             candidates += [unit for unit in source.middles if unit.size <= room]
@@ -182,7 +182,7 @@ def _partner(state: State, place: Bin) -> Unit | None:
         at = bisect_right(state.middles, (limit, 1 << 62))
         if at:
             candidates.append(state.middle_units[state.middles[at - 1][1]])
-    best: Unit | None = None
+    best: PackingUnit | None = None
     least = (0, 0, 0)
     for unit in candidates:
         leaving = in_the_way(state, unit, place)
@@ -194,12 +194,12 @@ def _partner(state: State, place: Bin) -> Unit | None:
     return best
 
 
-def _others(unit: Unit) -> int:
+def _others(unit: PackingUnit) -> int:
     """Returns how many S or M would be left; a bin that was complete has to be filled again."""
     source = unit.bin
     assert source is not None, "a unit that is listed has a place"
     return len(source.middles) - 1 + (unit.kind == MEDIUM)
 
 
-def _by_size(unit: Unit) -> tuple[int, int]:
+def _by_size(unit: PackingUnit) -> tuple[int, int]:
     return unit.size, unit.serial

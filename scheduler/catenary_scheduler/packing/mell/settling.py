@@ -12,16 +12,16 @@ from catenary_scheduler.packing.mell.repairing import (
     relieve,
     top_up,
 )
-from catenary_scheduler.packing.mell.state import State
-from catenary_scheduler.packing.mell.units import Unit
+from catenary_scheduler.packing.mell.state import MellState
+from catenary_scheduler.packing.mell.units import PackingUnit
 
 _STEPS_PER_UNIT = 20
 """More than any repair took; a repair that took as many would be going round in circles."""
 
 
-def evicted(state: State) -> list[Unit]:
+def evicted(state: MellState) -> list[PackingUnit]:
     """Returns the units that had to leave the bins that changed; every bin fits afterwards."""
-    homeless: list[Unit] = []
+    homeless: list[PackingUnit] = []
     for changed in list(state.dirty.values()):
         state.file(changed)
     while state.dirty:
@@ -29,7 +29,7 @@ def evicted(state: State) -> list[Unit]:
     return homeless
 
 
-def place_all(state: State, homeless: list[Unit]) -> list[Unit]:
+def place_all(state: MellState, homeless: list[PackingUnit]) -> list[PackingUnit]:
     """Places units, large ones first; returns those for which there is no bin."""
     lost = []
     homeless.sort(key=_largest_first)
@@ -40,7 +40,7 @@ def place_all(state: State, homeless: list[Unit]) -> list[Unit]:
     return lost
 
 
-def settle(state: State, homeless: list[Unit]) -> list[Unit]:
+def settle(state: MellState, homeless: list[PackingUnit]) -> list[PackingUnit]:
     """Places units and repairs until P1-P5 hold, but for the exceptions that `violations` allows.
 
     Args:
@@ -50,7 +50,7 @@ def settle(state: State, homeless: list[Unit]) -> list[Unit]:
     Returns:
         The units for which there is no bin, because no more may be activated.
     """
-    lost: list[Unit] = []
+    lost: list[PackingUnit] = []
     for _ in range(_STEPS_PER_UNIT * (len(state.unit_of) + 1)):
         homeless.extend(evicted(state))
         if merge_open(state, homeless):
@@ -63,7 +63,7 @@ def settle(state: State, homeless: list[Unit]) -> list[Unit]:
     raise AssertionError("a repair that has no end")
 
 
-def _repair(state: State) -> bool:
+def _repair(state: MellState) -> bool:
     """Makes one step against a property that fails; false if none does."""
     return (
         pair(state)
@@ -74,5 +74,5 @@ def _repair(state: State) -> bool:
     )
 
 
-def _largest_first(unit: Unit) -> tuple[int, int]:
+def _largest_first(unit: PackingUnit) -> tuple[int, int]:
     return -unit.size, unit.serial

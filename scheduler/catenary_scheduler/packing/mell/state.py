@@ -11,7 +11,7 @@ from typing import Final
 
 from catenary_scheduler.packing.config import PackingConfig
 from catenary_scheduler.packing.mell.sizes import MEDIUM, SMALL, TINY, is_well_filled, kind_of
-from catenary_scheduler.packing.mell.units import Bin, Unit
+from catenary_scheduler.packing.mell.units import Bin, PackingUnit
 from catenary_scheduler.packing.moves import Item
 
 OPEN_MEDIUM: Final = 0
@@ -31,7 +31,7 @@ TINY_BINS: Final = 6
 _LISTS: Final = 7
 
 
-class State:
+class MellState:
     """Where everything is.
 
     Attributes:
@@ -51,13 +51,13 @@ class State:
         self.capacity = capacity
         self.most_bins = most_bins
         self.config = config
-        self.unit_of: dict[Item, Unit] = {}
+        self.unit_of: dict[Item, PackingUnit] = {}
         self.bins: dict[int, Bin] = {}
         self.lists: list[dict[int, Bin]] = [{} for _ in range(_LISTS)]
         self.solos: list[tuple[int, int]] = []
         self.middles: list[tuple[int, int]] = []
-        self.middle_units: dict[int, Unit] = {}
-        self.open_groups: dict[int, Unit] = {}
+        self.middle_units: dict[int, PackingUnit] = {}
+        self.open_groups: dict[int, PackingUnit] = {}
         self.dirty: dict[int, Bin] = {}
         self.origins: dict[Item, int] = {}
         self._serial = 0
@@ -74,11 +74,11 @@ class State:
         """True if there may be one more active bin."""
         return self.most_bins < 0 or self.active() < self.most_bins
 
-    def new_unit(self, members: dict[Item, int], grouped: bool) -> Unit:
+    def new_unit(self, members: dict[Item, int], grouped: bool) -> PackingUnit:
         """Returns a unit without a place."""
         self._serial += 1
         kind = TINY if grouped else kind_of(sum(members.values()), self.capacity)
-        unit = Unit(self._serial, members, grouped, kind)
+        unit = PackingUnit(self._serial, members, grouped, kind)
         for item in members:
             self.unit_of[item] = unit
         return unit
@@ -118,7 +118,7 @@ class State:
             heapq.heappush(self._given_back, number)
         self._emptied.clear()
 
-    def put(self, unit: Unit, target: Bin) -> None:
+    def put(self, unit: PackingUnit, target: Bin) -> None:
         """Puts a unit without a place on a bin, whether it fits or not."""
         unit.bin = target
         target.of_kind(unit.kind).append(unit)
@@ -127,7 +127,7 @@ class State:
         self._emptied.pop(target.number, None)
         self.changed(target)
 
-    def take(self, unit: Unit) -> Bin:
+    def take(self, unit: PackingUnit) -> Bin:
         """Takes a unit off its bin and notes where its requests were."""
         source = unit.bin
         assert source is not None, "a unit has one place"
@@ -137,7 +137,7 @@ class State:
         self.remove(unit)
         return source
 
-    def remove(self, unit: Unit) -> None:
+    def remove(self, unit: PackingUnit) -> None:
         """Takes a unit off its bin."""
         source = unit.bin
         assert source is not None, "a unit has one place"
@@ -150,7 +150,7 @@ class State:
             self._emptied[source.number] = source
         self.changed(source)
 
-    def resize(self, unit: Unit, size: int) -> None:
+    def resize(self, unit: PackingUnit, size: int) -> None:
         """Sets what a unit holds and its class, wherever that leads; its bin waits to be filed."""
         kind = TINY if unit.grouped else kind_of(size, self.capacity)
         place = unit.bin
@@ -200,7 +200,7 @@ class State:
             insort(self.solos, (solo, place.number))
         place.solo_size = solo
 
-    def _file_middle(self, unit: Unit, could_join: bool) -> None:
+    def _file_middle(self, unit: PackingUnit, could_join: bool) -> None:
         if unit.filed == (unit.size if could_join else -1):
             return
         self._unfile(unit)
@@ -232,7 +232,7 @@ class State:
         self.bins[number] = self._emptied[number] = made
         return made
 
-    def _unfile(self, unit: Unit) -> None:
+    def _unfile(self, unit: PackingUnit) -> None:
         if unit.filed >= 0:
             del self.middles[bisect_left(self.middles, (unit.filed, unit.serial))]
             del self.middle_units[unit.serial]

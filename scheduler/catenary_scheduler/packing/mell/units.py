@@ -6,7 +6,7 @@ from catenary_scheduler.packing.mell.sizes import LARGE, MEDIUM, TINY
 from catenary_scheduler.packing.moves import Item
 
 
-class Unit:
+class PackingUnit:
     """A request of more than C/8, or a group (multi-item) of requests of at most C/8 each.
 
     Attributes:
@@ -60,9 +60,9 @@ class Bin:
         self.number = number
         self.used = 0
         self.requests = 0
-        self.large: list[Unit] = []
-        self.middles: list[Unit] = []
-        self.tinies: list[Unit] = []
+        self.large: list[PackingUnit] = []
+        self.middles: list[PackingUnit] = []
+        self.tinies: list[PackingUnit] = []
         self.flags = 0
         self.solo_size = -1
 
@@ -85,12 +85,12 @@ class Bin:
                 count += 1
         return count
 
-    def of_kind(self, kind: int) -> list[Unit]:
+    def of_kind(self, kind: int) -> list[PackingUnit]:
         """Returns the list that units of a class are on."""
         if kind == LARGE:
             return self.large
         return self.tinies if kind == TINY else self.middles
 
-    def units(self) -> list[Unit]:
+    def units(self) -> list[PackingUnit]:
         """Returns all units, large ones first."""
         return self.large + self.middles + self.tinies

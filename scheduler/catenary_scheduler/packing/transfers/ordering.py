@@ -17,14 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from catenary_scheduler.packing.moves import Item, Move
+from catenary_scheduler.packing.moves import Item, PackingMove
 
-Preference = Callable[[Move, bool], tuple[object, ...]]
+Preference = Callable[[PackingMove, bool], tuple[object, ...]]
 """Of a move and whether others wait for what it leaves: the smaller, the sooner."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ordering:
+class TransferOrder:
     """When moves begin.
 
     Attributes:
@@ -32,11 +32,11 @@ class Ordering:
         deferred: Those for which no room was found, whatever goes before them.
     """
 
-    waves: tuple[tuple[Move, ...], ...]
-    deferred: tuple[Move, ...]
+    waves: tuple[tuple[PackingMove, ...], ...]
+    deferred: tuple[PackingMove, ...]
 
 
-def in_waves(moves: Sequence[Move], room: Mapping[int, int]) -> Ordering:
+def in_waves(moves: Sequence[PackingMove], room: Mapping[int, int]) -> TransferOrder:
     """Returns the moves in an order that never takes more room than there is.
 
     Greedy: in each wave first what others wait for, and of these the smallest. Where that leaves
@@ -66,11 +66,13 @@ _PREFERENCES: tuple[Preference, ...] = (
 )
 
 
-def _loss(ordering: Ordering) -> tuple[int, int]:
+def _loss(ordering: TransferOrder) -> tuple[int, int]:
     return len(ordering.deferred), len(ordering.waves)
 
 
-def _greedy(moves: Sequence[Move], room: Mapping[int, int], preference: Preference) -> Ordering:
+def _greedy(
+    moves: Sequence[PackingMove], room: Mapping[int, int], preference: Preference
+) -> TransferOrder:
     free = dict(room)
     left, waves = list(moves), []
     while left:
@@ -82,10 +84,12 @@ def _greedy(moves: Sequence[Move], room: Mapping[int, int], preference: Preferen
             _do(move, free)
         begun = {move.item for move in wave}
         left = [move for move in left if move.item not in begun]
-    return Ordering(tuple(waves), tuple(left))
+    return TransferOrder(tuple(waves), tuple(left))
 
 
-def _wave(left: Sequence[Move], free: Mapping[int, int], preference: Preference) -> list[Move]:
+def _wave(
+    left: Sequence[PackingMove], free: Mapping[int, int], preference: Preference
+) -> list[PackingMove]:
     """Returns moves that may begin together; what they leave is not free until they are done."""
     awaited = {move.target for move in left if move.size > free.get(move.target, 0)}
     room = dict(free)
@@ -97,14 +101,14 @@ def _wave(left: Sequence[Move], free: Mapping[int, int], preference: Preference)
     return wave
 
 
-def _searched(moves: Sequence[Move], room: Mapping[int, int]) -> list[Move]:
+def _searched(moves: Sequence[PackingMove], room: Mapping[int, int]) -> list[PackingMove]:
     """Returns the longest order of one move at a time that was found."""
-    longest: list[Move] = []
-    order: list[Move] = []
+    longest: list[PackingMove] = []
+    order: list[PackingMove] = []
     seen: set[frozenset[Item]] = set()
     free = dict(room)
 
-    def search(left: list[Move]) -> None:
+    def search(left: list[PackingMove]) -> None:
         nonlocal longest
         key = frozenset(move.item for move in left)
         if key in seen or len(seen) >= _MOST_STATES or len(longest) == len(moves):
@@ -124,7 +128,9 @@ def _searched(moves: Sequence[Move], room: Mapping[int, int]) -> list[Move]:
     return longest
 
 
-def _together(order: Sequence[Move], moves: Sequence[Move], room: Mapping[int, int]) -> Ordering:
+def _together(
+    order: Sequence[PackingMove], moves: Sequence[PackingMove], room: Mapping[int, int]
+) -> TransferOrder:
     """Returns an order of one move at a time in waves, as few as its order allows."""
     free, waves = dict(room), []
     at = 0
@@ -138,10 +144,10 @@ def _together(order: Sequence[Move], moves: Sequence[Move], room: Mapping[int, i
             _do(move, free)
         waves.append(tuple(wave))
     done = {move.item for move in order}
-    return Ordering(tuple(waves), tuple(move for move in moves if move.item not in done))
+    return TransferOrder(tuple(waves), tuple(move for move in moves if move.item not in done))
 
 
-def _do(move: Move, free: dict[int, int], sign: int = 1) -> None:
+def _do(move: PackingMove, free: dict[int, int], sign: int = 1) -> None:
     """Has a move be done, or undone."""
     free[move.target] = free.get(move.target, 0) - sign * move.size
     free[move.source] = free.get(move.source, 0) + sign * move.size

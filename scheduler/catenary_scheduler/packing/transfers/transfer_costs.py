@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from catenary_scheduler.packing.transfers.transfers import TransferMove, Way
+from catenary_scheduler.packing.transfers.transfers import TransferKind, TransferMove
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds, ServerId
 from catenary_services.domain.latency import LatencyLines
 from catenary_services.domain.plan import ChainHop
@@ -57,7 +57,7 @@ class MoveCost:
 
 
 @dataclass(frozen=True, slots=True)
-class ChainLoad:
+class ChainActivity:
     """What a chain computes at the moment.
 
     Attributes:
@@ -82,9 +82,9 @@ class MoveTimes:
     kv_ns: Nanoseconds | None
     tokens_ns: Nanoseconds | None
 
-    def ways(self) -> list[Way]:
+    def ways(self) -> list[TransferKind]:
         """Returns the ways that are possible, the faster first; as caches if both are as fast."""
-        times: list[tuple[Way, Nanoseconds | None]] = [
+        times: list[tuple[TransferKind, Nanoseconds | None]] = [
             ("kv", self.kv_ns),
             ("tokens", self.tokens_ns),
         ]
@@ -128,7 +128,7 @@ def move_cost(
     return MoveCost(link_bytes, cache_bytes, tokens)
 
 
-def move_times(move: TransferMove, rate: Callable[[str], int], load: ChainLoad) -> MoveTimes:
+def move_times(move: TransferMove, rate: Callable[[str], int], load: ChainActivity) -> MoveTimes:
     """Returns how long a move takes either way.
 
     Args:
@@ -139,7 +139,7 @@ def move_times(move: TransferMove, rate: Callable[[str], int], load: ChainLoad) 
     return MoveTimes(_sending_ns(move, rate), _reading_ns(move.tokens, load))
 
 
-def tokens_per_epoch(load: ChainLoad, epoch_ns: Nanoseconds, slowdown: float) -> int:
+def tokens_per_epoch(load: ChainActivity, epoch_ns: Nanoseconds, slowdown: float) -> int:
     """Returns the computation boundary: how many tokens a chain reads again in one epoch.
 
     So many that the sessions there get their tokens at most `slowdown` more slowly, and none
@@ -178,7 +178,7 @@ def _sending_ns(move: TransferMove, rate: Callable[[str], int]) -> Nanoseconds |
     return longest
 
 
-def _reading_ns(tokens: int, load: ChainLoad) -> Nanoseconds | None:
+def _reading_ns(tokens: int, load: ChainActivity) -> Nanoseconds | None:
     """A chunk at a time, with a step of those who generate behind each."""
     lines = load.lines
     if lines is None:

@@ -16,13 +16,13 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Way = Literal["kv", "tokens"]
+TransferKind = Literal["kv", "tokens"]
 """How a session moves."""
 
-WAYS: tuple[Way, Way] = ("kv", "tokens")
+WAYS: tuple[TransferKind, TransferKind] = ("kv", "tokens")
 """In the order of the paper."""
-_TOKENS_FIRST: tuple[Way, Way] = ("tokens", "kv")
-_OTHER: dict[Way, Way] = {"kv": "tokens", "tokens": "kv"}
+_TOKENS_FIRST: tuple[TransferKind, TransferKind] = ("tokens", "kv")
+_OTHER: dict[TransferKind, TransferKind] = {"kv": "tokens", "tokens": "kv"}
 _MOST_LEFT = 32
 """Of the moves left over so many are looked at again, the smallest first: a bound on the time."""
 
@@ -56,17 +56,17 @@ class TransferMove:
             return [(link, self.kv) for link in self.links]
         return list(zip(self.links, self.link_bytes, strict=True))
 
-    def claims(self, way: Way) -> Sequence[tuple[Hashable, int]]:
+    def claims(self, way: TransferKind) -> Sequence[tuple[Hashable, int]]:
         """Returns what the move takes of which boundaries if it goes this way."""
         return self.link_claims() if way == "kv" else [(self.target, self.tokens)]
 
-    def keys(self, way: Way) -> set[Hashable]:
+    def keys(self, way: TransferKind) -> set[Hashable]:
         """Returns the boundaries that the move touches if it goes this way."""
         return set(self.links) if way == "kv" else {self.target}
 
 
 @dataclass(frozen=True, slots=True)
-class Division:
+class TransferDivision:
     """Ids of the moves by where they were put, each in ascending order."""
 
     kv: tuple[int, ...]
@@ -74,15 +74,15 @@ class Division:
     deferred: tuple[int, ...]
 
     @classmethod
-    def of(cls, ways: Mapping[int, Way | None]) -> Division:
+    def of(cls, ways: Mapping[int, TransferKind | None]) -> TransferDivision:
         """Returns the division in which moves go these ways; None: they wait."""
 
-        def put(where: Way | None) -> tuple[int, ...]:
+        def put(where: TransferKind | None) -> tuple[int, ...]:
             return tuple(sorted(move for move, way in ways.items() if way == where))
 
         return cls(put("kv"), put("tokens"), put(None))
 
-    def ways(self) -> dict[int, Way]:
+    def ways(self) -> dict[int, TransferKind]:
         """Returns how the moves go that do not wait."""
         return {**dict.fromkeys(self.kv, "kv"), **dict.fromkeys(self.tokens, "tokens")}
 
@@ -91,7 +91,7 @@ def divide(
     moves: Iterable[TransferMove],
     link_capacity: Mapping[str, int],
     compute_capacity: Mapping[Hashable, int],
-) -> Division:
+) -> TransferDivision:
     """Returns a division that keeps every boundary and defers no more moves than the greedy.
 
     Greedy (the paper): the largest caches first; as caches if every link has room, else as tokens
@@ -124,12 +124,15 @@ class _Bins:
     """The two bins while they are filled, and what is left over."""
 
     def __init__(self, links: Mapping[str, int], targets: Mapping[Hashable, int]) -> None:
-        self._room: dict[Way, dict[Hashable, int]] = {"kv": dict(links.items()), "tokens": {}}
+        self._room: dict[TransferKind, dict[Hashable, int]] = {
+            "kv": dict(links.items()),
+            "tokens": {},
+        }
         self._room["tokens"].update(targets)
-        self._placed: dict[int, tuple[TransferMove, Way]] = {}
+        self._placed: dict[int, tuple[TransferMove, TransferKind]] = {}
         self.deferred: list[TransferMove] = []
 
-    def place(self, move: TransferMove, ways: Sequence[Way]) -> bool:
+    def place(self, move: TransferMove, ways: Sequence[TransferKind]) -> bool:
         """Has a move go the first of the ways that has room for it; False if none has."""
         for way in ways:
             room, claims = self._room[way], move.claims(way)
@@ -140,7 +143,7 @@ class _Bins:
                 return True
         return False
 
-    def withdraw(self, move: TransferMove) -> Way:
+    def withdraw(self, move: TransferMove) -> TransferKind:
         """Has a placed move go no way, and returns the one it went."""
         _, way = self._placed.pop(move.id)
         for key, size in move.claims(way):
@@ -158,11 +161,11 @@ class _Bins:
         """Returns what there is to be as little as possible: moves deferred, then their bytes."""
         return len(self.deferred), sum(move.kv for move in self.deferred)
 
-    def division(self) -> Division:
+    def division(self) -> TransferDivision:
         """Returns what is where."""
-        ways: dict[int, Way | None] = {move.id: None for move in self.deferred}
+        ways: dict[int, TransferKind | None] = {move.id: None for move in self.deferred}
         ways.update((number, way) for number, (_, way) in self._placed.items())
-        return Division.of(ways)
+        return TransferDivision.of(ways)
 
     def _make_room(self, move: TransferMove) -> bool:
         """Places a move that fits nowhere by having one other go the other way; True if so."""
@@ -186,7 +189,7 @@ def _greedy(
     moves: Sequence[TransferMove],
     links: Mapping[str, int],
     targets: Mapping[Hashable, int],
-    ways: tuple[Way, Way],
+    ways: tuple[TransferKind, TransferKind],
 ) -> _Bins:
     bins = _Bins(links, targets)
     for move in moves:
@@ -199,13 +202,13 @@ def divide_exact(
     moves: Sequence[TransferMove],
     link_capacity: Mapping[str, int],
     compute_capacity: Mapping[Hashable, int],
-) -> Division:
+) -> TransferDivision:
     """Returns a division that defers as few moves as possible, by trying them all.
 
     For a dozen moves at most: there are 3^n divisions, and only those are left out that defer as
     many as one already found.
     """
-    best = Division((), (), tuple(sorted(move.id for move in moves)))
+    best = TransferDivision((), (), tuple(sorted(move.id for move in moves)))
     bins = _Bins(link_capacity, compute_capacity)
 
     def search(at: int) -> None:

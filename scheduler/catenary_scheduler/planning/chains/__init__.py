@@ -10,7 +10,7 @@ Source: Sun, He, Hou, "Serving Chain-structured Jobs with Large Memory Footprint
 """
 
 from catenary_scheduler.planning.chains.bounds import ResponseBounds, response_bounds
-from catenary_scheduler.planning.chains.gbp_cr import Placement, gbp_cr
+from catenary_scheduler.planning.chains.gbp_cr import BlockPlacement, gbp_cr
 from catenary_scheduler.planning.chains.gca import gca
 from catenary_scheduler.planning.chains.problem import (
     ChainTask,
@@ -25,7 +25,7 @@ from catenary_scheduler.planning.chains.problem import (
 )
 from catenary_scheduler.planning.chains.recompose import recompose
 from catenary_scheduler.planning.chains.tuning import (
-    TunedC,
+    TunedCapacity,
     best_composition,
     compose,
     tune_by_bound,
@@ -33,6 +33,7 @@ from catenary_scheduler.planning.chains.tuning import (
 )
 
 __all__ = [
+    "BlockPlacement",
     "ChainTask",
     "ComposedChain",
     "ComposedHop",
@@ -40,10 +41,9 @@ __all__ = [
     "Evaluator",
     "HostedBlocks",
     "PeakRate",
-    "Placement",
     "ResponseBounds",
     "Server",
-    "TunedC",
+    "TunedCapacity",
     "Tuning",
     "best_composition",
     "compose",

@@ -15,7 +15,7 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 
 from catenary_scheduler.planning.chains.problem import ChainTask, HostedBlocks, exact
-from catenary_scheduler.planning.chains.sizes import Blocks, Sizes, sizes_of
+from catenary_scheduler.planning.chains.sizes import Blocks, TaskSizes, sizes_of
 from catenary_services.errors import InvalidInput
 
 _NEAR = 1e-9
@@ -23,7 +23,7 @@ _NEAR = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class BlockPlacement:
     """Which blocks every server hosts, and the groups that hosted them together.
 
     Tuples over servers are in the order of the task.
@@ -65,7 +65,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupRun:
+class BlockPlacementRun:
     """Algorithm 1 without its stop: depends on c only through the blocks per server."""
 
     order: list[int]
@@ -98,7 +98,7 @@ class GroupRun:
         return rate >= requirement
 
 
-def run_groups(sizes: Sizes, max_blocks: Blocks) -> GroupRun:
+def run_groups(sizes: TaskSizes, max_blocks: Blocks) -> BlockPlacementRun:
     """Returns all groups that servers with so many blocks each can form."""
     last, blocks = sizes.blocks, max_blocks.tolist()
     order = _fastest_first(sizes, blocks)
@@ -116,10 +116,10 @@ def run_groups(sizes: Sizes, max_blocks: Blocks) -> GroupRun:
             times.append(time)
             reached = time = 0
     rates = list(accumulate(sizes.unit / time for time in times))
-    return GroupRun(order, first, blocks, ends, times, rates)
+    return BlockPlacementRun(order, first, blocks, ends, times, rates)
 
 
-def _fastest_first(sizes: Sizes, blocks: list[int]) -> list[int]:
+def _fastest_first(sizes: TaskSizes, blocks: list[int]) -> list[int]:
     # t_j / m_j as whole numbers over a common denominator, so that equal servers are equal.
     common = math.lcm(1, *(mine for mine in set(blocks) if mine))
     share = {mine: common // mine for mine in set(blocks) if mine}
@@ -139,14 +139,14 @@ def requirement(task: ChainTask, c: int) -> Fraction:
     return exact(task.rate_per_s) / (exact(task.load) * c)
 
 
-def servers_used(run: GroupRun, task: ChainTask, needed: int | None) -> int:
+def servers_used(run: BlockPlacementRun, task: ChainTask, needed: int | None) -> int:
     """Returns how many servers of the run's order get blocks under the task's stop rule."""
     if task.stop == "all" or needed is None:
         return len(run.order)
     return run.group_ends[needed - 1]
 
 
-def gbp_cr(task: ChainTask, c: int) -> Placement:
+def gbp_cr(task: ChainTask, c: int) -> BlockPlacement:
     """Returns the placement with room for `c` sessions in every block.
 
     Raises:
@@ -157,7 +157,7 @@ def gbp_cr(task: ChainTask, c: int) -> Placement:
     return placement(task, sizes_of(task), c)
 
 
-def placement(task: ChainTask, sizes: Sizes, c: int) -> Placement:
+def placement(task: ChainTask, sizes: TaskSizes, c: int) -> BlockPlacement:
     """Returns the placement of Algorithm 1 for `c`, from numbers already scaled."""
     limits = sizes.max_blocks(c)
     run = run_groups(sizes, limits)
@@ -169,7 +169,7 @@ def placement(task: ChainTask, sizes: Sizes, c: int) -> Placement:
     for server in run.order[:used]:
         first[server], blocks[server] = run.first[server], run.blocks[server]
     bounds = [0, *run.group_ends[:count]]
-    return Placement(
+    return BlockPlacement(
         c=c,
         max_blocks=tuple(run.blocks),
         first_block=tuple(first),

@@ -18,7 +18,7 @@ from catenary_scheduler.planning.chains.problem import (
     ComposedHop,
     HostedBlocks,
 )
-from catenary_scheduler.planning.chains.sizes import NANOSECONDS, Sizes, sizes_of
+from catenary_scheduler.planning.chains.sizes import NANOSECONDS, TaskSizes, sizes_of
 from catenary_services.errors import InvalidInput
 
 Cut = tuple[list[int], int, float]
@@ -48,7 +48,7 @@ def gca(task: ChainTask, hosted: Sequence[HostedBlocks]) -> tuple[ComposedChain,
 
 
 def cut_chains(
-    task: ChainTask, sizes: Sizes, ranges: Sequence[Range], slots: Sequence[int]
+    task: ChainTask, sizes: TaskSizes, ranges: Sequence[Range], slots: Sequence[int]
 ) -> Iterator[Cut]:
     """Yields the chains of GCA by server numbers; see `gca`."""
     if sizes.links is not None:

@@ -6,13 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from catenary_scheduler.planning.chains.problem import ChainTask, HostedBlocks
-from catenary_scheduler.planning.chains.sizes import Sizes
+from catenary_scheduler.planning.chains.sizes import TaskSizes
 
 Held = dict[int, tuple[int, int]]
 """Server number to blocks [first, end)."""
 
 
-def still_held(task: ChainTask, sizes: Sizes, hosted: Iterable[HostedBlocks]) -> Held:
+def still_held(task: ChainTask, sizes: TaskSizes, hosted: Iterable[HostedBlocks]) -> Held:
     """Returns what servers that are still there host and still have memory for."""
     held = {}
     for item in hosted:
@@ -36,7 +36,7 @@ def loads(held: Held, wanted: Held) -> tuple[int, int]:
     return moved, total
 
 
-def filled(sizes: Sizes, kept: Held, c: int) -> Held:
+def filled(sizes: TaskSizes, kept: Held, c: int) -> Held:
     """Returns `kept` and all other servers, each where fewest sessions find room.
 
     The fastest per block come first, with m_j(c) blocks (eq. 8) on the window whose sorted room
@@ -56,7 +56,7 @@ def filled(sizes: Sizes, kept: Held, c: int) -> Held:
     return wanted
 
 
-def replaced(sizes: Sizes, wanted: Held, server: int, c: int) -> Held:
+def replaced(sizes: TaskSizes, wanted: Held, server: int, c: int) -> Held:
     """Returns a placement with one server put where it is needed most, as in `filled`."""
     others = {other: blocks for other, blocks in wanted.items() if other != server}
     blocks = int(sizes.max_blocks(c)[server])
@@ -68,7 +68,7 @@ def replaced(sizes: Sizes, wanted: Held, server: int, c: int) -> Held:
     return others | {server: _weakest(room, blocks)}
 
 
-def aligned(sizes: Sizes, held: Held, wanted: Held) -> Held:
+def aligned(sizes: TaskSizes, held: Held, wanted: Held) -> Held:
     """Returns `wanted` with equal servers exchanged so that most find what they host already.
 
     Equal are servers with the same memory, speed and sizes; their communication times may differ.
@@ -113,7 +113,7 @@ def neighbours_of_lost(
     return {number for number in broken if number is not None}
 
 
-def slots_of(sizes: Sizes, wanted: Held) -> list[int]:
+def slots_of(sizes: TaskSizes, wanted: Held) -> list[int]:
     """Returns cache slots per server number."""
     slots = [0] * len(sizes.memory)
     for server, (first, end) in wanted.items():
@@ -126,7 +126,7 @@ def _weakest(room: Sequence[int], blocks: int) -> tuple[int, int]:
     return first, first + blocks
 
 
-def _add_room(sizes: Sizes, room: list[int], server: int, blocks: tuple[int, int]) -> None:
+def _add_room(sizes: TaskSizes, room: list[int], server: int, blocks: tuple[int, int]) -> None:
     first, end = blocks
     sessions = sizes.cache_slots(server, end - first) // (end - first)
     for block in range(first, end):

@@ -31,7 +31,7 @@ from catenary_scheduler.planning.chains.problem import (
     PeakRate,
     Tuning,
 )
-from catenary_scheduler.planning.chains.sizes import Sizes, sizes_of
+from catenary_scheduler.planning.chains.sizes import TaskSizes, sizes_of
 from catenary_scheduler.planning.chains.tuning import best_composition
 from catenary_services.errors import InvalidInput, PlanInfeasible
 
@@ -61,7 +61,7 @@ class _Option:
 @dataclass(frozen=True, slots=True)
 class _Recomposer:
     task: ChainTask
-    sizes: Sizes
+    sizes: TaskSizes
     held: Held
     tune: Tuning
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from catenary_scheduler.planning.chains.gbp_cr import (
-    GroupRun,
+    BlockPlacementRun,
     placement,
     requirement,
     run_groups,
@@ -22,17 +22,17 @@ from catenary_scheduler.planning.chains.gbp_cr import (
 )
 from catenary_scheduler.planning.chains.gca import Range, composed, cut_chains
 from catenary_scheduler.planning.chains.problem import ChainTask, Composition
-from catenary_scheduler.planning.chains.sizes import Blocks, Sizes
+from catenary_scheduler.planning.chains.sizes import Blocks, TaskSizes
 
 _NEAR = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PlacementCandidate:
     """A placement worth a look."""
 
     c: int
-    run: GroupRun
+    run: BlockPlacementRun
     needed: int | None
     """K(c); None if the requirement is not reached."""
     used: int
@@ -46,7 +46,7 @@ class Candidate:
             for server in self.run.order[: self.used]
         ]
 
-    def slots(self, sizes: Sizes) -> list[int]:
+    def slots(self, sizes: TaskSizes) -> list[int]:
         """Returns cache slots per server number."""
         slots = [0] * len(self.run.blocks)
         for server in self.run.order[: self.used]:
@@ -55,8 +55,8 @@ class Candidate:
 
 
 def candidates(
-    task: ChainTask, sizes: Sizes, worth: Callable[[Blocks], bool] = lambda limits: True
-) -> Iterator[Candidate]:
+    task: ChainTask, sizes: TaskSizes, worth: Callable[[Blocks], bool] = lambda limits: True
+) -> Iterator[PlacementCandidate]:
     """Yields every placement with at least one complete group once, with its smallest c.
 
     Args:
@@ -70,7 +70,7 @@ def candidates(
             continue
         run = run_groups(sizes, limits)
         for each, needed in _needs(task, sizes, run, range(c, until)):
-            found = Candidate(each, run, needed, servers_used(run, task, needed))
+            found = PlacementCandidate(each, run, needed, servers_used(run, task, needed))
             if task.stop == "all":
                 yield found
                 break
@@ -80,7 +80,7 @@ def candidates(
             before = ranges
 
 
-def least_service_s(sizes: Sizes, limits: Blocks) -> float:
+def least_service_s(sizes: TaskSizes, limits: Blocks) -> float:
     """Returns seconds that no chain can go below with so many blocks per server.
 
     Every block costs at least tau_c / m_j + tau_p at the server that is best at it. A little less
@@ -92,7 +92,7 @@ def least_service_s(sizes: Sizes, limits: Blocks) -> float:
     return sizes.blocks * float(per_block.min()) * (1.0 - _NEAR)
 
 
-def least_surrogate(task: ChainTask, sizes: Sizes) -> tuple[int, int] | None:
+def least_surrogate(task: ChainTask, sizes: TaskSizes) -> tuple[int, int] | None:
     """Returns c and K(c) with the least c K(c) (eq. 14), the smaller c of equals."""
     best: tuple[int, int] | None = None
     for c, until, limits in _steps(task, sizes):
@@ -106,7 +106,7 @@ def least_surrogate(task: ChainTask, sizes: Sizes) -> tuple[int, int] | None:
 
 
 def _needs(
-    task: ChainTask, sizes: Sizes, run: GroupRun, values: range
+    task: ChainTask, sizes: TaskSizes, run: BlockPlacementRun, values: range
 ) -> Iterator[tuple[int, int | None]]:
     """Yields c and K(c) wherever K changes over the values of c, which place alike."""
     if not run.group_ends:
@@ -123,7 +123,7 @@ def _needs(
         c = max(c + 1, math.floor(enough * (1.0 - _NEAR)))
 
 
-def _steps(task: ChainTask, sizes: Sizes) -> Iterator[tuple[int, int, Blocks]]:
+def _steps(task: ChainTask, sizes: TaskSizes) -> Iterator[tuple[int, int, Blocks]]:
     """Yields c, the first larger c with other blocks per server, and the blocks for c."""
     c, largest = 1, task.largest_c
     while c <= largest:
@@ -135,7 +135,7 @@ def _steps(task: ChainTask, sizes: Sizes) -> Iterator[tuple[int, int, Blocks]]:
         c = until
 
 
-def _next_step(sizes: Sizes, limits: Blocks) -> int:
+def _next_step(sizes: TaskSizes, limits: Blocks) -> int:
     if sizes.memory_arrays is not None:
         used = limits > 0
         have, block, cache = (column[used] for column in sizes.memory_arrays)
@@ -150,7 +150,7 @@ def _next_step(sizes: Sizes, limits: Blocks) -> int:
     )
 
 
-def compose_at(task: ChainTask, sizes: Sizes, c: int) -> Composition:
+def compose_at(task: ChainTask, sizes: TaskSizes, c: int) -> Composition:
     """Returns GBP-CR and GCA for one c."""
     placed = placement(task, sizes, c)
     ranges = [

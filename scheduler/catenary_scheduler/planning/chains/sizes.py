@@ -44,7 +44,7 @@ class LinkTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class TaskSizes:
     """The numbers of a task as integers."""
 
     blocks: int
@@ -93,7 +93,7 @@ class Sizes:
         return time / self.unit
 
 
-def sizes_of(task: ChainTask) -> Sizes:
+def sizes_of(task: ChainTask) -> TaskSizes:
     """Returns the task in whole numbers.
 
     Raises:
@@ -109,7 +109,7 @@ def sizes_of(task: ChainTask) -> Sizes:
     unit = min(_common_denominator([*communication, *compute]), FINEST_UNIT)
     fits = max((each for column in amounts for each in column), default=0) < _INT64
     arrays = [np.array(column, dtype=np.int64) for column in amounts] if fits else []
-    return Sizes(
+    return TaskSizes(
         blocks=task.blocks,
         memory=amounts[0],
         block_memory=amounts[1],

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from catenary_scheduler.planning.chains.gca import Range
 from catenary_scheduler.planning.chains.paths import BoundaryPaths
 from catenary_scheduler.planning.chains.problem import ChainTask
-from catenary_scheduler.planning.chains.sizes import Sizes
+from catenary_scheduler.planning.chains.sizes import TaskSizes
 
 
 def shortest_paths_are_unique(
-    task: ChainTask, sizes: Sizes, ranges: Sequence[Range], slots: Sequence[int]
+    task: ChainTask, sizes: TaskSizes, ranges: Sequence[Range], slots: Sequence[int]
 ) -> bool:
     """Returns whether every chain of GCA was the only fastest path at its time.
 
@@ -25,7 +25,7 @@ def shortest_paths_are_unique(
     return True
 
 
-def _count_shortest(sizes: Sizes, ranges: Sequence[Range], left: Sequence[int]) -> int:
+def _count_shortest(sizes: TaskSizes, ranges: Sequence[Range], left: Sequence[int]) -> int:
     best: list[tuple[int, int] | None] = [None] * sizes.blocks + [(0, 1)]
     for entry in range(sizes.blocks - 1, -1, -1):
         counts: dict[int, int] = {}

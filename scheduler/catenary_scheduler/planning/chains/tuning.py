@@ -20,13 +20,13 @@ from catenary_scheduler.planning.chains.problem import (
     Tuning,
 )
 from catenary_scheduler.planning.chains.search import (
-    Candidate,
+    PlacementCandidate,
     candidates,
     compose_at,
     least_service_s,
     least_surrogate,
 )
-from catenary_scheduler.planning.chains.sizes import Blocks, Sizes, sizes_of
+from catenary_scheduler.planning.chains.sizes import Blocks, TaskSizes, sizes_of
 from catenary_services.errors import InvalidInput, PlanInfeasible
 
 TIED = 1e-12
@@ -34,7 +34,7 @@ TIED = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class TunedC:
+class TunedCapacity:
     """The best c by some measure."""
 
     c: int
@@ -78,7 +78,7 @@ def best_composition(task: ChainTask, tune: Tuning = "lower") -> Composition:
     return compose_at(task, sizes, chosen)
 
 
-def _chosen_c(task: ChainTask, sizes: Sizes, tune: Tuning) -> int | None:
+def _chosen_c(task: ChainTask, sizes: TaskSizes, tune: Tuning) -> int | None:
     if tune == "surrogate":
         least = least_surrogate(task, sizes)
         return None if least is None else least[0]
@@ -94,12 +94,12 @@ def _chosen_c(task: ChainTask, sizes: Sizes, tune: Tuning) -> int | None:
 
 
 def tune_by_bound(
-    task: ChainTask, *, upper: bool = False, sizes: Sizes | None = None
-) -> TunedC | None:
+    task: ChainTask, *, upper: bool = False, sizes: TaskSizes | None = None
+) -> TunedCapacity | None:
     """Returns the c with the least response bound; None if the load is too high for all."""
     sizes = sizes or sizes_of(task)
     arrivals = float(task.rate_per_s)
-    best: TunedC | None = None
+    best: TunedCapacity | None = None
 
     def worth(limits: Blocks) -> bool:
         linked = task.links is not None  # then tau_c does not bound a hop
@@ -114,24 +114,24 @@ def tune_by_bound(
             upper=upper,
         )
         if response is not None and (best is None or response < best.response_s * (1.0 - TIED)):
-            best = TunedC(candidate.c, response)
+            best = TunedCapacity(candidate.c, response)
     return best
 
 
 def tune_by_evaluation(
-    task: ChainTask, evaluator: Evaluator, sizes: Sizes | None = None
-) -> TunedC | None:
+    task: ChainTask, evaluator: Evaluator, sizes: TaskSizes | None = None
+) -> TunedCapacity | None:
     """Returns the c with the least response by the evaluator; None if that is never finite."""
     sizes = sizes or sizes_of(task)
-    best: TunedC | None = None
+    best: TunedCapacity | None = None
     for candidate in candidates(task, sizes):
         response = evaluator(compose_at(task, sizes, candidate.c))
         if math.isfinite(response) and (best is None or response < best.response_s * (1.0 - TIED)):
-            best = TunedC(candidate.c, response)
+            best = TunedCapacity(candidate.c, response)
     return best
 
 
-def greatest_rate(task: ChainTask, sizes: Sizes) -> int | None:
+def greatest_rate(task: ChainTask, sizes: TaskSizes) -> int | None:
     """Returns the c whose chains together finish most per second; None if there is no chain."""
     best: tuple[float, int] | None = None
     for candidate in candidates(task, sizes):
@@ -143,13 +143,13 @@ def greatest_rate(task: ChainTask, sizes: Sizes) -> int | None:
 
 
 def _job_servers(
-    task: ChainTask, sizes: Sizes, candidate: Candidate
+    task: ChainTask, sizes: TaskSizes, candidate: PlacementCandidate
 ) -> tuple[list[int], list[float]]:
     cuts = list(cut_chains(task, sizes, candidate.ranges(), candidate.slots(sizes)))
     return [capacity for _, capacity, _ in cuts], [1.0 / service_s for *_, service_s in cuts]
 
 
-def _why_infeasible(task: ChainTask, sizes: Sizes) -> str:
+def _why_infeasible(task: ChainTask, sizes: TaskSizes) -> str:
     room = int(sizes.max_blocks(1).sum())
     if room < task.blocks:
         return (

@@ -18,7 +18,7 @@ from catenary_scheduler.planning.latency.errors import ErrorWindow
 from catenary_scheduler.planning.latency.fitting import (
     CacheSample,
     DecodeSample,
-    Fit,
+    LatencyFit,
     PrefillSample,
     fit_cache,
     fit_decode,
@@ -26,12 +26,17 @@ from catenary_scheduler.planning.latency.fitting import (
     lines_of,
 )
 from catenary_scheduler.planning.latency.hops import HopCost, cache_line, chain_lines
-from catenary_scheduler.planning.latency.intervals import Interval
-from catenary_scheduler.planning.latency.observed import Observed, WorkDone, expected_work_ns, moved
-from catenary_scheduler.planning.latency.refit import Refit, RefitPolicy
+from catenary_scheduler.planning.latency.intervals import PredictionInterval
+from catenary_scheduler.planning.latency.observed import (
+    ObservedCost,
+    WorkTotals,
+    expected_work_ns,
+    moved,
+)
+from catenary_scheduler.planning.latency.refit import LineRefit, RefitPolicy
 from catenary_scheduler.planning.latency.shape import (
+    DeviceScaling,
     DeviceShape,
-    Scaling,
     WorkerDemand,
     best_shape,
     fit_compute,
@@ -42,17 +47,17 @@ __all__ = [
     "CacheSample",
     "ClusterLines",
     "DecodeSample",
+    "DeviceScaling",
     "DeviceShape",
     "ErrorWindow",
-    "Fit",
     "HopCost",
-    "Interval",
-    "Observed",
+    "LatencyFit",
+    "LineRefit",
+    "ObservedCost",
+    "PredictionInterval",
     "PrefillSample",
-    "Refit",
     "RefitPolicy",
-    "Scaling",
-    "WorkDone",
+    "WorkTotals",
     "WorkerDemand",
     "best_shape",
     "cache_line",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from catenary_scheduler.planning.latency.intervals import Interval, around
+from catenary_scheduler.planning.latency.intervals import PredictionInterval, around
 from catenary_scheduler.planning.latency.nnls import (
     Matrix,
     Vector,
@@ -56,7 +56,7 @@ class CacheSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class LatencyFit:
     """Coefficients, and what is needed to say how far off they are.
 
     Attributes:
@@ -77,14 +77,14 @@ class Fit:
         """Returns the prediction for regressors `row`."""
         return max(self.floor, float(self.coefficients @ np.asarray(row, np.float64)))
 
-    def interval(self, row: Sequence[float], share: float = 0.9) -> Interval:
+    def interval(self, row: Sequence[float], share: float = 0.9) -> PredictionInterval:
         """Returns what `share` of measurements at `row` should lie between."""
         x, predicted = np.asarray(row, np.float64), self.predict(row)
         leverage = float(x @ self.inverse @ x) / max(predicted, 1e-300) ** 2
         return around(predicted, self.spread, leverage, self.degrees, share)
 
 
-def fit_prefill(samples: Sequence[PrefillSample]) -> Fit:
+def fit_prefill(samples: Sequence[PrefillSample]) -> LatencyFit:
     """Returns (k1, c1) of eq. 2 and the flat floor of short prompts.
 
     Below some length a prompt takes what reading the weights takes, whatever its length: the
@@ -111,7 +111,7 @@ def fit_prefill(samples: Sequence[PrefillSample]) -> Fit:
     return _with_spread(best, rows, times)
 
 
-def fit_decode(samples: Sequence[DecodeSample]) -> tuple[Fit, float]:
+def fit_decode(samples: Sequence[DecodeSample]) -> tuple[LatencyFit, float]:
     """Returns (k2, c2, c3) of eq. 3, and t1: the mean of the steps of one session, 0 without any.
 
     Raises:
@@ -124,7 +124,7 @@ def fit_decode(samples: Sequence[DecodeSample]) -> tuple[Fit, float]:
     return fit, sum(lone) / len(lone) if lone else 0.0
 
 
-def fit_cache(samples: Sequence[CacheSample]) -> Fit:
+def fit_cache(samples: Sequence[CacheSample]) -> LatencyFit:
     """Returns (h, j) of eq. 1.
 
     Raises:
@@ -135,7 +135,10 @@ def fit_cache(samples: Sequence[CacheSample]) -> Fit:
 
 
 def lines_of(
-    prefill: Fit, decode: tuple[Fit, float], cache: Fit | None = None, chunk_tokens: int = 0
+    prefill: LatencyFit,
+    decode: tuple[LatencyFit, float],
+    cache: LatencyFit | None = None,
+    chunk_tokens: int = 0,
 ) -> LatencyLines:
     """Returns the lines of a worker that was profiled whole."""
     shared, lone = decode
@@ -153,7 +156,7 @@ def lines_of(
     )
 
 
-def _fit(rows: Matrix, targets: Vector, floor: float = 0.0) -> Fit:
+def _fit(rows: Matrix, targets: Vector, floor: float = 0.0) -> LatencyFit:
     if not len(targets):
         raise InvalidInput("samples", "a line cannot be fitted to nothing")
     if not np.all(targets > 0.0):
@@ -166,18 +169,18 @@ def _fit(rows: Matrix, targets: Vector, floor: float = 0.0) -> Fit:
     used = np.flatnonzero(coefficients > 0.0)
     inverse = np.zeros_like(gram)
     inverse[np.ix_(used, used)] = np.linalg.pinv(gram[np.ix_(used, used)], hermitian=True)
-    fit = Fit(coefficients, floor, 0.0, len(targets) - len(used) - (floor > 0.0), inverse)
+    fit = LatencyFit(coefficients, floor, 0.0, len(targets) - len(used) - (floor > 0.0), inverse)
     return _with_spread(fit, rows, targets)
 
 
-def _with_spread(fit: Fit, rows: Matrix, targets: Vector) -> Fit:
+def _with_spread(fit: LatencyFit, rows: Matrix, targets: Vector) -> LatencyFit:
     used = int(np.count_nonzero(fit.coefficients)) + (fit.floor > 0.0)
     degrees = len(targets) - used
     spread = float(np.sqrt(_squares(fit, rows, targets) / max(1, degrees)))
-    return Fit(fit.coefficients, fit.floor, spread, degrees, fit.inverse)
+    return LatencyFit(fit.coefficients, fit.floor, spread, degrees, fit.inverse)
 
 
-def _squares(fit: Fit, rows: Matrix, targets: Vector) -> float:
+def _squares(fit: LatencyFit, rows: Matrix, targets: Vector) -> float:
     """Returns the sum of squared relative errors."""
     predicted = np.maximum(rows @ fit.coefficients, max(fit.floor, 1e-300))
     return float(np.sum((targets / predicted - 1.0) ** 2))

@@ -19,7 +19,7 @@ from statistics import NormalDist
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class PredictionInterval:
     """A prediction, and what measurements should lie between."""
 
     low: float
@@ -51,7 +51,7 @@ def t_quantile(degrees: float, share: float) -> float:
 
 def around(
     predicted: float, spread: float, leverage: float, degrees: float, share: float
-) -> Interval:
+) -> PredictionInterval:
     """Returns the interval of a new measurement; see the module for the formula.
 
     Args:
@@ -62,6 +62,8 @@ def around(
         share: Of measurements that should lie inside, e.g. 0.9.
     """
     if degrees <= 0:
-        return Interval(0.0, predicted, math.inf)
+        return PredictionInterval(0.0, predicted, math.inf)
     half = t_quantile(degrees, share) * spread * math.sqrt(1.0 + leverage)
-    return Interval(max(0.0, predicted * (1.0 - half)), predicted, predicted * (1.0 + half))
+    return PredictionInterval(
+        max(0.0, predicted * (1.0 - half)), predicted, predicted * (1.0 + half)
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from catenary_scheduler.planning.latency.errors import ErrorWindow
-from catenary_scheduler.planning.latency.refit import Refit, RefitPolicy
+from catenary_scheduler.planning.latency.refit import LineRefit, RefitPolicy
 from catenary_scheduler.planning.live.generation import GenerationCost
 
 WORTH_TELLING = 0.03
@@ -22,7 +22,7 @@ _SESSIONS = (2, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class WorkDone:
+class WorkTotals:
     """Sums over some steps; `catenary.v1.GenerationReport` as values. Times in nanoseconds."""
 
     decode_steps: int = 0
@@ -47,7 +47,7 @@ class WorkDone:
         )
 
 
-class Observed:
+class ObservedCost:
     """A cost that follows what is reported.
 
     Attributes:
@@ -73,22 +73,22 @@ class Observed:
         self.decode_errors = ErrorWindow()
         self.cache_errors = ErrorWindow()
         chunk = measured.prefill_chunk_tokens or _CHUNK_TOKENS
-        self.prefill = Refit(
+        self.prefill = LineRefit(
             (prior.prefill_token_ns, prior.prefill_ns), ((chunk, 1), (chunk / 8, 1)), policy
         )
         points = [(rows * depth, rows, 1) for rows in _SESSIONS for depth in (1, _CONTEXT_TOKENS)]
-        self.shared = Refit(
+        self.shared = LineRefit(
             (prior.decode_context_token_ns, prior.decode_session_ns, prior.decode_ns),
             points,
             policy,
         )
-        self.lone = Refit((prior.decode_lone_ns,), ((1,),), policy)
+        self.lone = LineRefit((prior.decode_lone_ns,), ((1,),), policy)
         self.cost = prior
         """By now."""
         self.told = prior
         """What others were told last."""
 
-    def add(self, work: WorkDone) -> None:
+    def add(self, work: WorkTotals) -> None:
         """Takes a report in; what cannot be true of any steps is left out."""
         self._note_errors(work)
         if work.prefill_chunks > 0 and work.prefill_tokens > 0:
@@ -107,7 +107,7 @@ class Observed:
         self.told = self.cost
         return True
 
-    def _note_errors(self, work: WorkDone) -> None:
+    def _note_errors(self, work: WorkTotals) -> None:
         if work.prefill_tokens > 0 and work.prefill_ns > 0:
             predicted = self.cost.prefill(work.prefill_tokens, work.prefill_chunks)
             self.prefill_errors.add(work.prefill_ns, predicted)
@@ -133,13 +133,13 @@ class Observed:
         return replace(cost, prefill_floor_ns=round(self.measured.prefill_floor_ns * pace))
 
 
-def expected_work_ns(cost: GenerationCost, work: WorkDone) -> float:
+def expected_work_ns(cost: GenerationCost, work: WorkTotals) -> float:
     """Returns how long the work of a report takes by a cost."""
     prompts_ns = cost.prefill(work.prefill_tokens, work.prefill_chunks)
     return _decode_ns(cost, work) + (prompts_ns if work.prefill_tokens > 0 else 0.0)
 
 
-def _decode_ns(cost: GenerationCost, work: WorkDone) -> float:
+def _decode_ns(cost: GenerationCost, work: WorkTotals) -> float:
     context, rows, steps = work.shared
     line_ns = (
         steps * cost.decode_ns

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from catenary_scheduler.planning.latency.intervals import Interval, around
+from catenary_scheduler.planning.latency.intervals import PredictionInterval, around
 from catenary_scheduler.planning.latency.nnls import Matrix, Vector, solve_nonnegative
 
 _LEAST_OBSERVED = 1.0
@@ -44,7 +44,7 @@ class RefitPolicy:
     surprise: float = 4.0
 
 
-class Refit:
+class LineRefit:
     """One line, and what was observed of it."""
 
     def __init__(
@@ -129,7 +129,7 @@ class Refit:
     def _degrees(self) -> float:
         return self._reports - float(np.count_nonzero(self.coefficients))
 
-    def interval(self, regressors: Sequence[float], share: float = 0.9) -> Interval:
+    def interval(self, regressors: Sequence[float], share: float = 0.9) -> PredictionInterval:
         """Returns what `share` of single steps at `regressors` should take."""
         predicted = self.predict(regressors)
         x = np.asarray(regressors, np.float64)

@@ -26,7 +26,7 @@ from catenary_services.errors import PlanInfeasible
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
+class DeviceScaling:
     """Eq. 5: t_compute = k4 / N_g + c4, t_comm = kc * (N_g - 1) / N_g, of one decode step."""
 
     compute_ns: float
@@ -74,7 +74,7 @@ class WorkerDemand:
     per_token_ns: float
 
 
-def fit_compute(times: Sequence[tuple[int, float]]) -> Scaling:
+def fit_compute(times: Sequence[tuple[int, float]]) -> DeviceScaling:
     """Returns eq. 5 fitted to step times by number of devices.
 
     N_g = 1 / x makes all three terms linear, but k4 / N_g and kc * (N_g - 1) / N_g = kc - kc / N_g
@@ -87,11 +87,13 @@ def fit_compute(times: Sequence[tuple[int, float]]) -> Scaling:
     first, last = (float(each) for each in solve_nonnegative(gram, moment))
     # first / N + last * (N - 1) / N = (first - last) / N + last.
     if first >= last:
-        return Scaling(first - last, last)
-    return Scaling(0.0, first, last - first)
+        return DeviceScaling(first - last, last)
+    return DeviceScaling(0.0, first, last - first)
 
 
-def throughput(demand: WorkerDemand, shape: DeviceShape, scaling: Scaling | None = None) -> float:
+def throughput(
+    demand: WorkerDemand, shape: DeviceShape, scaling: DeviceScaling | None = None
+) -> float:
     """Returns T_max, tokens per nanosecond and device; 0 where the model does not fit, or no batch.
 
     With the lines of the shape the first term takes its step at the batch that fills the caches;
@@ -118,7 +120,7 @@ def throughput(demand: WorkerDemand, shape: DeviceShape, scaling: Scaling | None
 
 
 def best_shape(
-    demand: WorkerDemand, shapes: Sequence[DeviceShape], scaling: Scaling | None = None
+    demand: WorkerDemand, shapes: Sequence[DeviceShape], scaling: DeviceScaling | None = None
 ) -> DeviceShape:
     """Returns the shape with the most tokens per device; fewer devices among equals.
 

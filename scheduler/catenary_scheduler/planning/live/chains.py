@@ -22,11 +22,8 @@ from catenary_scheduler.planning.chain_placement import (
 )
 from catenary_scheduler.planning.chains import ChainTask, ComposedChain, Composition, Server
 from catenary_scheduler.planning.even_split import DeployedModel
-from catenary_scheduler.planning.live.generation import ChainCosts, GenerationTimes, SessionShape
-from catenary_scheduler.planning.live.rings import composition_of, rings
-from catenary_scheduler.planning.live.roles import divided, of_role
-from catenary_scheduler.planning.live.rooms import (
-    Room,
+from catenary_scheduler.planning.live.agent_memory import (
+    AgentMemory,
     forms_in_words,
     left_out,
     left_out_in_words,
@@ -34,6 +31,9 @@ from catenary_scheduler.planning.live.rooms import (
     whole_bytes,
     within_memory,
 )
+from catenary_scheduler.planning.live.generation import ChainCosts, GenerationTimes, SessionShape
+from catenary_scheduler.planning.live.rings import composition_of, rings
+from catenary_scheduler.planning.live.roles import divided, of_role
 from catenary_scheduler.planning.placement import ModelPlacement, Placement
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import AgentId, ModelKey
@@ -66,7 +66,7 @@ class ChainCluster:
         taken_bytes: Memory the pooled models take of an agent.
         measured: Generation costs by agent and partition.
         present: The placement before this one; its blocks are loaded already.
-        partitions: Agents per chain of a model that was not deployed with another wish; 0: free.
+        partitions: Agents per chain of a model that was not deployed otherwise; 0: free.
         prefill_agents: Agents of a model that run prompts for the others; 0: all do both.
         oversubscription: Slots per session of full length that fits into memory, where agents take
             memory as it is used and the model does not say otherwise.
@@ -95,7 +95,7 @@ class ChainJob:
     roles: tuple[ChainJob, ...] = ()
     """The same model with its agents divided by role, if that is wanted."""
     oversubscription: float = 1.0
-    rooms: Mapping[str, Room] = field(default_factory=dict)
+    rooms: Mapping[str, AgentMemory] = field(default_factory=dict)
     """Of every agent that may load it."""
     left_out: Mapping[str, Sequence[AgentId]] = field(default_factory=dict)
     """Those that cannot, by the reason in words."""
@@ -295,7 +295,7 @@ def taken_by(
     return {agent: sum(sizes.values()) for agent, sizes in taken.items()}
 
 
-def _task(load: ChainLoad, cluster: ChainCluster, rooms: Mapping[str, Room]) -> ChainTask:
+def _task(load: ChainLoad, cluster: ChainCluster, rooms: Mapping[str, AgentMemory]) -> ChainTask:
     deployed, decoder = load.deployed, _decoder(load.deployed)
     costs = _costs(load, cluster)
     servers = []

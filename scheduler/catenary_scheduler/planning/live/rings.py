@@ -1,4 +1,4 @@
-"""Chains of so many agents each, as an operator wishes, and chains there are as a composition.
+"""Chains of so many agents each, as an operator asks for, and chains there are as a composition.
 
 Where the number of agents per chain is given there is nothing to tune: agents are put together
 into as many chains as there can be, every agent of a chain with as many blocks as the others.

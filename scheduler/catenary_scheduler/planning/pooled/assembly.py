@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.columns.selection import Chosen, used_gpus
+from catenary_scheduler.planning.pooled.columns.selection import ChosenPipeline, used_gpus
 from catenary_scheduler.planning.pooled.objectives import Objective, price_per_gpu
 from catenary_scheduler.planning.pooled.problem import (
     PooledModelPlan,
@@ -20,10 +20,10 @@ from catenary_scheduler.planning.pooled.timing import pool_rate_rps
 
 
 @dataclass(frozen=True, slots=True)
-class Solution:
+class PooledSolution:
     """What a solver found."""
 
-    chosen: Sequence[Sequence[Chosen]]
+    chosen: Sequence[Sequence[ChosenPipeline]]
     """Per model of the problem its pipelines."""
     objective: float
     """What the plan is to maximise (throughput) or to minimise (cost, GPUs)."""
@@ -35,7 +35,7 @@ class Solution:
 
 
 def price_of(
-    problem: PoolingProblem, chosen: Sequence[Sequence[Chosen]], objective: Objective
+    problem: PoolingProblem, chosen: Sequence[Sequence[ChosenPipeline]], objective: Objective
 ) -> float:
     """Returns what the GPUs in use count for an objective."""
     used = used_gpus(chosen, len(problem.classes))
@@ -43,7 +43,7 @@ def price_of(
     return float(sum(gpus * price for gpus, price in zip(used, prices, strict=True)))
 
 
-def least_share(problem: PoolingProblem, chosen: Sequence[Sequence[Chosen]]) -> float:
+def least_share(problem: PoolingProblem, chosen: Sequence[Sequence[ChosenPipeline]]) -> float:
     """Returns the least throughput / weight over the models."""
     return min(
         sum(pipeline.throughput_rps for pipeline in pipelines) / model.weight
@@ -51,7 +51,7 @@ def least_share(problem: PoolingProblem, chosen: Sequence[Sequence[Chosen]]) -> 
     )
 
 
-def assemble(problem: PoolingProblem, solution: Solution) -> PooledPlan:
+def assemble(problem: PoolingProblem, solution: PooledSolution) -> PooledPlan:
     """Returns the plan of a solution, without `seconds`, `utilisation` and `binding`."""
     return PooledPlan(
         objective=solution.objective,
@@ -115,7 +115,9 @@ def gpus_in_use(plan: PooledPlan) -> dict[str, int]:
     return used
 
 
-def _model_plan(problem: PoolingProblem, name: str, pipelines: Sequence[Chosen]) -> PooledModelPlan:
+def _model_plan(
+    problem: PoolingProblem, name: str, pipelines: Sequence[ChosenPipeline]
+) -> PooledModelPlan:
     built = [_pipeline(problem, pipeline) for pipeline in pipelines]
     built.sort(key=lambda pipeline: -pipeline.throughput_rps)
     return PooledModelPlan(
@@ -125,7 +127,7 @@ def _model_plan(problem: PoolingProblem, name: str, pipelines: Sequence[Chosen])
     )
 
 
-def _pipeline(problem: PoolingProblem, chosen: Chosen) -> PooledPipeline:
+def _pipeline(problem: PoolingProblem, chosen: ChosenPipeline) -> PooledPipeline:
     columns, at = chosen.columns, chosen.index
     partitions = []
     for position, vgpus in enumerate(chosen.vgpus):

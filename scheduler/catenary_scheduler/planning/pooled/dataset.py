@@ -33,11 +33,11 @@ from catenary_scheduler.planning.pooled.problem import (
 from catenary_services.errors import InvalidInput
 
 DEFAULT_MAX_PARTITIONS = 3
-"""Of our own plans; the reference's instances say 2 or 3 (`Instance.max_partitions`)."""
+"""Of our own plans; the reference's instances say 2 or 3 (`PlanningInstance.max_partitions`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class PlanningInstance:
     """One planning task as the file states it."""
 
     instance_id: str
@@ -51,17 +51,17 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True)
-class Dataset:
+class PlanningDataset:
     """Everything of one folder, parsed; `load_dataset` makes it."""
 
     latency_us: Mapping[str, Mapping[Device, BlockTimes]]
     cut_bytes: Mapping[str, tuple[int, ...]]
     clusters: Mapping[str, Mapping[str, Any]]
-    instances: Mapping[str, Instance]
+    instances: Mapping[str, PlanningInstance]
     plans: Mapping[tuple[str, str], Mapping[str, Any]]
     """By instance id and scheduler."""
 
-    def instance(self, instance_id: str) -> Instance:
+    def instance(self, instance_id: str) -> PlanningInstance:
         """Returns the instance, or raises `InvalidInput` naming those that come close."""
         found = self.instances.get(instance_id)
         if found is None:
@@ -106,7 +106,7 @@ class Dataset:
         )
 
 
-def load_dataset(directory: Path) -> Dataset:
+def load_dataset(directory: Path) -> PlanningDataset:
     """Reads the folder; raises `InvalidInput` naming the file that is missing or wrong."""
 
     def read_text(name: str) -> str | None:
@@ -120,8 +120,8 @@ def load_dataset(directory: Path) -> Dataset:
     return parse_dataset(read_text)
 
 
-def parse_dataset(read_text: ReadText) -> Dataset:
-    """Builds a `Dataset` from the texts that `read_text` returns by file name."""
+def parse_dataset(read_text: ReadText) -> PlanningDataset:
+    """Builds a `PlanningDataset` from the texts that `read_text` returns by file name."""
     with reading("models.csv"):
         rows = csv_rows(read_text, "models.csv", ("dnn", "blocks"))
         blocks = {row["dnn"]: int(row["blocks"]) for row in rows}
@@ -137,7 +137,7 @@ def parse_dataset(read_text: ReadText) -> Dataset:
         text = read_text("reference_plans.json")
         plans = parse_json("reference_plans.json", text) if text else []
         by_scheduler = {(plan["id"], plan["scheduler"]): plan for plan in plans}
-    return Dataset(
+    return PlanningDataset(
         latency_us=latency_us,
         cut_bytes=cut_bytes,
         clusters=clusters,
@@ -170,9 +170,9 @@ def _gpu_classes(
     )
 
 
-def _instance(entry: Mapping[str, Any]) -> Instance:
+def _instance(entry: Mapping[str, Any]) -> PlanningInstance:
     where = "instances.json"
-    return Instance(
+    return PlanningInstance(
         instance_id=str(entry_of(entry, "id", where)),
         cluster=str(entry_of(entry, "cluster", where)),
         max_partitions=int(entry.get("max_partitions", DEFAULT_MAX_PARTITIONS)),

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import get_args
 
-from catenary_scheduler.planning.pooled.assembly import Solution, assemble, with_promises
+from catenary_scheduler.planning.pooled.assembly import PooledSolution, assemble, with_promises
 from catenary_scheduler.planning.pooled.columns.selection import spend_left_over
 from catenary_scheduler.planning.pooled.infeasible import check_problem, too_few_gpus
 from catenary_scheduler.planning.pooled.objectives import MaxThroughput, Objective, required_rates
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from catenary_scheduler.planning.pooled.solving.solving import (
-    Request,
     Solve,
     Solver,
+    SolveRequest,
     solve_by_free_rules,
 )
 from catenary_services.errors import InvalidInput
@@ -63,7 +63,7 @@ def plan_pools(
     def seconds_left() -> float:
         return time_limit_s - (clock() - begun if clock else 0.0)
 
-    request = Request(problem, goal, rates, solver, seconds_left)
+    request = SolveRequest(problem, goal, rates, solver, seconds_left)
     solution = solve(request)
     if solution is None:
         raise too_few_gpus(problem, _alone(request, solve), rates)
@@ -71,7 +71,7 @@ def plan_pools(
     return replace(plan, seconds=clock() - begun if clock else 0.0)
 
 
-def _alone(request: Request, solve: Solve) -> list[float]:
+def _alone(request: SolveRequest, solve: Solve) -> list[float]:
     """Returns the rate each model would reach with all GPUs to itself."""
     found = []
     for model in request.problem.models:
@@ -82,7 +82,10 @@ def _alone(request: Request, solve: Solve) -> list[float]:
 
 
 def _with_promises(
-    problem: PoolingProblem, solution: Solution, goal: Objective, rates: Sequence[float] | None
+    problem: PoolingProblem,
+    solution: PooledSolution,
+    goal: Objective,
+    rates: Sequence[float] | None,
 ) -> PooledPlan:
     loads = rates or [model.weight * solution.objective for model in problem.models]
     if isinstance(goal, MaxThroughput):

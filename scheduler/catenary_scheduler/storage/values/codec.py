@@ -31,7 +31,7 @@ _NUMBERS_OF_LINE: Final = 4096
 T = TypeVar("T")
 
 
-class Unreadable(ValueError):  # noqa: N818 - what it is
+class UnreadableRecord(ValueError):  # noqa: N818 - what it is
     """A stored name or value that is not what its table holds; the text says why."""
 
 
@@ -53,11 +53,11 @@ def decode_document(text: str, kind: type[T]) -> T:
     try:
         version = msgspec.json.decode(text, type=_Version).v
         if not 1 <= version <= VERSION:
-            raise Unreadable(f"is of version {version}; this scheduler reads {VERSION}")
+            raise UnreadableRecord(f"is of version {version}; this scheduler reads {VERSION}")
         return msgspec.json.decode(text, type=kind)
     # A ValueError is also what a text raises that holds half of a surrogate pair.
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
-        raise Unreadable(str(error)) from None
+        raise UnreadableRecord(str(error)) from None
 
 
 def checked(value: object, kind: type[T]) -> T:
@@ -69,7 +69,7 @@ def checked(value: object, kind: type[T]) -> T:
     try:
         return msgspec.convert(value, kind)
     except (msgspec.MsgspecError, ValueError, OverflowError) as error:
-        raise Unreadable(str(error)) from None
+        raise UnreadableRecord(str(error)) from None
 
 
 def encode_line(record: msgspec.Struct) -> str:
@@ -85,12 +85,12 @@ def decode_line(text: str, kind: Any) -> Any:
     """
     found = _LINE_VERSION.match(text)
     if found is not None and not 1 <= int(found[1]) <= VERSION:
-        raise Unreadable(f"is of version {found[1]}; this scheduler reads {VERSION}")
+        raise UnreadableRecord(f"is of version {found[1]}; this scheduler reads {VERSION}")
     words = (text[found.end() :] if found is not None else text).split(" ", _NUMBERS_OF_LINE)
     try:
         return msgspec.convert(words, kind, strict=False)
     except (msgspec.MsgspecError, ValueError, OverflowError) as error:
-        raise Unreadable(str(error)) from None
+        raise UnreadableRecord(str(error)) from None
 
 
 def as_builtins(record: object) -> Any:

@@ -9,7 +9,7 @@ from typing import Final, cast
 from catenary_scheduler.book import Reservation, ReservationChange
 from catenary_scheduler.dispatch.events import DispatchBatch
 from catenary_scheduler.storage.journal import Fields, Journal
-from catenary_scheduler.storage.keys import Table, book_table
+from catenary_scheduler.storage.keys import RedisTable, book_table
 from catenary_scheduler.storage.values.codec import encode_document
 from catenary_scheduler.storage.values.stored import (
     Link,
@@ -19,7 +19,7 @@ from catenary_scheduler.storage.values.stored import (
     StoredMeasurements,
 )
 from catenary_scheduler.storage.values.tables import (
-    Damage,
+    RecordDamage,
     agent_of_resource,
     owner_name,
     reservation_text,
@@ -40,7 +40,7 @@ def write_reservations(journal: Journal, changes: Iterable[ReservationChange]) -
         r = change.reservation
         latest[r.resource, owner_name(r)] = change
     for resource in {key[0] for key in latest}:
-        journal.put(Table.RESOURCES, resource, "1")
+        journal.put(RedisTable.RESOURCES, resource, "1")
     for change in latest.values():
         r = change.reservation
         value = reservation_text(r) if change.op == "put" else None
@@ -49,9 +49,9 @@ def write_reservations(journal: Journal, changes: Iterable[ReservationChange]) -
 
 def tables_of(reservations: Iterable[Reservation]) -> dict[str, Fields]:
     """Returns the reservation tables of a whole book, and the list of its resources."""
-    tables: dict[str, Fields] = {Table.RESOURCES: {}}
+    tables: dict[str, Fields] = {RedisTable.RESOURCES: {}}
     for reservation in reservations:
-        tables[Table.RESOURCES][reservation.resource] = "1"
+        tables[RedisTable.RESOURCES][reservation.resource] = "1"
         table = tables.setdefault(book_table(reservation.resource), {})
         table[owner_name(reservation)] = reservation_text(reservation)
     return tables
@@ -62,7 +62,7 @@ def believable(
     resource: ResourceId,
     written_ns: Nanoseconds,
     agents: Container[str],
-) -> tuple[list[Reservation], list[Damage]]:
+) -> tuple[list[Reservation], list[RecordDamage]]:
     """Returns the reservations that can be true, and those that cannot.
 
     Args:
@@ -126,7 +126,7 @@ def batch_text(batch: DispatchBatch) -> str:
     return encode_document(StoredBatch.of(rows, finish_ns, path, slices))
 
 
-def _damage(reservation: Reservation, why: str) -> Damage:
+def _damage(reservation: Reservation, why: str) -> RecordDamage:
     value = reservation_text(reservation).encode()
     name = owner_name(reservation).encode()
-    return Damage(book_table(reservation.resource), name, why, value, len(value))
+    return RecordDamage(book_table(reservation.resource), name, why, value, len(value))

@@ -37,7 +37,7 @@ Finite = Annotated[float, Meta(gt=-1e30, lt=1e30)]
 # ---- deployments ----
 
 
-class StoredWish(Struct, frozen=True):
+class StoredDeploymentSpec(Struct, frozen=True):
     """How a model is to be served, as far as somebody said so."""
 
     slo_ns: Span = 0
@@ -107,7 +107,7 @@ class StoredFigure(Struct, frozen=True, array_like=True):
     value: Finite
 
 
-class StoredNotes(Struct, frozen=True):
+class StoredProvenance(Struct, frozen=True):
     """What is remembered of how a plan was made."""
 
     planner: Text
@@ -129,7 +129,7 @@ class StoredDowntime(Struct, frozen=True, array_like=True):
     duration_ns: Size
 
 
-class StoredSwitch(Struct, frozen=True):
+class StoredRollout(Struct, frozen=True):
     """The last change of plan."""
 
     from_plan: Text
@@ -301,8 +301,8 @@ class StoredPlan:
     fixed_before: Placement | None = None
     active: Placement | None = None
     active_id: str = ""
-    notes: StoredNotes | None = None
-    last_switch: StoredSwitch | None = None
+    notes: StoredProvenance | None = None
+    last_switch: StoredRollout | None = None
     scaling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     lost: frozenset[str] = frozenset()
     """Fields that were there and could not be read."""

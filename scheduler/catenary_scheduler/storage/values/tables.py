@@ -1,7 +1,8 @@
 """The tables in Redis, in one place: how each spells the names of its fields, and what they hold.
 
-`read_table` reads one table whole; what cannot be read is `Damage`, beside the good rest. The text
-that goes in is made by the functions named `.._text` here, or by `codec` of a struct in `stored`.
+`read_table` reads one table whole; what cannot be read is `RecordDamage`, beside the good rest. The
+text that goes in is made by the functions named `.._text` here, or by `codec` of a struct in
+`stored`.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from catenary_protos.catenary.v1 import common_pb2
 from catenary_scheduler.book import Reservation
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
 from catenary_scheduler.planning import Placement, parse_placement, placement_document
-from catenary_scheduler.storage.keys import Table
+from catenary_scheduler.storage.keys import RedisTable
 from catenary_scheduler.storage.values.codec import (
-    Unreadable,
+    UnreadableRecord,
     as_builtins,
     checked,
     decode_document,
@@ -37,17 +38,17 @@ from catenary_scheduler.storage.values.stored import (
     StoredBatch,
     StoredClock,
     StoredCost,
+    StoredDeploymentSpec,
     StoredGeneration,
-    StoredNotes,
     StoredOwner,
     StoredPlacement,
+    StoredProvenance,
     StoredRate,
     StoredReservation,
+    StoredRollout,
     StoredScaling,
     StoredSession,
-    StoredSwitch,
     StoredTimes,
-    StoredWish,
 )
 from catenary_services.domain.ids import (
     AgentId,
@@ -73,7 +74,7 @@ _LINK = "link"
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class RecordDamage:
     """What could not be read, and why."""
 
     table: str
@@ -88,23 +89,25 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TableShape:
     """How the fields of one table are read: a name first, then the value of that name."""
 
     name: Callable[[str], Any]
     value: Callable[[Any, str], Any]
 
 
-def read_table(table: str, shape: Shape, raw: Mapping[bytes, bytes]) -> tuple[Any, list[Damage]]:
+def read_table(
+    table: str, shape: TableShape, raw: Mapping[bytes, bytes]
+) -> tuple[Any, list[RecordDamage]]:
     """Returns the readable records of a table by their parsed names, and the rest of it."""
     records: dict[Any, Any] = {}
-    damaged: list[Damage] = []
+    damaged: list[RecordDamage] = []
     for name, value in raw.items():
         try:
             key = shape.name(_decoded(name))
             records[key] = shape.value(key, _decoded(value))
-        except Unreadable as error:
-            damaged.append(Damage(table, name, str(error), value, len(value)))
+        except UnreadableRecord as error:
+            damaged.append(RecordDamage(table, name, str(error), value, len(value)))
     return records, damaged
 
 
@@ -112,7 +115,7 @@ def _decoded(text: bytes) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError:
-        raise Unreadable("is not UTF-8") from None
+        raise UnreadableRecord("is not UTF-8") from None
 
 
 # ---- names ----
@@ -120,14 +123,14 @@ def _decoded(text: bytes) -> str:
 
 def _bounded(name: str) -> str:
     if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
-        raise Unreadable("is no name")
+        raise UnreadableRecord("is no name")
     return name
 
 
 def _model(name: str) -> ModelKey:
     model, _, version = _bounded(name).rpartition(":")
     if not model or not version:
-        raise Unreadable("is no model with its version")
+        raise UnreadableRecord("is no model with its version")
     return ModelKey(model, version)
 
 
@@ -139,11 +142,11 @@ def partition_of(text: str) -> PartitionKey:
     """
     found = _PARTITION.fullmatch(text)
     if found is None:
-        raise Unreadable(f"{text[:60]!r} is no partition")
+        raise UnreadableRecord(f"{text[:60]!r} is no partition")
     model, version, first, last = found.groups()
     key = PartitionKey(ModelKey(model, version), int(first), int(last))
     if not key.first_block < key.last_block <= _MOST_BLOCKS:
-        raise Unreadable(f"{text[:60]!r} has no blocks")
+        raise UnreadableRecord(f"{text[:60]!r} has no blocks")
     return key
 
 
@@ -153,7 +156,7 @@ def _place_or_link(name: str) -> Place | Link:
         return AgentId(ends[0]), AgentId(ends[1])
     agent, _, partition = name.rpartition("|")
     if not agent:
-        raise Unreadable("names no agent")
+        raise UnreadableRecord("names no agent")
     return AgentId(agent), partition_of(partition)
 
 
@@ -164,21 +167,21 @@ def _identifier(text: str) -> int:
 
 def _below_64_bits(number: int) -> int:
     if number >= 1 << 64:
-        raise Unreadable(f"{number} is no identifier")
+        raise UnreadableRecord(f"{number} is no identifier")
     return number
 
 
 def _owner(name: str) -> tuple[int, int]:
     owner = decode_line(name.replace(":", " "), StoredOwner)
     if name != f"{owner.number}:{owner.position}":
-        raise Unreadable("names no batch or session")
+        raise UnreadableRecord("names no batch or session")
     return _below_64_bits(owner.number), owner.position
 
 
 def _resource(name: str) -> ResourceId:
     found = _RESOURCE.fullmatch(_bounded(name))
     if found is None:
-        raise Unreadable("is no resource")
+        raise UnreadableRecord("is no resource")
     if found[3] is not None:
         partition_of(found[4])
     return ResourceId(name)
@@ -207,12 +210,12 @@ def _placement(text: str) -> Placement:
     try:
         return parse_placement(known)
     except (CatenaryError, ValueError, OverflowError) as error:
-        raise Unreadable(str(error)) from None
+        raise UnreadableRecord(str(error)) from None
 
 
 def _line_of_text(text: str) -> str:
     if len(text) > _LONGEST_NAME or not (text.isprintable() or not text):
-        raise Unreadable("is not a short line of text")
+        raise UnreadableRecord("is not a short line of text")
     return text
 
 
@@ -229,8 +232,8 @@ _PLAN: Mapping[str, Callable[[str], Any]] = {
     "fixed_before": _placement,
     "active": _placement,
     "active_id": _line_of_text,
-    "notes": lambda text: decode_document(text, StoredNotes),
-    "last_switch": lambda text: decode_document(text, StoredSwitch),
+    "notes": lambda text: decode_document(text, StoredProvenance),
+    "last_switch": lambda text: decode_document(text, StoredRollout),
     "scaling": _scaling,
 }
 
@@ -278,20 +281,20 @@ def peer_text(peer: common_pb2.Peer) -> str:
 
 def _peer(name: str, text: str) -> common_pb2.Peer:
     if len(text) > _LONGEST_PEER:
-        raise Unreadable("is longer than any peer")
+        raise UnreadableRecord("is longer than any peer")
     try:
         peer = common_pb2.Peer.FromString(base64.b64decode(text, validate=True))
     except (binascii.Error, ValueError, DecodeError) as error:
-        raise Unreadable(f"is no peer: {error}") from None
+        raise UnreadableRecord(f"is no peer: {error}") from None
     if peer.peer_id != name:
-        raise Unreadable(f"is the peer {peer.peer_id[:60]!r}")
+        raise UnreadableRecord(f"is the peer {peer.peer_id[:60]!r}")
     return peer
 
 
 def _hops(name: SessionId, text: str) -> tuple[ChainHop, ...]:
     hops = decode_document(text, StoredSession).hops
     if any(hop.first_block >= hop.last_block for hop in hops):
-        raise Unreadable("has a hop without blocks")
+        raise UnreadableRecord("has a hop without blocks")
     return tuple(
         ChainHop(AgentId(hop.agent), partition_of(hop.partition), hop.first_block, hop.last_block)
         for hop in hops
@@ -302,7 +305,7 @@ def _lengths(name: ModelKey, text: str) -> LengthPredictor:
     try:
         return LengthPredictor.from_record(decode_document(text, dict[str, Any]))
     except (CatenaryError, OverflowError) as error:
-        raise Unreadable(str(error)) from None
+        raise UnreadableRecord(str(error)) from None
 
 
 def owner_name(reservation: Reservation) -> str:
@@ -323,9 +326,9 @@ def _reservation(resource: ResourceId, owner: tuple[int, int], text: str) -> Res
     number, position = owner
     is_cache = resource.startswith("cache/")
     if is_cache != (r.slots > 0):
-        raise Unreadable("has slots of what has none, or none of a cache")
+        raise UnreadableRecord("has slots of what has none, or none of a cache")
     if r.start_ns > r.end_ns or r.start_ns > r.expires_ns:
-        raise Unreadable("ends before it begins")
+        raise UnreadableRecord("ends before it begins")
     return Reservation(
         BatchId(0 if is_cache else number),
         position,
@@ -339,9 +342,9 @@ def _reservation(resource: ResourceId, owner: tuple[int, int], text: str) -> Res
     )
 
 
-def book_shape(resource: ResourceId) -> Shape:
+def book_shape(resource: ResourceId) -> TableShape:
     """Returns how the reservations of one resource are read."""
-    return Shape(_owner, lambda owner, text: _reservation(resource, owner, text))
+    return TableShape(_owner, lambda owner, text: _reservation(resource, owner, text))
 
 
 def read_clock(raw: Mapping[bytes, bytes]) -> StoredClock | None:
@@ -355,20 +358,22 @@ def read_clock(raw: Mapping[bytes, bytes]) -> StoredClock | None:
     try:
         fields = [raw[name].decode() for name in (b"scheduler_ns", b"redis_us")]
     except (KeyError, UnicodeDecodeError) as error:
-        raise Unreadable(f"is no pair of moments: {error}") from None
+        raise UnreadableRecord(f"is no pair of moments: {error}") from None
     clock: StoredClock = decode_line(" ".join(fields), StoredClock)
     return clock
 
 
-SHAPES: Mapping[Table, Shape] = {
-    Table.DEPLOYMENTS: Shape(_bounded, lambda _, text: decode_document(text, StoredWish)),
-    Table.PLAN: Shape(_bounded, _plan_field),
-    Table.MEASURED: Shape(_place_or_link, _measurement),
-    Table.AGENTS: Shape(_bounded, lambda _, text: decode_document(text, StoredAgent)),
-    Table.PEERS: Shape(_bounded, _peer),
-    Table.DRAINING: Shape(_bounded, lambda _, text: _identifier(text)),
-    Table.RESOURCES: Shape(_resource, lambda _, text: True),
-    Table.BATCHES: Shape(_identifier, lambda _, text: decode_document(text, StoredBatch)),
-    Table.SESSIONS: Shape(_identifier, _hops),
-    Table.LENGTHS: Shape(_model, _lengths),
+SHAPES: Mapping[RedisTable, TableShape] = {
+    RedisTable.DEPLOYMENTS: TableShape(
+        _bounded, lambda _, text: decode_document(text, StoredDeploymentSpec)
+    ),
+    RedisTable.PLAN: TableShape(_bounded, _plan_field),
+    RedisTable.MEASURED: TableShape(_place_or_link, _measurement),
+    RedisTable.AGENTS: TableShape(_bounded, lambda _, text: decode_document(text, StoredAgent)),
+    RedisTable.PEERS: TableShape(_bounded, _peer),
+    RedisTable.DRAINING: TableShape(_bounded, lambda _, text: _identifier(text)),
+    RedisTable.RESOURCES: TableShape(_resource, lambda _, text: True),
+    RedisTable.BATCHES: TableShape(_identifier, lambda _, text: decode_document(text, StoredBatch)),
+    RedisTable.SESSIONS: TableShape(_identifier, _hops),
+    RedisTable.LENGTHS: TableShape(_model, _lengths),
 }

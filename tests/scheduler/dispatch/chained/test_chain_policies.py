@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_scheduler.book import Cache, Claims
-from catenary_scheduler.dispatch.chained.queues.lines import CentralQueue
-from catenary_scheduler.dispatch.chained.routes import Route
+from catenary_scheduler.book import Cache, SlotClaims
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
+from catenary_scheduler.dispatch.chained.queues.wait_queue import CentralQueue
 from catenary_scheduler.dispatch.events import (
     AgentLost,
     PlanActivated,
@@ -31,9 +31,9 @@ def chosen(bench: ChainBench) -> str:
     return found
 
 
-def routes(bench: ChainBench) -> dict[str, Route]:
-    desk = bench.dispatcher._life.desks[LLAMA]
-    return {route.chain_id: route for route in desk._routes.values()}
+def routes(bench: ChainBench) -> dict[str, ChainState]:
+    model_queue = bench.dispatcher._state.model_queues[LLAMA]
+    return {route.chain_id: route for route in model_queue._routes.values()}
 
 
 class Draws:
@@ -103,20 +103,20 @@ class FreeAgents:
     def __init__(self, caches: list[Cache]) -> None:
         self._caches = caches
 
-    def rebuild(self, routes: Sequence[Route]) -> None:
+    def rebuild(self, routes: Sequence[ChainState]) -> None:
         pass
 
-    def offer(self, route: Route) -> None:
+    def offer(self, route: ChainState) -> None:
         pass
 
     def freed(self, cache: Cache) -> None:
         pass
 
-    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
+    def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
         for cache in self._caches:
             if cache.capacity - cache.used >= 6:
                 hops = (hop(cache.agent, 0, 6),)
-                return Route(f"on {cache.agent}", hops, Claims((cache,), (6,)), 1, MS)
+                return ChainState(f"on {cache.agent}", hops, SlotClaims((cache,), (6,)), 1, MS)
         return None
 
 

@@ -167,15 +167,15 @@ def test_nobody_is_put_closer_together_while_objectives_are_missed() -> None:
     held = TokenObjectives(per_token_ns=100 * MS)
     cluster = PackedCluster(Setup(chains=3, goal="off", lines=LINES, objectives=held))
     spread(cluster, 3)
-    board = cluster.dispatcher._life.desk(MODEL).board
-    assert board is not None
+    placer = cluster.dispatcher._state.model_queue(MODEL).placer
+    assert placer is not None
     for attained in [True] * 30 + [False]:
-        board.adaptation.ended(attained=attained, forced=False)
+        placer.adaptation.ended(attained=attained, forced=False)
     cluster.activate("pack")
     cluster.run(cluster.now + 5 * S)
     assert not cluster.moves
     for _ in range(100):
-        board.adaptation.ended(attained=True, forced=False)
+        placer.adaptation.ended(attained=True, forced=False)
     cluster.run(cluster.now + 8 * S)
     assert len(cluster.in_use()) == 1
 

@@ -28,7 +28,7 @@ from catenary_scheduler.dispatch.events import (
     Event,
     LatencyRefitted,
     MoveMode,
-    MoveWanted,
+    MoveRequested,
     PlanActivated,
     Reject,
     RequestCancelled,
@@ -290,7 +290,7 @@ class Cluster(RuleBasedStateMachine):
                 self.let_go(each.agent, command.session)
         if command.request in self.current and command.decode_hops:
             # Nobody lost a session by that: it goes on, and nothing doubts it.
-            life = self.dispatcher._life
+            life = self.dispatcher._state
             if self.current[command.request] is command and command.session in life.slots:
                 assert not life.sessions[command.session].left
 
@@ -363,7 +363,7 @@ class Cluster(RuleBasedStateMachine):
         command = self.some_session(data)
         self.gets_a_token(command.request)
         session = data.draw(st.sampled_from([command.session, command.session, SessionId(1)]))
-        self.tell(MoveWanted(session, where, mode))
+        self.tell(MoveRequested(session, where, mode))
 
     @precondition(lambda self: self.successors)
     @rule(data=st.data(), known=st.booleans(), at_once=st.booleans(), closed=st.booleans())
@@ -549,29 +549,33 @@ class Cluster(RuleBasedStateMachine):
 
     @invariant()
     def a_request_waits_or_has_a_session(self) -> None:
-        life = self.dispatcher._life
-        waiting = {t.request for desk in life.desks.values() for t in desk.line.tickets()}
+        life = self.dispatcher._state
+        waiting = {
+            t.request
+            for model_queue in life.model_queues.values()
+            for t in model_queue.line.sequences()
+        }
         waiting |= set(life.resting)
-        running = {t.request for t in life.tickets.values() if t.session is not None}
+        running = {t.request for t in life.sequences.values() if t.session is not None}
         assert not waiting & running
         assert waiting | running == set(self.open)
         assert set(life.slots.sessions()) <= set(life.sessions)
-        for desk in life.desks.values():
-            for route in desk._routes.values():
+        for model_queue in life.model_queues.values():
+            for route in model_queue._routes.values():
                 on_it = [s for s in life.sessions.values() if route in (s.route, s.prefill)]
                 assert route.running == len(on_it)
 
     @invariant()
     def a_request_has_two_sessions_while_it_moves_and_one_otherwise(self) -> None:
-        life = self.dispatcher._life
+        life = self.dispatcher._state
         assert len(life.moves) <= CONFIG.max_moves
         at: dict[AgentId, int] = defaultdict(int)
         for session_id, move in life.moves.items():
             assert move.target is life.sessions[session_id]
             assert move.target.arriving is move is move.source.moving
-            assert move.target.ticket is None
+            assert move.target.sequence is None
             assert not move.target.closing
-            assert move.ticket.session is move.source
+            assert move.sequence.session is move.source
             for agent in move.agents:
                 at[agent] += 1
         assert at == life.moves_at
@@ -579,7 +583,7 @@ class Cluster(RuleBasedStateMachine):
         for session in life.sessions.values():
             assert session.moving is None or session.moving.target.session_id in life.moves
             assert session.arriving is None or session.session_id in life.moves
-        assert life.strays.keys() <= life.sessions.keys()
+        assert life.misplaced.keys() <= life.sessions.keys()
 
     def teardown(self) -> None:
         for _ in range(2000):
@@ -659,26 +663,26 @@ class ClusterWithObjectives(Cluster):
 
     @invariant()
     def sums_are_those_of_the_seats_and_seats_those_of_sessions(self) -> None:
-        running = {t.request for t in self.dispatcher._life.tickets.values() if t.session}
-        for desk in self.dispatcher._life.desks.values():
-            board = desk.board
-            if board is None:
+        in_sessions = {t.request for t in self.dispatcher._state.sequences.values() if t.session}
+        for model_queue in self.dispatcher._state.model_queues.values():
+            placer = model_queue.placer
+            if placer is None:
                 continue
-            assert board._seats.keys() <= running
-            assert board._prompts.keys() <= board._seats.keys()
-            moving = {move.ticket.request for move in self.dispatcher._life.moves.values()}
-            assert board._coming.keys() <= moving
-            for worker in board._workers.values():
-                seats = worker.seats.values()
-                weighted = sum(s.prompt_tokens + 0.5 * s.final_tokens for s in seats)
+            assert placer._running.keys() <= in_sessions
+            assert placer._prompts.keys() <= placer._running.keys()
+            moving = {move.sequence.request for move in self.dispatcher._state.moves.values()}
+            assert placer._coming.keys() <= moving
+            for worker in placer._workers.values():
+                running_sequences = worker.running_sequences.values()
+                weighted = sum(s.prompt_tokens + 0.5 * s.final_tokens for s in running_sequences)
                 assert abs(worker.context_tokens - weighted) < 1e-6
-                for seat in seats:
-                    held = board._seats.get(seat.request)
-                    coming = board._coming.get(seat.request)
+                for running in running_sequences:
+                    held = placer._running.get(running.request)
+                    coming = placer._coming.get(running.request)
                     assert (
-                        (held is not None and held[1] is seat)
-                        or (coming is not None and coming[1] is seat)
-                        or board._prompts[seat.request] is worker
+                        (held is not None and held[1] is running)
+                        or (coming is not None and coming[1] is running)
+                        or placer._prompts[running.request] is worker
                     )
 
 

@@ -299,10 +299,10 @@ def test_pairs_take_the_prompt_and_the_rest_on_different_workers() -> None:
     ends = [cluster.started[each].decode_hops[0].agent for each in requests]
     assert sorted(ends) == ["a1", "a2"]
     cluster.now += 200 * MS
-    board = cluster.dispatcher._life.desk(MODEL).board
-    assert board is not None
+    placer = cluster.dispatcher._state.model_queue(MODEL).placer
+    assert placer is not None
     cluster.report(requests[0], 5, 4 * 25.0 * MS)
-    assert [len(worker.seats) for worker in board._open] == [1]
+    assert [len(worker.running_sequences) for worker in placer._open] == [1]
 
 
 def test_a_successor_counts_adopted_sessions_and_what_they_have_done() -> None:
@@ -324,10 +324,10 @@ def test_a_successor_counts_adopted_sessions_and_what_they_have_done() -> None:
             progress=SessionProgress(request, 50, 100 * MS, 49 * 25 * MS),
         )
     )
-    board = cluster.dispatcher._life.desk(MODEL).board
-    assert board is not None
-    seat = board._seats[request][1]
-    assert (seat.generated_tokens, seat.carried_tokens, seat.is_new) == (50, 0, False)
+    placer = cluster.dispatcher._state.model_queue(MODEL).placer
+    assert placer is not None
+    running = placer._running[request][1]
+    assert (running.generated_tokens, running.carried_tokens, running.is_new) == (50, 0, False)
 
 
 def test_nothing_is_left_of_sessions_that_ended() -> None:
@@ -339,12 +339,16 @@ def test_nothing_is_left_of_sessions_that_ended() -> None:
         started = cluster.started[request]
         cluster.tell(RequestCompleted(request, SessionProgress(request, 1, 50 * MS, 0)))
         cluster.tell(SessionsClosed(started.hops[0].agent, (started.session,)))
-    board = cluster.dispatcher._life.desk(MODEL).board
-    assert board is not None
-    assert not board._seats
-    assert not board._prompts
-    for worker in board._open:
-        assert (len(worker.seats), worker.context_tokens, worker.final_tokens) == (0, 0.0, 0.0)
+    placer = cluster.dispatcher._state.model_queue(MODEL).placer
+    assert placer is not None
+    assert not placer._running
+    assert not placer._prompts
+    for worker in placer._open:
+        assert (len(worker.running_sequences), worker.context_tokens, worker.final_tokens) == (
+            0,
+            0.0,
+            0.0,
+        )
         worker.look(cluster.now)
         assert worker.least_saved_ns == math.inf
     figures = cluster.dispatcher.statistics()
@@ -355,15 +359,15 @@ def test_nothing_is_left_of_sessions_that_ended() -> None:
 @pytest.mark.parametrize("may_pack", [True, False])
 def test_sessions_are_packed_only_if_allowed_and_attainment_is_safe(may_pack: bool) -> None:
     cluster = Cluster(3, may_pack=may_pack)
-    board = cluster.dispatcher._life.desk(MODEL).board
-    assert board is not None
+    placer = cluster.dispatcher._state.model_queue(MODEL).placer
+    assert placer is not None
     first = cluster.ask()
     cluster.now += 100 * MS
     cluster.report(first, 100, 99 * 23.1 * MS)
     before = cluster.ask()
     assert cluster.agent(before) != cluster.agent(first)  # nothing is known of attainment yet
     for _ in range(300):
-        board.adaptation.ended(attained=True, forced=False)
+        placer.adaptation.ended(attained=True, forced=False)
     after = cluster.ask()
     assert (cluster.agent(after) == cluster.agent(first)) is may_pack
     assert cluster.dispatcher.statistics()["packing_models"] == may_pack

@@ -9,8 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catenary_scheduler.dispatch.placing.constraints import Bound, examine, kv_peak, place
-from catenary_scheduler.dispatch.placing.jobs import Job, Limits
+from catenary_scheduler.dispatch.placing.constraints import (
+    WorkerConstraint,
+    examine,
+    kv_peak,
+    place,
+)
+from catenary_scheduler.dispatch.placing.jobs import Job, WorkerLimits
 from catenary_services.domain.latency import LatencyLines
 from reference_data import reference
 
@@ -27,7 +32,7 @@ def job(record: dict[str, Any]) -> Job:
     )
 
 
-def agrees(found: Bound, expected: dict[str, Any], unit: float) -> bool:
+def agrees(found: WorkerConstraint, expected: dict[str, Any], unit: float) -> bool:
     pairs = ((found.used, expected["lhs"]), (found.allowed, expected["rhs"]))
     return found.ok == expected["ok"] and all(
         (mine is None) == (theirs is None)
@@ -41,7 +46,7 @@ def test_every_golden_case_is_decided_and_weighed_as_it_says(case: dict[str, Any
     perf, params = case["perf"], case["params"]
     k1, c1, k2, c2, c3, t1 = (perf[name] * MS for name in ("k1", "c1", "k2", "c2", "c3", "t1"))
     lines = LatencyLines(k1, c1, k2, c2, c3, t1, cache_token=perf["h"], cache_session=perf["j"])
-    limits = Limits(
+    limits = WorkerLimits(
         round(params["T_pre"] * MS),
         round(params["T_dec"] * MS),
         params["M"],
@@ -90,7 +95,7 @@ def test_the_cache_peaks_where_step_by_step_counting_says(
 def test_no_objective_means_no_bound() -> None:
     lines = LatencyLines(1.0, 1.0, 1.0, 1.0, 1.0)
     busy = [Job(10, 10, 1, 1e9, is_new=False)]
-    verdict = examine(lines, Limits(0, 0, float("inf")), busy, Job(10**6, 10**6))
+    verdict = examine(lines, WorkerLimits(0, 0, float("inf")), busy, Job(10**6, 10**6))
     assert verdict.ok
     bounds = (verdict.context, verdict.prompts, verdict.slack, verdict.cache)
     assert [each.allowed for each in bounds] == [None] * 4

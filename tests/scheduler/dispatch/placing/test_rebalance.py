@@ -15,7 +15,7 @@ from benchmarks.placement_twins import (
 from catenary_scheduler.dispatch.placing.error_lines import WorkerErrors, error_line
 from catenary_scheduler.dispatch.placing.rebalance import rebalance
 from catenary_scheduler.dispatch.placing.rebalance_search import Imbalance
-from catenary_scheduler.dispatch.placing.rebalancer import Placed, Rebalancer
+from catenary_scheduler.dispatch.placing.rebalancer import Rebalancer, UnstartedPlacement
 from catenary_services.domain.latency import LatencyLines
 
 MS = 1e6
@@ -163,7 +163,7 @@ def test_a_request_moves_from_the_worker_that_has_more_than_thought() -> None:
     rebalancer = Rebalancer[str]()
     rebalancer.outgrew("a", 500)
     rebalancer.ended_early("b", 700, 150)
-    placed = [Placed("a", 300.0), Placed("b", 40.0)]
+    placed = [UnstartedPlacement("a", 300.0), UnstartedPlacement("b", 40.0)]
     assert rebalancer.settle({"a": LINES, "b": LINES}, placed, anything) == {0: "b"}
     assert rebalancer.moved == 1
 
@@ -172,7 +172,7 @@ def test_errors_count_once() -> None:
     rebalancer = Rebalancer[str]()
     rebalancer.outgrew("a", 500)
     rebalancer.ended_early("b", 700, 150)
-    lines, placed = {"a": LINES, "b": LINES}, [Placed("a", 300.0)]
+    lines, placed = {"a": LINES, "b": LINES}, [UnstartedPlacement("a", 300.0)]
     assert rebalancer.settle(lines, placed, anything)
     assert rebalancer.settle(lines, placed, anything) == {}
 
@@ -187,7 +187,9 @@ def test_nobody_moves_where_constraints_do_not_hold() -> None:
         asked.append((worker, tuple(requests)))
         return False
 
-    assert rebalancer.settle({"a": LINES, "b": LINES}, [Placed("a", 300.0)], nothing) == {}
+    assert (
+        rebalancer.settle({"a": LINES, "b": LINES}, [UnstartedPlacement("a", 300.0)], nothing) == {}
+    )
     assert set(asked) == {("b", (0,))}
 
 
@@ -198,12 +200,12 @@ def test_errors_of_workers_that_are_gone_or_may_not_be_used_do_not_count() -> No
     rebalancer.forget("b")
     rebalancer.ended_early("c", 700, 150)
     lines = {"a": LINES, "b": LINES}
-    assert rebalancer.settle(lines, [Placed("a", 300.0)], anything) == {}
+    assert rebalancer.settle(lines, [UnstartedPlacement("a", 300.0)], anything) == {}
 
 
 def test_a_large_batch_is_left_as_it_is() -> None:
     rebalancer = Rebalancer[int]()
     rebalancer.outgrew(0, 500)
     rebalancer.ended_early(1, 700, 150)
-    placed = [Placed(0, 300.0)] * 1000
+    placed = [UnstartedPlacement(0, 300.0)] * 1000
     assert rebalancer.settle({0: LINES, 1: LINES}, placed, lambda _worker, _requests: True) == {}

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catenary_scheduler.dispatch.placing.adaptation import Adaptation, AdaptationConfig
-from catenary_scheduler.dispatch.placing.constraints import Readings, examine
-from catenary_scheduler.dispatch.placing.jobs import Job, Limits
-from catenary_scheduler.dispatch.placing.occupancy import Seat
+from catenary_scheduler.dispatch.placing.constraints import PaperReadings, examine
+from catenary_scheduler.dispatch.placing.jobs import Job, WorkerLimits
+from catenary_scheduler.dispatch.placing.occupancy import RunningSequence
 from catenary_scheduler.dispatch.placing.worker import Worker
 from catenary_services.domain.ids import GatewayId, RequestId
 from catenary_services.domain.latency import LatencyLines
@@ -34,17 +34,19 @@ def request(number: int) -> RequestId:
 def applied(worker: Worker, steps: list[tuple[str, int, int, int]], now: int) -> None:
     """Makes a worker that has seen adds, reports and ends, all placed and heard of just now."""
     for what, number, tokens, more in steps:
-        seat = worker.seats.get(request(number))
+        running = worker.running_sequences.get(request(number))
         if what == "add":
-            worker.add(Seat(request(number), tokens, float(more), T_DEC, now + T_PRE, now))
-        elif seat is None:
+            worker.add(
+                RunningSequence(request(number), tokens, float(more), T_DEC, now + T_PRE, now)
+            )
+        elif running is None:
             continue
         elif what == "progress":
-            generated = seat.generated_tokens + tokens
+            generated = running.generated_tokens + tokens
             spent = (generated - 1) * 27.0 * MS
-            worker.progressed(seat, generated, spent, now, 0)
+            worker.progressed(running, generated, spent, now, 0)
         elif what == "repredict":
-            worker.repredict(seat, float(more))
+            worker.repredict(running, float(more))
         else:
             worker.remove(request(number))
 
@@ -65,12 +67,12 @@ def test_the_fast_path_agrees_with_the_definitions(
     theta: float,
 ) -> None:
     now = 10**12
-    limits = Limits(T_PRE, T_DEC, capacity, 0.5, theta)
+    limits = WorkerLimits(T_PRE, T_DEC, capacity, 0.5, theta)
     worker = Worker(LINES, limits)
     applied(worker, steps, now)
     worker.look(now)
-    jobs = [seat.job() for seat in worker.seats.values()]
-    verdict = examine(LINES, limits, jobs, Job(prompt, predicted), Readings(strict_slack=True))
+    jobs = [running.job() for running in worker.running_sequences.values()]
+    verdict = examine(LINES, limits, jobs, Job(prompt, predicted), PaperReadings(strict_slack=True))
     assert worker.has_context(prompt, predicted, T_DEC, theta) == verdict.context.ok
     assert worker.has_cache(prompt, predicted) == verdict.cache.ok
     stall = worker.stall_ns(prompt)
@@ -82,12 +84,12 @@ def test_the_fast_path_agrees_with_the_definitions(
 
 
 def test_prompts_run_in_one_pass_until_the_next_step_then_nobody_joins_them() -> None:
-    worker = Worker(LINES, Limits(T_PRE, T_DEC, math.inf))
-    old = Seat(request(1), 100, 500.0, T_DEC, T_PRE, 0)
+    worker = Worker(LINES, WorkerLimits(T_PRE, T_DEC, math.inf))
+    old = RunningSequence(request(1), 100, 500.0, T_DEC, T_PRE, 0)
     worker.add(old)
     worker.progressed(old, 200, 199 * 25.0 * MS, 6000 * MS, 100 * MS)
     worker.look(6000 * MS)
-    worker.add(Seat(request(2), 100, 50.0, T_DEC, 7000 * MS, 6000 * MS))
+    worker.add(RunningSequence(request(2), 100, 50.0, T_DEC, 7000 * MS, 6000 * MS))
     worker.look(6001 * MS)
     assert worker.joining == 1
     assert worker.least_saved_ns > 0
@@ -97,8 +99,8 @@ def test_prompts_run_in_one_pass_until_the_next_step_then_nobody_joins_them() ->
 
 
 def test_a_prompt_on_an_idle_worker_runs_at_once_so_nobody_joins_it() -> None:
-    worker = Worker(LINES, Limits(T_PRE, T_DEC, math.inf))
-    worker.add(Seat(request(1), 100, 50.0, T_DEC, T_PRE, 0))
+    worker = Worker(LINES, WorkerLimits(T_PRE, T_DEC, math.inf))
+    worker.add(RunningSequence(request(1), 100, 50.0, T_DEC, T_PRE, 0))
     worker.look(0)
     assert worker.joining == 1
     worker.look(1 * MS)
@@ -107,8 +109,8 @@ def test_a_prompt_on_an_idle_worker_runs_at_once_so_nobody_joins_it() -> None:
 
 
 def test_a_gateway_that_never_reports_does_not_close_a_worker_for_good() -> None:
-    worker = Worker(LINES, Limits(T_PRE, T_DEC, math.inf))
-    worker.add(Seat(request(1), 100, 5000.0, T_DEC, T_PRE, 0))
+    worker = Worker(LINES, WorkerLimits(T_PRE, T_DEC, math.inf))
+    worker.add(RunningSequence(request(1), 100, 5000.0, T_DEC, T_PRE, 0))
     worker.look(1 * MS)
     assert worker.least_saved_ns == 0.0
     worker.look(6000 * MS)
@@ -117,15 +119,15 @@ def test_a_gateway_that_never_reports_does_not_close_a_worker_for_good() -> None
 
 
 def test_what_is_saved_grows_between_reports_and_a_prompt_of_others_is_not_forgotten() -> None:
-    worker = Worker(LINES, Limits(T_PRE, T_DEC, math.inf))
-    old = Seat(request(1), 100, 50.0, T_DEC, T_PRE, 0)
+    worker = Worker(LINES, WorkerLimits(T_PRE, T_DEC, math.inf))
+    old = RunningSequence(request(1), 100, 50.0, T_DEC, T_PRE, 0)
     worker.add(old)
     worker.progressed(old, 21, 20 * 25.0 * MS, 600 * MS, 100 * MS)
     worker.look(600 * MS)
     assert worker.least_saved_ns == pytest.approx(20 * 5 * MS)
     worker.look(650 * MS)
     assert worker.least_saved_ns > 20 * 5 * MS
-    new = Seat(request(2), 300, 50.0, T_DEC, 0, 650 * MS)
+    new = RunningSequence(request(2), 300, 50.0, T_DEC, 0, 650 * MS)
     worker.add(new)
     worker.progressed(new, 1, 0.0, 700 * MS, 700 * MS)  # ran after the old one was heard of
     worker.look(700 * MS)
@@ -133,11 +135,11 @@ def test_what_is_saved_grows_between_reports_and_a_prompt_of_others_is_not_forgo
 
 
 def test_harm_is_a_share_of_those_who_would_fall_behind_and_none_of_the_others() -> None:
-    worker = Worker(LINES, Limits(T_PRE, T_DEC, math.inf))
+    worker = Worker(LINES, WorkerLimits(T_PRE, T_DEC, math.inf))
     for number, generated in ((1, 2), (2, 400)):
-        seat = Seat(request(number), 100, 500.0, T_DEC, T_PRE, 0)
-        worker.add(seat)
-        worker.progressed(seat, generated, (generated - 1) * 25.0 * MS, 10**10, 0)
+        running = RunningSequence(request(number), 100, 500.0, T_DEC, T_PRE, 0)
+        worker.add(running)
+        worker.progressed(running, generated, (generated - 1) * 25.0 * MS, 10**10, 0)
     worker.look(10**10)
     assert worker.harm(1.0 * MS, 0.0) == 0.0
     assert 0.0 < worker.harm(60.0 * MS, 0.0) < 1.0
@@ -149,10 +151,10 @@ def test_prompts_in_chunks_hold_nobody_up_for_the_whole_of_them() -> None:
     chunked = LatencyLines(0.124e6, 13.9e6, 451.0, 0.0756e6, 22.5e6, prefill_chunk_tokens=512)
     stalls = []
     for lines in (LINES, chunked):
-        worker = Worker(lines, Limits(T_PRE, T_DEC, math.inf))
-        seat = Seat(request(1), 100, 500.0, T_DEC, T_PRE, 0)
-        worker.add(seat)
-        worker.progressed(seat, 400, 399 * 25.0 * MS, 10**10, 0)
+        worker = Worker(lines, WorkerLimits(T_PRE, T_DEC, math.inf))
+        running = RunningSequence(request(1), 100, 500.0, T_DEC, T_PRE, 0)
+        worker.add(running)
+        worker.progressed(running, 400, 399 * 25.0 * MS, 10**10, 0)
         worker.look(10**10)
         stalls.append(worker.stall_ns(2048) - 3 * (lines is chunked) * lines.prefill_ns)
     assert stalls[1] < stalls[0]
@@ -162,8 +164,8 @@ def test_in_chunks_nobody_joins_who_would_have_its_token_before_and_first_tokens
     None
 ):
     chunked = LatencyLines(0.124e6, 13.9e6, 451.0, 0.0756e6, 22.5e6, prefill_chunk_tokens=512)
-    worker = Worker(chunked, Limits(T_PRE, T_DEC, math.inf))
-    worker.add(Seat(request(1), 400, 50.0, T_DEC, T_PRE, 0))
+    worker = Worker(chunked, WorkerLimits(T_PRE, T_DEC, math.inf))
+    worker.add(RunningSequence(request(1), 400, 50.0, T_DEC, T_PRE, 0))
     worker.look(0)
     assert worker.may_join(112)
     assert not worker.may_join(113)

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_scheduler.planning.latency import Observed, Refit, RefitPolicy, WorkDone, moved
+from catenary_scheduler.planning.latency import (
+    LineRefit,
+    ObservedCost,
+    RefitPolicy,
+    WorkTotals,
+    moved,
+)
 from catenary_scheduler.planning.latency.nnls import solve_nonnegative
 from catenary_scheduler.planning.live import GenerationCost
 
@@ -17,7 +23,7 @@ POINTS = ((2.0, 2.0, 1.0), (4096.0, 8.0, 1.0))
 ALL_REMEMBERED = RefitPolicy(memory_steps=0.0, prior_steps=0.0, surprise=0.0)
 
 
-def steps(cost: GenerationCost, random: np.random.Generator, noise: float = 0.0) -> WorkDone:
+def steps(cost: GenerationCost, random: np.random.Generator, noise: float = 0.0) -> WorkTotals:
     """Returns a second's work as an agent of this cost would report it."""
     count, sessions = int(random.integers(5, 20)), int(random.integers(2, 9))
     rows, context = count * sessions, count * sessions * int(random.integers(20, 500))
@@ -30,7 +36,7 @@ def steps(cost: GenerationCost, random: np.random.Generator, noise: float = 0.0)
     lone = int(random.integers(1, 5))
     factors = 1 + random.normal(0, noise, 3) if noise else np.ones(3)
     lone_ns = round(lone * cost.decode_lone_ns * factors[1])
-    return WorkDone(
+    return WorkTotals(
         decode_steps=count + lone,
         decode_rows=rows + lone,
         decode_context_tokens=context + lone * 100,
@@ -51,7 +57,7 @@ def test_without_forgetting_it_equals_the_fit_of_all_rows(seed: int, count: int)
     rows = random.uniform(1, 100, (count, 3))
     times = random.uniform(1e6, 1e9, count)
     weights = random.integers(1, 30, count)
-    refit = Refit((1.0, 1.0, 1.0), POINTS, ALL_REMEMBERED)
+    refit = LineRefit((1.0, 1.0, 1.0), POINTS, ALL_REMEMBERED)
     for row, time, weight in zip(rows, times, weights, strict=True):
         refit.add(int(weight), row.tolist(), float(time))
     scale = rows.sum(axis=1)  # what a prior of (1, 1, 1) predicts
@@ -70,7 +76,7 @@ def test_without_forgetting_it_equals_the_fit_of_all_rows(seed: int, count: int)
 
 def test_the_prior_holds_where_nothing_is_reported() -> None:
     """All reports of one load: there the line follows, elsewhere it stays near what was measured."""
-    refit = Refit((4e3, 6e6, 50e6), POINTS)
+    refit = LineRefit((4e3, 6e6, 50e6), POINTS)
     at_load = refit.predict((2 * 50, 2, 1))
     for _ in range(200):
         refit.add(15, (15 * 4 * 100, 15 * 4, 15), 15 * 1.2 * (4e3 * 400 + 6e6 * 4 + 50e6))
@@ -80,7 +86,7 @@ def test_the_prior_holds_where_nothing_is_reported() -> None:
 
 def test_the_prior_weighs_as_stated() -> None:
     policy = RefitPolicy(memory_steps=0.0, prior_steps=10.0)
-    refit = Refit((100.0,), ((1.0,),), policy)
+    refit = LineRefit((100.0,), ((1.0,),), policy)
     refit.add(30, (30.0,), 6_000.0)
     # The mean of 10 steps of 100 and 30 of 200: all count by what was expected, 100.
     assert float(refit.coefficients[0]) == pytest.approx(175.0)
@@ -88,7 +94,7 @@ def test_the_prior_weighs_as_stated() -> None:
 
 def test_neither_fast_nor_slow_reports_weigh_more() -> None:
     """The mean is what sessions experience; weights by what was measured would be 40 % below it."""
-    refit = Refit((100.0,), ((1.0,),), RefitPolicy(memory_steps=0.0))
+    refit = LineRefit((100.0,), ((1.0,),), RefitPolicy(memory_steps=0.0))
     for _ in range(300):
         refit.add(10, (10.0,), 500.0)
         refit.add(10, (10.0,), 2_500.0)
@@ -96,7 +102,7 @@ def test_neither_fast_nor_slow_reports_weigh_more() -> None:
 
 
 def test_a_pause_counts_for_little_and_what_lasts_is_followed() -> None:
-    refit = Refit((100.0,), ((1.0,),))
+    refit = LineRefit((100.0,), ((1.0,),))
     for _ in range(50):
         refit.add(10, (10.0,), 1_000.0)
     refit.add(10, (10.0,), 1_000_000.0)
@@ -107,7 +113,7 @@ def test_a_pause_counts_for_little_and_what_lasts_is_followed() -> None:
 
 
 def test_what_was_long_ago_is_forgotten() -> None:
-    refit = Refit((1e6,), ((1.0,),), RefitPolicy(memory_steps=100.0, prior_steps=1.0))
+    refit = LineRefit((1e6,), ((1.0,),), RefitPolicy(memory_steps=100.0, prior_steps=1.0))
     for time in (5e6, 2e6):
         for _ in range(100):
             refit.add(20, (20.0,), 20 * time)
@@ -115,7 +121,7 @@ def test_what_was_long_ago_is_forgotten() -> None:
 
 
 def test_time_that_cannot_be_teaches_nothing() -> None:
-    refit = Refit((1e6,), ((1.0,),))
+    refit = LineRefit((1e6,), ((1.0,),))
     refit.add(0, (0.0,), 5e6)
     refit.add(3, (3.0,), 0.0)
     assert refit.steps == 0
@@ -124,7 +130,7 @@ def test_time_that_cannot_be_teaches_nothing() -> None:
 
 def test_intervals_of_a_refit_hold_most_steps() -> None:
     random = np.random.default_rng(5)
-    refit = Refit((4e3, 6e6, 50e6), POINTS, RefitPolicy(memory_steps=0.0))
+    refit = LineRefit((4e3, 6e6, 50e6), POINTS, RefitPolicy(memory_steps=0.0))
     inside = 0
     for turn in range(600):
         sessions, depth = int(random.integers(2, 10)), int(random.integers(10, 500))
@@ -138,7 +144,7 @@ def test_intervals_of_a_refit_hold_most_steps() -> None:
 
 def test_an_agent_that_grew_slower_is_noticed_until_it_is_known() -> None:
     random = np.random.default_rng(1)
-    observed = Observed(COST)
+    observed = ObservedCost(COST)
     for _ in range(20):
         observed.add(steps(COST, random, 0.004))
         assert not observed.take_change()
@@ -159,22 +165,24 @@ def test_an_agent_that_grew_slower_is_noticed_until_it_is_known() -> None:
 
 
 def test_errors_are_of_what_was_predicted_before() -> None:
-    observed = Observed(COST)
-    observed.add(WorkDone(prefill_chunks=1, prefill_tokens=64, prefill_ns=round(138 * MS * 1.1)))
+    observed = ObservedCost(COST)
+    observed.add(WorkTotals(prefill_chunks=1, prefill_tokens=64, prefill_ns=round(138 * MS * 1.1)))
     assert observed.prefill_errors.mean == pytest.approx(0.1)
     assert observed.decode_errors.mean == -1.0
     observed.add(
-        WorkDone(decode_steps=2, decode_rows=2, decode_ns=130 * MS, lone_steps=2, lone_ns=130 * MS)
+        WorkTotals(
+            decode_steps=2, decode_rows=2, decode_ns=130 * MS, lone_steps=2, lone_ns=130 * MS
+        )
     )
     assert observed.decode_errors.mean == pytest.approx(0.25)
 
 
 def test_agents_that_report_no_lone_steps_do_no_harm() -> None:
     """Older ones, and what is impossible: fewer rows than twice the steps that are left."""
-    observed = Observed(GenerationCost(10 * MS, 2 * MS, 50 * MS, 6 * MS))
+    observed = ObservedCost(GenerationCost(10 * MS, 2 * MS, 50 * MS, 6 * MS))
     before = observed.cost
     observed.add(
-        WorkDone(decode_steps=10, decode_rows=10, decode_context_tokens=50, decode_ns=900 * MS)
+        WorkTotals(decode_steps=10, decode_rows=10, decode_context_tokens=50, decode_ns=900 * MS)
     )
     assert observed.cost == before
     assert not observed.take_change()

@@ -9,8 +9,8 @@ from statistics import mean
 import pytest
 
 from catenary_scheduler.planning.latency import (
+    DeviceScaling,
     DeviceShape,
-    Scaling,
     WorkerDemand,
     best_shape,
     fit_compute,
@@ -111,7 +111,7 @@ def test_throughput_is_the_smaller_of_full_caches_and_the_objective() -> None:
 
 def test_without_lines_eq_5_says_how_long_a_full_step_takes() -> None:
     demand = WorkerDemand(100.0, 50.0, 5.0, 10.0, 100.0)
-    scaling = Scaling(compute_ns=80.0, constant_ns=10.0, transfer_ns=20.0)
+    scaling = DeviceScaling(compute_ns=80.0, constant_ns=10.0, transfer_ns=20.0)
     assert scaling.step_ns(1) == 90.0
     assert scaling.step_ns(4) == 20.0 + 10.0 + 15.0
     assert throughput(demand, DeviceShape(4), scaling) == pytest.approx((350 / 5) / (4 * 45.0))
@@ -120,7 +120,7 @@ def test_without_lines_eq_5_says_how_long_a_full_step_takes() -> None:
 
 
 def test_eq_5_is_fitted_to_step_times() -> None:
-    scaling = Scaling(80.0, 10.0)
+    scaling = DeviceScaling(80.0, 10.0)
     found = fit_compute([(count, scaling.step_ns(count)) for count in (1, 2, 4, 8)])
     assert (found.compute_ns, found.constant_ns) == pytest.approx((80.0, 10.0))
     rising = fit_compute([(1, 10.0), (2, 15.0), (4, 17.5)])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from catenary_lab.pools.reference import reference_plan
-from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
+from catenary_scheduler.planning.pooled.dataset import PlanningDataset, load_dataset
 from catenary_services.errors import InvalidInput
 from tiny_dataset import write_dataset
 
@@ -121,7 +121,9 @@ def test_without_recorded_plans_only_these_are_missed(folder: Path) -> None:
         reference_plan(data, TINY)
 
 
-def test_a_recorded_plan_has_whole_virtual_gpus_and_the_recorded_rates(ppipe: Dataset) -> None:
+def test_a_recorded_plan_has_whole_virtual_gpus_and_the_recorded_rates(
+    ppipe: PlanningDataset,
+) -> None:
     plan = reference_plan(ppipe, "ablation/apcnet/HC2-L")
     parts = [part for line in plan.models[0].pipelines for part in line.partitions]
     assert all(part.gpus == part.vgpus / part.level for part in parts)

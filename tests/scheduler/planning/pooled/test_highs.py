@@ -11,24 +11,24 @@ from catenary_lab.pools.solving import solve_by_reference_rules
 from catenary_scheduler.planning.pooled import LeastCost, LeastGpus, MaxThroughput, plan_pools
 from catenary_scheduler.planning.pooled.columns.axes import axes_of
 from catenary_scheduler.planning.pooled.columns.candidates import candidates_of
-from catenary_scheduler.planning.pooled.dataset import Dataset
+from catenary_scheduler.planning.pooled.dataset import PlanningDataset
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
-from catenary_scheduler.planning.pooled.rules.free_rules import FreeTable
+from catenary_scheduler.planning.pooled.rules.free_rules import FreeRateTable
 from catenary_scheduler.planning.pooled.solving.exact import solve_exactly
-from catenary_scheduler.planning.pooled.solving.highs import Limits, solve_with_highs
-from catenary_scheduler.planning.pooled.solving.milp import Task
+from catenary_scheduler.planning.pooled.solving.highs import SolverLimits, solve_with_highs
+from catenary_scheduler.planning.pooled.solving.milp import MilpTask
 from pooled_problems import assert_keeps_the_rules, random_problem
 
-EXACTLY = Limits(seconds=20.0, gap=1e-8)
+EXACTLY = SolverLimits(seconds=20.0, gap=1e-8)
 
 
 def _on_whole_gpus(problem: PoolingProblem) -> tuple[float, float]:
     """The objective by the dynamic programme without shared GPUs, and by HiGHS."""
     candidates = [candidates_of(problem, model) for model in problem.models]
     axes = axes_of(problem)
-    tables = [FreeTable(per_model, axes, share=False) for per_model in candidates]
+    tables = [FreeRateTable(per_model, axes, share=False) for per_model in candidates]
     exact = solve_exactly(problem, tables, axes, MaxThroughput(), None)
-    task = Task(problem, [each.pruned for each in candidates], MaxThroughput(), None)
+    task = MilpTask(problem, [each.pruned for each in candidates], MaxThroughput(), None)
     found = solve_with_highs(task, EXACTLY)
     if found is not None:
         assert found.optimal
@@ -43,7 +43,7 @@ def test_highs_equals_the_dynamic_programme_on_whole_gpus(seed: int) -> None:
     assert found == pytest.approx(exact, rel=1e-6)
 
 
-def test_highs_equals_the_dynamic_programme_on_a_reference_instance(ppipe: Dataset) -> None:
+def test_highs_equals_the_dynamic_programme_on_a_reference_instance(ppipe: PlanningDataset) -> None:
     exact, found = _on_whole_gpus(ppipe.problem("maf19/0.3-0.33-0.37/G2/HC2-L"))
     assert found == pytest.approx(exact, rel=1e-6)
 
@@ -85,7 +85,7 @@ def test_three_classes_are_planned_and_checked() -> None:
     assert found.objective <= exact.objective * (1 + 1e-6)  # which may share GPUs besides
 
 
-def test_four_large_classes_take_highs_within_its_limit(ppipe: Dataset) -> None:
+def test_four_large_classes_take_highs_within_its_limit(ppipe: PlanningDataset) -> None:
     one = ppipe.problem("maf19/0.3-0.33-0.37/G2/HC2-L")
     other = ppipe.problem("maf19/0.3-0.33-0.37/G2/HC3-L")
     problem = replace(one, classes=one.classes + other.classes, max_partitions=2)
@@ -98,7 +98,7 @@ def test_four_large_classes_take_highs_within_its_limit(ppipe: Dataset) -> None:
 
 
 @pytest.mark.parametrize("factor", [10, 1000])
-def test_large_clusters_report_an_honest_gap(ppipe: Dataset, factor: int) -> None:
+def test_large_clusters_report_an_honest_gap(ppipe: PlanningDataset, factor: int) -> None:
     small = ppipe.problem("maf19/0.3-0.33-0.37/G3/HC4-L")
     classes = tuple(replace(gpu, count=gpu.count * factor) for gpu in small.classes)
     problem = replace(small, classes=classes)
@@ -109,7 +109,7 @@ def test_large_clusters_report_an_honest_gap(ppipe: Dataset, factor: int) -> Non
     assert_keeps_the_rules(problem, plan)
 
 
-def test_a_gap_left_open_is_not_called_optimal(ppipe: Dataset) -> None:
+def test_a_gap_left_open_is_not_called_optimal(ppipe: PlanningDataset) -> None:
     problem = ppipe.problem("maf19/0.3-0.33-0.37/G1/HC1-L")
     plan = plan_pools(problem, solver="highs", time_limit_s=0.2)
     assert plan.optimal == (plan.bound <= plan.objective * (1 + 1e-4))

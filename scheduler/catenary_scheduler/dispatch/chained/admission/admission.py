@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from catenary_scheduler.dispatch.chained.queues.desk import Desk
+from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
 from catenary_scheduler.dispatch.chained.sessions.ledger import ChainLedger
 from catenary_scheduler.dispatch.events import Reject, SessionRequested
 from catenary_services.domain.ids import Nanoseconds
@@ -19,8 +19,8 @@ def refusal(known: ChainLedger, event: SessionRequested) -> Reject | None:
     """Returns the answer to a request that cannot be admitted; None if it can."""
     if event.in_flight is not None:  # admitted before, by another scheduler
         return None
-    desk = known.desks.get(event.model)
-    fault = _fault(desk, event)
+    model_queue = known.model_queues.get(event.model)
+    fault = _fault(model_queue, event)
     if fault:
         return Reject(
             event.request,
@@ -28,7 +28,7 @@ def refusal(known: ChainLedger, event: SessionRequested) -> Reject | None:
             f"max_tokens: {fault}",
             details={"field": "max_tokens"},
         )
-    if known.plan is not None and (desk is None or not desk.served):
+    if known.plan is not None and (model_queue is None or not model_queue.served):
         return Reject(
             event.request,
             NoActivePlan.reason,
@@ -42,39 +42,41 @@ def refusal(known: ChainLedger, event: SessionRequested) -> Reject | None:
             "the deadline is over already",
             details={"stage": "arrival"},
         )
-    waiting = len(desk.line) if desk is not None else 0
-    if waiting >= known.config.max_queued or len(known.tickets) >= known.config.max_requests:
+    waiting = len(model_queue.waiting) if model_queue is not None else 0
+    if waiting >= known.config.max_queued or len(known.sequences) >= known.config.max_requests:
         return Reject(
             event.request,
             Overloaded.reason,
             f"{waiting} requests for {event.model} wait already",
-            retry_after_ns=_drained_after(known, desk),
+            retry_after_ns=_drained_after(known, model_queue),
         )
-    return _inadmissible(desk, event, known.now)
+    return _inadmissible(model_queue, event, known.now)
 
 
-def _inadmissible(desk: Desk | None, event: SessionRequested, now: Nanoseconds) -> Reject | None:
+def _inadmissible(
+    model_queue: ModelQueue | None, event: SessionRequested, now: Nanoseconds
+) -> Reject | None:
     """Returns the answer to a request whose objectives no worker could keep were it empty."""
-    if desk is None or desk.board is None or event.progress is not None:
+    if model_queue is None or model_queue.placer is None or event.progress is not None:
         return None
-    fault = desk.board.fault(event, now)
+    fault = model_queue.placer.fault(event, now)
     if fault is None:
         return None
     return Reject(event.request, SloUnattainable.reason, fault.message, details=fault.details())
 
 
-def _fault(desk: Desk | None, event: SessionRequested) -> str:
+def _fault(model_queue: ModelQueue | None, event: SessionRequested) -> str:
     if event.prompt_tokens < 1 or event.max_tokens < 1:
         return "there must be a prompt, and at least one token to generate"
-    limit = desk.session_tokens if desk is not None else 0
+    limit = model_queue.session_tokens if model_queue is not None else 0
     total = event.prompt_tokens + event.max_tokens
     if limit and total > limit:
         return f"{total} tokens with the prompt are more than the {limit} of a session"
     return ""
 
 
-def _drained_after(known: ChainLedger, desk: Desk | None) -> Nanoseconds:
+def _drained_after(known: ChainLedger, model_queue: ModelQueue | None) -> Nanoseconds:
     """Returns when those who wait should have started, by the rate observed."""
-    expected = desk.drained_after_ns() if desk is not None else 0
+    expected = model_queue.drained_after_ns() if model_queue is not None else 0
     config = known.config
     return min(config.longest_retry_after_ns, max(config.retry_after_ns, expected))

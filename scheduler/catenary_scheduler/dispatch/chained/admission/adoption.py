@@ -8,13 +8,13 @@ hold is started again.
 
 from __future__ import annotations
 
-from catenary_scheduler.dispatch.chained.migration.straying import ChainStraying
-from catenary_scheduler.dispatch.chained.tracking import Session, Ticket
+from catenary_scheduler.dispatch.chained.migration.evacuation import ChainEvacuation
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_scheduler.dispatch.events import AdoptedSession, SessionRequested
 from catenary_services.domain.ids import AgentId, Nanoseconds, SessionId
 
 
-class ChainAdoption(ChainStraying):
+class ChainAdoption(ChainEvacuation):
     """What is done with sessions that are found."""
 
     def restored(self) -> None:
@@ -24,50 +24,50 @@ class ChainAdoption(ChainStraying):
                 self.sessions[session_id] = Session(session_id, None, None)
                 self.unclaimed[session_id] = None
 
-    def adopt(self, ticket: Ticket, adopted: AdoptedSession) -> None:
+    def adopt(self, sequence: SequenceRequest, adopted: AdoptedSession) -> None:
         """Goes on with a session that answers a request; starts anew if it cannot be."""
         session = self._claimable(adopted)
         if session is None:
-            self.again(ticket)
+            self.again(sequence)
             return
         if session.session_id != adopted.session:  # it has moved since
             adopted = AdoptedSession(session.session_id, session.hops)
         self.unclaimed.pop(adopted.session, None)
-        session.ticket, ticket.session = ticket, session
+        session.sequence, sequence.session = sequence, session
         self.counters["adopted_sessions"] += 1
-        self.awaits_tokens(ticket)
-        progress = ticket.event.progress
+        self.awaits_tokens(sequence)
+        progress = sequence.event.progress
         session.runs = progress is not None
         if adopted.hops:
             session.hops = adopted.hops
-            session.route = self.desk(ticket.model).route_of(adopted.hops)
+            session.route = self.model_queue(sequence.model).route_of(adopted.hops)
             session.route.running += 1
-            board = self.desk(ticket.model).board
-            if board is not None:
-                board.seat(ticket, session.route, self.now)
+            placer = self.model_queue(sequence.model).placer
+            if placer is not None:
+                placer.start(sequence, session.route, self.now)
                 if progress is not None:
-                    board.progressed(ticket, progress)
+                    placer.progressed(sequence, progress)
         if progress is not None:
-            ticket.generated_tokens = progress.generated_tokens
+            sequence.generated_tokens = progress.generated_tokens
         if session.route is not None:
-            self.room.begins(session.session_id, [session.route], ticket.tokens)
-        expires = ticket.deadline + self.config.deadline_grace_ns
+            self.kv_budget.begins(session.session_id, [session.route], sequence.tokens)
+        expires = sequence.deadline + self.config.deadline_grace_ns
         self.slots.confirm(adopted.session, expires)
         holders = set(self.slots.agents(adopted.session))
         for hop in adopted.hops:
             if hop.agent in holders:
                 continue
             if hop.agent in self.agents:  # it is here, and did not say that it has the session
-                self.again(ticket)
+                self.again(sequence)
                 return
             cache = self.slots.cache(hop.agent, hop.partition)
             self.slots.correct(adopted.session, cache, hop.blocks, self.now, expires)
         if any(hop.agent not in self.agents for hop in adopted.hops):
-            self.doubt(ticket, self.config.claim_grace_ns)
+            self.check_later(sequence, self.config.claim_grace_ns)
 
-    def resubmitted(self, ticket: Ticket, event: SessionRequested) -> None:
+    def resubmitted(self, sequence: SequenceRequest, event: SessionRequested) -> None:
         """A gateway came back: a session it does not name it never heard of."""
-        session = ticket.session
+        session = sequence.session
         if session is None:
             return
         named = event.in_flight.session if event.in_flight is not None else None
@@ -77,12 +77,12 @@ class ChainAdoption(ChainStraying):
         if move is not None and named == move.target.session_id:  # it has, from there
             self.arrived(move)
         else:
-            self.again(ticket)
+            self.again(sequence)
 
     def refused(self, adopted: AdoptedSession) -> None:
         """The request of a session was refused: closes what there is of it."""
         session = self.sessions.get(adopted.session)
-        if session is not None and session.ticket is None and not session.closing:
+        if session is not None and session.sequence is None and not session.closing:
             self.close(session)
 
     def found(self, agent: AgentId, held: AdoptedSession) -> None:
@@ -96,13 +96,13 @@ class ChainAdoption(ChainStraying):
             session = self.sessions[held.session] = Session(held.session, None, None)
             if not self._is_ours(held.session):
                 self.unclaimed[held.session] = self.now + self.config.claim_grace_ns
-        if session.ticket is None and not session.hops:
+        if session.sequence is None and not session.hops:
             session.hops = held.hops
         expires = self.now + self.config.claim_grace_ns
         for hop in hops:
             cache = self.slots.cache(agent, hop.partition)
             self.slots.correct(held.session, cache, hop.blocks, self.now, expires)
-        is_wanted = session.ticket is not None or session.arriving is not None
+        is_wanted = session.sequence is not None or session.arriving is not None
         if not is_wanted and held.session not in self.unclaimed:
             session.attempts = 0
             self.close(session)
@@ -114,8 +114,8 @@ class ChainAdoption(ChainStraying):
             if session is not None and session.arriving is not None:
                 self.fail_move(session.arriving, "lost")
             self.let_go(session_id, agent)
-            if session is not None and session.ticket is not None:
-                self.restart(session.ticket)
+            if session is not None and session.sequence is not None:
+                self.restart(session.sequence)
 
     def end_claims(self) -> None:
         """Closes the sessions nobody claimed in time."""
@@ -154,4 +154,4 @@ class ChainAdoption(ChainStraying):
 
     @staticmethod
     def _is_free(session: Session) -> bool:
-        return session.ticket is None and session.arriving is None and not session.closing
+        return session.sequence is None and session.arriving is None and not session.closing

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from catenary_scheduler.dispatch.breaker import AGENTS_OF_A_VERDICT, is_of_device
 from catenary_scheduler.dispatch.chained.admission.admission import refusal
-from catenary_scheduler.dispatch.chained.admission.overflow import ChainOverflow
-from catenary_scheduler.dispatch.chained.queues.desk import Desk
-from catenary_scheduler.dispatch.chained.routes import Route, set_capacities
-from catenary_scheduler.dispatch.chained.tracking import Session, Ticket
+from catenary_scheduler.dispatch.chained.admission.preemption import ChainPreemption
+from catenary_scheduler.dispatch.chained.chain_state import ChainState, set_capacities
+from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
-    BoundariesMeasured,
     LatencyRefitted,
+    MoveCostsMeasured,
     PlanActivated,
     RequestCancelled,
     RequestCompleted,
@@ -33,14 +33,14 @@ from catenary_services.errors import (
 )
 
 
-class ChainLifecycle(ChainOverflow):
+class ChainLifecycle(ChainPreemption):
     """One small method per event."""
 
     # Requests
 
     def requested(self, event: SessionRequested) -> None:
         """Admits a request, or answers it at once."""
-        known = self.tickets.get(event.request)
+        known = self.sequences.get(event.request)
         if known is not None:
             self.resubmitted(known, event)
             return
@@ -52,103 +52,103 @@ class ChainLifecycle(ChainOverflow):
             if event.in_flight is not None:
                 self.refused(event.in_flight)
             return
-        self.sequence += 1
-        ticket = Ticket(
-            event, self.sequence, self.now if event.arrived_ns is None else event.arrived_ns
+        self.arrival_number += 1
+        sequence = SequenceRequest(
+            event, self.arrival_number, self.now if event.arrived_ns is None else event.arrived_ns
         )
-        self.tickets[event.request] = ticket
-        self.timers.set(ticket, ticket.deadline, len(self.tickets))
+        self.sequences[event.request] = sequence
+        self.timers.set(sequence, sequence.deadline, len(self.sequences))
         if event.in_flight is None:
             if event.progress is not None:
-                ticket.generated_tokens = event.progress.generated_tokens
-            self.enqueue(ticket)
+                sequence.generated_tokens = event.progress.generated_tokens
+            self.enqueue(sequence)
         else:
-            self.adopt(ticket, event.in_flight)
+            self.adopt(sequence, event.in_flight)
 
     def completed(self, event: RequestCompleted) -> None:
         """The gateway has every token."""
-        ticket = self.tickets.get(event.request)
-        if ticket is None:
+        sequence = self.sequences.get(event.request)
+        if sequence is None:
             return
         self.counters["completed_requests"] += 1
         if event.progress is not None:
-            asked, answer_tokens = ticket.event, event.progress.generated_tokens
-            self.lengths_of(ticket.model).learn(
+            asked, answer_tokens = sequence.event, event.progress.generated_tokens
+            self.lengths_of(sequence.model).learn(
                 asked.prompt_tokens, answer_tokens, asked.max_tokens
             )
-            board = self.desk(ticket.model).board
-            if board is not None:
-                board.ended(ticket, event.progress)
-        if ticket.session is not None:
-            self.backoff.worked(ticket.session.hops)
-            self._worked(ticket.session)
-        self.forget(ticket)
+            placer = self.model_queue(sequence.model).placer
+            if placer is not None:
+                placer.ended(sequence, event.progress)
+        if sequence.session is not None:
+            self.backoff.worked(sequence.session.hops)
+            self._worked(sequence.session)
+        self.forget(sequence)
 
     def cancelled(self, event: RequestCancelled) -> None:
         """Nobody waits for it any more."""
-        ticket = self.tickets.get(event.request)
-        if ticket is not None:
+        sequence = self.sequences.get(event.request)
+        if sequence is not None:
             self.counters["cancelled_requests"] += 1
-            self.forget(ticket)
+            self.forget(sequence)
 
-    def unstarted(self, ticket: Ticket) -> None:
+    def unstarted(self, sequence: SequenceRequest) -> None:
         """Its deadline is over and it still waits."""
-        desk = self.desk(ticket.model)
+        model_queue = self.model_queue(sequence.model)
         retry_after = self.config.retry_after_ns
         if self.plan is None:
             self.reject(
-                ticket, NoActivePlan.reason, "no plan is active", retry_after_ns=retry_after
+                sequence, NoActivePlan.reason, "no plan is active", retry_after_ns=retry_after
             )
-        elif not desk.usable:
+        elif not model_queue.usable:
             message = "no chain has all its agents now"
-            self.reject(ticket, Unavailable.reason, message, retry_after_ns=retry_after)
+            self.reject(sequence, Unavailable.reason, message, retry_after_ns=retry_after)
         else:
-            self.too_late(ticket, "queue")
+            self.too_late(sequence, "queue")
 
     # Sessions
 
     def progressed(self, event: SessionsProgressed) -> None:
         """Sessions got tokens: what they save may let somebody in."""
-        heard: dict[ModelKey, Desk] = {}
-        grown: dict[Route, ModelKey] = {}
+        heard: dict[ModelKey, ModelQueue] = {}
+        grown: dict[ChainState, ModelKey] = {}
         for progress in event.sessions:
-            ticket = self.tickets.get(progress.request)
-            if ticket is None or ticket.session is None:
+            sequence = self.sequences.get(progress.request)
+            if sequence is None or sequence.session is None:
                 continue
-            self.awaits_tokens(ticket)
+            self.awaits_tokens(sequence)
             if progress.generated_tokens > 1:
-                ticket.token_ns = progress.decode_ns // (progress.generated_tokens - 1)
-            self._worked(ticket.session)
-            desk = self.desk(ticket.model)
-            if desk.board is not None:
-                desk.board.progressed(ticket, progress)
-                heard[ticket.model] = desk
-            self.has_tokens(ticket, ticket.session, progress.generated_tokens)
-            route = ticket.session.route
+                sequence.token_ns = progress.decode_ns // (progress.generated_tokens - 1)
+            self._worked(sequence.session)
+            model_queue = self.model_queue(sequence.model)
+            if model_queue.placer is not None:
+                model_queue.placer.progressed(sequence, progress)
+                heard[sequence.model] = model_queue
+            self.has_tokens(sequence, sequence.session, progress.generated_tokens)
+            route = sequence.session.route
             if route is not None and route.cache_tokens:
-                grown[route] = ticket.model
-        for model, desk in heard.items():
-            if desk.board is not None:
-                desk.board.look(self.now)
-            if desk.line:
+                grown[route] = sequence.model
+        for model, model_queue in heard.items():
+            if model_queue.placer is not None:
+                model_queue.placer.look(self.now)
+            if model_queue.waiting:
                 self.dirty[model] = None
         if grown:
-            self.relieve(grown)
+            self.relieve_pressure(grown)
 
-    def boundaries_measured(self, event: BoundariesMeasured) -> None:
+    def move_costs_measured(self, event: MoveCostsMeasured) -> None:
         """Moves take more or less time than was thought."""
         for source, target, bytes_per_second in event.links:
-            self.boundaries.measured(source, target, bytes_per_second)
+            self.migration_budget.measured(source, target, bytes_per_second)
         for model, cache_bytes in event.cache_bytes:
-            self.boundaries.model_has(model, cache_bytes)
+            self.migration_budget.model_has(model, cache_bytes)
         for model, runtime, cache_bytes in event.held_bytes:
-            self.boundaries.model_has(model, cache_bytes, runtime)
+            self.migration_budget.model_has(model, cache_bytes, runtime)
 
     def refitted(self, event: LatencyRefitted) -> None:
         """Chains are faster or slower than was thought."""
-        desk = self.desks.get(event.model)
-        if desk is not None and desk.board is not None:
-            desk.board.refit(event.lines)
+        model_queue = self.model_queues.get(event.model)
+        if model_queue is not None and model_queue.placer is not None:
+            model_queue.placer.refit(event.lines)
             self.dirty[event.model] = None
 
     def sessions_closed(self, event: SessionsClosed) -> None:
@@ -157,12 +157,12 @@ class ChainLifecycle(ChainOverflow):
             session = self.sessions.get(session_id)
             if (
                 session is not None
-                and session.ticket is not None
+                and session.sequence is not None
                 and not session.left
                 and session.ends_at(event.agent)
             ):
                 session.left = True
-                self.doubt(session.ticket, self.config.delivery_grace_ns)
+                self.check_later(session.sequence, self.config.delivery_grace_ns)
             self.let_go(session_id, event.agent)
             if session is not None and session.arriving is not None:
                 self.fail_move(session.arriving, "closed")
@@ -179,21 +179,23 @@ class ChainLifecycle(ChainOverflow):
             self.cache_was_full(session, event.agent)
             return
         self.counters["failed_sessions"] += 1
-        ticket = session.ticket
-        if ticket is None:
+        sequence = session.sequence
+        if sequence is None:
             self.close(session)
         elif not event.retryable:
-            self.reject(ticket, event.reason, event.message)
-        elif is_of_device(event.reason) and self._is_to_blame(ticket, session, event):
+            self.reject(sequence, event.reason, event.message)
+        elif is_of_device(event.reason) and self._is_to_blame(sequence, session, event):
             self.counters["failed_requests"] += 1
-            self.breakers.forgive([each for _, each in ticket.failures], self.now)
-            names = " and ".join(sorted({agent for agent, _ in ticket.failures}))
-            self.reject(ticket, ComputeFailed.reason, f"it made {names} fail: {event.message}")
+            self.breakers.forgive([each for _, each in sequence.failures], self.now)
+            names = " and ".join(sorted({agent for agent, _ in sequence.failures}))
+            self.reject(sequence, ComputeFailed.reason, f"it made {names} fail: {event.message}")
         else:
             self._suspect(session, event)
-            self.restart(ticket)
+            self.restart(sequence)
 
-    def _is_to_blame(self, ticket: Ticket, session: Session, event: SessionFailed) -> bool:
+    def _is_to_blame(
+        self, sequence: SequenceRequest, session: Session, event: SessionFailed
+    ) -> bool:
         """A device could not compute a session; True if the session is what others failed on."""
         agent = event.agent
         if agent is None:
@@ -202,8 +204,8 @@ class ChainLifecycle(ChainOverflow):
             if hop.agent == agent:
                 evidence = session.session_id
                 self.breakers.failed(agent, hop.partition, evidence, event.reason, self.now)
-        ticket.failures += ((agent, session.session_id),)
-        return len({agent for agent, _ in ticket.failures}) >= AGENTS_OF_A_VERDICT
+        sequence.failures += ((agent, session.session_id),)
+        return len({agent for agent, _ in sequence.failures}) >= AGENTS_OF_A_VERDICT
 
     def _worked(self, session: Session) -> None:
         """The agents of a session compute."""
@@ -238,9 +240,9 @@ class ChainLifecycle(ChainOverflow):
         self.present.add(agent)
         if not self.availability.is_connected(agent):
             self.availability.connected(agent)
-        self.boundaries.agent_joined(event.agent)
+        self.migration_budget.agent_joined(event.agent)
         self.refresh()
-        self.find_strays()
+        self.find_misplaced()
 
     def agent_lost(self, event: AgentLost) -> None:
         """What it held is gone; the sessions go on elsewhere."""
@@ -274,38 +276,38 @@ class ChainLifecycle(ChainOverflow):
         self.hosted_by(event.plan)
         models = {model.model: model for model in event.plan.models}
         for model in models:
-            self.desk(model)
-        for key, desk in self.desks.items():
-            desk.activate(models.get(key))
+            self.model_queue(model)
+        for key, model_queue in self.model_queues.items():
+            model_queue.activate(models.get(key))
         set_capacities(event.plan, self.slots)
         self.refresh()
-        self.find_strays()
-        for key, desk in list(self.desks.items()):
-            if not desk.served:
-                for ticket in desk.line.tickets():
-                    self.unserved(ticket)
-            if desk.is_over:
-                del self.desks[key]
+        self.find_misplaced()
+        for key, model_queue in list(self.model_queues.items()):
+            if not model_queue.served:
+                for sequence in model_queue.waiting.sequences():
+                    self.unserved(sequence)
+            if model_queue.is_over:
+                del self.model_queues[key]
 
     # Time
 
     def on_time(self) -> None:
         """Looks after everything whose time has come."""
-        for ticket in self.timers.due(self.now):
-            self._is_due(ticket)
+        for sequence in self.timers.due(self.now):
+            self._is_due(sequence)
         if self.next_stall_look is not None and self.next_stall_look <= self.now:
             self._look_for_stalls()
         if self.unclaimed:
             self.end_claims()
         if self.moves:
             self.end_moves()
-        if self.strays:
-            self.look_at_strays()
+        if self.misplaced:
+            self.look_at_misplaced()
         expiry = self.slots.next_expiry()
         if expiry is not None and expiry <= self.now:
             self._expire()
-        for model, desk in self.desks.items():
-            look = desk.line.wakeup()
+        for model, model_queue in self.model_queues.items():
+            look = model_queue.waiting.wakeup()
             if look is not None and look <= self.now:
                 self.dirty[model] = None
 
@@ -317,9 +319,9 @@ class ChainLifecycle(ChainOverflow):
             self.availability.next_expiry(),
             self.next_claim_end(),
             self.next_move_end(),
-            self.next_stray(),
-            self.next_stall_look if self.tickets else None,
-            *(desk.line.wakeup() for desk in self.desks.values()),
+            self.next_misplaced(),
+            self.next_stall_look if self.sequences else None,
+            *(model_queue.waiting.wakeup() for model_queue in self.model_queues.values()),
         ]
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -328,31 +330,33 @@ class ChainLifecycle(ChainOverflow):
     def _look_for_stalls(self) -> None:
         """Starts sessions again that get no tokens, though all their agents seem well."""
         config = self.config
-        running = [each for each in self.tickets.values() if each.session is not None]
+        running = [each for each in self.sequences.values() if each.session is not None]
         self.next_stall_look = self.now + max(1, config.stall_ns // 8) if running else None
-        for ticket in running:
-            session = ticket.session
+        for sequence in running:
+            session = sequence.session
             if session is None or session.left:  # its end is awaited, with another patience
                 continue
-            if self.now - ticket.heard > self._longest_silence(ticket, session):
+            if self.now - sequence.heard > self._longest_silence(sequence, session):
                 self.counters["stalled_sessions"] += 1
-                self.restart(ticket)
+                self.restart(sequence)
 
-    def _longest_silence(self, ticket: Ticket, session: Session) -> Nanoseconds:
+    def _longest_silence(self, sequence: SequenceRequest, session: Session) -> Nanoseconds:
         config = self.config
         allowed = config.stall_ns
         if not session.runs:
             service_ns = session.route.service_ns if session.route is not None else 0
             allowed = max(4 * allowed, round(config.prompt_factor * service_ns))
-        return max(allowed, round(config.stall_factor * ticket.token_ns))
+        return max(allowed, round(config.stall_factor * sequence.token_ns))
 
     def _expire(self) -> None:
         """Insists on what was not closed in time; writes off what was never closed."""
         for session_id in self.slots.overdue(self.now):
             session = self.sessions[session_id]
-            ticket = session.arriving.ticket if session.arriving is not None else session.ticket
-            if ticket is not None:
-                last = ticket.deadline + self.config.deadline_grace_ns
+            sequence = (
+                session.arriving.sequence if session.arriving is not None else session.sequence
+            )
+            if sequence is not None:
+                last = sequence.deadline + self.config.deadline_grace_ns
                 self.slots.confirm(session_id, last)
             elif not session.closing:
                 self.counters["unclaimed_sessions"] += 1
@@ -366,25 +370,25 @@ class ChainLifecycle(ChainOverflow):
         if expired:
             self.refresh()
 
-    def _is_due(self, ticket: Ticket) -> None:
-        last = ticket.deadline + self.config.deadline_grace_ns
-        session = ticket.session
-        if ticket.request in self.resting:
-            self.tries_no_more(ticket)
-        elif session is None and self.now < ticket.deadline:  # it rested, and waits for its turn
-            self.timers.set(ticket, ticket.deadline, len(self.tickets))
+    def _is_due(self, sequence: SequenceRequest) -> None:
+        last = sequence.deadline + self.config.deadline_grace_ns
+        session = sequence.session
+        if sequence.request in self.resting:
+            self.tries_no_more(sequence)
+        elif session is None and self.now < sequence.deadline:  # it rested, and waits for its turn
+            self.timers.set(sequence, sequence.deadline, len(self.sequences))
         elif session is None:
-            self.unstarted(ticket)
+            self.unstarted(sequence)
         elif self.now >= last:
-            self.too_late(ticket, "in flight")
-        elif ticket.doubt is not None and ticket.doubt <= self.now:
-            ticket.doubt = None
+            self.too_late(sequence, "in flight")
+        elif sequence.check_later is not None and sequence.check_later <= self.now:
+            sequence.check_later = None
             if session.left:
                 self.counters["undelivered_sessions"] += 1
-                self.restart(ticket)
+                self.restart(sequence)
             elif any(hop.agent not in self.agents for hop in session.hops):
-                self.restart(ticket)
+                self.restart(sequence)
             else:
-                self.timers.set(ticket, last, len(self.tickets))
+                self.timers.set(sequence, last, len(self.sequences))
         else:
-            self.timers.set(ticket, min(last, ticket.doubt or last), len(self.tickets))
+            self.timers.set(sequence, min(last, sequence.check_later or last), len(self.sequences))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from catenary_scheduler.dispatch.chained.placement.seating import UNKNOWN
-from catenary_scheduler.dispatch.chained.queues.desk import Desk
-from catenary_scheduler.dispatch.chained.routes import Route
-from catenary_scheduler.dispatch.chained.tracking import Ticket
-from catenary_scheduler.packing.transfers.transfer_costs import ChainLoad
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
+from catenary_scheduler.dispatch.chained.placement.worker_loads import UNKNOWN
+from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
+from catenary_scheduler.packing.transfers.transfer_costs import ChainActivity
 
 
-def best_route(desk: Desk, ticket: Ticket, routes: Sequence[Route]) -> Route | None:
+def best_route(
+    model_queue: ModelQueue, sequence: SequenceRequest, routes: Sequence[ChainState]
+) -> ChainState | None:
     """Returns the best of the chains that have a slot for a session.
 
     Chains on which nobody misses an objective by it come first (constraint b of placement, and e);
@@ -21,10 +23,12 @@ def best_route(desk: Desk, ticket: Ticket, routes: Sequence[Route]) -> Route | N
     """
     # Who only runs prompts generates where nobody else can.
     able = [route for route in routes if route.role != "prefill"] or list(routes)
-    fitting = [(rank, route) for route in able if (rank := _rank(desk, ticket, route)) is not None]
-    sign = -1.0 if desk.packing == "pack" else 1.0
+    fitting = [
+        (rank, route) for route in able if (rank := _rank(model_queue, sequence, route)) is not None
+    ]
+    sign = -1.0 if model_queue.packing == "pack" else 1.0
 
-    def key(entry: tuple[int, Route]) -> tuple[int, float, int, int]:
+    def key(entry: tuple[int, ChainState]) -> tuple[int, float, int, int]:
         rank, route = entry
         share = route.jobs / max(1, route.capacity)
         return (rank, sign * share, route.service_ns, route.index)
@@ -33,30 +37,32 @@ def best_route(desk: Desk, ticket: Ticket, routes: Sequence[Route]) -> Route | N
     return best[1] if best is not None else None
 
 
-def _rank(desk: Desk, ticket: Ticket, route: Route) -> int | None:
+def _rank(model_queue: ModelQueue, sequence: SequenceRequest, route: ChainState) -> int | None:
     """Returns 0 if b and e hold with a session more, 1 if e does; None if neither."""
-    board = desk.board
-    held = board.seat_of(ticket.request) if board is not None else None
-    if board is None or held is None:
+    placer = model_queue.placer
+    held = placer.running_of(sequence.request) if placer is not None else None
+    if placer is None or held is None:
         return 0
-    seat, worker = held[1], board.worker_of(route)
+    running, worker = held[1], placer.worker_of(route)
     if worker.lines is UNKNOWN:
         return 0
-    cached = seat.prompt_tokens + seat.generated_tokens
-    left = max(1.0, seat.final_tokens - seat.generated_tokens)
+    cached = running.prompt_tokens + running.generated_tokens
+    left = max(1.0, running.final_tokens - running.generated_tokens)
     if not worker.has_cache(cached, left):
         return None
-    theta = board.adaptation.theta
-    return 0 if worker.has_context(cached, left, seat.per_token_ns, theta) else 1
+    theta = placer.adaptation.theta
+    return 0 if worker.has_context(cached, left, running.per_token_ns, theta) else 1
 
 
-def load_of(desk: Desk, route: Route) -> ChainLoad:
+def load_of(model_queue: ModelQueue, route: ChainState) -> ChainActivity:
     """Returns what a chain computes at the moment, as far as is known."""
-    board = desk.board
-    worker = board.worker_of(route) if board is not None else None
+    placer = model_queue.placer
+    worker = placer.worker_of(route) if placer is not None else None
     if worker is None or worker.lines is UNKNOWN:
-        return ChainLoad(None)
+        return ChainActivity(None)
     pace = 0 if worker.tightest_ns == math.inf else int(worker.tightest_ns)
     mine = {hop.agent for hop in route.hops}
-    sharing = sum(not mine.isdisjoint([hop.agent for hop in r.hops]) for r in desk.offered)
-    return ChainLoad(worker.lines, len(worker.seats), worker.now_tokens, pace, max(1, sharing))
+    sharing = sum(not mine.isdisjoint([hop.agent for hop in r.hops]) for r in model_queue.offered)
+    return ChainActivity(
+        worker.lines, len(worker.running_sequences), worker.now_tokens, pace, max(1, sharing)
+    )

@@ -11,24 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from catenary_scheduler.dispatch.chained.routes import Route
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.chained.sessions.ledger import ChainLedger
-from catenary_scheduler.dispatch.chained.tracking import Move, Session, Ticket
+from catenary_scheduler.dispatch.chained.tracking import Move, SequenceRequest, Session
 from catenary_scheduler.dispatch.events import MoveMode, SessionFailed, SessionMoved, StartSession
 from catenary_services.domain.ids import Nanoseconds, SessionId
 from catenary_services.domain.plan import ChainHop
 from catenary_services.errors import Unavailable
 
 
-class ChainMoving(ChainLedger):
+class ChainMigration(ChainLedger):
     """How a move begins, and how it ends."""
 
-    def move(self, session_id: SessionId, route: Route, mode: MoveMode, reason: str) -> bool:
+    def move(self, session_id: SessionId, route: ChainState, mode: MoveMode, reason: str) -> bool:
         """Has a session go on, on another chain of its model.
 
         Args:
             session_id: The session of a request.
-            route: Where to; of its desk (`Desk.offered`).
+            route: Where to; of its model queue (`Desk.offered`).
             mode: What travels.
             reason: What it is moved for, e.g. "drain".
 
@@ -36,26 +36,28 @@ class ChainMoving(ChainLedger):
             True if the move has begun; False, and a count, if it cannot (`obstacle` says why).
         """
         session = self.sessions.get(session_id)
-        if self.obstacle(session_id, route) or session is None or session.ticket is None:
+        if self.obstacle(session_id, route) or session is None or session.sequence is None:
             self.counters["refused_moves"] += 1
             return False
-        ticket = session.ticket
-        target = self._booked(ticket, route)
-        move = Move(ticket, session, target, mode, reason, self.now + self.config.move_deadline_ns)
+        sequence = session.sequence
+        target = self._booked(sequence, route)
+        move = Move(
+            sequence, session, target, mode, reason, self.now + self.config.move_deadline_ns
+        )
         session.moving = target.arriving = move
         self.moves[target.session_id] = move
         for agent in move.agents:
             self.moves_at[agent] = self.moves_at.get(agent, 0) + 1
         self.counters["started_moves"] += 1
-        board = self.desk(ticket.model).board
-        objectives = ticket.event.objectives
-        if board is not None:
-            objectives = board.objectives_of(ticket.event)
-            board.reserve(ticket, route, self.now, runs_again=mode == "tokens")
+        placer = self.model_queue(sequence.model).placer
+        objectives = sequence.event.objectives
+        if placer is not None:
+            objectives = placer.objectives_of(sequence.event)
+            placer.reserve(sequence, route, self.now, runs_again=mode == "tokens")
         self.commands.append(
             StartSession(
                 target.session_id,
-                ticket.request,
+                sequence.request,
                 route.chain_id,
                 route.hops,
                 objectives=objectives,
@@ -65,11 +67,11 @@ class ChainMoving(ChainLedger):
         )
         return True
 
-    def obstacle(self, session_id: SessionId, route: Route | None = None) -> str:
+    def obstacle(self, session_id: SessionId, route: ChainState | None = None) -> str:
         """Returns in words why a session cannot be moved now, to a chain if one is named."""
         session = self.sessions.get(session_id)
         fault = _unmovable(session)
-        if fault or session is None or session.ticket is None:
+        if fault or session is None or session.sequence is None:
             return fault
         if len(self.moves) >= self.config.max_moves:
             return "too many sessions move at the moment"
@@ -77,21 +79,23 @@ class ChainMoving(ChainLedger):
             return "too many sessions move away from its agents at the moment"
         return self._no_way(session, route) if route is not None else ""
 
-    def _no_way(self, session: Session, route: Route) -> str:
+    def _no_way(self, session: Session, route: ChainState) -> str:
         """Returns why a session cannot be moved to a chain."""
-        desk = self.desk(session.ticket.model) if session.ticket is not None else None
+        model_queue = (
+            self.model_queue(session.sequence.model) if session.sequence is not None else None
+        )
         if route is session.route:
             return "it is there already"
-        if desk is None or route not in desk.offered:
+        if model_queue is None or route not in model_queue.offered:
             return "that chain cannot be used at the moment"
         if not self.has_slot(route):
             return "that chain has no free slot"
-        if session.ticket is not None and not route.has_room(session.ticket.tokens):
+        if session.sequence is not None and not route.has_room(session.sequence.tokens):
             return "that chain has no memory left for it"
         busy = "too many sessions move to the agents of that chain at the moment"
         return "" if self.may_concern(route.hops) else busy
 
-    def has_slot(self, route: Route) -> bool:
+    def has_slot(self, route: ChainState) -> bool:
         """True if one more session fits a chain by number and by slots."""
         return route.running < route.capacity and self.slots.probe(route.claims) is None
 
@@ -110,12 +114,12 @@ class ChainMoving(ChainLedger):
             self.arrived(move)
             return
         source = self.sessions.get(event.moved)
-        if source is not None and source.ticket is not None:
+        if source is not None and source.sequence is not None:
             self._moved_unexpectedly(source, target, event.session)
             return
         if target is not None and event.session in self.unclaimed:
             target.was = event.moved  # a gateway that comes back may not know it yet
-        elif target is not None and target.ticket is None and not target.closing:
+        elif target is not None and target.sequence is None and not target.closing:
             self.close(target)  # its request was answered, or started again
         if source is not None and not source.closing:
             self.close(source)
@@ -123,12 +127,12 @@ class ChainMoving(ChainLedger):
     def arrived(self, move: Move) -> None:
         """A session generates where it moved to."""
         self.unlink(move)
-        ticket, source, target = move.ticket, move.source, move.target
+        sequence, source, target = move.sequence, move.source, move.target
         self.counters["kv_moves" if move.mode == "kv" else "tokens_moves"] += 1
-        board = self.desk(ticket.model).board
-        if board is not None:
-            board.moved(ticket.request)
-        self._becomes(ticket, source, target)
+        placer = self.model_queue(sequence.model).placer
+        if placer is not None:
+            placer.moved(sequence.request)
+        self._becomes(sequence, source, target)
 
     def move_failed(self, session: Session, event: SessionFailed) -> None:
         """An agent or the gateway could not go on with a move."""
@@ -153,14 +157,14 @@ class ChainMoving(ChainLedger):
         """When `end_moves` has something to do."""
         return min([move.deadline for move in self.moves.values()], default=None)
 
-    def _becomes(self, ticket: Ticket, source: Session, target: Session) -> None:
+    def _becomes(self, sequence: SequenceRequest, source: Session, target: Session) -> None:
         """The request of a session is answered by another one from now on."""
-        source.ticket = None
-        target.ticket, ticket.session = ticket, target
-        self.awaits_tokens(ticket)
+        source.sequence = None
+        target.sequence, sequence.session = sequence, target
+        self.awaits_tokens(sequence)
         target.was = source.session_id
-        target.carried_tokens = ticket.generated_tokens  # it moves on when its first is reported
-        ticket.doubt = None
+        target.carried_tokens = sequence.generated_tokens  # it moves on when its first is reported
+        sequence.check_later = None
         self.close(source)
         self.settled(target)
 
@@ -171,49 +175,51 @@ class ChainMoving(ChainLedger):
         self, source: Session, target: Session | None, target_id: SessionId
     ) -> None:
         """A session was handed over, but that move was given up here, or a predecessor began it."""
-        ticket = source.ticket
-        assert ticket is not None
-        if target is not None and not target.closing and target.ticket is None:
+        sequence = source.sequence
+        assert sequence is not None
+        if target is not None and not target.closing and target.sequence is None:
             self.unclaimed.pop(target_id, None)
-            board = self.desk(ticket.model).board
-            if board is not None:
-                board.leave(ticket.request)
+            placer = self.model_queue(sequence.model).placer
+            if placer is not None:
+                placer.leave(sequence.request)
             if target.hops:
-                target.route = self.desk(ticket.model).route_of(target.hops)
+                target.route = self.model_queue(sequence.model).route_of(target.hops)
                 target.route.running += 1
-                self.room.begins(target_id, [target.route], ticket.tokens)
-                if board is not None:
-                    board.seat(ticket, target.route, self.now)
-            self.slots.confirm(target_id, ticket.deadline + self.config.deadline_grace_ns)
-            self._becomes(ticket, source, target)
+                self.kv_budget.begins(target_id, [target.route], sequence.tokens)
+                if placer is not None:
+                    placer.start(sequence, target.route, self.now)
+            self.slots.confirm(target_id, sequence.deadline + self.config.deadline_grace_ns)
+            self._becomes(sequence, source, target)
             if any(hop.agent not in self.agents for hop in target.hops):
-                self.doubt(ticket, self.config.claim_grace_ns)
+                self.check_later(sequence, self.config.claim_grace_ns)
         elif source.closed_move == target_id:  # it may have ended there with its whole answer
             source.left = True
-            self.doubt(ticket, self.config.delivery_grace_ns)
+            self.check_later(sequence, self.config.delivery_grace_ns)
         else:
-            self.restart(ticket)
+            self.restart(sequence)
 
-    def has_tokens(self, ticket: Ticket, session: Session, generated_tokens: int) -> None:
+    def has_tokens(
+        self, sequence: SequenceRequest, session: Session, generated_tokens: int
+    ) -> None:
         """The request of a session has got so many tokens of its answer."""
-        ticket.generated_tokens = max(ticket.generated_tokens, generated_tokens)
-        self.room.grows(session.session_id, ticket.tokens)
+        sequence.generated_tokens = max(sequence.generated_tokens, generated_tokens)
+        self.kv_budget.grows(session.session_id, sequence.tokens)
         if session.moving is not None:
-            self.room.grows(session.moving.target.session_id, ticket.tokens)
+            self.kv_budget.grows(session.moving.target.session_id, sequence.tokens)
         if not session.runs and generated_tokens > session.carried_tokens:
             session.runs = True
-            if session.session_id in self.strays:
-                self.dirty[ticket.model] = None
+            if session.session_id in self.misplaced:
+                self.dirty[sequence.model] = None
 
-    def doubt(self, ticket: Ticket, grace_ns: Nanoseconds) -> None:
+    def check_later(self, sequence: SequenceRequest, grace_ns: Nanoseconds) -> None:
         """Gives a session up after a while, unless something speaks for it."""
-        ticket.doubt = self.now + grace_ns
-        self.timers.set(ticket, min(ticket.timer, ticket.doubt), len(self.tickets))
+        sequence.check_later = self.now + grace_ns
+        self.timers.set(sequence, min(sequence.timer, sequence.check_later), len(self.sequences))
 
 
 def _unmovable(session: Session | None) -> str:
     """Returns why a session cannot be moved wherever to; empty if it can."""
-    if session is None or session.ticket is None or session.closing:
+    if session is None or session.sequence is None or session.closing:
         return "no request is answered by it"
     if session.moving is not None:
         return "it moves already"

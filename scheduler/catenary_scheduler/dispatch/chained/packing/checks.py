@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from catenary_scheduler.dispatch.chained.migration.moving import ChainMoving
-from catenary_scheduler.dispatch.chained.packing.view import PackedChain, Seen
+from catenary_scheduler.dispatch.chained.migration.moving import ChainMigration
+from catenary_scheduler.dispatch.chained.packing.view import PackedChain, SessionSnapshot
 from catenary_scheduler.dispatch.chained.packing_rules import PackingRules
-from catenary_scheduler.dispatch.chained.placement.seating import UNKNOWN
-from catenary_scheduler.dispatch.chained.queues.desk import Desk
+from catenary_scheduler.dispatch.chained.placement.worker_loads import UNKNOWN
+from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
 from catenary_scheduler.dispatch.placing.worker import Worker
-from catenary_scheduler.packing.transfers.transfer_costs import ChainLoad, MoveTimes
-from catenary_scheduler.packing.transfers.transfers import TransferMove, Way
+from catenary_scheduler.packing.transfers.transfer_costs import ChainActivity, MoveTimes
+from catenary_scheduler.packing.transfers.transfers import TransferKind, TransferMove
 from catenary_services.domain.latency import LatencyLines
 
 
@@ -19,26 +19,26 @@ class MoveChecks:
     """Looks at the moves of one model in one epoch.
 
     Args:
-        life: The dispatcher's state.
-        desk: Of the model.
+        state: The dispatcher's state.
+        model_queue: Of the model.
         rules: What is worth its while.
-        lines: Of its chains by the plan, where no board keeps them.
+        lines: Of its chains by the plan, where no placer keeps them.
     """
 
     def __init__(
         self,
-        life: ChainMoving,
-        desk: Desk,
+        state: ChainMigration,
+        model_queue: ModelQueue,
         rules: PackingRules,
         lines: dict[str, LatencyLines | None],
     ) -> None:
-        self._life = life
-        self._desk = desk
+        self._state = state
+        self._model_queue = model_queue
         self._rules = rules
         self._lines = lines
-        self._lengths = life.lengths_of(desk.model)
+        self._lengths = state.lengths_of(model_queue.model)
 
-    def has_room(self, seen: Seen, chain: PackedChain) -> bool:
+    def has_room(self, seen: SessionSnapshot, chain: PackedChain) -> bool:
         """True if a chain has a slot and memory for a session, beside all it holds now (G15).
 
         The source keeps its caches until the session is handed over, so what others are about to
@@ -48,7 +48,7 @@ class MoveChecks:
             return False
         if not chain.route.has_room(seen.tokens + seen.growth):
             return False
-        return not self._life.obstacle(seen.session.session_id, chain.route)
+        return not self._state.obstacle(seen.session.session_id, chain.route)
 
     @property
     def is_harmless(self) -> bool:
@@ -56,51 +56,51 @@ class MoveChecks:
 
         Then lines or lengths are not what was thought, and nobody is put closer together by them.
         """
-        board = self._desk.board
-        if board is None or not board.adaptation.samples or self._desk.packing != "pack":
+        placer = self._model_queue.placer
+        if placer is None or not placer.adaptation.samples or self._model_queue.packing != "pack":
             return True
-        return board.adaptation.attainment >= board.adaptation.config.target
+        return placer.adaptation.attainment >= placer.adaptation.config.target
 
-    def keeps_objectives(self, seen: Seen, chain: PackedChain) -> bool:
+    def keeps_objectives(self, seen: SessionSnapshot, chain: PackedChain) -> bool:
         """True if constraints b and e hold on a chain with one more session."""
         if not (self.is_harmless or seen.chain.overflows):
             return False
-        board = self._desk.board
-        held = board.seat_of(seen.ticket.request) if board is not None else None
-        if board is None or held is None:
+        placer = self._model_queue.placer
+        held = placer.running_of(seen.sequence.request) if placer is not None else None
+        if placer is None or held is None:
             return True
-        worker, seat = self._worker(chain), held[1]
+        worker, running = self._worker(chain), held[1]
         if worker is None:
             return True
-        worker.look(self._life.now)
-        left = max(1.0, seat.final_tokens - seat.generated_tokens)
-        theta = board.adaptation.theta
-        share = board.prompt_share.of_each(self._desk.usable, self._life.now)
+        worker.look(self._state.now)
+        left = max(1.0, running.final_tokens - running.generated_tokens)
+        theta = placer.adaptation.theta
+        share = placer.prompt_share.of_each(self._model_queue.usable, self._state.now)
         return worker.has_context(
-            seen.tokens, left, seat.per_token_ns, theta, share
+            seen.tokens, left, running.per_token_ns, theta, share
         ) and worker.has_cache(seen.tokens, left)
 
-    def may_read(self, seen: Seen, chain: PackedChain) -> bool:
+    def may_read(self, seen: SessionSnapshot, chain: PackedChain) -> bool:
         """True if nobody is harmed by reading its tokens again on a chain (constraints c and d)."""
         worker = self._worker(chain)
-        board = self._desk.board
-        if worker is None or board is None:
+        placer = self._model_queue.placer
+        if worker is None or placer is None:
             return True
         if not worker.may_join(seen.tokens):
             return False
-        ready = self._life.now + worker.ready_ns(seen.tokens)
+        ready = self._state.now + worker.ready_ns(seen.tokens)
         if worker.first_due_ns and ready > worker.first_due_ns:
             return False
-        return worker.stall_ns(seen.tokens) <= board.adaptation.theta * worker.least_saved_ns
+        return worker.stall_ns(seen.tokens) <= placer.adaptation.theta * worker.least_saved_ns
 
-    def is_worth_it(self, seen: Seen, times: MoveTimes) -> bool:
+    def is_worth_it(self, seen: SessionSnapshot, times: MoveTimes) -> bool:
         """True if a session goes on for long enough that moving it pays.
 
         What is gained by a move lasts as long as the session does; what it costs is links, or time
         of the chain it goes to, for as long as the move takes.
         """
-        event = seen.ticket.event
-        generated = seen.ticket.generated_tokens
+        event = seen.sequence.event
+        generated = seen.sequence.generated_tokens
         whole = self._lengths.repredict(event.prompt_tokens, generated, event.max_tokens)
         left_ns = (whole - generated) / max(1, seen.growth) * self._rules.epoch_ns
         if left_ns < self._rules.least_left_ns:
@@ -108,35 +108,37 @@ class MoveChecks:
         known = [each for each in (times.kv_ns, times.tokens_ns) if each is not None]
         return not known or left_ns >= self._rules.worth * min(known)
 
-    def times(self, move: TransferMove, load: ChainLoad) -> MoveTimes:
+    def times(self, move: TransferMove, load: ChainActivity) -> MoveTimes:
         """Returns how long a move takes either way."""
-        return self._life.boundaries.times(move, load)
+        return self._state.migration_budget.times(move, load)
 
-    def transfer(self, seen: Seen, chain: PackedChain) -> TransferMove:
+    def transfer(self, seen: SessionSnapshot, chain: PackedChain) -> TransferMove:
         """Returns what a move takes; where nothing is known of the caches, it takes nothing."""
         number, hops = int(seen.session.session_id), seen.session.hops
         source, target = seen.chain.route.chain_id, chain.route.chain_id
-        cost = self._life.boundaries.cost(hops, chain.route.hops, seen.tokens)
+        cost = self._state.migration_budget.cost(hops, chain.route.hops, seen.tokens)
         if cost is None:
             return TransferMove(number, source, target, 0, seen.tokens, ())
         return cost.move(number, source, target)
 
-    def load(self, chain: PackedChain, sharing: int) -> ChainLoad:
+    def load(self, chain: PackedChain, sharing: int) -> ChainActivity:
         """Returns what a chain computes at the moment."""
         worker = self._worker(chain)
         if worker is None or worker.lines is UNKNOWN:
             lines = self._lines.get(chain.route.chain_id)
-            return ChainLoad(lines, chain.sessions, chain.tokens, 0, sharing)
+            return ChainActivity(lines, chain.sessions, chain.tokens, 0, sharing)
         tightest = worker.tightest_ns
         pace = 0 if tightest == math.inf else int(tightest)
-        return ChainLoad(worker.lines, len(worker.seats), worker.now_tokens, pace, sharing)
+        return ChainActivity(
+            worker.lines, len(worker.running_sequences), worker.now_tokens, pace, sharing
+        )
 
-    def starts(self, seen: Seen, chain: PackedChain, way: Way) -> bool:
+    def starts(self, seen: SessionSnapshot, chain: PackedChain, way: TransferKind) -> bool:
         """Begins a move, if it is still possible."""
         if way == "tokens" and not self.may_read(seen, chain):
             return False
-        return self._life.move(seen.session.session_id, chain.route, way, "packing")
+        return self._state.move(seen.session.session_id, chain.route, way, "packing")
 
     def _worker(self, chain: PackedChain) -> Worker | None:
-        board = self._desk.board
-        return board.worker_of(chain.route) if board is not None else None
+        placer = self._model_queue.placer
+        return placer.worker_of(chain.route) if placer is not None else None

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.chained.packing.kinds import pools_of
-from catenary_scheduler.dispatch.chained.packing.pool import ChainPool, Wanted
-from catenary_scheduler.dispatch.chained.packing.view import PackedChain, Seen, blocks_of, size_of
+from catenary_scheduler.dispatch.chained.packing.pool import ChainPool, ProposedMove
+from catenary_scheduler.dispatch.chained.packing.view import (
+    PackedChain,
+    SessionSnapshot,
+    blocks_of,
+    size_of,
+)
 from catenary_scheduler.dispatch.chained.packing_rules import PackingRules
-from catenary_scheduler.dispatch.chained.placement.seating import GAMMA, UNKNOWN
-from catenary_scheduler.dispatch.chained.queues.desk import Desk
-from catenary_scheduler.dispatch.chained.routes import Route
-from catenary_scheduler.dispatch.chained.tracking import Session, Ticket
+from catenary_scheduler.dispatch.chained.placement.worker_loads import GAMMA, UNKNOWN
+from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_services.domain.ids import AgentId, Nanoseconds, RequestId
 from catenary_services.domain.latency import LatencyLines
 from catenary_services.domain.packing import PackingGoal
@@ -49,9 +54,9 @@ class ModelPacking:
         self.lines: dict[str, LatencyLines | None] = {}
         self._rules = rules
         self._blocks: dict[tuple[ChainHop, ...], int] = {}
-        self._offered: list[Route] = []
-        self._desk: Desk | None = None
-        self._chains: dict[Route, PackedChain] = {}
+        self._offered: list[ChainState] = []
+        self._model_queue: ModelQueue | None = None
+        self._chains: dict[ChainState, PackedChain] = {}
         self._pools: list[ChainPool] = []
         self._sharing: dict[AgentId, int] = {}
         self._watched: dict[RequestId, _Watched] = {}
@@ -91,26 +96,26 @@ class ModelPacking:
 
     # An epoch
 
-    def begin(self, desk: Desk, classes: Mapping[AgentId, str]) -> None:
+    def begin(self, model_queue: ModelQueue, classes: Mapping[AgentId, str]) -> None:
         """Prepares for the sessions to be seen.
 
         Args:
-            desk: Of the model.
+            model_queue: Of the model.
             classes: Device classes of the agents.
         """
-        self._desk = desk
-        if desk.board is not None:
-            desk.board.preferred = self.preferred if self.goal == "pack" else None
-        if self._is_stale or desk.offered != self._offered:
+        self._model_queue = model_queue
+        if model_queue.placer is not None:
+            model_queue.placer.preferred = self.preferred if self.goal == "pack" else None
+        if self._is_stale or model_queue.offered != self._offered:
             self._is_stale = False
-            self._offered = list(desk.offered)
+            self._offered = list(model_queue.offered)
             self._make_pools(classes)
         for chain in self._chains.values():
             chain.held = chain.sessions = chain.tokens = 0
         for pool in self._pools:
             pool.seen = {}
 
-    def see(self, ticket: Ticket, session: Session, now: Nanoseconds) -> None:
+    def see(self, sequence: SequenceRequest, session: Session, now: Nanoseconds) -> None:
         """Takes a session with a request; those on chains that may not be used are left alone."""
         move = session.moving
         source = self._chains.get(session.route) if session.route is not None else None
@@ -118,32 +123,32 @@ class ModelPacking:
         if move is not None:
             goes_to = move.target.route
             chain = self._chains.get(goes_to) if goes_to is not None else None
-        watched = self._watched.get(ticket.request)
+        watched = self._watched.get(sequence.request)
         if watched is None:
-            watched = self._watched[ticket.request] = _Watched(ticket.generated_tokens)
+            watched = self._watched[sequence.request] = _Watched(sequence.generated_tokens)
         else:
-            self._grown(watched, ticket.generated_tokens)
+            self._grown(watched, sequence.generated_tokens)
         if chain is None:
             if source is not None:
-                source.holds(ticket.tokens, source.least)
+                source.holds(sequence.tokens, source.least)
             return
         growth = watched.growth or self._usual_growth
-        tokens = self._expected(ticket, growth)
-        size = size_of(chain, tokens, self._share(ticket, chain))
+        tokens = self._expected(sequence, growth)
+        size = size_of(chain, tokens, self._share(sequence, chain))
         rests = move is not None or now - watched.moved_ns < self._rules.rest_after(watched.moves)
-        seen = Seen(ticket, session, chain, growth, size, rests)
-        self._pools[chain.pool].seen[ticket.request] = seen
-        chain.holds(ticket.tokens, size)
+        seen = SessionSnapshot(sequence, session, chain, growth, size, rests)
+        self._pools[chain.pool].seen[sequence.request] = seen
+        chain.holds(sequence.tokens, size)
         if move is not None and source is not None:
-            source.holds(ticket.tokens, size)
+            source.holds(sequence.tokens, size)
 
-    def wanted(self) -> list[Wanted]:
+    def wanted(self) -> list[ProposedMove]:
         """Returns who should move where."""
         if len(self._watched) > 2 * sum(len(pool.seen) for pool in self._pools) + 64:
             self._forget()
         return [each for pool in self._pools for each in pool.wanted()]
 
-    def preferred(self, tokens: int) -> Route | None:
+    def preferred(self, tokens: int) -> ChainState | None:
         """Returns the chain for a new session with so many tokens; None: none in particular."""
         for pool in self._pools:
             chain = pool.preferred(tokens + self._rules.ahead * self._usual_growth)
@@ -151,16 +156,16 @@ class ModelPacking:
                 return chain.route
         return None
 
-    def started(self, ticket: Ticket, session: Session) -> None:
+    def started(self, sequence: SequenceRequest, session: Session) -> None:
         """A session has begun, between two epochs."""
         chain = self._chains.get(session.route) if session.route is not None else None
         if chain is not None:
-            tokens = self._expected(ticket, self._usual_growth)
-            self._pools[chain.pool].started(ticket.request, chain, tokens)
+            tokens = self._expected(sequence, self._usual_growth)
+            self._pools[chain.pool].started(sequence.request, chain, tokens)
 
-    def moved(self, seen: Seen, now: Nanoseconds) -> None:
+    def moved(self, seen: SessionSnapshot, now: Nanoseconds) -> None:
         """A session begins to move."""
-        watched = self._watched[seen.ticket.request]
+        watched = self._watched[seen.sequence.request]
         watched.moves += 1
         watched.moved_ns = now
 
@@ -178,10 +183,10 @@ class ModelPacking:
         """Tokens a session gets in an epoch, of which nothing else is known."""
         return round(self._growth) or _FIRST_GROWTH
 
-    def _expected(self, ticket: Ticket, growth: int) -> int:
+    def _expected(self, sequence: SequenceRequest, growth: int) -> int:
         """Returns what a session will have cached when it counts (G14); no more than it may."""
-        most = ticket.event.prompt_tokens + ticket.event.max_tokens
-        return min(ticket.tokens + self._rules.ahead * growth, most)
+        most = sequence.event.prompt_tokens + sequence.event.max_tokens
+        return min(sequence.tokens + self._rules.ahead * growth, most)
 
     def _make_pools(self, classes: Mapping[AgentId, str]) -> None:
         chains = []
@@ -211,16 +216,16 @@ class ModelPacking:
             else:
                 self._growth = float(growth)
 
-    def _share(self, ticket: Ticket, chain: PackedChain) -> float:
+    def _share(self, sequence: SequenceRequest, chain: PackedChain) -> float:
         """Returns what a session takes of the steps of a chain; 0: nothing is known of these."""
-        board = self._desk.board if self._desk is not None else None
-        held = board.seat_of(ticket.request) if board is not None else None
-        if board is None or held is None:
+        placer = self._model_queue.placer if self._model_queue is not None else None
+        held = placer.running_of(sequence.request) if placer is not None else None
+        if placer is None or held is None:
             return _NO_SHARE
-        worker, seat = held
+        worker, running = held
         if worker.lines is UNKNOWN:
             return _NO_SHARE
-        return chain.share_of_step(seat, worker.lines, GAMMA, board.adaptation.theta)
+        return chain.share_of_step(running, worker.lines, GAMMA, placer.adaptation.theta)
 
     def _forget(self) -> None:
         """Drops what is remembered of sessions that are over."""

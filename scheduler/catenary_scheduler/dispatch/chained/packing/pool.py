@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 
-from catenary_scheduler.dispatch.chained.packing.view import PackedChain, Seen, size_of
+from catenary_scheduler.dispatch.chained.packing.view import PackedChain, SessionSnapshot, size_of
 from catenary_scheduler.packing.config import PackingConfig
 from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
 from catenary_scheduler.packing.load_balancing import balancing_moves
@@ -21,7 +21,7 @@ from catenary_services.domain.ids import AgentId, RequestId
 from catenary_services.domain.packing import PackingGoal
 from catenary_services.errors import CatenaryError
 
-Wanted = tuple[Seen, PackedChain]
+ProposedMove = tuple[SessionSnapshot, PackedChain]
 """A session, and the chain it should be on."""
 
 
@@ -50,7 +50,7 @@ class ChainPool:
     ) -> None:
         self.chains = list(chains)
         self.capacity = min(chain.capacity for chain in chains)
-        self.seen: dict[Item, Seen] = {}
+        self.seen: dict[Item, SessionSnapshot] = {}
         self.faults = 0
         self._goal = goal
         self._threshold = int(balance_threshold * self.capacity)
@@ -62,7 +62,7 @@ class ChainPool:
         self._known: dict[Item, None] = {}
         self._pool = self._new_pool()
 
-    def wanted(self) -> list[Wanted]:
+    def wanted(self) -> list[ProposedMove]:
         """Returns who should move where, by the sessions that are seen now."""
         if self._goal == "balance":
             return self._balanced()
@@ -125,7 +125,7 @@ class ChainPool:
 
     # Goal "pack"
 
-    def _packed(self) -> list[Wanted]:
+    def _packed(self) -> list[ProposedMove]:
         pool, seen = self._pool, self.seen
         gone = [item for item in self._known if item not in seen]
         sizes: dict[Item, int] = {}
@@ -139,7 +139,7 @@ class ChainPool:
         if not moves:
             return []
         self._match(pool.bins(), sizes)
-        found: list[Wanted] = []
+        found: list[ProposedMove] = []
         for item, each in seen.items():
             at = pool.bin_of(item)
             if at is not None and self._chain_of[at] != each.chain.place:
@@ -206,7 +206,7 @@ class ChainPool:
         mean = sum(sizes) / len(self.chains)
         return min(self._threshold, round(max(_EVEN_SESSIONS * session, _EVEN_SHARE * mean)))
 
-    def _balanced(self) -> list[Wanted]:
+    def _balanced(self) -> list[ProposedMove]:
         movable: dict[int, dict[Item, int]] = {}
         for item, each in self.seen.items():
             if not each.rests or each.chain.overflows:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 
-from catenary_scheduler.dispatch.chained.routes import Route
-from catenary_scheduler.dispatch.chained.tracking import Session, Ticket
-from catenary_scheduler.dispatch.placing.occupancy import Seat
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
+from catenary_scheduler.dispatch.placing.occupancy import RunningSequence
 from catenary_services.domain.decoder import CACHE_BLOCK_TOKENS
 from catenary_services.domain.latency import LatencyLines
 from catenary_services.domain.plan import Chain
@@ -48,7 +48,7 @@ class PackedChain:
         "tokens",
     )
 
-    def __init__(self, route: Route, capacity: int) -> None:
+    def __init__(self, route: ChainState, capacity: int) -> None:
         self.route = route
         self.capacity = capacity
         self.least = max(1, capacity // max(1, route.capacity))
@@ -70,27 +70,29 @@ class PackedChain:
         self.sessions += 1
         self.tokens += tokens
 
-    def share_of_step(self, seat: Seat, lines: LatencyLines, gamma: float, theta: float) -> float:
+    def share_of_step(
+        self, running: RunningSequence, lines: LatencyLines, gamma: float, theta: float
+    ) -> float:
         """Returns what a session takes of the steps its objective allows.
 
         Constraint b (Aladdin, eq. 4) is linear in the sessions of a batch: k2 times the context
         plus c2 of each, added up, must not be more than theta times the objective less c3.
         """
-        if not seat.per_token_ns:
+        if not running.per_token_ns:
             return 0.0
-        spare = theta * (seat.per_token_ns - lines.decode_ns)
+        spare = theta * (running.per_token_ns - lines.decode_ns)
         if spare <= 0.0:
             return 1.0
-        context = seat.prompt_tokens + gamma * seat.final_tokens
+        context = running.prompt_tokens + gamma * running.final_tokens
         taken = lines.decode_context_token_ns * context + theta * lines.decode_session_ns
         return min(1.0, taken / spare)
 
 
-class Seen:
+class SessionSnapshot:
     """A session at one epoch.
 
     Attributes:
-        ticket: Its request; names it, whatever session it is.
+        sequence: Its request; names it, whatever session it is.
         session: The one that generates.
         chain: Where it is, or where it is on its way to.
         tokens: Cached, as reported.
@@ -99,21 +101,21 @@ class Seen:
         rests: It moves, or moved lately.
     """
 
-    __slots__ = ("chain", "growth", "rests", "session", "size", "ticket", "tokens")
+    __slots__ = ("chain", "growth", "rests", "sequence", "session", "size", "tokens")
 
     def __init__(
         self,
-        ticket: Ticket,
+        sequence: SequenceRequest,
         session: Session,
         chain: PackedChain,
         growth: int,
         size: int,
         rests: bool,
     ) -> None:
-        self.ticket = ticket
+        self.sequence = sequence
         self.session = session
         self.chain = chain
-        self.tokens = ticket.tokens
+        self.tokens = sequence.tokens
         self.growth = growth
         self.size = size
         self.rests = rests

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from catenary_scheduler.dispatch.placing.best_fit import Asked
+from catenary_scheduler.dispatch.placing.best_fit import PlacementRequest
 from catenary_scheduler.dispatch.placing.worker import Worker
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ObjectiveViolation:
     """What cannot be kept, and by how much.
 
     Attributes:
@@ -47,28 +47,38 @@ class Fault:
         }
 
 
-def fault_of(workers: Sequence[Worker], decode: Sequence[Worker], asked: Asked) -> Fault | None:
+def fault_of(
+    workers: Sequence[Worker], decode: Sequence[Worker], placement_request: PlacementRequest
+) -> ObjectiveViolation | None:
     """Returns the first constraint that fails on every worker were it empty; None if none does.
 
     Args:
         workers: Where the prompt may run; and, without a split phase, the rest.
         decode: Where the rest runs in a split phase; else none.
-        asked: The request.
+        placement_request: The request.
     """
     if not workers:
         return None
     unit = NANOSECONDS_PER_MILLISECOND
-    prompt = min(worker.lines.prefill(asked.prompt_tokens) for worker in workers)
-    if asked.first_token_ns and prompt > asked.first_token_ns:
-        return Fault("c", "first_token_objective", prompt / unit, asked.first_token_ns / unit, "ms")
+    prompt = min(worker.lines.prefill(placement_request.prompt_tokens) for worker in workers)
+    if placement_request.first_token_ns and prompt > placement_request.first_token_ns:
+        return ObjectiveViolation(
+            "c",
+            "first_token_objective",
+            prompt / unit,
+            placement_request.first_token_ns / unit,
+            "ms",
+        )
     generating = decode or workers
-    tokens = asked.prompt_tokens + asked.predicted_tokens
+    tokens = placement_request.prompt_tokens + placement_request.predicted_tokens
     step = min(worker.lines.decode(1, tokens) for worker in generating)
-    if asked.per_token_ns and step > asked.per_token_ns:
-        return Fault("b", "per_token_objective", step / unit, asked.per_token_ns / unit, "ms")
+    if placement_request.per_token_ns and step > placement_request.per_token_ns:
+        return ObjectiveViolation(
+            "b", "per_token_objective", step / unit, placement_request.per_token_ns / unit, "ms"
+        )
     for worker in generating:
         if worker.lines.cache(tokens) <= worker.limits.cache_capacity:
             return None
     needed = min(worker.lines.cache(tokens) for worker in generating)
     most = max(worker.limits.cache_capacity for worker in generating)
-    return Fault("e", "prompt", needed, most, "tokens of cache")
+    return ObjectiveViolation("e", "prompt", needed, most, "tokens of cache")

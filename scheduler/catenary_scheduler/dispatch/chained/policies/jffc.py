@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.book.slots import SlotLedger
-from catenary_scheduler.dispatch.chained.routes import Route
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.events import SessionRequested
 from catenary_services.domain.ids import ResourceId
 
@@ -28,11 +28,11 @@ class JoinFastestFreeChain:
 
     def __init__(self, slots: SlotLedger) -> None:
         self._slots = slots
-        self._routes: list[Route] = []
+        self._routes: list[ChainState] = []
         self._heap: list[int] = []
-        self._blocked: dict[ResourceId, list[Route]] = {}
+        self._blocked: dict[ResourceId, list[ChainState]] = {}
 
-    def rebuild(self, routes: Sequence[Route]) -> None:
+    def rebuild(self, routes: Sequence[ChainState]) -> None:
         """Ranks the routes by their rate; equal ones by their place in the plan."""
         for route in self._routes:
             route.rank = -1
@@ -44,10 +44,10 @@ class JoinFastestFreeChain:
             route.rank = rank
             route.listed = True
 
-    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
+    def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
         """Returns the fastest free chain, None if none is free."""
         heap = self._heap
-        found: Route | None = None
+        found: ChainState | None = None
         too_full: list[int] = []
         while heap and found is None:
             route = self._routes[heap[0]]
@@ -66,7 +66,7 @@ class JoinFastestFreeChain:
             heappush(heap, rank)
         return found
 
-    def offer(self, route: Route) -> None:
+    def offer(self, route: ChainState) -> None:
         """A session left this route: it may be free again."""
         if route.rank >= 0 and not route.listed:
             route.listed = True
@@ -79,5 +79,5 @@ class JoinFastestFreeChain:
                 self.offer(route)
 
 
-def _by_rate(route: Route) -> tuple[int, int]:
+def _by_rate(route: ChainState) -> tuple[int, int]:
     return (route.service_ns, route.index)

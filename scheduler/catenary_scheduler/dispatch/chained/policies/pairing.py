@@ -11,28 +11,28 @@ from collections.abc import Sequence
 
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.book.slots import SlotLedger
-from catenary_scheduler.dispatch.chained.policies.policy import Policy
-from catenary_scheduler.dispatch.chained.routes import Route, paired
+from catenary_scheduler.dispatch.chained.chain_state import ChainState, paired
+from catenary_scheduler.dispatch.chained.policies.policy import ChainPolicy
 from catenary_scheduler.dispatch.events import SessionRequested
 
 
-class Pairing:
+class PairPolicy:
     """Least-loaded pairs where there are both roles, else what the policy within says."""
 
-    def __init__(self, policy: Policy, slots: SlotLedger) -> None:
+    def __init__(self, policy: ChainPolicy, slots: SlotLedger) -> None:
         self._policy = policy
         self._slots = slots
-        self._prefill: list[Route] = []
-        self._decode: list[Route] = []
+        self._prefill: list[ChainState] = []
+        self._decode: list[ChainState] = []
         self._has_mixed = True
-        self._pairs: dict[tuple[Route, Route], Route] = {}
+        self._pairs: dict[tuple[ChainState, ChainState], ChainState] = {}
 
     @property
     def central(self) -> bool:
         """As the policy within."""
         return self._policy.central
 
-    def rebuild(self, routes: Sequence[Route]) -> None:
+    def rebuild(self, routes: Sequence[ChainState]) -> None:
         """Takes the routes by their roles."""
         self._prefill = [route for route in routes if route.role == "prefill"]
         self._decode = [route for route in routes if route.role == "decode"]
@@ -46,7 +46,7 @@ class Pairing:
         }
         self._policy.rebuild(mixed)
 
-    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
+    def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
         """Returns a pair, or a single route where that does, or is all there is."""
         if not self._prefill:
             return self._policy.choose(request, tokens)
@@ -61,7 +61,7 @@ class Pairing:
             pair = self._pairs[prefill, decode] = paired(prefill, decode)
         return pair
 
-    def offer(self, route: Route) -> None:
+    def offer(self, route: ChainState) -> None:
         """A session left this route."""
         self._policy.offer(route)
 
@@ -69,7 +69,7 @@ class Pairing:
         """Slots of this cache were freed."""
         self._policy.freed(cache)
 
-    def _least(self, routes: Sequence[Route], tokens: int) -> Route | None:
+    def _least(self, routes: Sequence[ChainState], tokens: int) -> ChainState | None:
         free = [
             route
             for route in routes
@@ -82,5 +82,5 @@ class Pairing:
         return min(free, key=_load, default=None)
 
 
-def _load(route: Route) -> tuple[float, int, int]:
+def _load(route: ChainState) -> tuple[float, int, int]:
     return (route.jobs / max(1, route.capacity), route.service_ns, route.index)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from catenary_scheduler.book.caches import Cache
-from catenary_scheduler.dispatch.chained.routes import Route
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.events import SessionRequested
 
 
-class Policy(Protocol):
+class ChainPolicy(Protocol):
     """Which route a session takes. One object per model; it decides, the dispatcher keeps count.
 
     A policy may return routes it made itself, over any caches that are free, instead of the chains
@@ -26,11 +26,11 @@ class Policy(Protocol):
         """
         ...
 
-    def rebuild(self, routes: Sequence[Route]) -> None:
+    def rebuild(self, routes: Sequence[ChainState]) -> None:
         """These are the routes from now on, in order of the plan; all their agents are there."""
         ...
 
-    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
+    def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
         """Returns the route for a request; None if there is none (if central: none free).
 
         Args:
@@ -39,7 +39,7 @@ class Policy(Protocol):
         """
         ...
 
-    def offer(self, route: Route) -> None:
+    def offer(self, route: ChainState) -> None:
         """A session left this route."""
         ...
 

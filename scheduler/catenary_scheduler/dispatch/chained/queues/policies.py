@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from catenary_scheduler.book.slots import SlotLedger
-from catenary_scheduler.dispatch.chained.placement.board import Board
+from catenary_scheduler.dispatch.chained.placement.slo_placer import SloPlacer
 from catenary_scheduler.dispatch.chained.policies.jffc import JoinFastestFreeChain
-from catenary_scheduler.dispatch.chained.policies.pairing import Pairing
-from catenary_scheduler.dispatch.chained.queues.lines import CentralQueue, PolicyFactory
+from catenary_scheduler.dispatch.chained.policies.pairing import PairPolicy
+from catenary_scheduler.dispatch.chained.queues.wait_queue import CentralQueue, PolicyFactory
 from catenary_services.errors import InvalidInput
 
 
 def _fastest_free_chain(slots: SlotLedger) -> CentralQueue:
-    return CentralQueue(Pairing(JoinFastestFreeChain(slots), slots))
+    return CentralQueue(PairPolicy(JoinFastestFreeChain(slots), slots))
 
 
-_FACTORIES: dict[str, PolicyFactory] = {"jffc": _fastest_free_chain, "slo": Board}
+_FACTORIES: dict[str, PolicyFactory] = {"jffc": _fastest_free_chain, "slo": SloPlacer}
 POLICIES = tuple(_FACTORIES)
 """All of them; the first is the default."""
 

@@ -5,33 +5,33 @@ Every rule here serves one promise: a request that was admitted is answered exac
 
 from __future__ import annotations
 
-from catenary_scheduler.dispatch.chained.sessions.holding import SessionHolding
-from catenary_scheduler.dispatch.chained.tracking import Ticket
+from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_scheduler.dispatch.events import Reject
 from catenary_services.domain.ids import Nanoseconds
 from catenary_services.errors import DeadlineExceeded, NoActivePlan, PartitionLost
 
 
-class ChainLedger(SessionHolding):
+class ChainLedger(SessionTable):
     """Requests: they wait, have a session, or are answered."""
 
-    def enqueue(self, ticket: Ticket) -> None:
+    def enqueue(self, sequence: SequenceRequest) -> None:
         """Has a request wait for a chain; after a failure, if need be, for the end of a doubt."""
-        desk = self.desk(ticket.model)
-        if ticket.restarts and desk.must_rest:
-            last = self.last_try(ticket)
+        model_queue = self.model_queue(sequence.model)
+        if sequence.restarts and model_queue.must_rest:
+            last = self.last_try(sequence)
             if self.now >= last:
-                self.tries_no_more(ticket)
+                self.tries_no_more(sequence)
                 return
-            self.resting[ticket.request] = ticket
-            self.timers.set(ticket, last, len(self.tickets))
+            self.resting[sequence.request] = sequence
+            self.timers.set(sequence, last, len(self.sequences))
             return
-        desk.line.push(ticket)
-        self.dirty[ticket.model] = None
+        model_queue.waiting.push(sequence)
+        self.dirty[sequence.model] = None
 
     def reject(
         self,
-        ticket: Ticket,
+        sequence: SequenceRequest,
         reason: str,
         message: str,
         *,
@@ -39,68 +39,68 @@ class ChainLedger(SessionHolding):
         details: dict[str, str] | None = None,
     ) -> None:
         """Answers a request with an error, unless it was answered already."""
-        if self.tickets.get(ticket.request) is ticket:
+        if self.sequences.get(sequence.request) is sequence:
             self.counters["rejected_requests"] += 1
             self.commands.append(
-                Reject(ticket.request, reason, message, retry_after_ns, None, details or {})
+                Reject(sequence.request, reason, message, retry_after_ns, None, details or {})
             )
-            self.forget(ticket)
+            self.forget(sequence)
 
-    def last_try(self, ticket: Ticket) -> Nanoseconds:
+    def last_try(self, sequence: SequenceRequest) -> Nanoseconds:
         """Returns until when a request that lost a session waits for chains that failed, too."""
-        spare = min(self.config.last_try_ns, (ticket.deadline - ticket.arrived) // 4)
-        return ticket.deadline - spare
+        spare = min(self.config.last_try_ns, (sequence.deadline - sequence.arrived) // 4)
+        return sequence.deadline - spare
 
-    def tries_no_more(self, ticket: Ticket) -> None:
+    def tries_no_more(self, sequence: SequenceRequest) -> None:
         """Answers a request that lost sessions while there is time to ask again."""
-        lost = f"the session was lost {ticket.restarts} times, and there is no other chain now"
+        lost = f"the session was lost {sequence.restarts} times, and there is no other chain now"
         retry_after = self.config.retry_after_ns
-        self.reject(ticket, PartitionLost.reason, lost, retry_after_ns=retry_after)
+        self.reject(sequence, PartitionLost.reason, lost, retry_after_ns=retry_after)
 
-    def too_late(self, ticket: Ticket, stage: str) -> None:
+    def too_late(self, sequence: SequenceRequest, stage: str) -> None:
         """Answers a request whose deadline is over."""
         message = "no answer before the deadline"
-        self.reject(ticket, DeadlineExceeded.reason, message, details={"stage": stage})
+        self.reject(sequence, DeadlineExceeded.reason, message, details={"stage": stage})
 
-    def unserved(self, ticket: Ticket) -> None:
+    def unserved(self, sequence: SequenceRequest) -> None:
         """Answers a request whose model no plan serves any more."""
         self.reject(
-            ticket,
+            sequence,
             NoActivePlan.reason,
-            f"no plan serves {ticket.model} any more",
+            f"no plan serves {sequence.model} any more",
             retry_after_ns=self.config.retry_after_ns,
         )
 
-    def forget(self, ticket: Ticket) -> None:
+    def forget(self, sequence: SequenceRequest) -> None:
         """Stops following a request, and closes its session."""
-        self.tickets.pop(ticket.request, None)
-        ticket.timer = -1
-        session = ticket.session
+        self.sequences.pop(sequence.request, None)
+        sequence.timer = -1
+        session = sequence.session
         if session is not None:
             self.close(session)
-        elif self.resting.pop(ticket.request, None) is None:
-            self.desk(ticket.model).line.remove(ticket)
+        elif self.resting.pop(sequence.request, None) is None:
+            self.model_queue(sequence.model).waiting.remove(sequence)
 
-    def again(self, ticket: Ticket) -> None:
+    def again(self, sequence: SequenceRequest) -> None:
         """Puts a request back to the head of its queue; what it had is closed."""
-        if ticket.session is not None:
-            self.close(ticket.session)
-        ticket.again = True
-        ticket.doubt = None
-        if self.plan is not None and not self.desk(ticket.model).served:
-            self.unserved(ticket)
-        elif self.now >= ticket.deadline:
-            self.too_late(ticket, "queue")
+        if sequence.session is not None:
+            self.close(sequence.session)
+        sequence.again = True
+        sequence.check_later = None
+        if self.plan is not None and not self.model_queue(sequence.model).served:
+            self.unserved(sequence)
+        elif self.now >= sequence.deadline:
+            self.too_late(sequence, "queue")
         else:
-            self.timers.set(ticket, ticket.deadline, len(self.tickets))
-            self.enqueue(ticket)
+            self.timers.set(sequence, sequence.deadline, len(self.sequences))
+            self.enqueue(sequence)
 
-    def restart(self, ticket: Ticket) -> None:
+    def restart(self, sequence: SequenceRequest) -> None:
         """Starts a request again that lost its session, as often as is allowed."""
-        ticket.restarts += 1
-        if ticket.restarts > self.config.max_restarts:
-            lost = f"the session was lost {ticket.restarts} times"
-            self.reject(ticket, PartitionLost.reason, lost)
+        sequence.restarts += 1
+        if sequence.restarts > self.config.max_restarts:
+            lost = f"the session was lost {sequence.restarts} times"
+            self.reject(sequence, PartitionLost.reason, lost)
             return
         self.counters["restarted_sessions"] += 1
-        self.again(ticket)
+        self.again(sequence)

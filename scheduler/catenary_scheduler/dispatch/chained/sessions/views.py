@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from catenary_scheduler.dispatch.chained.sessions.holding import SessionHolding
-from catenary_scheduler.dispatch.chained.tracking import Session, Ticket
+from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, RequestId, SessionId
 from catenary_services.domain.plan import ChainHop
 
@@ -43,29 +43,29 @@ class SessionView:
     was: SessionId | None = None
 
 
-def view_of(session: Session, ticket: Ticket) -> SessionView:
+def view_of(session: Session, sequence: SequenceRequest) -> SessionView:
     """Returns a session as it is now."""
     chain = session.route.chain_id if session.route is not None else ""
     move = session.moving
     if move is None:
         return SessionView(
             session.session_id,
-            ticket.request,
-            ticket.model,
+            sequence.request,
+            sequence.model,
             chain,
             session.hops,
-            ticket.tokens,
+            sequence.tokens,
             session.runs,
             was=session.was,
         )
     to = move.target.route.chain_id if move.target.route is not None else ""
     return SessionView(
         session.session_id,
-        ticket.request,
-        ticket.model,
+        sequence.request,
+        sequence.model,
         chain,
         session.hops,
-        ticket.tokens,
+        sequence.tokens,
         session.runs,
         move.target.session_id,
         to,
@@ -81,7 +81,7 @@ told to close it; nobody said yet whose it is."""
 
 
 @dataclass(frozen=True, slots=True)
-class SessionClaim:
+class BookedSession:
     """What the book says of a session.
 
     Attributes:
@@ -101,40 +101,41 @@ class SessionClaim:
     source: tuple[SessionId, tuple[AgentId, ...]] | None = None
 
 
-def claims_of(life: SessionHolding) -> list[SessionClaim]:
+def claims_of(table: SessionTable) -> list[BookedSession]:
     """Returns every session that is known or has slots, by id."""
     return [
-        _claim(life, session_id) for session_id in sorted({*life.sessions, *life.slots.sessions()})
+        _claim(table, session_id)
+        for session_id in sorted({*table.sessions, *table.slots.sessions()})
     ]
 
 
-def _claim(life: SessionHolding, session_id: SessionId) -> SessionClaim:
-    holds = tuple(life.slots.holds(session_id))
-    session = life.sessions.get(session_id)
+def _claim(table: SessionTable, session_id: SessionId) -> BookedSession:
+    holds = tuple(table.slots.holds(session_id))
+    session = table.sessions.get(session_id)
     if session is None:
-        return SessionClaim(session_id, None, "closing", (), holds)
+        return BookedSession(session_id, None, "closing", (), holds)
     ring = tuple(dict.fromkeys([hop.agent for hop in session.hops]))
-    move, ticket = session.arriving, session.ticket
+    move, sequence = session.arriving, session.sequence
     if move is not None:
         old = tuple(dict.fromkeys([hop.agent for hop in move.source.hops]))
         source = (move.source.session_id, old)
-        return SessionClaim(session_id, move.ticket.request, "arriving", ring, holds, source)
-    request = ticket.request if ticket is not None else None
-    return SessionClaim(session_id, request, _state(life, session), ring, holds)
+        return BookedSession(session_id, move.sequence.request, "arriving", ring, holds, source)
+    request = sequence.request if sequence is not None else None
+    return BookedSession(session_id, request, _state(table, session), ring, holds)
 
 
-def _state(life: SessionHolding, session: Session) -> SessionState:
-    if session.ticket is None:
-        return "unclaimed" if session.session_id in life.unclaimed else "closing"
-    if session.left or session.session_id not in life.slots:
+def _state(table: SessionTable, session: Session) -> SessionState:
+    if session.sequence is None:
+        return "unclaimed" if session.session_id in table.unclaimed else "closing"
+    if session.left or session.session_id not in table.slots:
         return "left"
     # The first token of one in two phases comes while its caches are on their way.
     return "runs" if session.runs and session.prefill is None else "starting"
 
 
-def views_of(life: SessionHolding) -> Iterator[SessionView]:
+def views_of(table: SessionTable) -> Iterator[SessionView]:
     """Yields every session that a request has, by id."""
-    for session_id in sorted(life.sessions):
-        session = life.sessions[session_id]
-        if session.ticket is not None:
-            yield view_of(session, session.ticket)
+    for session_id in sorted(table.sessions):
+        session = table.sessions[session_id]
+        if session.sequence is not None:
+            yield view_of(session, session.sequence)

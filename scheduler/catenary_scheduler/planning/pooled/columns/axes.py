@@ -10,7 +10,7 @@ from catenary_scheduler.planning.pooled.problem import PoolingProblem
 
 
 @dataclass(frozen=True, slots=True)
-class Axes:
+class TableAxes:
     """Of all tables of a problem; plans do not depend on it, speed does."""
 
     order: tuple[int, ...]
@@ -36,8 +36,8 @@ class Axes:
         return tuple(back)
 
 
-def axes_of(problem: PoolingProblem) -> Axes:
+def axes_of(problem: PoolingProblem) -> TableAxes:
     """Returns the axes for a problem's classes."""
     counts = [gpu.count for gpu in problem.classes]
     order = sorted(range(len(counts)), key=lambda index: counts[index])
-    return Axes(tuple(order), tuple(counts[index] for index in order))
+    return TableAxes(tuple(order), tuple(counts[index] for index in order))

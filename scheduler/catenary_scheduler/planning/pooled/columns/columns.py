@@ -21,7 +21,7 @@ NO_CLASS = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class PipelineColumns:
     """Feasible pipelines of one model; K = the most partitions, shorter ones are padded."""
 
     gpu_class: Ints
@@ -54,9 +54,9 @@ class Columns:
         pools: Ints = (self.gpu_class == gpu_class).sum(axis=1)
         return pools
 
-    def take(self, index: Ints | Flags) -> Columns:
+    def take(self, index: Ints | Flags) -> PipelineColumns:
         """Returns the columns at an index or mask."""
-        return Columns(
+        return PipelineColumns(
             self.gpu_class[index],
             self.level[index],
             self.cuts[index],
@@ -89,14 +89,15 @@ class _Partial:
 
 def enumerate_columns(
     model: PooledModel, tables: DeviceTables, max_partitions: int, *, most_spare: int
-) -> Columns:
+) -> PipelineColumns:
     """Returns the feasible pipelines of 1, 2, .. `max_partitions` partitions.
 
     Args:
         model: Whose blocks, SLO and margin.
         tables: Of this model.
         max_partitions: Longest pipeline.
-        most_spare: How many partitions may be on a spare level (see `Columns.spare`). Pools of
+        most_spare: How many partitions may be on a spare level (see `PipelineColumns.spare`). Pools
+            of
             whole GPUs never gain by one; a pool that shares a GPU may.
     """
     spare = _spare_levels(tables)
@@ -119,9 +120,9 @@ def enumerate_columns(
     return concatenate(found)
 
 
-def concatenate(parts: list[Columns]) -> Columns:
+def concatenate(parts: list[PipelineColumns]) -> PipelineColumns:
     """Returns all columns of the parts, in order."""
-    return Columns(
+    return PipelineColumns(
         np.concatenate([part.gpu_class for part in parts]),
         np.concatenate([part.level for part in parts]),
         np.concatenate([part.cuts for part in parts]),
@@ -132,10 +133,10 @@ def concatenate(parts: list[Columns]) -> Columns:
     )
 
 
-def _columns(done: _Partial, tables: DeviceTables, width: int) -> Columns:
+def _columns(done: _Partial, tables: DeviceTables, width: int) -> PipelineColumns:
     rate = tables.rate[done.batch[:, None] - 1, done.devices, done.cuts[:, :-1], done.cuts[:, 1:]]
     pad = ((0, 0), (0, width - done.devices.shape[1]))
-    return Columns(
+    return PipelineColumns(
         gpu_class=np.pad(tables.class_of[done.devices], pad, constant_values=NO_CLASS),
         level=np.pad(tables.level_of[done.devices], pad, constant_values=1),
         cuts=np.pad(done.cuts, pad, mode="edge"),
@@ -180,7 +181,7 @@ def _extend(partial: _Partial, tables: DeviceTables, spare: Flags, budget: Float
     Args:
         partial: What there is.
         tables: Of the model.
-        spare: By (batch, device, first, last); see `Columns.spare`.
+        spare: By (batch, device, first, last); see `PipelineColumns.spare`.
         budget: By (batch, end): what latency may be used up to there.
     """
     index, cut = partial.batch - 1, partial.cuts[:, -1]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.columns.columns import NO_CLASS, Columns
+from catenary_scheduler.planning.pooled.columns.columns import NO_CLASS, PipelineColumns
 from catenary_scheduler.planning.pooled.columns.device_tables import Floats, Ints
 from catenary_scheduler.planning.pooled.columns.pruning import (
     groups_of_equal_rows,
@@ -22,7 +22,7 @@ from catenary_scheduler.planning.pooled.columns.tables import TOLERANCE
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SharedStage:
     """Where a GPU is shared and into how many virtual GPUs it is cut."""
 
     position: int
@@ -31,7 +31,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
+class TablePoints:
     """Cells, shape (n, axes), and the rate there."""
 
     cells: Ints
@@ -55,7 +55,9 @@ class _Rows:
         return _Rows(self.place[index], self.level[index], self.rate[index], self.axis[index])
 
 
-def find_halves(columns: Columns, order: Sequence[int], whole: Floats) -> dict[Place, list[Points]]:
+def find_halves(
+    columns: PipelineColumns, order: Sequence[int], whole: Floats
+) -> dict[SharedStage, list[TablePoints]]:
     """Returns per place, for j = 1 .. level - 1, where a half beats whole GPUs.
 
     Args:
@@ -64,7 +66,7 @@ def find_halves(columns: Columns, order: Sequence[int], whole: Floats) -> dict[P
         whole: The table of any number of pipelines on whole GPUs.
     """
     places, rows = _rows(columns, order)
-    found: dict[tuple[int, int], Points] = {}
+    found: dict[tuple[int, int], TablePoints] = {}
     if places:
         # More of a GPU never yields less: what gains nothing by the most gains nothing by less.
         most = _beating(rows, rows.level - 1, whole)
@@ -74,14 +76,14 @@ def find_halves(columns: Columns, order: Sequence[int], whole: Floats) -> dict[P
             finer = rest.take(np.flatnonzero(rest.level - 1 > vgpus))
             taken = np.full(len(finer.level), vgpus)
             found |= _by_place(finer, taken, _beating(finer, taken, whole), whole.shape)
-    nothing = Points(np.zeros((0, whole.ndim), dtype=np.int64), np.zeros(0))
+    nothing = TablePoints(np.zeros((0, whole.ndim), dtype=np.int64), np.zeros(0))
     return {
         place: [found.get((index, vgpus), nothing) for vgpus in range(1, place.level)]
         for index, place in enumerate(places)
     }
 
 
-def _rows(columns: Columns, order: Sequence[int]) -> tuple[list[Place], _Rows]:
+def _rows(columns: PipelineColumns, order: Sequence[int]) -> tuple[list[SharedStage], _Rows]:
     width = columns.level.shape[1]
     axis_of = np.empty(len(order) + 1, dtype=np.int64)
     axis_of[list(order)] = np.arange(len(order))
@@ -110,7 +112,7 @@ def _rows(columns: Columns, order: Sequence[int]) -> tuple[list[Place], _Rows]:
         [group[undominated_rows(rate[group])] for group in groups_of_equal_rows(key)]
     )
     named, place = np.unique(key[kept, :3], axis=0, return_inverse=True)
-    places = [Place(int(p), order[int(axis)], int(level)) for p, level, axis in named]
+    places = [SharedStage(int(p), order[int(axis)], int(level)) for p, level, axis in named]
     return places, _Rows(place.reshape(-1), level[kept], rate[kept], axis[kept])
 
 
@@ -170,7 +172,7 @@ def _full(rows: _Rows, vgpus: Ints, some: Ints, pool: int, size: int, whole: Flo
 
 def _by_place(
     rows: _Rows, vgpus: Ints, found: _Found, shape: tuple[int, ...]
-) -> dict[tuple[int, int], Points]:
+) -> dict[tuple[int, int], TablePoints]:
     """Returns per place and virtual GPUs the best rate of each cell where fewer GPUs yield less."""
     if not len(found.row):
         return {}
@@ -188,6 +190,6 @@ def _by_place(
         behind = tuple(slice(None, -1) if at == axis else slice(None) for at in range(best.ndim))
         rises[ahead] &= best[ahead] > reached[behind] * (1 + TOLERANCE)
     return {
-        (int(place), int(count)): Points(np.argwhere(rises[at]), best[at][rises[at]])
+        (int(place), int(count)): TablePoints(np.argwhere(rises[at]), best[at][rises[at]])
         for at, (place, count) in enumerate(keys)
     }

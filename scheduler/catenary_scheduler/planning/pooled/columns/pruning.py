@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.columns.columns import NO_CLASS, Columns
+from catenary_scheduler.planning.pooled.columns.columns import NO_CLASS, PipelineColumns
 from catenary_scheduler.planning.pooled.columns.device_tables import Floats, Ints
 
 _FEW_ROWS, _MANY_ROWS = 4, 300
 
 
-def undominated(columns: Columns, classes: int) -> Columns:
+def undominated(columns: PipelineColumns, classes: int) -> PipelineColumns:
     """Returns the columns worth having when every pool has whole GPUs of its own.
 
     A pipeline is no better than one with as many pools on each class, each yielding at least as
@@ -28,7 +28,7 @@ def undominated(columns: Columns, classes: int) -> Columns:
     return by_latency.take(np.sort(np.concatenate(kept)))
 
 
-def sorted_rates(columns: Columns, order: Sequence[int]) -> Floats:
+def sorted_rates(columns: PipelineColumns, order: Sequence[int]) -> Floats:
     """Returns the rates per GPU, shape (columns, K), by class in the given order, then by rate."""
     place = np.empty(len(order) + 1, dtype=np.int64)
     place[list(order)] = np.arange(len(order))
@@ -76,7 +76,7 @@ def undominated_rows(values: Floats) -> Ints:
     return kept
 
 
-def undominated_in_order(columns: Columns) -> Columns:
+def undominated_in_order(columns: PipelineColumns) -> PipelineColumns:
     """Returns the columns worth having when virtual GPUs count one by one, by position.
 
     A pipeline is no better than one on the same classes in the same order, each yielding at least

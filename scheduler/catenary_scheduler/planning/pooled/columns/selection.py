@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.columns.columns import Columns
+from catenary_scheduler.planning.pooled.columns.columns import PipelineColumns
 from catenary_scheduler.planning.pooled.columns.device_tables import Floats, Ints
-from catenary_scheduler.planning.pooled.columns.sharing import Half
+from catenary_scheduler.planning.pooled.columns.sharing import PairMember
 from catenary_scheduler.planning.pooled.columns.tables import TOLERANCE, Cell
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenPipeline:
     """One pipeline of the solution."""
 
-    columns: Columns
+    columns: PipelineColumns
     index: int
     """Of the column."""
     vgpus: tuple[int, ...]
@@ -37,13 +37,13 @@ class Chosen:
         return float(self.pool_rates().min())
 
 
-def gpus_for_rate(columns: Columns, rate: float) -> Ints:
+def gpus_for_rate(columns: PipelineColumns, rate: float) -> Ints:
     """Returns the whole GPUs every pool needs for a rate, shape (columns, K)."""
     gpus: Ints = np.ceil(rate / columns.rate_per_gpu - TOLERANCE).astype(np.int64)
     return gpus
 
 
-def quickest_pipeline(columns: Columns, cell: Cell, rate: float) -> Chosen:
+def quickest_pipeline(columns: PipelineColumns, cell: Cell, rate: float) -> ChosenPipeline:
     """Returns the pipeline of least latency that yields the rate with the GPUs of the cell.
 
     All feasible columns are looked at, not only those that pruning kept: one that yields less per
@@ -51,10 +51,10 @@ def quickest_pipeline(columns: Columns, cell: Cell, rate: float) -> Chosen:
     """
     gpus = gpus_for_rate(columns, rate * (1 - TOLERANCE))
     best = quickest_that_fits(columns, gpus, cell)
-    return Chosen(columns, best, tuple((gpus[best] * columns.level[best]).tolist()))
+    return ChosenPipeline(columns, best, tuple((gpus[best] * columns.level[best]).tolist()))
 
 
-def quickest_half(columns: Columns, half: Half) -> Chosen:
+def quickest_half(columns: PipelineColumns, half: PairMember) -> ChosenPipeline:
     """Returns the pipeline of least latency for a half of a pair."""
     place = half.place
     here = np.flatnonzero(
@@ -69,10 +69,10 @@ def quickest_half(columns: Columns, half: Half) -> Chosen:
     best = quickest_that_fits(some, gpus, half.cell)
     counts = gpus[best] * some.level[best]
     counts[place.position] += half.vgpus
-    return Chosen(columns, int(here[best]), tuple(counts.tolist()))
+    return ChosenPipeline(columns, int(here[best]), tuple(counts.tolist()))
 
 
-def quickest_that_fits(columns: Columns, gpus: Ints, cell: Cell) -> int:
+def quickest_that_fits(columns: PipelineColumns, gpus: Ints, cell: Cell) -> int:
     """Returns the column of least latency whose whole GPUs fit into the cell."""
     fits = np.ones(len(columns), dtype=np.bool_)
     for axis, limit in enumerate(cell):
@@ -82,8 +82,8 @@ def quickest_that_fits(columns: Columns, gpus: Ints, cell: Cell) -> int:
 
 
 def spend_left_over(
-    chosen: Sequence[Sequence[Chosen]], loads: Sequence[float], counts: Sequence[int]
-) -> list[list[Chosen]]:
+    chosen: Sequence[Sequence[ChosenPipeline]], loads: Sequence[float], counts: Sequence[int]
+) -> list[list[ChosenPipeline]]:
     """Returns the pipelines with idle GPUs given, one after another, to the most loaded pool.
 
     Args:
@@ -112,13 +112,15 @@ def spend_left_over(
             now[most] += min(at_once, free - begin) * level[most]
         for (at, place), count in zip(pools, now, strict=True):
             vgpus[at][place] = count
-    filled: list[list[Chosen]] = [[] for _ in chosen]
+    filled: list[list[ChosenPipeline]] = [[] for _ in chosen]
     for (model, pipeline), counted in zip(flat, vgpus, strict=True):
-        filled[model].append(Chosen(pipeline.columns, pipeline.index, tuple(counted.tolist())))
+        filled[model].append(
+            ChosenPipeline(pipeline.columns, pipeline.index, tuple(counted.tolist()))
+        )
     return filled
 
 
-def used_gpus(chosen: Sequence[Sequence[Chosen]], classes: int) -> list[int]:
+def used_gpus(chosen: Sequence[Sequence[ChosenPipeline]], classes: int) -> list[int]:
     """Returns the whole GPUs of each class in use.
 
     Pools of one model, position and class may share GPUs: their fractions are rounded up together.
@@ -138,12 +140,12 @@ def used_gpus(chosen: Sequence[Sequence[Chosen]], classes: int) -> list[int]:
     return used
 
 
-def _free(chosen: Sequence[Sequence[Chosen]], counts: Sequence[int]) -> list[int]:
+def _free(chosen: Sequence[Sequence[ChosenPipeline]], counts: Sequence[int]) -> list[int]:
     used = used_gpus(chosen, len(counts))
     return [count - taken for count, taken in zip(counts, used, strict=True)]
 
 
-def _shares(chosen: Sequence[Sequence[Chosen]], loads: Sequence[float]) -> list[float]:
+def _shares(chosen: Sequence[Sequence[ChosenPipeline]], loads: Sequence[float]) -> list[float]:
     """Returns the load of each pipeline of all models."""
     shares = []
     for pipelines, load in zip(chosen, loads, strict=True):

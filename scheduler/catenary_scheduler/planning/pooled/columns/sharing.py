@@ -13,17 +13,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.columns.columns import Columns
+from catenary_scheduler.planning.pooled.columns.columns import PipelineColumns
 from catenary_scheduler.planning.pooled.columns.device_tables import Floats
-from catenary_scheduler.planning.pooled.columns.halves import Place, Points, find_halves
+from catenary_scheduler.planning.pooled.columns.halves import SharedStage, TablePoints, find_halves
 from catenary_scheduler.planning.pooled.columns.tables import TOLERANCE, Cell
 
 
 @dataclass(frozen=True, slots=True)
-class Half:
+class PairMember:
     """One of the two pipelines of a pair."""
 
-    place: Place
+    place: SharedStage
     vgpus: int
     """Of the shared GPU."""
     cell: Cell
@@ -32,31 +32,33 @@ class Half:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class PipelinePair:
     """Two pipelines; their cells and the shared GPU add up to a cell."""
 
-    first: Half
-    second: Half
+    first: PairMember
+    second: PairMember
 
 
-class Pairs:
+class PairTable:
     """The best pair in each cell that beats whole GPUs; `table` is 0 elsewhere."""
 
-    def __init__(self, columns: Columns, order: Sequence[int], whole: Floats) -> None:
+    def __init__(self, columns: PipelineColumns, order: Sequence[int], whole: Floats) -> None:
         """Finds them; the arguments are those of `find_halves`."""
         self.table: Floats = np.zeros_like(whole)
         self._whole = whole
         self._order = order
-        self._origin: dict[Cell, Pair] = {}
+        self._origin: dict[Cell, PipelinePair] = {}
         for place, halves in find_halves(columns, order, whole).items():
             for vgpus in range(1, place.level // 2 + 1):
                 self._combine(place, vgpus, halves[vgpus - 1], halves[place.level - vgpus - 1])
 
-    def at(self, cell: Cell) -> Pair:
+    def at(self, cell: Cell) -> PipelinePair:
         """Returns the pair behind a rate of the table."""
         return self._origin[cell]
 
-    def _combine(self, place: Place, vgpus: int, one: Points, other: Points) -> None:
+    def _combine(
+        self, place: SharedStage, vgpus: int, one: TablePoints, other: TablePoints
+    ) -> None:
         if not len(one.rates) or not len(other.rates):
             return
         shape = self.table.shape
@@ -74,10 +76,10 @@ class Pairs:
         for flat, pair in dict(zip(at.tolist(), found.tolist(), strict=True)).items():
             a, b = divmod(pair, len(other.rates))
             cell = tuple(int(index) for index in np.unravel_index(flat, shape))
-            self._origin[cell] = Pair(
+            self._origin[cell] = PipelinePair(
                 _half(place, vgpus, one, a), _half(place, place.level - vgpus, other, b)
             )
 
 
-def _half(place: Place, vgpus: int, points: Points, at: int) -> Half:
-    return Half(place, vgpus, tuple(points.cells[at].tolist()), float(points.rates[at]))
+def _half(place: SharedStage, vgpus: int, points: TablePoints, at: int) -> PairMember:
+    return PairMember(place, vgpus, tuple(points.cells[at].tolist()), float(points.rates[at]))

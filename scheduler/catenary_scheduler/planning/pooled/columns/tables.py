@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.columns.columns import Columns
+from catenary_scheduler.planning.pooled.columns.columns import PipelineColumns
 from catenary_scheduler.planning.pooled.columns.device_tables import Floats, Ints
 from catenary_scheduler.planning.pooled.columns.pruning import groups_of_equal_rows, sorted_rates
 
@@ -22,7 +22,7 @@ TOLERANCE = 1e-9
 """Relative; sums of rates in another order differ by less."""
 
 
-def single_table(columns: Columns, order: Sequence[int], counts: Sequence[int]) -> Floats:
+def single_table(columns: PipelineColumns, order: Sequence[int], counts: Sequence[int]) -> Floats:
     """Returns the best rate of one pipeline for each number of GPUs of each class.
 
     Args:

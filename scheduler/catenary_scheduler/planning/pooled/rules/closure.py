@@ -8,7 +8,7 @@ from catenary_scheduler.planning.pooled.columns.device_tables import Floats, Int
 from catenary_scheduler.planning.pooled.columns.tables import TOLERANCE, Cell, breakpoints
 
 
-class Closure:
+class RateTable:
     """The best rate of any number of pipelines in each cell, and of which ones it consists.
 
     Filled row by row along the last axis (best the class with most GPUs): a row is the best of

@@ -8,23 +8,25 @@ from dataclasses import replace
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.columns.axes import Axes
-from catenary_scheduler.planning.pooled.columns.candidates import Candidates
+from catenary_scheduler.planning.pooled.columns.axes import TableAxes
+from catenary_scheduler.planning.pooled.columns.candidates import ColumnCandidates
 from catenary_scheduler.planning.pooled.columns.device_tables import Floats
 from catenary_scheduler.planning.pooled.columns.selection import (
-    Chosen,
+    ChosenPipeline,
     quickest_half,
     quickest_pipeline,
 )
-from catenary_scheduler.planning.pooled.columns.sharing import Half, Pairs
+from catenary_scheduler.planning.pooled.columns.sharing import PairMember, PairTable
 from catenary_scheduler.planning.pooled.columns.tables import Cell, single_table
-from catenary_scheduler.planning.pooled.rules.closure import Closure
+from catenary_scheduler.planning.pooled.rules.closure import RateTable
 
 
-class FreeTable:
+class FreeRateTable:
     """The best rates of one model, and how to get its pipelines back from them."""
 
-    def __init__(self, candidates: Candidates, axes: Axes, *, share: bool = True) -> None:
+    def __init__(
+        self, candidates: ColumnCandidates, axes: TableAxes, *, share: bool = True
+    ) -> None:
         """Fills the table.
 
         Args:
@@ -35,18 +37,18 @@ class FreeTable:
         self._candidates = candidates
         self._axes = axes
         self._single = single_table(candidates.pruned, axes.order, axes.counts)
-        self._closure = Closure(self._single)
+        self._closure = RateTable(self._single)
         if share:
-            self._pairs = Pairs(candidates.shareable, axes.order, self._closure.table)
+            self._pairs = PairTable(candidates.shareable, axes.order, self._closure.table)
             if self._pairs.table.any():
-                self._closure = Closure(np.maximum(self._single, self._pairs.table))
+                self._closure = RateTable(np.maximum(self._single, self._pairs.table))
 
     @property
     def table(self) -> Floats:
         """By whole GPUs of each class."""
         return self._closure.table
 
-    def pipelines(self, cell: Cell, share: float = 1.0) -> list[Chosen]:
+    def pipelines(self, cell: Cell, share: float = 1.0) -> list[ChosenPipeline]:
         """Returns the pipelines behind the rate of a cell, or that yield a share of it."""
         chosen = []
         for (part, rate), times in Counter(self._closure.parts(cell)).items():
@@ -60,15 +62,15 @@ class FreeTable:
                 chosen += [self._half(pair.first, share), self._half(pair.second, share)] * times
         return merged(chosen)
 
-    def _half(self, half: Half, share: float) -> Chosen:
+    def _half(self, half: PairMember, share: float) -> ChosenPipeline:
         cell = self._axes.to_classes(half.cell)
         in_classes = replace(half, cell=cell, rate=share * half.rate)
         return quickest_half(self._candidates.shareable, in_classes)
 
 
-def merged(chosen: Sequence[Chosen]) -> list[Chosen]:
+def merged(chosen: Sequence[ChosenPipeline]) -> list[ChosenPipeline]:
     """Returns the pipelines with those of the same column put together."""
-    found: dict[tuple[bytes, ...], Chosen] = {}
+    found: dict[tuple[bytes, ...], ChosenPipeline] = {}
     for pipeline in chosen:
         columns, at = pipeline.columns, pipeline.index
         parts = (columns.gpu_class, columns.level, columns.cuts, columns.batch)

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from catenary_scheduler.planning.pooled.assembly import Solution, price_of
-from catenary_scheduler.planning.pooled.columns.axes import Axes
+from catenary_scheduler.planning.pooled.assembly import PooledSolution, price_of
+from catenary_scheduler.planning.pooled.columns.axes import TableAxes
 from catenary_scheduler.planning.pooled.columns.device_tables import Floats
-from catenary_scheduler.planning.pooled.columns.selection import Chosen
+from catenary_scheduler.planning.pooled.columns.selection import ChosenPipeline
 from catenary_scheduler.planning.pooled.columns.tables import Cell
 from catenary_scheduler.planning.pooled.objectives import MaxThroughput, Objective, price_per_gpu
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
 from catenary_scheduler.planning.pooled.solving.coupling import best_target, cheapest_cells
 
 
-class ModelTable(Protocol):
+class ModelRateTable(Protocol):
     """The best rates of one model, and how to get its pipelines back from them."""
 
     @property
@@ -27,18 +27,18 @@ class ModelTable(Protocol):
         """By whole GPUs of each class; never falls with more GPUs."""
         ...
 
-    def pipelines(self, cell: Cell, share: float = 1.0) -> list[Chosen]:
+    def pipelines(self, cell: Cell, share: float = 1.0) -> list[ChosenPipeline]:
         """Returns the pipelines behind the rate of a cell, or that yield a share of it."""
         ...
 
 
 def solve_exactly(
     problem: PoolingProblem,
-    models: Sequence[ModelTable],
-    axes: Axes,
+    models: Sequence[ModelRateTable],
+    axes: TableAxes,
     objective: Objective,
     rates: Sequence[float] | None,
-) -> Solution | None:
+) -> PooledSolution | None:
     """Returns an optimal solution, or None if the cluster is too small.
 
     Args:
@@ -69,4 +69,4 @@ def solve_exactly(
             for model, cell, rate in zip(models, cells, rates, strict=True)
         ]
         value = price_of(problem, chosen, objective)
-    return Solution(chosen, value, value, True, "dp")
+    return PooledSolution(chosen, value, value, True, "dp")

@@ -14,10 +14,10 @@ import highspy
 import numpy as np
 import numpy.typing as npt
 
-from catenary_scheduler.planning.pooled.assembly import Solution, least_share, price_of
-from catenary_scheduler.planning.pooled.columns.selection import Chosen
+from catenary_scheduler.planning.pooled.assembly import PooledSolution, least_share, price_of
+from catenary_scheduler.planning.pooled.columns.selection import ChosenPipeline
 from catenary_scheduler.planning.pooled.objectives import MaxThroughput
-from catenary_scheduler.planning.pooled.solving.milp import Programme, Task, build
+from catenary_scheduler.planning.pooled.solving.milp import MilpProgramme, MilpTask, build
 from catenary_scheduler.planning.pooled.solving.relaxation import Relaxation, may_improve, relax
 from catenary_scheduler.planning.pooled.solving.rounding import rounded
 
@@ -26,7 +26,7 @@ PROVEN_GAP = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SolverLimits:
     """When HiGHS stops."""
 
     seconds: float
@@ -36,8 +36,8 @@ class Limits:
 
 
 def solve_with_highs(
-    task: Task, limits: Limits, start: Sequence[Sequence[Chosen]] | None = None
-) -> Solution | None:
+    task: MilpTask, limits: SolverLimits, start: Sequence[Sequence[ChosenPipeline]] | None = None
+) -> PooledSolution | None:
     """Returns the best solution found, or None if there is none (or not in time).
 
     Args:
@@ -59,11 +59,11 @@ def solve_with_highs(
     bound = min(bound, best.value)  # they cross by rounding errors only
     optimal = _gap(best.value, bound) <= limits.gap
     sign = -1.0 if isinstance(task.objective, MaxThroughput) else 1.0
-    return Solution(best.chosen, sign * best.value, sign * bound, optimal, "highs")
+    return PooledSolution(best.chosen, sign * best.value, sign * bound, optimal, "highs")
 
 
 def _search(
-    task: Task, relaxation: Relaxation, limits: Limits, best: _Worth | None
+    task: MilpTask, relaxation: Relaxation, limits: SolverLimits, best: _Worth | None
 ) -> tuple[_Worth | None, float]:
     """Returns the best plan of a search and the bound; columns that cannot matter are left out."""
     if best is not None:
@@ -91,8 +91,8 @@ def _search(
 
 
 def _restricted(
-    task: Task, kept: Sequence[npt.NDArray[np.bool_]], best: _Worth
-) -> tuple[Task, _Worth]:
+    task: MilpTask, kept: Sequence[npt.NDArray[np.bool_]], best: _Worth
+) -> tuple[MilpTask, _Worth]:
     """Returns the task with fewer columns, and the known plan on these."""
     columns = [some.take(mask) for some, mask in zip(task.columns, kept, strict=True)]
     chosen = [
@@ -105,7 +105,7 @@ def _restricted(
     return replace(task, columns=columns), _Worth(chosen, best.value)
 
 
-def _solver(programme: Programme, limits: Limits) -> highspy.Highs:
+def _solver(programme: MilpProgramme, limits: SolverLimits) -> highspy.Highs:
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("threads", 1)
@@ -116,7 +116,7 @@ def _solver(programme: Programme, limits: Limits) -> highspy.Highs:
 
 
 def _start(
-    programme: Programme, task: Task, chosen: Sequence[Sequence[Chosen]]
+    programme: MilpProgramme, task: MilpTask, chosen: Sequence[Sequence[ChosenPipeline]]
 ) -> highspy.HighsSolution:
     """Returns rates and pools as a first solution; HiGHS works out what follows from them."""
     values = np.full(programme.lp.num_col_, highspy.kHighsInf)  # = not given
@@ -137,11 +137,11 @@ def _start(
 class _Worth(NamedTuple):
     """Pipelines and their value, which is to be minimised."""
 
-    chosen: Sequence[Sequence[Chosen]]
+    chosen: Sequence[Sequence[ChosenPipeline]]
     value: float
 
 
-def _worth(task: Task, chosen: Sequence[Sequence[Chosen]] | None) -> _Worth | None:
+def _worth(task: MilpTask, chosen: Sequence[Sequence[ChosenPipeline]] | None) -> _Worth | None:
     if chosen is None:
         return None
     if not isinstance(task.objective, MaxThroughput):

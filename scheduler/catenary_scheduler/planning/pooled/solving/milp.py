@@ -16,7 +16,7 @@ import highspy
 import numpy as np
 import numpy.typing as npt
 
-from catenary_scheduler.planning.pooled.columns.columns import Columns
+from catenary_scheduler.planning.pooled.columns.columns import PipelineColumns
 from catenary_scheduler.planning.pooled.columns.device_tables import Ints
 from catenary_scheduler.planning.pooled.objectives import MaxThroughput, Objective, price_per_gpu
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
@@ -24,11 +24,11 @@ from catenary_scheduler.planning.pooled.solving.sparse import INFINITY, Programm
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class MilpTask:
     """What is to be solved."""
 
     problem: PoolingProblem
-    columns: Sequence[Columns]
+    columns: Sequence[PipelineColumns]
     """Per model what it may choose among."""
     objective: Objective
     rates: Sequence[float] | None
@@ -37,7 +37,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Programme:
+class MilpProgramme:
     """To be minimised."""
 
     lp: highspy.HighsLp
@@ -47,7 +47,7 @@ class Programme:
     """Per model, shape (columns, K): index of the size of each pool; -1 = no such pool."""
 
 
-def build(task: Task) -> Programme:
+def build(task: MilpTask) -> MilpProgramme:
     """Returns the programme of a task."""
     builder = ProgrammeBuilder()
     target = builder.variables(np.array([INFINITY]), integer=False)
@@ -70,10 +70,10 @@ def build(task: Task) -> Programme:
             _one_per_slot(builder, task.problem, some, pool_at[at])
     if isinstance(task.objective, MaxThroughput):
         builder.minimise(target, -1.0)
-    return Programme(builder.build(), rate_at, pool_at)
+    return MilpProgramme(builder.build(), rate_at, pool_at)
 
 
-def _pools(builder: ProgrammeBuilder, task: Task, columns: Columns) -> Ints:
+def _pools(builder: ProgrammeBuilder, task: MilpTask, columns: PipelineColumns) -> Ints:
     present = columns.gpu_class >= 0
     counts = np.array([gpu.count for gpu in task.problem.classes], dtype=np.float64)
     most = counts[columns.gpu_class[present]]
@@ -85,7 +85,11 @@ def _pools(builder: ProgrammeBuilder, task: Task, columns: Columns) -> Ints:
 
 
 def _carry(
-    builder: ProgrammeBuilder, task: Task, columns: Columns, rate_at: Ints, pool_at: Ints
+    builder: ProgrammeBuilder,
+    task: MilpTask,
+    columns: PipelineColumns,
+    rate_at: Ints,
+    pool_at: Ints,
 ) -> None:
     """Every pool is large enough for the rate of its column."""
     rate = columns.rate if task.reference_rules else columns.rate_per_gpu
@@ -98,7 +102,7 @@ def _carry(
 
 
 def _shared_gpus(
-    builder: ProgrammeBuilder, task: Task, pool_at: Sequence[Ints]
+    builder: ProgrammeBuilder, task: MilpTask, pool_at: Sequence[Ints]
 ) -> tuple[Ints, ...]:
     """Rounds virtual GPUs up together; returns indices of whole GPUs, shape (classes, K)."""
     found = []
@@ -119,7 +123,7 @@ def _shared_gpus(
     return tuple(found)
 
 
-def _within_cluster(builder: ProgrammeBuilder, task: Task, gpus_at: Sequence[Ints]) -> None:
+def _within_cluster(builder: ProgrammeBuilder, task: MilpTask, gpus_at: Sequence[Ints]) -> None:
     prices = price_per_gpu(task.problem, task.objective)
     for axis, gpu in enumerate(task.problem.classes):
         parts = []
@@ -133,7 +137,7 @@ def _within_cluster(builder: ProgrammeBuilder, task: Task, gpus_at: Sequence[Int
 
 
 def _one_per_slot(
-    builder: ProgrammeBuilder, problem: PoolingProblem, columns: Columns, pool_at: Ints
+    builder: ProgrammeBuilder, problem: PoolingProblem, columns: PipelineColumns, pool_at: Ints
 ) -> None:
     """At most one pipeline per ordered tuple of classes of full length.
 
@@ -149,7 +153,9 @@ def _one_per_slot(
         builder.row(used[some], np.ones(int(some.sum())), least=0.0, most=float(slots))
 
 
-def slot_limits(columns: Columns, classes: int) -> Iterator[tuple[npt.NDArray[np.bool_], int]]:
+def slot_limits(
+    columns: PipelineColumns, classes: int
+) -> Iterator[tuple[npt.NDArray[np.bool_], int]]:
     """Yields sets of columns and how many of each set a model may use at most."""
     width = columns.gpu_class.shape[1]
     for length in range(1, width + 1):

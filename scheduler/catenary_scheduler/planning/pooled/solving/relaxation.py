@@ -14,10 +14,10 @@ import highspy
 import numpy as np
 import numpy.typing as npt
 
-from catenary_scheduler.planning.pooled.columns.columns import Columns
+from catenary_scheduler.planning.pooled.columns.columns import PipelineColumns
 from catenary_scheduler.planning.pooled.columns.device_tables import Floats
 from catenary_scheduler.planning.pooled.objectives import MaxThroughput, price_per_gpu
-from catenary_scheduler.planning.pooled.solving.milp import Task
+from catenary_scheduler.planning.pooled.solving.milp import MilpTask
 from catenary_scheduler.planning.pooled.solving.sparse import INFINITY, ProgrammeBuilder
 
 
@@ -34,7 +34,7 @@ class Relaxation:
     """Per model: what one request per second less would save."""
 
 
-def relax(task: Task) -> Relaxation | None:
+def relax(task: MilpTask) -> Relaxation | None:
     """Returns the relaxation of a task, or None if even fractions of GPUs do not suffice."""
     builder = ProgrammeBuilder()
     target = builder.variables(np.array([INFINITY]), integer=False)
@@ -60,13 +60,13 @@ def relax(task: Task) -> Relaxation | None:
     return _solved(task, lp, rate_at, np.zeros(len(prices)) if free_of_charge else np.array(prices))
 
 
-def _gpus_per_rate(columns: Columns, axis: int) -> Floats:
+def _gpus_per_rate(columns: PipelineColumns, axis: int) -> Floats:
     gpus: Floats = np.where(columns.gpu_class == axis, 1.0 / columns.rate_per_gpu, 0.0).sum(axis=1)
     return gpus
 
 
 def _solved(
-    task: Task, lp: highspy.HighsLp, rate_at: Sequence[npt.NDArray[np.int64]], cost: Floats
+    task: MilpTask, lp: highspy.HighsLp, rate_at: Sequence[npt.NDArray[np.int64]], cost: Floats
 ) -> Relaxation | None:
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.setOptionValue("output_flag", False)
@@ -87,7 +87,7 @@ def _solved(
 
 
 def may_improve(
-    task: Task, relaxation: Relaxation, model: int, value: float
+    task: MilpTask, relaxation: Relaxation, model: int, value: float
 ) -> npt.NDArray[np.bool_]:
     """Returns which columns of a model a plan better than a known one may use.
 

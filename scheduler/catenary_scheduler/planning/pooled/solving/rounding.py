@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.columns.columns import Columns
+from catenary_scheduler.planning.pooled.columns.columns import PipelineColumns
 from catenary_scheduler.planning.pooled.columns.device_tables import Floats
-from catenary_scheduler.planning.pooled.columns.selection import Chosen, used_gpus
+from catenary_scheduler.planning.pooled.columns.selection import ChosenPipeline, used_gpus
 from catenary_scheduler.planning.pooled.objectives import MaxThroughput
-from catenary_scheduler.planning.pooled.solving.milp import Task, slot_limits
+from catenary_scheduler.planning.pooled.solving.milp import MilpTask, slot_limits
 
 SOLVER_TOLERANCE = 1e-6
 """Of a GPU: solvers keep their constraints only this well."""
 _HALVINGS = 40
 
 
-def rounded(task: Task, flows: Sequence[Floats]) -> list[list[Chosen]] | None:
+def rounded(task: MilpTask, flows: Sequence[Floats]) -> list[list[ChosenPipeline]] | None:
     """Returns pipelines for the rates, or None if they do not fit.
 
     For the most throughput all rates may be lowered by one factor until their pools fit.
@@ -40,14 +40,16 @@ def rounded(task: Task, flows: Sequence[Floats]) -> list[list[Chosen]] | None:
     return chosen if allowed else None
 
 
-def _pipelines(task: Task, flows: Sequence[Floats], fraction: float) -> list[list[Chosen]]:
+def _pipelines(
+    task: MilpTask, flows: Sequence[Floats], fraction: float
+) -> list[list[ChosenPipeline]]:
     return [
         _of_model(columns, flow * fraction, whole_gpus=not task.reference_rules)
         for columns, flow in zip(task.columns, flows, strict=True)
     ]
 
 
-def _of_model(columns: Columns, flow: Floats, *, whole_gpus: bool) -> list[Chosen]:
+def _of_model(columns: PipelineColumns, flow: Floats, *, whole_gpus: bool) -> list[ChosenPipeline]:
     used = np.flatnonzero(flow > 0)
     some = columns.take(used)
     unit = some.level if whole_gpus else np.ones_like(some.level)
@@ -56,15 +58,18 @@ def _of_model(columns: Columns, flow: Floats, *, whole_gpus: bool) -> list[Chose
     # A pool that needs next to nothing needs one all the same.
     least = (some.gpu_class >= 0).astype(np.int64)
     vgpus = np.maximum(size.astype(np.int64), least) * unit
-    return [Chosen(columns, int(used[at]), tuple((vgpus[at] * least[at]).tolist())) for at in kept]
+    return [
+        ChosenPipeline(columns, int(used[at]), tuple((vgpus[at] * least[at]).tolist()))
+        for at in kept
+    ]
 
 
-def _fits(task: Task, chosen: Sequence[Sequence[Chosen]]) -> bool:
+def _fits(task: MilpTask, chosen: Sequence[Sequence[ChosenPipeline]]) -> bool:
     used = used_gpus(chosen, len(task.problem.classes))
     return all(taken <= gpu.count for taken, gpu in zip(used, task.problem.classes, strict=True))
 
 
-def keeps_slots(task: Task, chosen: Sequence[Sequence[Chosen]]) -> bool:
+def keeps_slots(task: MilpTask, chosen: Sequence[Sequence[ChosenPipeline]]) -> bool:
     """Returns whether no model has more pipelines than the rules have slots for them."""
     if not task.reference_rules:
         return True

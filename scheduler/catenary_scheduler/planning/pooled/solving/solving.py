@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from catenary_scheduler.planning.pooled.assembly import Solution
-from catenary_scheduler.planning.pooled.columns.axes import Axes, axes_of
-from catenary_scheduler.planning.pooled.columns.candidates import Candidates, candidates_of
+from catenary_scheduler.planning.pooled.assembly import PooledSolution
+from catenary_scheduler.planning.pooled.columns.axes import TableAxes, axes_of
+from catenary_scheduler.planning.pooled.columns.candidates import ColumnCandidates, candidates_of
 from catenary_scheduler.planning.pooled.infeasible import why_no_pipeline
 from catenary_scheduler.planning.pooled.objectives import Objective
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
-from catenary_scheduler.planning.pooled.rules.free_rules import FreeTable
+from catenary_scheduler.planning.pooled.rules.free_rules import FreeRateTable
 from catenary_scheduler.planning.pooled.solving.exact import solve_exactly
 
 Solver = Literal["auto", "dp", "highs"]
@@ -22,7 +22,7 @@ _MOST_CELLS, _MOST_ROWS = 20_000, 400
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SolveRequest:
     """A task and who is to solve it."""
 
     problem: PoolingProblem
@@ -33,17 +33,17 @@ class Request:
     seconds_left: Callable[[], float]
     """For HiGHS."""
 
-    def takes_dp(self, axes: Axes) -> bool:
+    def takes_dp(self, axes: TableAxes) -> bool:
         """Returns whether the dynamic programme is asked for, or is quick enough to take."""
         small = axes.cells <= _MOST_CELLS and axes.rows <= _MOST_ROWS
         return self.solver == "dp" or (self.solver == "auto" and small)
 
 
-Solve = Callable[[Request], Solution | None]
+Solve = Callable[[SolveRequest], PooledSolution | None]
 """Returns the best solution under some rules, or None if the cluster is too small."""
 
 
-def solve_by_free_rules(request: Request) -> Solution | None:
+def solve_by_free_rules(request: SolveRequest) -> PooledSolution | None:
     """Returns the best solution under our own rules, or None if the cluster is too small."""
     candidates = all_candidates(request.problem)
     axes = axes_of(request.problem)
@@ -59,8 +59,12 @@ def solve_by_free_rules(request: Request) -> Solution | None:
 
 
 def free_exactly(
-    request: Request, candidates: Sequence[Candidates], axes: Axes, *, share: bool = True
-) -> Solution | None:
+    request: SolveRequest,
+    candidates: Sequence[ColumnCandidates],
+    axes: TableAxes,
+    *,
+    share: bool = True,
+) -> PooledSolution | None:
     """Returns the optimum of our own rules by the dynamic programme, or None.
 
     Args:
@@ -69,11 +73,11 @@ def free_exactly(
         axes: Of the tables.
         share: Whether two pipelines may share a GPU.
     """
-    tables = [FreeTable(per_model, axes, share=share) for per_model in candidates]
+    tables = [FreeRateTable(per_model, axes, share=share) for per_model in candidates]
     return solve_exactly(request.problem, tables, axes, request.objective, request.rates)
 
 
-def all_candidates(problem: PoolingProblem) -> list[Candidates]:
+def all_candidates(problem: PoolingProblem) -> list[ColumnCandidates]:
     """Returns the candidates of every model; raises for one without a feasible pipeline."""
     candidates = []
     for model in problem.models:

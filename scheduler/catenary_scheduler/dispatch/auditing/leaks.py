@@ -1,0 +1,289 @@
+"""Where the book and what others say differ.
+
+Everything is judged by what the book said both when agents and gateways were asked and when their
+answers were there: what was ordered in between is not in their answers. Streams keep their order,
+so an answer comes behind all that was said before, and is given after all that was ordered before.
+Only frames (from gateways to agents and between agents) may still be under way; see `Auditor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from catenary_scheduler.dispatch.auditing.holdings import (
+    AgentHoldings,
+    ExpectedSession,
+    GatewayRequests,
+    SchedulerHoldings,
+)
+from catenary_scheduler.dispatch.chained.sessions.views import BookedSession
+from catenary_services.domain.ids import (
+    AgentId,
+    BatchId,
+    GatewayId,
+    Nanoseconds,
+    PartitionKey,
+    RequestId,
+    SessionId,
+)
+from catenary_services.domain.plan import ChainHop
+
+LeakKind = Literal[
+    "slots_unheld",
+    "session_lost",
+    "start_lost",
+    "move_lost",
+    "move_unheard",
+    "session_orphan",
+    "slots_differ",
+    "batch_orphan",
+    "batch_unheld",
+    "batch_forgotten",
+    "request_unwanted",
+    "gateway_gone",
+    "request_forgotten",
+    "partition_unhosted",
+]
+"""`docs/audits.md` says of each what it is and how it is mended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """Something reserved that nobody holds, or held that is not reserved.
+
+    Two are equal if they are of the same thing; `hops` and `source` say only how it is mended.
+    """
+
+    kind: LeakKind
+    agent: AgentId | None = None
+    session: SessionId | None = None
+    batch: BatchId | None = None
+    request: RequestId | None = None
+    partition: PartitionKey | None = None
+    hops: tuple[ChainHop, ...] = ()
+    source: SessionId | None = None
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Returns what it is about, for the log."""
+        named = {
+            "agent": self.agent,
+            "session": self.session,
+            "batch": self.batch,
+            "request": self.request,
+            "partition": self.partition,
+            "moved_from": self.source,
+        }
+        return {name: str(value) for name, value in named.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class AuditAnswers:
+    """The answers to one question.
+
+    Attributes:
+        agents: Of the agents that answered.
+        gateways: Of the gateways that answered.
+        grace_ns: A frame that was sent so long ago has arrived, or is lost.
+    """
+
+    agents: Mapping[AgentId, AgentHoldings]
+    gateways: Mapping[GatewayId, GatewayRequests]
+    grace_ns: Nanoseconds
+
+    def believed(self, request: RequestId | None) -> dict[SessionId, ExpectedSession] | None:
+        """Returns the starts a gateway believes for a request; None if it does not say."""
+        wants = self.gateways.get(request.gateway) if request is not None else None
+        if wants is None or request is None or request.number not in wants.requests:
+            return None
+        return {each.session: each for each in wants.requests[request.number]}
+
+    def knows_any(self, agents: set[AgentId], session: SessionId) -> bool:
+        """True if one of these agents has a session, or leads the move to it, or did not answer."""
+        for agent in agents:
+            said = self.agents.get(agent)
+            if said is None or session in said.sessions or session in said.leads:
+                return True
+        return False
+
+
+def suspicions(
+    before: SchedulerHoldings, now: SchedulerHoldings, said: AuditAnswers
+) -> Iterator[Leak]:
+    """Yields everything that differs.
+
+    Args:
+        before: The book when the question was asked.
+        now: The same with the answers there.
+        said: They.
+    """
+    for session, claim in now.sessions.items():
+        asked = before.sessions.get(session)
+        if asked is not None and asked.state == claim.state:
+            yield from _booked(asked, claim, now, said)
+    for agent, held in said.agents.items():
+        if agent not in now.agents:
+            continue  # it is gone, and all it held with it
+        yield from _held(agent, held, before, now)
+    yield from _batches(before, now, said)
+    yield from _requests(before, now, said)
+
+
+# ---- sessions ----
+
+
+def _booked(
+    asked: BookedSession, claim: BookedSession, now: SchedulerHoldings, said: AuditAnswers
+) -> Iterator[Leak]:
+    """Yields what is reserved for a session and held by nobody, or not wanted where it is."""
+    if claim.state == "left":
+        return  # its gateway is waited for, and only for a while
+    if claim.state in ("closing", "unclaimed"):
+        yield from _unheld(asked, claim, said)
+        return
+    believed = said.believed(claim.request)
+    if believed is None:
+        return  # if it is not wanted any more, its request is what leaked
+    if claim.state == "arriving":
+        yield from _moving(claim, believed, said)
+    elif claim.session not in believed:
+        if not _moved_on(claim.session, now, believed):
+            yield Leak("start_lost", session=claim.session, request=claim.request)
+    elif claim.state == "starting":
+        if _is_lost(claim, believed[claim.session], said):
+            yield Leak("start_lost", session=claim.session, request=claim.request)
+        else:
+            yield from _broken_off(claim, now, said)
+    else:
+        yield from _running(asked, claim, said)
+
+
+def _unheld(asked: BookedSession, claim: BookedSession, said: AuditAnswers) -> Iterator[Leak]:
+    session, told = claim.session, None
+    for agent, _, _ in claim.holds:
+        held = said.agents.get(agent)
+        if held is None or session in held.sessions or agent == told:
+            continue
+        if any(holder == agent for holder, _, _ in asked.holds):
+            told = agent
+            yield Leak("slots_unheld", agent, session)
+
+
+def _running(asked: BookedSession, claim: BookedSession, said: AuditAnswers) -> Iterator[Leak]:
+    """One that got tokens is on every agent of its ring, all the time."""
+    for leak in _unheld(asked, claim, said):
+        if leak.agent in claim.ring:
+            yield Leak("session_lost", leak.agent, claim.session, request=claim.request)
+            return  # it is started again, wherever else it is missing
+        yield leak
+
+
+def _is_lost(claim: BookedSession, start: ExpectedSession, said: AuditAnswers) -> bool:
+    """True if its opening was sent a while ago, and came nowhere."""
+    if start.sent_ago_ns is None or start.sent_ago_ns < said.grace_ns:
+        return False
+    everywhere = {agent for agent, _, _ in claim.holds} | set(claim.ring)
+    return not said.knows_any(everywhere, claim.session)
+
+
+def _broken_off(claim: BookedSession, now: SchedulerHoldings, said: AuditAnswers) -> Iterator[Leak]:
+    """Yields one that an agent of its ring lacks, although it was handed on to there, or by it."""
+    session = claim.session
+    for agent, following in pairwise(claim.ring):
+        here, there = said.agents.get(agent), said.agents.get(following)
+        if here is None or there is None:
+            continue
+        lacking = None
+        if session in here.passed_on and session not in there.sessions:
+            lacking = following
+        elif session in there.sessions and session not in here.sessions:
+            # Where prompts are run elsewhere, agents let go what others hold already.
+            lacking = agent if session not in now.split else None
+        if lacking is not None:
+            yield Leak("session_lost", lacking, session, request=claim.request)
+            return
+
+
+def _moving(
+    claim: BookedSession, believed: dict[SessionId, ExpectedSession], said: AuditAnswers
+) -> Iterator[Leak]:
+    source, old_ring = claim.source or (claim.session, ())
+    start = believed.get(claim.session)
+    leak = Leak("move_lost", session=claim.session, request=claim.request, source=source)
+    if start is None:
+        yield leak
+    elif source not in believed:  # its tokens come from there: nobody told us
+        yield Leak("move_unheard", session=claim.session, request=claim.request, source=source)
+    elif start.sent_ago_ns is not None and start.sent_ago_ns >= said.grace_ns:
+        everywhere = {agent for agent, _, _ in claim.holds} | set(claim.ring) | set(old_ring)
+        if not said.knows_any(everywhere, claim.session):
+            yield leak
+
+
+def _moved_on(
+    session: SessionId, now: SchedulerHoldings, believed: dict[SessionId, ExpectedSession]
+) -> bool:
+    """True if the tokens of a session come from the one it is to become."""
+    arriving = [now.sessions[each] for each in believed if each in now.sessions]
+    return any(each.source is not None and each.source[0] == session for each in arriving)
+
+
+def _held(
+    agent: AgentId, held: AgentHoldings, before: SchedulerHoldings, now: SchedulerHoldings
+) -> Iterator[Leak]:
+    """Yields what an agent holds and the book has not, or not as much."""
+    for session, hops in held.sessions.items():
+        asked, claim = before.sessions.get(session), now.sessions.get(session)
+        if asked is None and claim is None:
+            yield Leak("session_orphan", agent, session, hops=hops)
+        elif asked is not None and claim is not None and asked.holds == claim.holds:
+            booked = [(where, slots) for holder, where, slots in claim.holds if holder == agent]
+            if not booked:
+                yield Leak("session_orphan", agent, session, hops=hops)
+            elif sorted(booked) != sorted((hop.partition, hop.blocks) for hop in hops):
+                yield Leak("slots_differ", agent, session, hops=hops)
+    for batch in held.batches:
+        is_known = any(batch in facts.followed or batch in facts.booked for facts in (before, now))
+        if not is_known and (batch >= now.first_id or now.settled):
+            yield Leak("batch_orphan", agent, batch=batch)
+    for partition in now.hosted.get(agent, frozenset()) & before.hosted.get(agent, frozenset()):
+        if partition not in held.partitions:
+            yield Leak("partition_unhosted", agent, partition=partition)
+
+
+# ---- batches and requests ----
+
+
+def _batches(
+    before: SchedulerHoldings, now: SchedulerHoldings, said: AuditAnswers
+) -> Iterator[Leak]:
+    for batch, agents in now.booked.items():
+        if batch not in before.booked or not (batch >= now.first_id or now.settled):
+            continue
+        if not any(_may_hold(agent, batch, now, said) for agent in agents):
+            yield Leak("batch_unheld", batch=batch)
+    for batch in now.in_flight & before.in_flight:
+        known = any(batch in facts.followed or batch in facts.booked for facts in (before, now))
+        if not known:
+            yield Leak("batch_forgotten", batch=batch)
+
+
+def _may_hold(agent: AgentId, batch: BatchId, now: SchedulerHoldings, said: AuditAnswers) -> bool:
+    held = said.agents.get(agent)
+    return batch in held.batches if held is not None else agent in now.agents
+
+
+def _requests(
+    before: SchedulerHoldings, now: SchedulerHoldings, said: AuditAnswers
+) -> Iterator[Leak]:
+    for request in now.requests & before.requests:
+        wants = said.gateways.get(request.gateway)
+        if request.gateway not in now.gateways:
+            yield Leak("gateway_gone", request=request)
+        elif wants is not None and request.number not in wants.requests:
+            yield Leak("request_unwanted", request=request)
+    for request in (now.open & before.open) - now.requests - before.requests:
+        yield Leak("request_forgotten", request=request)

@@ -1,0 +1,148 @@
+"""Chains whose sessions would outgrow their memory: one moves away, or the youngest has to wait.
+
+It happens only where there are more slots than memory holds at full length. A move is asked for
+early, since it takes a while: of the smallest session whose leaving is enough, to a chain with
+room (where sessions are packed or balanced, whoever does that sees to it, once an epoch). If the
+chain is about to overflow all the same, the youngest session is *preempted*: its request waits at
+the head of the queue and goes on from its history where there is room again. That is nobody's
+fault, so it counts neither as a lost session nor against an agent, and the oldest request of a
+chain never has to wait, so all come to an end. An agent that runs out of memory before any of this
+fails its youngest session as CACHE_FULL, and here that is the same.
+"""
+
+from __future__ import annotations
+
+from catenary_scheduler.dispatch.chained.admission.adoption import ChainAdoption
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
+from catenary_scheduler.dispatch.chained.sessions.kv_budget import expected_tokens, measure_growth
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
+from catenary_scheduler.dispatch.events import CachesReported
+from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, AgentId, ModelKey, Nanoseconds
+
+_MOVE_HORIZON_NS = 2_000 * NANOSECONDS_PER_MILLISECOND
+"""A chain that would overflow within this has sessions move away: an epoch, and the move itself."""
+_MOVE_LEAST_TOKENS = 16
+"""Every session of it gets so many tokens until then, at least."""
+_PREEMPT_HORIZON_NS = 250 * NANOSECONDS_PER_MILLISECOND
+"""One that would overflow within this has the youngest wait: two reports of its gateways."""
+_PREEMPT_LEAST_TOKENS = 4
+_TARGET_SPARE_TOKENS = 64
+"""Each session must have room to grow by so much where one moves to, lest it move again soon."""
+_MOST_TRIED = 4
+"""Sessions for which a place is looked for at a time."""
+
+
+class ChainPreemption(ChainAdoption):
+    """What is done where more was promised than memory holds."""
+
+    def relieve_pressure(self, routes: dict[ChainState, ModelKey]) -> None:
+        """Looks at chains whose sessions have grown."""
+        for route, model in routes.items():
+            measure_growth(route, self.now)
+            while self._excess(route, _PREEMPT_HORIZON_NS, _PREEMPT_LEAST_TOKENS) > 0:
+                if not self._preempt_youngest(route):
+                    break
+            if self.model_queue(model).packing == "off":
+                excess = self._excess(route, _MOVE_HORIZON_NS, _MOVE_LEAST_TOKENS)
+                if excess > 0:
+                    self._send_away(route, model, excess)
+
+    def preempt(self, sequence: SequenceRequest) -> None:
+        """Has a request wait until there is room for its session again."""
+        self.counters["preempted_sessions"] += 1
+        sequence.preempted += 1
+        self.again(sequence)
+
+    def cache_was_full(self, session: Session, agent: AgentId | None) -> None:
+        """An agent had no memory left for a session."""
+        for hop in session.hops:
+            if hop.agent == agent:
+                self.kv_budget.is_full(self.slots.cache(hop.agent, hop.partition))
+        if session.sequence is not None:
+            self.preempt(session.sequence)
+        else:
+            self.close(session)
+
+    def caches_reported(self, event: CachesReported) -> None:
+        """An agent says what it has cached."""
+        cache = self.slots.cache(event.agent, event.partition)
+        if self.kv_budget.reported(cache, event.block_tokens):
+            self.were_freed([cache])
+
+    def _excess(self, route: ChainState, horizon_ns: Nanoseconds, least: int) -> int:
+        """Returns by how much a chain will overflow, when those have left who are to move away."""
+        expected = expected_tokens(route, horizon_ns, least) - route.cache_tokens
+        return expected - self._moving_tokens(route) if expected > 0 else expected
+
+    def _preempt_youngest(self, route: ChainState) -> bool:
+        """Returns False if there is nobody who could wait for the others."""
+        staying = [
+            sequence
+            for sequence in self._staying(route)
+            if sequence.session is not None and sequence.session.moving is None
+        ]
+        if len(staying) < 2:
+            return False
+        self.preempt(max(staying, key=_by_arrival))
+        return True
+
+    def _send_away(self, route: ChainState, model: ModelKey, excess: int) -> None:
+        """Moves the smallest session that is large enough, or else the largest."""
+        sized = []
+        for sequence in self._staying(route):
+            session = sequence.session
+            if session is not None and session.moving is None:
+                tokens = self.kv_budget.tokens_of(session.session_id)
+                sized.append((tokens < excess, abs(tokens - excess), session, sequence))
+        sized.sort(key=_by_fit)
+        for _, _, session, sequence in sized[:_MOST_TRIED]:
+            target = self._roomiest(route, model, session, sequence)
+            if target is not None and self.move(session.session_id, target, "kv", "overflow"):
+                self.counters["overflow_moves"] += 1
+                return
+
+    def _roomiest(
+        self, route: ChainState, model: ModelKey, session: Session, sequence: SequenceRequest
+    ) -> ChainState | None:
+        """Returns the chain with most room of those a session can move to."""
+        if self.obstacle(session.session_id):
+            return None
+        best: ChainState | None = None
+        most = 0
+        for other in self.model_queue(model).offered:
+            left = (other.cache_tokens or 1 << 62) - other.tokens
+            if (
+                other is not route
+                and left > most
+                and other.has_room(sequence.tokens, _TARGET_SPARE_TOKENS)
+                and not self.obstacle(session.session_id, other)
+            ):
+                best, most = other, left
+        return best
+
+    def _moving_tokens(self, route: ChainState) -> int:
+        """Returns what sessions have that are on their way elsewhere."""
+        found = 0
+        for sequence in self._staying(route):
+            session = sequence.session
+            if session is not None and session.moving is not None:
+                found += self.kv_budget.tokens_of(session.session_id)
+        return found
+
+    def _staying(self, route: ChainState) -> list[SequenceRequest]:
+        """Returns the requests whose sessions run on a route, and are not closing."""
+        found = []
+        for session_id in self.kv_budget.sessions_on(route):
+            session = self.sessions.get(session_id)
+            if session is not None and session.sequence is not None:
+                found.append(session.sequence)
+        return found
+
+
+def _by_arrival(sequence: SequenceRequest) -> tuple[bool, int, int]:
+    """Who has waited before is older than who has not."""
+    return (not sequence.again, -sequence.priority, sequence.arrival_number)
+
+
+def _by_fit(entry: tuple[bool, int, Session, SequenceRequest]) -> tuple[bool, int]:
+    return entry[:2]

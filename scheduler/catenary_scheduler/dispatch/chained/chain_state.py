@@ -1,0 +1,172 @@
+"""Chains of the active plan as a policy sees them: how many sessions each has and may have."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from catenary_scheduler.book.caches import Cache, SlotClaims
+from catenary_scheduler.book.slots import SlotLedger
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
+from catenary_services.domain.decoder import CACHE_BLOCK_TOKENS
+from catenary_services.domain.ids import Nanoseconds
+from catenary_services.domain.plan import ChainHop, ChainRole, Plan
+
+SPARE_TOKENS = 32
+"""Of every session, what it may grow before a chain counts as full for one that begins."""
+
+
+class ChainState:
+    """A way through all blocks of a model: a chain of the plan, or one made for a request.
+
+    Attributes:
+        chain_id: Its name in the plan.
+        hops: Agents and blocks, in order.
+        claims: The slots a session takes on it.
+        capacity: Sessions at a time, c_k.
+        service_ns: Expected time of one session, T_k = 1 / mu_k.
+        index: Its place in the plan; settles ties.
+        running: Sessions that hold slots on it.
+        waiting: Requests bound to it that have not started; empty under a central queue.
+        role: What it is planned for.
+        halves: Of a pair (split phase): where prompts are run, and where the rest is generated.
+            Sessions of a pair count there, not on it.
+        cache_tokens: Tokens its caches hold, of all sessions together; 0: slots are the only limit.
+        tokens: That its sessions have cached, in whole blocks, as far as is known.
+        leaving_tokens: Of these, what sessions have that are closing.
+        tokens_per_ns: How fast its sessions grow, all together.
+        grown_tokens: By how much they have since `grown_since`.
+        grown_since: When that was begun to be counted.
+    """
+
+    __slots__ = (
+        "cache_tokens",
+        "capacity",
+        "chain_id",
+        "claims",
+        "grown_since",
+        "grown_tokens",
+        "halves",
+        "hops",
+        "index",
+        "leaving_tokens",
+        "listed",
+        "rank",
+        "role",
+        "running",
+        "service_ns",
+        "tokens",
+        "tokens_per_ns",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        chain_id: str,
+        hops: tuple[ChainHop, ...],
+        claims: SlotClaims,
+        capacity: int,
+        service_ns: Nanoseconds,
+        index: int = 0,
+    ) -> None:
+        self.chain_id = chain_id
+        self.hops = hops
+        self.claims = claims
+        self.capacity = capacity
+        self.service_ns = service_ns
+        self.index = index
+        self.running = 0
+        self.waiting: deque[SequenceRequest] = deque()
+        self.rank = -1
+        """Its place in the order of who chooses; -1 if it must not be chosen."""
+        self.listed = False
+        """True while who chooses has it in mind."""
+        self.role: ChainRole = "mixed"
+        self.halves: tuple[ChainState, ChainState] | None = None
+        self.cache_tokens = 0
+        self.tokens = 0
+        self.leaving_tokens = 0
+        self.tokens_per_ns = 0.0
+        self.grown_tokens = 0
+        self.grown_since: Nanoseconds = 0
+
+    def has_room(self, tokens: int, spare: int = SPARE_TOKENS) -> bool:
+        """True if its caches hold a session more.
+
+        A chain without sessions always does: any session fits where it is alone.
+
+        Args:
+            tokens: What the session will have cached.
+            spare: By how many tokens each session may grow.
+        """
+        if self.halves is not None:
+            prefill, decode = self.halves
+            return prefill.has_room(tokens, spare) and decode.has_room(tokens, spare)
+        rounded = -(-tokens // CACHE_BLOCK_TOKENS) * CACHE_BLOCK_TOKENS
+        if self.cache_tokens and self.running:
+            needed = self.tokens + rounded + spare * (self.running + 1)
+            if needed > self.cache_tokens:
+                return False
+        for at, cache in enumerate(self.claims.caches):
+            if cache.token_capacity and not cache.has_tokens(rounded * self.claims.slots[at]):
+                return False
+        return True
+
+    @property
+    def jobs(self) -> int:
+        """Sessions on it and requests bound to it, Z_k."""
+        return self.running + len(self.waiting)
+
+
+def paired(prefill: ChainState, decode: ChainState) -> ChainState:
+    """Returns a route that runs prompts on one chain and generates on another.
+
+    The two have no agent in common, so their claims name no cache twice.
+    """
+    claims = SlotClaims(
+        prefill.claims.caches + decode.claims.caches, prefill.claims.slots + decode.claims.slots
+    )
+    pair = ChainState(
+        f"{prefill.chain_id}+{decode.chain_id}",
+        prefill.hops + decode.hops,
+        claims,
+        min(prefill.capacity, decode.capacity),
+        prefill.service_ns + decode.service_ns,
+        decode.index,
+    )
+    pair.halves = (prefill, decode)
+    return pair
+
+
+def claims_of(hops: Sequence[ChainHop], slots: SlotLedger) -> SlotClaims:
+    """Returns what a session takes on these hops."""
+    asked: dict[Cache, int] = {}
+    for hop in hops:
+        cache = slots.cache(hop.agent, hop.partition)
+        asked[cache] = asked.get(cache, 0) + hop.blocks
+    return SlotClaims(tuple(asked), tuple(asked.values()))
+
+
+def set_capacities(plan: Plan, slots: SlotLedger) -> None:
+    """Makes the caches of a plan as large as it says, in slots and tokens, and all others full.
+
+    An agent without an entry keeps what the chains through it ask for.
+    """
+    wanted: dict[Cache, int] = {}
+    tokens: dict[Cache, int] = {}
+    for model in plan.models:
+        asked: dict[Cache, int] = {}
+        for chain in model.chains:
+            for hop in chain.hops:
+                cache = slots.cache(hop.agent, hop.partition)
+                asked[cache] = asked.get(cache, 0) + hop.blocks * chain.capacity
+        stated = {
+            slots.cache(each.agent, each.partition): each.block_slots for each in model.caches
+        }
+        wanted.update({**asked, **stated})
+        for each in model.caches:
+            tokens[slots.cache(each.agent, each.partition)] = each.cache_tokens
+    for cache in slots.caches():
+        cache.capacity = wanted.get(cache, 0)
+        cache.token_capacity = tokens.get(cache, 0)
+    slots.forget_unused()

@@ -1,0 +1,203 @@
+"""Policy "slo": where the next request goes (Aladdin, section 4), and what it may expect there.
+
+A request takes a worker at once on which nobody is harmed; else it is held back, since what others
+have saved grows with every step, until it must be placed lest its first token be late
+(`placing.best_fit`). Requests without objectives take the fastest worker with a free slot, but
+their load counts. The slots of the book stay the hard limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from catenary_scheduler.book.slots import SlotLedger
+from catenary_scheduler.dispatch.chained.chain_state import ChainState, paired
+from catenary_scheduler.dispatch.chained.placement.inadmissible import ObjectiveViolation, fault_of
+from catenary_scheduler.dispatch.chained.placement.migration_loads import MigrationLoads
+from catenary_scheduler.dispatch.chained.placement.placer_figures import FORCED, INADMISSIBLE
+from catenary_scheduler.dispatch.chained.placement.worker_loads import UNKNOWN
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
+from catenary_scheduler.dispatch.events import SessionRequested
+from catenary_scheduler.dispatch.placing.best_fit import (
+    NOBODY,
+    PlacementRequest,
+    fullest,
+    least_harm,
+    least_loaded,
+)
+from catenary_services.domain.ids import Nanoseconds
+
+Preferred = Callable[[int], ChainState | None]
+_SPARE = 0.9
+"""With one worker less, steps should take no more than this share of the objective."""
+
+
+def _always(index: int) -> bool:
+    return True
+
+
+class SloPlacer(MigrationLoads):
+    """Decides for one model.
+
+    Args:
+        slots: The book.
+    """
+
+    def __init__(self, slots: SlotLedger) -> None:
+        super().__init__()
+        self._slots = slots
+        self.preferred: Preferred | None = None
+        """Where the packer of running sessions would put a new one of so many tokens."""
+        self._tokens = 0
+        """Of the request that is looked at."""
+
+    def fault(self, event: SessionRequested, now: Nanoseconds) -> ObjectiveViolation | None:
+        """Returns why a request must be refused (R3); None if it may be served.
+
+        What no empty worker can hold is refused in any case. What only cannot be in time is if it
+        named its objectives itself; one that has them from its model is served as soon as may be.
+        """
+        if self.objectives_of(event) is None or not self._open:
+            return None
+        if any(worker.lines is UNKNOWN for worker in self._kinds):  # such a one may well do
+            return None
+        fault = fault_of(self._kinds, self._decode_kinds, self.placement_request(event, now))
+        if fault is None:
+            return None
+        self.counters[INADMISSIBLE] += 1
+        return fault if event.objectives is not None or fault.constraint == "e" else None
+
+    @property
+    def has_room(self) -> bool:
+        """True if a worker has a free slot."""
+        return any(self._has_slot(route) for route in self._routes)
+
+    def choose(self, sequence: SequenceRequest, now: Nanoseconds) -> ChainState | None:
+        """Returns where a request starts now; None if it has to wait."""
+        placement_request = sequence.placement_request or self.prepare(sequence)
+        self._tokens = sequence.tokens
+        if not placement_request.first_token_ns and not placement_request.per_token_ns:
+            index = self._packed(placement_request, now) if self.packs else NOBODY
+            if index == NOBODY or not self._open[index].running_sequences:
+                index = self._fastest()
+            return self._pair(index, placement_request, now)
+        theta = self.adaptation.theta
+        self.is_packing = self.packs and self.adaptation.is_safe and self._has_spare(now)
+        if self.is_packing:
+            index = self._packed(placement_request, now)
+        else:
+            index = least_loaded(self._open, placement_request, now, theta, self._is_open)
+        if index == NOBODY and now >= sequence.must_start:
+            index = least_harm(self._open, placement_request, now, self._is_open)
+            sequence.forced = index != NOBODY
+            self.counters[FORCED] += sequence.forced
+        return self._pair(index, placement_request, now)
+
+    def expected(
+        self, sequence: SequenceRequest, route: ChainState, now: Nanoseconds
+    ) -> tuple[Nanoseconds, Nanoseconds]:
+        """Returns when a request that starts now should get its first token, and the others.
+
+        Args:
+            sequence: The request; it has no running sequence yet.
+            route: Where it starts.
+            now: The moment.
+
+        Returns:
+            Time from its arrival to its first token, and per token after it; 0 if nothing is known.
+        """
+        placement_request = sequence.placement_request or self.prepare(sequence)
+        prefill, decode = route.halves if route.halves is not None else (route, route)
+        runs, generates = self._worker(prefill), self._worker(decode)
+        if runs.lines is UNKNOWN or generates.lines is UNKNOWN:
+            return 0, 0
+        runs.look(now)
+        first = now - sequence.arrived + runs.ready_ns(placement_request.prompt_tokens)
+        step = generates.planned_step_ns(
+            placement_request.prompt_tokens, placement_request.predicted_tokens
+        )
+        if runs is generates and generates.running_sequences:
+            step /= 1.0 - self.prompt_share.of_each(len(self._open), now)
+        return round(first), round(step)
+
+    def _fastest(self) -> int:
+        """Returns the fastest worker with a free slot, the least loaded of equals."""
+        best, least = NOBODY, (math.inf, math.inf)
+        for index, route in enumerate(self._routes):
+            key = (float(route.service_ns), float(len(self._open[index].running_sequences)))
+            if key < least and self._is_free(route):
+                best, least = index, key
+        return best
+
+    def _packed(self, placement_request: PlacementRequest, now: Nanoseconds) -> int:
+        """Returns the worker that keeps sessions together, among those on which b-e hold.
+
+        That is where the packer of running sessions would put it, so that it need not move; if it
+        would be harmed there, or harm others, the fullest worker (Algorithm 1).
+        """
+        theta = self.adaptation.theta
+        share = self.prompt_share.of_each(len(self._open), now)
+        wanted = self.preferred(self._tokens) if self.preferred is not None else None
+        for index, route in enumerate(self._routes):
+            if route is wanted and self._is_free(route):
+                mine = self._open[index : index + 1]
+                if fullest(mine, placement_request, now, theta, _always, share) != NOBODY:
+                    return index
+        return fullest(self._open, placement_request, now, theta, self._is_open, share)
+
+    def _pair(
+        self, index: int, placement_request: PlacementRequest, now: Nanoseconds
+    ) -> ChainState | None:
+        """Returns the route of a worker; of one that runs prompts, with one that generates."""
+        if index == NOBODY:
+            return None
+        route = self._routes[index]
+        if not self._decode_routes or route.role != "prefill":
+            return route
+        generating = PlacementRequest(
+            placement_request.prompt_tokens,
+            placement_request.predicted_tokens,
+            0,
+            0,
+            placement_request.per_token_ns,
+        )
+        other = least_loaded(self._decode_open, generating, now, 1.0, self._is_decode_open)
+        if other == NOBODY:
+            return None
+        halves = (route, self._decode_routes[other])
+        pair = self._pairs.get(halves)
+        if pair is None:
+            pair = self._pairs[halves] = paired(*halves)
+        return pair
+
+    def _is_open(self, index: int) -> bool:
+        return self._is_free(self._routes[index])
+
+    def _is_decode_open(self, index: int) -> bool:
+        return self._is_free(self._decode_routes[index])
+
+    def is_short_of_tokens(self, sequence: SequenceRequest) -> bool:
+        """True if workers have free slots, and none of these has memory for a request."""
+        free = [route for route in self._routes if self._has_slot(route)]
+        return bool(free) and not any(route.has_room(sequence.tokens) for route in free)
+
+    def _is_free(self, route: ChainState) -> bool:
+        return self._has_slot(route) and route.has_room(self._tokens)
+
+    def _has_slot(self, route: ChainState) -> bool:
+        return route.running < route.capacity and self._slots.probe(route.claims) is None
+
+    def _has_spare(self, now: Nanoseconds) -> bool:
+        """True if one worker less would do, by what steps take (b)."""
+        workers = [worker for worker in self._open if worker.running_sequences]
+        used = sum(len(worker.running_sequences) for worker in workers)
+        if len(self._open) < 2 or not used:
+            return len(self._open) > 1
+        tightest = min(worker.tightest_ns for worker in workers)
+        context = sum(worker.context_tokens for worker in workers)
+        fewer = len(self._open) - 1
+        lines = self._open[0].lines
+        share = max(2, math.ceil(used / fewer))
+        step = lines.decode(share, context / fewer) * (1.0 + self.prompt_share.of_each(fewer, now))
+        return step <= _SPARE * tightest

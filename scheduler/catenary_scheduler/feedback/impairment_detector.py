@@ -1,0 +1,90 @@
+"""Impairs agents that became slow, and those that have not been heard of for a while."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from catenary_scheduler.dispatch.availability import Availability, Impairment
+from catenary_scheduler.observed.stragglers import StragglerDetector
+from catenary_scheduler.storage.clock import now_ns
+from catenary_services.domain.ids import AgentId, Nanoseconds, PartitionKey
+from catenary_services.log import get_logger
+
+_log = get_logger(__name__)
+
+
+class PeerLiveness(Protocol):
+    """What is needed of a session with an agent."""
+
+    heard_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ImpairmentRules:
+    """When an agent counts as slow, or as silent."""
+
+    factor: float
+    silent_s: float
+    """Who has said nothing for so long may be lost, and what it gets may be, too."""
+
+
+class ImpairmentDetector:
+    """Reports in, impairments out."""
+
+    def __init__(
+        self,
+        rules: ImpairmentRules,
+        availability: Availability,
+        sessions: Callable[[], Iterable[tuple[AgentId, PeerLiveness]]],
+        note: Callable[[str, dict[str, str]], None],
+    ) -> None:
+        """Wires it to a term.
+
+        Args:
+            rules: Limits.
+            availability: Is told.
+            sessions: Returns the agents that are connected.
+            note: Enters what happened into the event stream.
+        """
+        self._stragglers = StragglerDetector(rules.factor)
+        self._silent_s = rules.silent_s
+        self._availability = availability
+        self._sessions = sessions
+        self._note = note
+
+    def reported(
+        self, agent: AgentId, partition: PartitionKey, rows: int, real_ns: Nanoseconds
+    ) -> None:
+        """A batch of so many rows took so long."""
+        found = self._stragglers.reported(agent, partition, rows, real_ns, now_ns())
+        if found is not None:
+            why = f"it takes {found.ratio:.1f} times as long as before, others do not"
+            self._availability.impair(agent, Impairment.STRAGGLING, until=found.until, why=why)
+            self._tell("straggler_set_aside", agent)
+
+    def forget(self, agent: AgentId) -> None:
+        """An agent is gone."""
+        self._stragglers.forget(agent)
+        self._availability.clear(agent, Impairment.STRAGGLING)
+        self._availability.clear(agent, Impairment.SILENT)
+
+    def look(self) -> None:
+        """Tries those again that were slow, and compares who is silent with who was."""
+        for agent in self._stragglers.look(now_ns()):
+            self._availability.clear(agent, Impairment.STRAGGLING)
+            self._tell("straggler_tried_again", agent)
+        since_s = time.monotonic() - self._silent_s
+        for agent, session in self._sessions():
+            is_marked = self._availability.mark_of(agent, Impairment.SILENT) is not None
+            if session.heard_s >= since_s and is_marked:
+                self._availability.clear(agent, Impairment.SILENT)
+            elif session.heard_s < since_s and not is_marked:
+                why = f"nothing was heard of it for {self._silent_s:g} s"
+                self._availability.impair(agent, Impairment.SILENT, why=why)
+
+    def _tell(self, kind: str, agent: AgentId) -> None:
+        _log.warning(kind, agent=agent)
+        self._note(kind, {"agent": agent})

@@ -1,0 +1,162 @@
+"""What agents have for a model: their memory, and how large the model is as each of them holds it.
+
+A model is as large as its form says, and agents hold it in different forms: bfloat16 on one,
+float32 on another. So room is counted agent by agent, weights, caches and steps alike. Agents whose
+runtime cannot load a model have no room for it, and leave theirs to the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from catenary_scheduler.planning.chain_placement import ChainPlacement
+from catenary_scheduler.planning.even_split import DeployedModel
+from catenary_services.domain.decoder import HeldSizes, LargestStep
+from catenary_services.domain.ids import AgentId
+from catenary_services.domain.plan import Agent
+
+_ENTRIES = 2
+"""What a chain that enters in the middle of a partition takes: a partition has its first, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentMemory:
+    """What an agent has for a model, and how it holds it."""
+
+    agent: Agent
+    held: HeldSizes
+    memory: Fraction | None
+    """For blocks and caches; ends, two entries and a step of the largest batch are taken off. None:
+    unknown."""
+
+
+def rooms_of(
+    deployed: DeployedModel,
+    agents: Sequence[Agent],
+    beside: Sequence[DeployedModel],
+    taken_bytes: Mapping[AgentId, int],
+) -> dict[str, AgentMemory]:
+    """Returns what every agent that may load a model has for it, in the order of their names.
+
+    Args:
+        deployed: The model.
+        agents: Those there are.
+        beside: All models that share them, this one too: in proportion to their weights.
+        taken_bytes: What others take of an agent.
+    """
+    rooms: dict[str, AgentMemory] = {}
+    known: dict[str, tuple[HeldSizes, Fraction]] = {}
+    for agent in sorted(agents, key=lambda each: each.agent_id):
+        if deployed.why_not_loaded(agent):
+            continue
+        if agent.runtime not in known:
+            held = deployed.held_by(agent)
+            sharing = [each for each in beside if not each.why_not_loaded(agent)]
+            whole = sum(whole_bytes(each.held_by(agent)) for each in sharing)
+            known[agent.runtime] = held, Fraction(whole_bytes(held), whole)
+        held, share = known[agent.runtime]
+        memory = None
+        if agent.memory_bytes:
+            free = agent.memory_bytes - taken_bytes.get(agent.agent_id, 0)
+            step = _step(deployed, agent, deployed.max_batch, _ENTRIES)
+            kept = held.ends_bytes + _ENTRIES * held.entry_bytes + held.step_bytes(step)
+            memory = free * share - kept
+        rooms[str(agent.agent_id)] = AgentMemory(agent, held, memory)
+    return rooms
+
+
+def within_memory(
+    deployed: DeployedModel,
+    rooms: Mapping[str, AgentMemory],
+    chains: tuple[ChainPlacement, ...],
+) -> tuple[ChainPlacement, ...]:
+    """Returns the chains with fewer sessions where an agent could not run all of them at once.
+
+    The planner keeps a step of the model's largest batch free on every agent, and what two entries
+    take. Several chains through an agent may together be more, and enter at more blocks: sessions
+    of the slowest chain make room for that, all of them if need be. A chain that is left alone has
+    what was kept free.
+    """
+    left = list(chains)
+    for at, room in rooms.items():
+        if room.memory is None:
+            continue
+        mine = [number for number, chain in enumerate(left) if _passes(chain, at)]
+        while len(mine) > 1 and _is_over(deployed, room, [left[number] for number in mine]):
+            chain = left[mine[-1]]
+            capacity = chain.capacity - 1
+            tokens = min(chain.cache_tokens, capacity * deployed.session_tokens)
+            left[mine[-1]] = replace(chain, capacity=capacity, cache_tokens=tokens)
+            if not capacity:
+                mine.pop()
+    return tuple(chain for chain in left if chain.capacity)
+
+
+def _passes(chain: ChainPlacement, agent: str) -> bool:
+    return any(hop.agent == agent for hop in chain.hops)
+
+
+def _is_over(deployed: DeployedModel, room: AgentMemory, chains: Sequence[ChainPlacement]) -> bool:
+    """Returns True if chains take more of an agent than it has for the model."""
+    held = room.held
+    hops = [(c, hop) for c in chains for hop in c.hops if hop.agent == room.agent.agent_id]
+    sessions = sum(chain.capacity for chain, _ in hops)
+    entries = len({hop.entry for _, hop in hops} | {hop.first_block for _, hop in hops})
+    if room.memory is None or (sessions <= deployed.max_batch and entries <= _ENTRIES):
+        return False
+    hosted = {hop.host: hop.last_block - hop.first_block for _, hop in hops}
+    taken = sum(hosted.values()) * held.largest_block_bytes
+    for chain, hop in hops:
+        tokens = chain.cache_tokens or chain.capacity * deployed.session_tokens
+        taken += held.slot_bytes(tokens * hop.blocks)
+    taken += held.step_bytes(_step(deployed, room.agent, sessions, entries))
+    taken += entries * held.entry_bytes
+    kept = held.step_bytes(_step(deployed, room.agent, deployed.max_batch, _ENTRIES))
+    return taken > room.memory + kept + _ENTRIES * held.entry_bytes
+
+
+def left_out(deployed: DeployedModel, agents: Sequence[Agent]) -> dict[str, list[AgentId]]:
+    """Returns the agents that cannot load a model, by the reason in words."""
+    found: dict[str, list[AgentId]] = {}
+    for agent in sorted(agents, key=lambda each: each.agent_id):
+        if why := deployed.why_not_loaded(agent):
+            found.setdefault(why, []).append(agent.agent_id)
+    return found
+
+
+def left_out_in_words(
+    deployed: DeployedModel, reasons: Mapping[str, Sequence[AgentId]]
+) -> list[str]:
+    """Returns who cannot load a model, and why."""
+    return [
+        f"{deployed.key}: {', '.join(agents)} cannot load it: {why}"
+        for why, agents in reasons.items()
+    ]
+
+
+def forms_in_words(
+    deployed: DeployedModel, rooms: Mapping[str, AgentMemory], agents: set[AgentId]
+) -> list[str]:
+    """Returns how the agents of the chains hold the model, with the bytes that takes."""
+    forms: dict[str, tuple[HeldSizes, int]] = {}
+    for name, room in rooms.items():
+        if name in agents:
+            _, count = forms.get(str(room.held.form or "imported"), (room.held, 0))
+            forms[str(room.held.form or "imported")] = (room.held, count + 1)
+    return [
+        f"{deployed.key}: as {form} on {count} agent(s): {whole_bytes(held):,} bytes of"
+        f" weights, {len(held.block_bytes) * held.cache_bytes_per_token:,} bytes a token."
+        for form, (held, count) in sorted(forms.items())
+    ]
+
+
+def whole_bytes(held: HeldSizes) -> int:
+    """Returns the weights of a whole model, at least 1."""
+    return max(1, held.weight_bytes(0, len(held.block_bytes)))
+
+
+def _step(deployed: DeployedModel, agent: Agent, sessions: int, entries: int) -> LargestStep:
+    chunk = agent.prefill_chunk_tokens
+    return LargestStep(sessions, chunk, deployed.session_tokens, entries)

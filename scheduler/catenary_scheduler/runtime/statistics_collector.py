@@ -1,0 +1,115 @@
+"""What is known of the workers of a model at one moment, from all over a term."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from catenary_scheduler.dispatch.events import LatencyRefitted
+from catenary_scheduler.planning import requirements
+from catenary_scheduler.scaling import ModelWorkers, SessionLengths, WorkerStatistics
+from catenary_services.domain.ids import AgentId, ModelKey
+from catenary_services.domain.latency import LatencyLines
+from catenary_services.domain.plan import Chain, ChainHop, ModelPlan
+
+if TYPE_CHECKING:
+    from catenary_scheduler.leadership.leader import LeaderRuntime
+
+_UNLIMITED = 1_000_000
+
+
+class StatisticsCollector:
+    """Looks at a term, whose scaling is about."""
+
+    def __init__(self, leader: LeaderRuntime) -> None:
+        self._leader = leader
+        self._refits: dict[ModelKey, dict[tuple[ChainHop, ...], LatencyLines]] = {}
+        """Lines of chains that were fitted anew since the plan was made."""
+
+    def refitted(self, event: LatencyRefitted) -> None:
+        """Takes the lines of chains that were fitted anew."""
+        self._refits[event.model] = dict(event.lines)
+
+    def plans(self) -> list[ModelPlan]:
+        """Returns the models that generate text, as they are served now."""
+        active = self._leader.cluster.active
+        return [model for model in active.plan.models if workers_of(model)] if active else []
+
+    def others(self, workers_of_models: Iterable[ModelWorkers]) -> set[AgentId]:
+        """Returns the agents that are needed for something else than these crews' chains."""
+        active = self._leader.cluster.active
+        generating = {
+            agent for model_workers in workers_of_models for agent in model_workers.agents
+        }
+        return requirements.agents_of(active.placement) - generating if active else set()
+
+    def of(self, plan: ModelPlan) -> WorkerStatistics:
+        """Returns what is known of the workers of a model."""
+        leader, settings = self._leader, self._leader.settings
+        workers = workers_of(plan)
+        expected = SessionLengths(settings.expected_prompt_tokens, settings.expected_output_tokens)
+        queued = leader.waiting.count(plan.model) + leader.dispatcher.chained.queued(plan.model)
+        return WorkerStatistics(
+            workers=len(workers),
+            sessions=leader.live.by_model()[plan.model],
+            slots=sum(sessions_of(each, plan.session_tokens, expected) for each in workers),
+            queued=queued,
+            forced=leader.dispatcher.statistics().get("forced_placements", 0),
+            lines=self._lines(plan.model, workers),
+            service_ns=workers[0].service_ns,
+            objectives=plan.objectives,
+            least=1,
+            most=self._most(plan),
+            expected=expected,
+            packed=leader.dispatcher.chained.chains_needed(plan.model),
+        )
+
+    def _lines(self, model: ModelKey, workers: list[Chain]) -> LatencyLines | None:
+        """Returns the latest lines of the first worker of which any are known."""
+        refits = self._refits.get(model, {})
+        for chain in workers:
+            lines = refits.get(chain.hops, chain.lines)
+            if lines is not None:
+                return _without_prompts(lines, chain)
+        return None
+
+    def _most(self, plan: ModelPlan) -> int:
+        """Returns how many workers there may be beside what others need."""
+        if not self._leader.settings.max_agents:
+            return _UNLIMITED
+        model_workers = model_workers_of(plan)
+        left = self._leader.settings.max_agents - len(self.others([model_workers]))
+        return max(1, left * len(model_workers.workers) // len(model_workers.agents))
+
+
+def workers_of(plan: ModelPlan) -> list[Chain]:
+    """Returns the chains that generate; how many only run prompts is a setting of its own."""
+    return [chain for chain in plan.chains if chain.role != "prefill"]
+
+
+def sessions_of(chain: Chain, session_tokens: int, expected: SessionLengths) -> int:
+    """Returns how many sessions a chain has room for: fewer than slots if these would not fit.
+
+    Args:
+        chain: The chain.
+        session_tokens: Most tokens of a session.
+        expected: Lengths of a usual session.
+    """
+    if not 0 < chain.cache_tokens < chain.capacity * session_tokens:
+        return chain.capacity
+    fitting = int(chain.cache_tokens / (expected.prompt_tokens + expected.answer_tokens))
+    return max(1, min(chain.capacity, fitting))
+
+
+def _without_prompts(lines: LatencyLines, chain: Chain) -> LatencyLines:
+    """Returns what generating costs a chain: in the split phase another one runs the prompts."""
+    if chain.role != "decode":
+        return lines
+    return replace(lines, prefill_token_ns=0.0, prefill_ns=0.0, prefill_floor_ns=0.0)
+
+
+def model_workers_of(plan: ModelPlan, wanted: int = 0) -> ModelWorkers:
+    """Returns the workers of a model, and how many there should be; 0: as many as there are."""
+    workers = [frozenset(hop.agent for hop in chain.hops) for chain in workers_of(plan)]
+    return ModelWorkers(workers, wanted or len(workers))
