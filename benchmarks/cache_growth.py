@@ -23,7 +23,7 @@ from benchmarks.generation import DATA, FP32, THREADS
 from catenary_agent.executors.device import Device
 from catenary_agent.generation.state.lane import chunk_tokens_for
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
-from catenary_services.domain.decoder import LargestStep, Runtime
+from catenary_services.domain.decoder import DecoderRuntime, LargestStep
 from catenary_services.domain.ids import ModelKey
 from catenary_services.model_repository import ModelRepository
 from catenaryd.local_cluster import ClusterOptions, LocalCluster, free_port
@@ -92,7 +92,7 @@ async def serve(full_sessions: int, factor: float, asked: list[Chat], key: Model
     if not (data_dir / "models").exists():
         (data_dir / "models").symlink_to((DATA / "models").resolve())
     port = free_port()
-    held = table.held_by(Runtime.ONNX, manifest.precision)
+    held = table.held_by(DecoderRuntime.ONNX, manifest.precision)
     tokens = full_sessions * table.blocks * manifest.session_tokens
     budget_bytes = held.slot_bytes(tokens)
     # What a plan keeps free beside: a step of the largest batch, and what two entries take.

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import grpc
 
 from catenary import calls, messages, moving, recent, types
-from catenary.attempts import Attempts
-from catenary.calls import Call, Service
+from catenary.attempts import RetryAttempts
+from catenary.calls import RpcCall, Service
 from catenary.connection import DEFAULT_TARGET, NO_RETRY, Connection, TlsConfig, stub_class
 from catenary.continuing import TextCall
 from catenary.errors import CatenaryError, UnavailableError
@@ -265,8 +265,8 @@ class AsyncClient(GeneratesTextAsync):
     ) -> None:
         await self.close()
 
-    async def _run(self, call: Call[Reply]) -> Reply:
-        attempts = Attempts(call, self._targets)
+    async def _run(self, call: RpcCall[Reply]) -> Reply:
+        attempts = RetryAttempts(call, self._targets)
         while True:
             try:
                 return await self._execute(call, attempts)
@@ -277,7 +277,7 @@ class AsyncClient(GeneratesTextAsync):
             await asyncio.sleep(wait_s)
             attempts.again()
 
-    async def _execute(self, call: Call[Reply], attempts: Attempts) -> Reply:
+    async def _execute(self, call: RpcCall[Reply], attempts: RetryAttempts) -> Reply:
         connection = attempts.connection
         method = getattr(self._stub(call.service, connection), call.method)
         metadata = connection.metadata

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import grpc
 
 from catenary import calls, messages, moving, recent, types
-from catenary.attempts import Attempts
-from catenary.calls import Call, Service
+from catenary.attempts import RetryAttempts
+from catenary.calls import RpcCall, Service
 from catenary.connection import DEFAULT_TARGET, NO_RETRY, Connection, TlsConfig, stub_class
 from catenary.continuing import TextCall
 from catenary.errors import CatenaryError, UnavailableError
@@ -250,8 +250,8 @@ class Client(GeneratesText):
     ) -> None:
         self.close()
 
-    def _run(self, call: Call[Reply]) -> Reply:
-        attempts = Attempts(call, self._targets)
+    def _run(self, call: RpcCall[Reply]) -> Reply:
+        attempts = RetryAttempts(call, self._targets)
         while True:
             try:
                 return self._execute(call, attempts)
@@ -262,7 +262,7 @@ class Client(GeneratesText):
             time.sleep(wait_s)
             attempts.again()
 
-    def _execute(self, call: Call[Reply], attempts: Attempts) -> Reply:
+    def _execute(self, call: RpcCall[Reply], attempts: RetryAttempts) -> Reply:
         connection = attempts.connection
         method = getattr(self._stub(call.service, connection), call.method)
         metadata = connection.metadata

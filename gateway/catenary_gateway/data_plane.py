@@ -11,16 +11,16 @@ from typing import Protocol
 from catenary_gateway.catalog import Catalog
 from catenary_gateway.inference import (
     LONGEST_BUDGET_NS,
-    Arrival,
     InferenceRequest,
     InferenceResponse,
+    RequestArrival,
     Tensor,
 )
-from catenary_gateway.observability.bookkeeping import OK, Bookkeeping
+from catenary_gateway.observability.bookkeeping import OK, RequestMetrics
 from catenary_gateway.observability.recent_requests import FinishedRequest
 from catenary_gateway.results import delivery
 from catenary_gateway.results.deadlines import Deadlines
-from catenary_gateway.results.pending import Attempt, PendingRequest
+from catenary_gateway.results.pending import BatchAttempt, PendingRequest
 from catenary_gateway.results.results import ResultMerger
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.error_tables import error_of, error_of_exception, failure_of
@@ -59,14 +59,14 @@ class DataPlane:
     """
 
     def __init__(
-        self, catalog: Catalog, outbox: Outbox, hub: delivery.Links, books: Bookkeeping
+        self, catalog: Catalog, outbox: Outbox, hub: delivery.LinkSource, books: RequestMetrics
     ) -> None:
         self.catalog = catalog
         self.books = books
         self._outbox = outbox
         self._hub = hub
         self._requests: dict[int, PendingRequest] = {}
-        self._attempts: dict[int, Attempt] = {}
+        self._attempts: dict[int, BatchAttempt] = {}
         self._deadlines = Deadlines(self._expired, self._requests)
         self._deliveries: set[asyncio.Task[None]] = set()
         self.numbers = itertools.count(1)
@@ -85,7 +85,7 @@ class DataPlane:
         """Returns every unanswered request, for the scheduler's audit."""
         return [scheduler_pb2.UnansweredRequest(request_id=number) for number in self._requests]
 
-    async def infer(self, request: InferenceRequest, arrival: Arrival) -> InferenceResponse:
+    async def infer(self, request: InferenceRequest, arrival: RequestArrival) -> InferenceResponse:
         """Returns the answer to a checked request.
 
         Raises:
@@ -120,7 +120,7 @@ class DataPlane:
     def dispatch(self, order: scheduler_pb2.DispatchBatch) -> None:
         """Carries out the scheduler's order to send rows."""
         now_ns = time.monotonic_ns()
-        attempt = Attempt(
+        attempt = BatchAttempt(
             batch_id=order.batch_id,
             batch_rows=order.batch_rows,
             slices=delivery.slices_of(order),
@@ -174,7 +174,7 @@ class DataPlane:
             task.cancel()
         await asyncio.gather(*deliveries, return_exceptions=True)
 
-    def _submit(self, request: InferenceRequest, arrival: Arrival) -> PendingRequest:
+    def _submit(self, request: InferenceRequest, arrival: RequestArrival) -> PendingRequest:
         deadline_ns = arrival.monotonic_ns + budget_of(request, arrival)
         number = next(self.numbers)
         future: asyncio.Future[tuple[Tensor, ...]] = asyncio.get_running_loop().create_future()
@@ -191,7 +191,7 @@ class DataPlane:
         self._deadlines.add(number, deadline_ns)
         return pending
 
-    async def _deliver(self, attempt: Attempt, order: scheduler_pb2.DispatchBatch) -> None:
+    async def _deliver(self, attempt: BatchAttempt, order: scheduler_pb2.DispatchBatch) -> None:
         try:
             if not order.route or not order.slices:
                 raise InvalidInput("route", "an order needs a route and slices")
@@ -262,7 +262,7 @@ class DataPlane:
             return
 
 
-def budget_of(request: InferenceRequest, arrival: Arrival) -> int:
+def budget_of(request: InferenceRequest, arrival: RequestArrival) -> int:
     """Returns the time from its arrival in which a request wants its answer, in nanoseconds."""
     slo_ns = request.terms.slo_ns
     if arrival.budget_ns is not None:

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from aiohttp import web
 
 from catenary_gateway import openai_http
-from catenary_gateway.admission.front_desk import FrontDesk
+from catenary_gateway.admission.front_desk import RequestPipeline
 from catenary_gateway.dashboard.api import Dashboard
-from catenary_gateway.doors.http_bodies import OFF_LOOP, OffLoop
+from catenary_gateway.doors.http_bodies import OFF_LOOP, BoundedThreadPool
 from catenary_gateway.doors.http_calls import DESK, errors_as_json
-from catenary_gateway.doors.http_connections import FIRST_REQUEST_S, Connections
+from catenary_gateway.doors.http_connections import FIRST_REQUEST_S, ConnectionWatcher
 from catenary_gateway.doors.repository import Repository
 from catenary_gateway.oip import oip_http
 from catenary_services.transport.tcp_listener import ListenerLimits, TcpListener
@@ -25,18 +25,18 @@ _MOST_HEADERS = 100
 _LISTENER_LIMITS = ListenerLimits(most_waiting=2048, most_opening=128, wait_s=FIRST_REQUEST_S)
 
 
-class HttpDoor:
+class HttpServer:
     """Listens from `start` to `stop`."""
 
     def __init__(
-        self, desk: FrontDesk, repository: Repository, dashboard: Dashboard | None = None
+        self, desk: RequestPipeline, repository: Repository, dashboard: Dashboard | None = None
     ) -> None:
-        self._connections = Connections()
+        self._connections = ConnectionWatcher()
         app = web.Application(
             middlewares=[self._connections.middleware, errors_as_json],
         )
         app[DESK] = desk
-        self._off_loop = app[OFF_LOOP] = OffLoop()
+        self._off_loop = app[OFF_LOOP] = BoundedThreadPool()
         app[oip_http.REPOSITORY] = repository
         app.add_routes([*oip_http.routes(), *openai_http.routes()])
         if dashboard is not None:

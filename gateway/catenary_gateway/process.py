@@ -7,30 +7,30 @@ import asyncio
 import grpc.aio
 from opentelemetry.sdk.trace.export import SpanExporter
 
-from catenary_gateway.admission.admission import Admission
-from catenary_gateway.admission.front_desk import FrontDesk
-from catenary_gateway.admission.guard import Guard
+from catenary_gateway.admission.admission import ConcurrencyLimiter
+from catenary_gateway.admission.front_desk import RequestPipeline
+from catenary_gateway.admission.guard import Authorizer
 from catenary_gateway.admission.quotas import Quotas
 from catenary_gateway.admission.readiness import Readiness
 from catenary_gateway.catalog import Catalog
 from catenary_gateway.dashboard.api import Dashboard
 from catenary_gateway.data_plane import DataPlane
 from catenary_gateway.doors.admin import AdminService
-from catenary_gateway.doors.door_gate import DoorGate, admin_longest, inference_intake
+from catenary_gateway.doors.door_gate import KeyAuthorizer, admin_longest, inference_intake
 from catenary_gateway.doors.generation_grpc import GenerationService
 from catenary_gateway.doors.repository import Repository
 from catenary_gateway.doors.security import admin_security, door_security
-from catenary_gateway.fairness.door import FairDoor
-from catenary_gateway.generation.plane import Pace, SessionPlane
+from catenary_gateway.fairness.door import FairLimiters
+from catenary_gateway.generation.plane import GenerationIntervals, SessionPlane
 from catenary_gateway.generation.text_codec import TextCodecs
-from catenary_gateway.groups.schedulers import Schedulers
-from catenary_gateway.http_door import HttpDoor
-from catenary_gateway.observability.bookkeeping import Bookkeeping
+from catenary_gateway.groups.schedulers import SchedulerLinks
+from catenary_gateway.http_door import HttpServer
+from catenary_gateway.observability.bookkeeping import RequestMetrics
 from catenary_gateway.observability.local_answers import LocalStatus
 from catenary_gateway.oip.oip_grpc import InferenceService
 from catenary_gateway.scaling.external_scaler import ExternalScaler
 from catenary_gateway.scaling.scaling_gauges import ScalingGauges
-from catenary_gateway.scheduler_listener import Listener
+from catenary_gateway.scheduler_listener import MessageRouter
 from catenary_gateway.settings import GatewaySettings
 from catenary_protos.catenary.v1 import (
     admin_pb2,
@@ -43,7 +43,7 @@ from catenary_protos.externalscaler import externalscaler_pb2, externalscaler_pb
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from catenary_services.errors import Unavailable
-from catenary_services.grpc_intake import Intake
+from catenary_services.grpc_intake import CallPolicy
 from catenary_services.grpc_kit import (
     HealthSwitch,
     bind,
@@ -93,9 +93,9 @@ class GatewayProcess:
         self._keys = ApiKeys.load(settings.api_keys_file)
         self._catalog = Catalog()
         self._readiness = Readiness(self._catalog, settings.unavailable_grace_s)
-        self._schedulers = Schedulers(settings, client_security, self._metrics)
+        self._schedulers = SchedulerLinks(settings, client_security, self._metrics)
         outbox, scheduler_admin = self._schedulers.outbox, self._schedulers.admin
-        books = Bookkeeping(self.name, self._metrics, self._tracer)
+        books = RequestMetrics(self.name, self._metrics, self._tracer)
         self._plane = DataPlane(self._catalog, outbox, self._hub, books)
         self._sessions = SessionPlane(
             self.name,
@@ -103,22 +103,24 @@ class GatewayProcess:
             self._hub,
             books,
             self._plane.numbers,
-            Pace(int(settings.progress_interval_s * 1e9), int(settings.generation_silence_s * 1e9)),
+            GenerationIntervals(
+                int(settings.progress_interval_s * 1e9), int(settings.generation_silence_s * 1e9)
+            ),
         )
         self._plane.results.others[frame_pb2.FRAME_KIND_SESSION_TOKENS] = self._sessions.tokens
-        self._admission = Admission(
+        self._admission = ConcurrencyLimiter(
             settings.max_in_flight_bytes,
             settings.max_in_flight_requests,
             settings.max_request_bytes,
         )
         self._codecs = TextCodecs(settings.model_repository)
-        self._guard = Guard(
+        self._guard = Authorizer(
             Quotas(faults_per_s=settings.bad_requests_per_s),
-            FairDoor(enabled=settings.fair_share),
+            FairLimiters(enabled=settings.fair_share),
             self._metrics,
             int(settings.first_token_patience_s * 1e9),
         )
-        self._desk = FrontDesk(
+        self._desk = RequestPipeline(
             self.name,
             self._catalog,
             self._plane,
@@ -140,7 +142,7 @@ class GatewayProcess:
         if settings.dashboard:
             is_open = settings.insecure or settings.doors_insecure
             dashboard = Dashboard(self._desk, scheduler_admin, is_open=is_open)
-        self._http = HttpDoor(self._desk, self._repository, dashboard)
+        self._http = HttpServer(self._desk, self._repository, dashboard)
         self._servers: list[grpc.aio.Server] = []
         self._health: list[HealthSwitch] = []
         self._scaler = ExternalScaler(self._keys, scheduler_admin)
@@ -178,7 +180,7 @@ class GatewayProcess:
         self._readiness.watch = self._switch_health
         self._readiness.reconnected = self._guard.fair.interrupted
         planes = (self._plane, self._sessions)
-        listener = Listener(
+        listener = MessageRouter(
             self.name, planes, self._catalog, self._codecs, self._readiness, self._hub
         )
         listener.told_gateways = self._guard.quotas.divide
@@ -258,8 +260,8 @@ class GatewayProcess:
         settings = self.settings
         security, guard = admin_security(settings, has_keys=self._keys.enabled)
         # Operators without keys are known by their certificates: the guard's table holds them.
-        gate = DoorGate(self._desk) if guard is None else None
-        intake = Intake(gate, admin_longest())
+        gate = KeyAuthorizer(self._desk) if guard is None else None
+        intake = CallPolicy(gate, admin_longest())
         server = create_server(security, guard=guard, intake=intake)
         admin_pb2_grpc.add_AdminServicer_to_server(self._admin_service, server)
         externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(self._scaler, server)

@@ -27,7 +27,7 @@ Farewell = Callable[[str, str], Awaitable[None]]
 """Tells others the reason, one of the error tree, and why, in words; run on the event loop."""
 
 
-class Ending:
+class ProcessTermination:
     """Ends the process once, whoever asks first. Any thread may."""
 
     def __init__(self, farewell: Farewell, exit_now: Callable[[int], object] = os._exit) -> None:

@@ -14,7 +14,7 @@ from catenary_protos.catenary.v1 import scheduler_pb2
 
 if TYPE_CHECKING:
     from catenary_agent.engine.partitions import LoadedPartition
-    from catenary_agent.generation.state.lane import Lane
+    from catenary_agent.generation.state.lane import PartitionBatcher
     from catenary_agent.generation.state.session import Session
 
 
@@ -24,7 +24,11 @@ class HoldingsAnswer:
     droppable = True
 
     def __init__(
-        self, number: int, sessions: Iterable[Session], leads: Iterable[int], lanes: Sequence[Lane]
+        self,
+        number: int,
+        sessions: Iterable[Session],
+        leads: Iterable[int],
+        lanes: Sequence[PartitionBatcher],
     ) -> None:
         """Describes what the ring holds; on its thread.
 
@@ -68,7 +72,7 @@ def _session(session: Session) -> scheduler_pb2.SessionInAgent:
     )
 
 
-def _caches(lane: Lane) -> scheduler_pb2.PartitionInAgent:
+def _caches(lane: PartitionBatcher) -> scheduler_pb2.PartitionInAgent:
     executor = lane.executor
     return scheduler_pb2.PartitionInAgent(
         key=key_message(lane.key),

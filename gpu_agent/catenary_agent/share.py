@@ -32,7 +32,7 @@ _MPS_ANSWER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ShareRequest:
     """What an agent asks for; zeros and empty texts are filled in from the device."""
 
     device: Device
@@ -59,7 +59,7 @@ class DeviceShare:
     """In words: what keeps the virtual GPUs of the device apart."""
 
 
-def take_share(claim: Claim) -> DeviceShare:
+def take_share(claim: ShareRequest) -> DeviceShare:
     """Sets this process up for its share and returns what that is.
 
     Has to come before anything in the process touches CUDA, and before compute libraries start

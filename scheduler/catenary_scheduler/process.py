@@ -36,7 +36,7 @@ from catenary_services.redis_client import connect
 from catenary_services.security.identity import Role
 from catenary_services.security.keys import ApiKeys
 from catenary_services.security.own_certificate import OwnCertificate
-from catenary_services.security.roles import Guard
+from catenary_services.security.roles import RoleAuthorizer
 from catenary_services.security.tls import ServerSecurity
 from catenary_services.telemetry.grouped import grouped
 from catenary_services.telemetry.metrics import Metrics, start_metrics_server
@@ -78,7 +78,7 @@ class SchedulerProcess:
         self._security = ServerSecurity.from_settings(settings)
         self._certificate = OwnCertificate(settings, Role.SCHEDULER, settings.scheduler_id)
         self._keys = ApiKeys.load(settings.api_keys_file)
-        self._guard = Guard(settings.cluster, self._keys, insecure=settings.insecure)
+        self._guard = RoleAuthorizer(settings.cluster, self._keys, insecure=settings.insecure)
         self._key_watch: asyncio.Task[None] | None = None
         self._redis = connect(settings.redis_address(), timeout_s=_REDIS_TIMEOUT_S, retries=1)
         self._shards = self._make_shards()

@@ -19,7 +19,7 @@ import grpc.aio
 
 from catenary_services.error_tables import abort
 from catenary_services.errors import CatenaryError, InvalidInput, InvalidMessage, PayloadTooLarge
-from catenary_services.grpc_receiving import MOST_OF_ONE_SOURCE, Receiving
+from catenary_services.grpc_receiving import MOST_OF_ONE_SOURCE, ReceivingMessages
 from catenary_services.rules.reading import checked
 
 CONTROL_BYTES = 1 << 20
@@ -34,7 +34,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
-class Gatekeeper(Protocol):
+class CallAuthorizer(Protocol):
     """Lets calls in."""
 
     def enter(self, method: str, context: Context, peer: str) -> str:
@@ -51,10 +51,10 @@ class Gatekeeper(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Intake:
+class CallPolicy:
     """What a server takes from its callers."""
 
-    gate: Gatekeeper | None = None
+    gate: CallAuthorizer | None = None
     """Who may call what; None: the roles of the guard, or everybody."""
     most_bytes: Mapping[str, int] = field(default_factory=dict)
     """The longest message of each method that is named."""
@@ -66,13 +66,13 @@ class Intake:
     """Of those of one source."""
 
 
-class CallIntake(grpc.aio.ServerInterceptor):
+class CallInterceptor(grpc.aio.ServerInterceptor):
     """Puts every handler of a server behind a gatekeeper."""
 
     def __init__(
         self,
-        gatekeeper: Gatekeeper,
-        receiving: Receiving,
+        gatekeeper: CallAuthorizer,
+        receiving: ReceivingMessages,
         most_bytes: Mapping[str, int],
         usual_bytes: int = CONTROL_BYTES,
     ) -> None:
@@ -136,7 +136,7 @@ class _Reader:
 
     def __init__(
         self,
-        receiving: Receiving,
+        receiving: ReceivingMessages,
         most_bytes: int,
         parse: Callable[[bytes], Any] | None,
         empty: Callable[[], Any] | None,
@@ -193,7 +193,7 @@ class _Call:
     """What happens around the handler of one method."""
 
     def __init__(
-        self, method: str, gatekeeper: Gatekeeper, reader: _Reader, takes_stream: bool
+        self, method: str, gatekeeper: CallAuthorizer, reader: _Reader, takes_stream: bool
     ) -> None:
         self._method = method
         self._gatekeeper = gatekeeper

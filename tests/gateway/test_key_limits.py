@@ -20,7 +20,7 @@ from catenary_gateway.admission.quotas import Quotas
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.errors import QuotaExceeded
 from catenary_services.security.key_file import add_key, revoke_keys
-from catenary_services.security.key_limits import KeyLimits, Rate
+from catenary_services.security.key_limits import KeyLimits, RateLimit
 from catenary_services.security.keys import Principal
 from catenaryd.keys import create_key, list_keys, revoke_key
 from gateway_harness import Down, Stage, stage
@@ -279,7 +279,7 @@ async def test_what_cannot_be_answered_in_time_is_refused_at_once(tmp_path: Path
 def test_overlapping_keys_share_a_quota_and_other_keys_do_not() -> None:
     now = 0
     quotas = Quotas(lambda: now)
-    limits = KeyLimits(requests=Rate(1.0, 2.0))
+    limits = KeyLimits(requests=RateLimit(1.0, 2.0))
     old, new = (Principal("ci", frozenset(scopes), limits) for scopes in (["a"], ["b"]))
     quotas.enter(old)
     quotas.enter(new)
@@ -292,7 +292,7 @@ def test_overlapping_keys_share_a_quota_and_other_keys_do_not() -> None:
 
 def test_buckets_of_keys_that_are_gone_are_dropped() -> None:
     quotas = Quotas(lambda: 0)
-    limits = KeyLimits(requests=Rate(1.0, 1.0), tokens=Rate(1.0, 10.0))
+    limits = KeyLimits(requests=RateLimit(1.0, 1.0), tokens=RateLimit(1.0, 10.0))
     quotas.enter(Principal("gone", frozenset(), limits))
     quotas.reserve(Principal("gone", frozenset(), limits), 5).settle(1)
     quotas.forget_others(frozenset({"here"}))
@@ -302,7 +302,7 @@ def test_buckets_of_keys_that_are_gone_are_dropped() -> None:
 
 def test_a_reservation_is_settled_once() -> None:
     quotas = Quotas(lambda: 0)
-    key = Principal("ci", frozenset(), KeyLimits(tokens=Rate(1.0, 100.0)))
+    key = Principal("ci", frozenset(), KeyLimits(tokens=RateLimit(1.0, 100.0)))
     reserved = quotas.reserve(key, 60)
     reserved.settle(10)
     reserved.settle(0)

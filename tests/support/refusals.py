@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from catenary_protos.catenary.v1 import admin_pb2_grpc, common_pb2, scheduler_pb2_grpc
 from catenary_services.errors import CatenaryError
-from catenary_services.security.authority import Authority, Request
+from catenary_services.security.authority import CertificateAuthority, CertificateRequest
 from catenary_services.security.identity import Identity
 from catenary_services.security.keys import add_key
 from catenary_services.security.tls import ClientSecurity, ServerSecurity
@@ -117,8 +117,8 @@ class Scene:
             return self.strangers.files(role, name)
         if of == "other cluster":
             return self._foreign(role, name)
-        issued = Authority(self.certs, "main").issue(
-            Request(Identity.of("main", role, name), ("localhost", "127.0.0.1"))
+        issued = CertificateAuthority(self.certs, "main").issue(
+            CertificateRequest(Identity.of("main", role, name), ("localhost", "127.0.0.1"))
         )
         return {
             "cert_file": issued.cert_file,

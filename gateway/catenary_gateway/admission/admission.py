@@ -16,7 +16,7 @@ _DRAIN_RETRY_NS = 1_000_000_000
 _SMOOTHING = 0.1
 
 
-class Admission:
+class ConcurrencyLimiter:
     """Counts unanswered requests and their bytes."""
 
     def __init__(self, max_bytes: int, max_requests: int, max_request_bytes: int) -> None:
@@ -30,7 +30,7 @@ class Admission:
         """Bytes of bodies that are no requests yet, by who sends them."""
         self._usual_ns = float(_SHORTEST_RETRY_NS)
 
-    def admit(self, nbytes: int) -> Lease:
+    def admit(self, nbytes: int) -> ConcurrencyPermit:
         """Returns a lease on `nbytes`; leave it to give them back.
 
         Raises:
@@ -43,7 +43,7 @@ class Admission:
         self.require_room(nbytes)
         self.requests += 1
         self.bytes += nbytes
-        return Lease(self, nbytes)
+        return ConcurrencyPermit(self, nbytes)
 
     def precheck(self) -> None:
         """Returns if one more request, of whatever size, may be let in.
@@ -109,12 +109,12 @@ class Admission:
         return Overloaded(f"this gateway is full: {why}", retry_after_ns=retry_ns)
 
 
-class Lease:
+class ConcurrencyPermit:
     """A place among the admitted; a context manager."""
 
     __slots__ = ("_nbytes", "_source", "admission")
 
-    def __init__(self, admission: Admission, nbytes: int) -> None:
+    def __init__(self, admission: ConcurrencyLimiter, nbytes: int) -> None:
         self.admission = admission
         self._nbytes = nbytes
         self._source: str | None = None
@@ -149,7 +149,7 @@ class Lease:
         self.admission.bytes += more
         self._nbytes = nbytes
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> ConcurrencyPermit:
         return self
 
     def __exit__(

@@ -9,19 +9,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from catenary_gateway.admission.admission import Admission, Lease
+from catenary_gateway.admission.admission import ConcurrencyLimiter, ConcurrencyPermit
 from catenary_gateway.admission.callers import Caller, caller
-from catenary_gateway.admission.guard import Guard
+from catenary_gateway.admission.guard import Authorizer
 from catenary_gateway.admission.loop_lag import LoopLag
 from catenary_gateway.admission.readiness import Readiness
 from catenary_gateway.catalog import Catalog, Model
 from catenary_gateway.data_plane import DataPlane, budget_of
-from catenary_gateway.generation.answer import Generation
+from catenary_gateway.generation.answer import GenerationStream
 from catenary_gateway.generation.intake import request_of
 from catenary_gateway.generation.plane import SessionPlane
-from catenary_gateway.generation.request import GenerationTerms, Prompt
+from catenary_gateway.generation.request import GenerationOptions, Prompt
 from catenary_gateway.generation.text_codec import TextCodecs
-from catenary_gateway.inference import Arrival, InferenceRequest, InferenceResponse, Intake
+from catenary_gateway.inference import (
+    ConversionContext,
+    InferenceRequest,
+    InferenceResponse,
+    RequestArrival,
+)
 from catenary_gateway.observability.bookkeeping import OK
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.error_tables import error_of_exception
@@ -38,18 +43,18 @@ _ANSWER_MARGIN_LAGS = 3.0
 
 
 @dataclass(slots=True)
-class Visit:
+class AdmittedRequest:
     """An admitted request on its way to the data plane."""
 
     model: Model
-    lease: Lease
+    lease: ConcurrencyPermit
     principal: Principal
     _plane: DataPlane
-    _guard: Guard
+    _guard: Authorizer
     handed_over: bool = False
     """True once the data plane counts it, whatever becomes of it."""
 
-    async def infer(self, request: InferenceRequest, arrival: Arrival) -> InferenceResponse:
+    async def infer(self, request: InferenceRequest, arrival: RequestArrival) -> InferenceResponse:
         """Returns the data plane's answer.
 
         Raises:
@@ -71,14 +76,14 @@ class Visit:
 
 
 @dataclass(slots=True)
-class GeneratingVisit:
+class AdmittedGeneration:
     """An admitted request for text on its way to the session plane."""
 
     model: Model
     principal: Principal
     _sessions: SessionPlane
     _codecs: TextCodecs
-    _guard: Guard
+    _guard: Authorizer
     handed_over: bool = False
     """True once the session plane counts it, whatever becomes of it."""
 
@@ -87,9 +92,9 @@ class GeneratingVisit:
         request_id: str,
         prompt: Prompt,
         sampling: SamplingParameters,
-        terms: GenerationTerms,
-        arrival: Arrival,
-    ) -> Generation:
+        terms: GenerationOptions,
+        arrival: RequestArrival,
+    ) -> GenerationStream:
         """Returns the answer, to be read piece by piece.
 
         Raises:
@@ -113,19 +118,19 @@ class GeneratingVisit:
 
 
 @dataclass(slots=True)
-class FrontDesk:
+class RequestPipeline:
     """Checks keys, stamps arrivals, gives ids, admits; shared by every door of one gateway."""
 
     gateway_id: str
     catalog: Catalog
     plane: DataPlane
-    admission: Admission
+    admission: ConcurrencyLimiter
     keys: ApiKeys
     readiness: Readiness
     tracer: Tracer
     sessions: SessionPlane
     codecs: TextCodecs
-    guard: Guard
+    guard: Authorizer
     max_prompt_bytes: int
     lag: LoopLag = field(default_factory=LoopLag)
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
@@ -133,18 +138,18 @@ class FrontDesk:
 
     def arrive(
         self, method: str, traceparent: str | None, budget_s: float | None = None
-    ) -> Arrival:
+    ) -> RequestArrival:
         """Returns the stamp of a request that came in just now."""
         trace, parent_span_id = self.tracer.root(traceparent)
         budget_ns = None if budget_s is None else answer_within_ns(budget_s, self.lag.worst_s)
-        return Arrival(
+        return RequestArrival(
             method, time.monotonic_ns(), time.time_ns(), trace, parent_span_id, budget_ns
         )
 
-    def intake(self, default_id: str | None = None) -> Intake:
+    def intake(self, default_id: str | None = None) -> ConversionContext:
         """Returns what a converter must know."""
         made = default_id[:_LONGEST_ID] if default_id else self.new_id()
-        return Intake(self.admission.max_request_bytes, time.time_ns(), made)
+        return ConversionContext(self.admission.max_request_bytes, time.time_ns(), made)
 
     def identify(self, presented: str | None) -> Principal:
         """Returns who calls.
@@ -193,7 +198,9 @@ class FrontDesk:
         return principal
 
     @contextmanager
-    def visit(self, principal: Principal, name: str, version: str, nbytes: int) -> Iterator[Visit]:
+    def visit(
+        self, principal: Principal, name: str, version: str, nbytes: int
+    ) -> Iterator[AdmittedRequest]:
         """Admits one request; what it holds is given back at the end.
 
         Raises:
@@ -218,7 +225,7 @@ class FrontDesk:
                     " /v1/chat/completions",
                 )
             with self.admission.admit(nbytes) as lease:
-                visit = Visit(model, lease, principal, self.plane, self.guard)
+                visit = AdmittedRequest(model, lease, principal, self.plane, self.guard)
                 yield visit
             self.guard.count(principal, OK)
         except Exception as exc:
@@ -229,7 +236,7 @@ class FrontDesk:
             raise
 
     @contextmanager
-    def admitted(self, nbytes: int) -> Iterator[Lease]:
+    def admitted(self, nbytes: int) -> Iterator[ConcurrencyPermit]:
         """Takes room for a body that asks for text and says only inside of which model.
 
         Raises:
@@ -250,7 +257,9 @@ class FrontDesk:
             yield lease
 
     @contextmanager
-    def generating_visit(self, principal: Principal, reference: str) -> Iterator[GeneratingVisit]:
+    def generating_visit(
+        self, principal: Principal, reference: str
+    ) -> Iterator[AdmittedGeneration]:
         """Lets an admitted request at a model that generates text, "name" or "name:version".
 
         Raises:
@@ -269,7 +278,7 @@ class FrontDesk:
             self.guard.precheck(principal, model)
             if not model.generates:
                 raise InvalidInput("model", f"{name!r} does not generate text")
-            visit = GeneratingVisit(model, principal, self.sessions, self.codecs, self.guard)
+            visit = AdmittedGeneration(model, principal, self.sessions, self.codecs, self.guard)
             yield visit
         except Exception as exc:
             if visit is not None and visit.handed_over:

@@ -9,8 +9,8 @@ from prometheus_client import Counter
 
 from catenary_gateway.admission.quotas import Quotas, TokenReservation
 from catenary_gateway.catalog import Model
-from catenary_gateway.fairness.door import FairDoor, Place
-from catenary_gateway.fairness.gate import Ask
+from catenary_gateway.fairness.door import FairLimiters, FairPermit
+from catenary_gateway.fairness.gate import FairRequest
 from catenary_gateway.generation.request import GenerationRequest
 from catenary_gateway.inference import InferenceRequest
 from catenary_gateway.observability.bookkeeping import OK
@@ -22,13 +22,13 @@ from catenary_services.telemetry.metrics import Metrics
 _log = get_logger("catenary_gateway.admission.guard")
 
 
-class GenerationPass:
+class AuthorizedGeneration:
     """A generation that was let in, until its end. Told of by the session plane."""
 
     __slots__ = ("_ended", "_guard", "_place", "_principal", "_reserved")
 
     def __init__(
-        self, guard: Guard, principal: Principal, place: Place, reserved: TokenReservation
+        self, guard: Authorizer, principal: Principal, place: FairPermit, reserved: TokenReservation
     ) -> None:
         self._guard = guard
         self._principal = principal
@@ -62,11 +62,11 @@ class GenerationPass:
         self._guard.count(self._principal, OK if error is None else error.reason)
 
 
-class Guard:
+class Authorizer:
     """Shared by every door of one gateway."""
 
     def __init__(
-        self, quotas: Quotas, fair: FairDoor, metrics: Metrics, first_token_patience_ns: int
+        self, quotas: Quotas, fair: FairLimiters, metrics: Metrics, first_token_patience_ns: int
     ) -> None:
         self.quotas = quotas
         self.fair = fair
@@ -93,7 +93,7 @@ class Guard:
 
     def admit_inference(
         self, principal: Principal, request: InferenceRequest, budget_ns: int
-    ) -> tuple[InferenceRequest, Place]:
+    ) -> tuple[InferenceRequest, FairPermit]:
         """Lets an inference in.
 
         Args:
@@ -115,12 +115,12 @@ class Guard:
                 request, terms=dataclasses.replace(terms, priority=priority)
             )
         rows = float(request.rows)
-        ask = Ask(principal.name, principal.limits.share, priority, rows, rows, budget_ns)
+        ask = FairRequest(principal.name, principal.limits.share, priority, rows, rows, budget_ns)
         return request, self.fair.admit(request.model, ask)
 
     def admit_generation(
         self, principal: Principal, request: GenerationRequest, budget_ns: int
-    ) -> tuple[GenerationRequest, GenerationPass]:
+    ) -> tuple[GenerationRequest, AuthorizedGeneration]:
         """Lets a generation in; see `admit_inference`.
 
         Raises:
@@ -138,13 +138,13 @@ class Guard:
         reserved = self.quotas.reserve(principal, most)
         patience_ns = min(terms.time_to_first_token_ns or self._patience_ns, budget_ns // 2)
         share, cost = principal.limits.share, float(len(request.prompt))
-        ask = Ask(principal.name, share, priority, 1.0, cost, patience_ns)
+        ask = FairRequest(principal.name, share, priority, 1.0, cost, patience_ns)
         try:
             place = self.fair.admit(request.model, ask)
         except CatenaryError:
             reserved.settle(0)
             raise
-        return request, GenerationPass(self, principal, place, reserved)
+        return request, AuthorizedGeneration(self, principal, place, reserved)
 
     async def watch(self, keys: ApiKeys) -> None:
         """Takes up changes of the file of API keys, and shows limits, until cancelled."""

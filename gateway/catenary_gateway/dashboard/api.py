@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from aiohttp import ETag, web
 
-from catenary_gateway.admission.front_desk import FrontDesk
+from catenary_gateway.admission.front_desk import RequestPipeline
 from catenary_gateway.dashboard import files
-from catenary_gateway.dashboard.answers import Answer, Answers, Make
-from catenary_gateway.dashboard.sources import AsksScheduler, Sources, window_of
+from catenary_gateway.dashboard.answers import DocumentCache, JsonDocument, Make
+from catenary_gateway.dashboard.sources import DashboardSources, SchedulerCaller, window_of
 from catenary_gateway.doors.http_calls import enter, json_response
 from catenary_services.errors import InvalidInput, PermissionDenied
 from catenary_services.security.keys import SCOPE_VIEW
@@ -41,11 +41,11 @@ class Dashboard:
         is_open: Without keys, whether everyone may look.
     """
 
-    def __init__(self, desk: FrontDesk, scheduler: AsksScheduler, *, is_open: bool) -> None:
+    def __init__(self, desk: RequestPipeline, scheduler: SchedulerCaller, *, is_open: bool) -> None:
         self._desk = desk
         self._is_open = is_open
-        self._sources = Sources(desk, scheduler)
-        self._answers = Answers()
+        self._sources = DashboardSources(desk, scheduler)
+        self._answers = DocumentCache()
         self._assets = files.load()
 
     def add_to(self, app: web.Application) -> None:
@@ -106,7 +106,7 @@ class Dashboard:
         answer = await self._answers.get(kind, make)
         return self._sent_json(request, answer)
 
-    def _sent_json(self, request: web.Request, answer: Answer) -> web.Response:
+    def _sent_json(self, request: web.Request, answer: JsonDocument) -> web.Response:
         age_ms = (self._answers.clock() - answer.made_ns) // 1_000_000
         headers = {**_NEVER_KEPT, AGE_HEADER: str(age_ms), "Vary": "Accept-Encoding"}
         packed = bool(answer.packed) and "gzip" in request.headers.get("Accept-Encoding", "")

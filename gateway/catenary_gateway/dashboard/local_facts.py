@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from catenary_gateway.admission.front_desk import FrontDesk
+from catenary_gateway.admission.front_desk import RequestPipeline
 from catenary_gateway.doors.repository import server_version
 from catenary_gateway.observability.outcomes import BUCKET_S, RecentOutcomes
 
 
-def gateway_facts(desk: FrontDesk) -> dict[str, Any]:
+def gateway_facts(desk: RequestPipeline) -> dict[str, Any]:
     """Returns the load of a gateway and the last minutes of every model it served."""
     books, sessions = desk.plane.books, desk.sessions
     outcomes, now_ns = books.outcomes, time.monotonic_ns()

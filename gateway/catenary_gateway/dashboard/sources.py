@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from catenary_gateway.admission.front_desk import FrontDesk
+from catenary_gateway.admission.front_desk import RequestPipeline
 from catenary_gateway.dashboard import converters
 from catenary_gateway.dashboard.local_facts import gateway_facts
 from catenary_gateway.observability.local_answers import (
@@ -31,7 +31,7 @@ _SHOWN_REQUESTS = 100
 Values = Callable[[], object]
 
 
-class AsksScheduler(Protocol):
+class SchedulerCaller(Protocol):
     """What is needed of `SchedulerAdmin`."""
 
     async def call(
@@ -42,11 +42,11 @@ class AsksScheduler(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class DashboardSources:
     """Gets what pages show; what the scheduler answers instead is raised as a `CatenaryError`."""
 
-    desk: FrontDesk
-    scheduler: AsksScheduler
+    desk: RequestPipeline
+    scheduler: SchedulerCaller
 
     async def status(self) -> Values:
         """The cluster as the scheduler sees it."""

@@ -10,7 +10,7 @@ import grpc.aio
 
 from catenary_gateway.doors.grpc_calls import answered, metadata_of
 from catenary_gateway.doors.security import on_behalf_of, passed_on
-from catenary_gateway.observability.bookkeeping import Bookkeeping
+from catenary_gateway.observability.bookkeeping import RequestMetrics
 from catenary_gateway.observability.local_answers import (
     LocalStatus,
     RunningRequests,
@@ -139,7 +139,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self,
         keys: ApiKeys,
         scheduler: SchedulerAdmin,
-        books: Bookkeeping,
+        books: RequestMetrics,
         requests: RunningRequests,
         known: LocalStatus,
     ) -> None:

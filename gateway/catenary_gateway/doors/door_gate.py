@@ -7,10 +7,10 @@ from typing import Any
 import grpc.aio
 
 from catenary_gateway.admission.callers import Caller, caller
-from catenary_gateway.admission.front_desk import FrontDesk
+from catenary_gateway.admission.front_desk import RequestPipeline
 from catenary_gateway.doors.grpc_calls import metadata_of
 from catenary_services.errors import CatenaryError
-from catenary_services.grpc_intake import CONTROL_BYTES, Intake, address_of
+from catenary_services.grpc_intake import CONTROL_BYTES, CallPolicy, address_of
 
 _OIP = "/inference.GRPCInferenceService"
 _GENERATE = "/catenary.v1.Generation/Generate"
@@ -22,10 +22,10 @@ _PLAN_BYTES = 16 * CONTROL_BYTES
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class DoorGate:
+class KeyAuthorizer:
     """Lets in callers with a key that may ask for more."""
 
-    def __init__(self, desk: FrontDesk) -> None:
+    def __init__(self, desk: RequestPipeline) -> None:
         self._desk = desk
 
     def enter(self, method: str, context: Context, peer: str) -> str:
@@ -57,7 +57,7 @@ class DoorGate:
             arrived.charge(error)
 
 
-def inference_intake(desk: FrontDesk, slack_bytes: int, receiving_bytes: int) -> Intake:
+def inference_intake(desk: RequestPipeline, slack_bytes: int, receiving_bytes: int) -> CallPolicy:
     """Returns what the doors for clients take; tensors have `slack_bytes` of names beside them."""
     largest = desk.admission.max_request_bytes + slack_bytes
     longest = {
@@ -65,7 +65,7 @@ def inference_intake(desk: FrontDesk, slack_bytes: int, receiving_bytes: int) ->
         f"{_OIP}/ModelStreamInfer": largest,
         _GENERATE: desk.max_prompt_bytes + slack_bytes,
     }
-    return Intake(DoorGate(desk), longest, receiving_bytes=receiving_bytes)
+    return CallPolicy(KeyAuthorizer(desk), longest, receiving_bytes=receiving_bytes)
 
 
 def admin_longest() -> dict[str, int]:

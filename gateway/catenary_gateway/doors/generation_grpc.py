@@ -9,14 +9,14 @@ from typing import Any
 import grpc.aio
 
 from catenary_gateway.admission.callers import entered
-from catenary_gateway.admission.front_desk import FrontDesk
+from catenary_gateway.admission.front_desk import RequestPipeline
 from catenary_gateway.doors.grpc_calls import answered, metadata_of
 from catenary_gateway.doors.parameters import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
-from catenary_gateway.generation.answer import Generation
+from catenary_gateway.generation.answer import GenerationStream
 from catenary_gateway.generation.request import (
+    AnswerChunk,
     ChatPrompt,
-    GenerationTerms,
-    Piece,
+    GenerationOptions,
     Prompt,
     TextPrompt,
     TokenPrompt,
@@ -39,7 +39,7 @@ Response = generation_pb2.GenerateResponse
 class GenerationService(generation_pb2_grpc.GenerationServicer):
     """Checks the key, converts, reads the answer and converts back."""
 
-    def __init__(self, desk: FrontDesk) -> None:
+    def __init__(self, desk: RequestPipeline) -> None:
         self._desk = desk
 
     @answered
@@ -60,7 +60,7 @@ class GenerationService(generation_pb2_grpc.GenerationServicer):
                     await _answer(generation, own_id, context)
 
 
-async def _answer(generation: Generation, own_id: str, context: Context) -> None:
+async def _answer(generation: GenerationStream, own_id: str, context: Context) -> None:
     try:
         while (piece := await generation.next()) is not None:
             async with asyncio.timeout(READ_GRACE_S):
@@ -94,9 +94,9 @@ def prompt_of(request: generation_pb2.GenerateRequest) -> Prompt:
     return given[0]
 
 
-def terms_of(request: generation_pb2.GenerateRequest) -> GenerationTerms:
+def terms_of(request: generation_pb2.GenerateRequest) -> GenerationOptions:
     """Returns what is asked beside the text."""
-    return GenerationTerms(
+    return GenerationOptions(
         deadline_ns=min(request.deadline_ns, _LONGEST_NS) or None,
         time_to_first_token_ns=min(request.time_to_first_token_slo_ns, _LONGEST_NS) or None,
         time_per_output_token_ns=min(request.time_per_output_token_slo_ns, _LONGEST_NS) or None,
@@ -118,7 +118,7 @@ def _objectives_message(report: ObjectivesReport) -> generation_pb2.ObjectivesRe
     )
 
 
-def _response_of(piece: Piece, generation: Generation, own_id: str) -> Response:
+def _response_of(piece: AnswerChunk, generation: GenerationStream, own_id: str) -> Response:
     response = Response(
         id=own_id,
         text=piece.text,

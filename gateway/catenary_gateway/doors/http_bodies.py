@@ -15,7 +15,7 @@ from typing import TypeVar
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from catenary_gateway.admission.admission import Lease
+from catenary_gateway.admission.admission import ConcurrencyPermit
 from catenary_gateway.admission.callers import caller
 from catenary_services.errors import DeadlineExceeded, InvalidInput, Overloaded, PayloadTooLarge
 
@@ -41,7 +41,7 @@ _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 47}
 T = TypeVar("T")
 
 
-class OffLoop:
+class BoundedThreadPool:
     """Threads for what would hold up the event loop; bounded, as is who waits for them."""
 
     def __init__(self, workers: int = _WORKERS, most_waiting: int = _MOST_WAITING) -> None:
@@ -86,7 +86,7 @@ class OffLoop:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-OFF_LOOP: web.AppKey[OffLoop] = web.AppKey("off_loop", OffLoop)
+OFF_LOOP: web.AppKey[BoundedThreadPool] = web.AppKey("off_loop", BoundedThreadPool)
 
 
 def require_announced(request: web.Request, most_bytes: int) -> None:
@@ -103,7 +103,9 @@ def require_announced(request: web.Request, most_bytes: int) -> None:
         raise InvalidInput("Content-Encoding", f"{encoding[:40]!r} is not understood here")
 
 
-async def body_of(request: web.Request, most_bytes: int, lease: Lease | None = None) -> bytes:
+async def body_of(
+    request: web.Request, most_bytes: int, lease: ConcurrencyPermit | None = None
+) -> bytes:
     """Returns the body, inflated.
 
     Args:
@@ -160,7 +162,9 @@ def inflated(body: bytes, window: int, most_bytes: int) -> bytes:
     return b"".join(pieces)
 
 
-async def _received(request: web.Request, most_bytes: int, lease: Lease | None) -> bytes:
+async def _received(
+    request: web.Request, most_bytes: int, lease: ConcurrencyPermit | None
+) -> bytes:
     pieces: list[bytes] = []
     total = 0
     loop = asyncio.get_running_loop()

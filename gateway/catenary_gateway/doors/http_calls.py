@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from aiohttp import web
 
 from catenary_gateway.admission.callers import Caller, caller
-from catenary_gateway.admission.front_desk import FrontDesk
+from catenary_gateway.admission.front_desk import RequestPipeline
 from catenary_services.error_tables import (
     error_of_exception,
     http_body,
@@ -19,7 +19,7 @@ from catenary_services.error_tables import (
 from catenary_services.errors import CatenaryError, ModelNotFound, PayloadTooLarge, forget_frames
 from catenary_services.security.keys import Principal
 
-DESK: web.AppKey[FrontDesk] = web.AppKey("desk", FrontDesk)
+DESK: web.AppKey[RequestPipeline] = web.AppKey("desk", RequestPipeline)
 OPENAI_PREFIX = "/v1/"
 REQUEST_ID = "X-Request-Id"
 _LONGEST_ID = 256
@@ -54,7 +54,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 def enter(request: web.Request, *, counts: bool = False) -> Principal:
-    """Lets a caller in, before anything is read of its body; see `FrontDesk.enter`.
+    """Lets a caller in, before anything is read of its body; see `RequestPipeline.enter`.
 
     Raises:
         CatenaryError: it may not.

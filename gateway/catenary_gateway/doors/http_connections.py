@@ -28,7 +28,7 @@ _log = get_logger("catenary_gateway.http")
 _Connection = RequestHandler
 
 
-class Connections:
+class ConnectionWatcher:
     """Watches over a server's connections from `start` to `stop`."""
 
     def __init__(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from catenary_gateway.inference import Terms
+from catenary_gateway.inference import InferenceOptions
 from catenary_services.errors import DeadlineExceeded, InvalidInput
 
 NANOSECONDS_PER_MILLISECOND = 1_000_000
@@ -18,7 +18,7 @@ LONGEST_SLO_MS = 3_600_000.0
 _PRIORITY_LIMIT = 2**31
 
 
-def terms_of(parameters: Mapping[str, object], now_unix_ns: int) -> Terms:
+def terms_of(parameters: Mapping[str, object], now_unix_ns: int) -> InferenceOptions:
     """Returns what these parameters ask for.
 
     Args:
@@ -48,7 +48,7 @@ def terms_of(parameters: Mapping[str, object], now_unix_ns: int) -> Terms:
         if not -_PRIORITY_LIMIT <= value < _PRIORITY_LIMIT:
             raise InvalidInput(_field("priority"), "must fit in 32 bits")
         priority = value
-    return Terms(slo_ns, priority)
+    return InferenceOptions(slo_ns, priority)
 
 
 def _left(value: object, now_unix_ns: int) -> int:
@@ -76,4 +76,4 @@ def _field(name: str) -> str:
     return f'parameters["{name}"]'
 
 
-_DEFAULT = Terms()
+_DEFAULT = InferenceOptions()

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 
 from catenary_gateway.settings import GatewaySettings
 from catenary_services.errors import InvalidInput
-from catenary_services.security.roles import Guard
+from catenary_services.security.roles import RoleAuthorizer
 from catenary_services.security.tls import ServerSecurity
 
 on_behalf_of: ContextVar[str] = ContextVar("on_behalf_of", default="")
@@ -42,8 +42,8 @@ def door_security(settings: GatewaySettings) -> ServerSecurity:
 
 def admin_security(
     settings: GatewaySettings, *, has_keys: bool
-) -> tuple[ServerSecurity, Guard | None]:
+) -> tuple[ServerSecurity, RoleAuthorizer | None]:
     """Returns how operators are met: by their keys, or else by their certificates."""
     if has_keys or settings.doors_insecure or settings.insecure:
         return door_security(settings), None
-    return ServerSecurity.from_settings(settings), Guard(settings.cluster, insecure=False)
+    return ServerSecurity.from_settings(settings), RoleAuthorizer(settings.cluster, insecure=False)

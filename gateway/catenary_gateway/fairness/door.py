@@ -6,19 +6,19 @@ import time
 from collections.abc import Callable
 
 from catenary_gateway.catalog import Model
-from catenary_gateway.fairness.gate import Ask, Entry, FairGate
+from catenary_gateway.fairness.gate import FairLimiter, FairRequest, LimiterEntry
 from catenary_services.errors import DeadlineExceeded, Overloaded, SloUnattainable
 from catenary_services.security.keys import Principal
 
 _MOST_GATES = 4096
 
 
-class Place:
+class FairPermit:
     """A request that was let in, until its end."""
 
     __slots__ = ("_clock", "_entry", "_gate")
 
-    def __init__(self, gate: FairGate, entry: Entry, clock: Callable[[], int]) -> None:
+    def __init__(self, gate: FairLimiter, entry: LimiterEntry, clock: Callable[[], int]) -> None:
         self._gate = gate
         self._entry = entry
         self._clock = clock
@@ -40,13 +40,13 @@ class Place:
         self._gate.correct(self._entry, cost)
 
 
-class FairDoor:
+class FairLimiters:
     """One gate for each model, made when it is first asked for."""
 
     def __init__(self, *, enabled: bool = True, clock: Callable[[], int] | None = None) -> None:
         self._enabled = enabled
         self._clock = clock or time.monotonic_ns
-        self._gates: dict[str, FairGate] = {}
+        self._gates: dict[str, FairLimiter] = {}
 
     def precheck(self, model: Model, principal: Principal) -> None:
         """Returns if a small request at the key's highest priority might be let in now.
@@ -60,11 +60,11 @@ class FairDoor:
         if gate is None or not self._enabled:
             return
         limits = principal.limits
-        ask = Ask(principal.name, limits.share, limits.max_priority)
+        ask = FairRequest(principal.name, limits.share, limits.max_priority)
         if not gate.would_admit(ask, self._clock()):
             raise _refusal(model, gate)
 
-    def admit(self, model: Model, ask: Ask) -> Place:
+    def admit(self, model: Model, ask: FairRequest) -> FairPermit:
         """Lets a request in.
 
         Raises:
@@ -76,14 +76,14 @@ class FairDoor:
             if len(self._gates) >= _MOST_GATES:
                 # Models come and go with versions; a gate without guests can be made anew.
                 self._gates = {name: gate for name, gate in self._gates.items() if gate.unanswered}
-            gate = self._gates[model.label] = FairGate(now_ns)
+            gate = self._gates[model.label] = FairLimiter(now_ns)
         gate.limit.usual_budget_ns = 0 if model.generates else model.default_slo_ns
         if not self._enabled:
             gate.limit.value = float("inf")
         entry = gate.admit(ask, now_ns)
         if entry is None:
             raise _refusal(model, gate)
-        return Place(gate, entry, self._clock)
+        return FairPermit(gate, entry, self._clock)
 
     def interrupted(self) -> None:
         """Nobody scheduled for a while: what waited then says nothing about capacity."""
@@ -96,7 +96,7 @@ class FairDoor:
         return {name: (gate.limit.value, gate.unanswered) for name, gate in self._gates.items()}
 
 
-def _refusal(model: Model, gate: FairGate) -> Overloaded:
+def _refusal(model: Model, gate: FairLimiter) -> Overloaded:
     return Overloaded(
         f"more is asked of model {model.label} than it can answer in time",
         retry_after_ns=gate.retry_after_ns(),

@@ -16,7 +16,7 @@ _SMOOTHING = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class FairRequest:
     """Who wants in, and what it takes."""
 
     key: str
@@ -28,21 +28,21 @@ class Ask:
     cost: float = 1.0
     """Of the key's share: rows, or tokens."""
     budget_ns: int = 0
-    """What it gives until the moment `FairGate.answered` is called at."""
+    """What it gives until the moment `FairLimiter.answered` is called at."""
 
 
-class Entry:
+class LimiterEntry:
     """A request that was let in, until it has what its limit is about."""
 
     __slots__ = ("ask", "began_ns", "inside")
 
-    def __init__(self, ask: Ask, began_ns: int) -> None:
+    def __init__(self, ask: FairRequest, began_ns: int) -> None:
         self.ask = ask
         self.began_ns = began_ns
         self.inside = True
 
 
-class FairGate:
+class FairLimiter:
     """The gate of one model.
 
     Invariant: `unanswered` is the size of all entries that are inside.
@@ -56,7 +56,7 @@ class FairGate:
         self._usual_cost = 0.0
         self._refused_share = 0.0
 
-    def would_admit(self, ask: Ask, now_ns: int) -> bool:
+    def would_admit(self, ask: FairRequest, now_ns: int) -> bool:
         """True if a request would be let in now; nothing changes but that a refusal is noted."""
         limit = self.limit.value
         if math.isinf(limit):
@@ -74,7 +74,7 @@ class FairGate:
         self._refused_share += _SMOOTHING * (1.0 - self._refused_share)
         return False
 
-    def admit(self, ask: Ask, now_ns: int) -> Entry | None:
+    def admit(self, ask: FairRequest, now_ns: int) -> LimiterEntry | None:
         """Lets a request in, or returns None."""
         if not self.would_admit(ask, now_ns):
             return None
@@ -84,23 +84,23 @@ class FairGate:
         self.credits.charge(ask.key, ask.share, ask.cost)
         self._usual_cost += _SMOOTHING * (ask.cost - self._usual_cost)
         self._refused_share -= _SMOOTHING * self._refused_share
-        return Entry(ask, now_ns)
+        return LimiterEntry(ask, now_ns)
 
-    def answered(self, entry: Entry, now_ns: int) -> None:
+    def answered(self, entry: LimiterEntry, now_ns: int) -> None:
         """It has its answer (or its first token)."""
         if self._leave(entry):
             self.limit.answered(entry.began_ns, entry.ask.budget_ns, entry.ask.size, now_ns)
 
-    def lost(self, entry: Entry, now_ns: int) -> None:
+    def lost(self, entry: LimiterEntry, now_ns: int) -> None:
         """It was refused, or late, for want of capacity."""
         if self._leave(entry):
             self.limit.lost(entry.began_ns, entry.ask.budget_ns, now_ns)
 
-    def left(self, entry: Entry) -> None:
+    def left(self, entry: LimiterEntry) -> None:
         """It ended for reasons that say nothing about capacity."""
         self._leave(entry)
 
-    def correct(self, entry: Entry, cost: float) -> None:
+    def correct(self, entry: LimiterEntry, cost: float) -> None:
         """It really cost so much."""
         self.credits.charge(entry.ask.key, entry.ask.share, cost - entry.ask.cost)
 
@@ -114,7 +114,7 @@ class FairGate:
             return self.unanswered
         return sum(size for level, size in self._by_priority.items() if level >= priority)
 
-    def _leave(self, entry: Entry) -> bool:
+    def _leave(self, entry: LimiterEntry) -> bool:
         if not entry.inside:
             return False
         entry.inside = False

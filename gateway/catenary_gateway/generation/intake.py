@@ -12,8 +12,8 @@ from catenary_gateway.generation.request import (
     CHAT,
     TEXT_COMPLETION,
     ChatPrompt,
+    GenerationOptions,
     GenerationRequest,
-    GenerationTerms,
     Prompt,
     TextPrompt,
 )
@@ -35,7 +35,7 @@ async def request_of(
     request_id: str,
     prompt: Prompt,
     sampling: SamplingParameters,
-    terms: GenerationTerms,
+    terms: GenerationOptions,
 ) -> GenerationRequest:
     """Returns the request the plane takes.
 

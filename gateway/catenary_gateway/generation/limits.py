@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from catenary_gateway.generation.request import GenerationRequest
-from catenary_gateway.inference import LONGEST_BUDGET_NS, Arrival
+from catenary_gateway.inference import LONGEST_BUDGET_NS, RequestArrival
 
 FIRST_TOKEN_NS = 300_000_000_000
 """For models that name no objective of their own."""
@@ -42,7 +42,7 @@ class AnswerLimits:
         return "no first token came in time"
 
 
-def limits_of(request: GenerationRequest, arrival: Arrival, silence_ns: int) -> AnswerLimits:
+def limits_of(request: GenerationRequest, arrival: RequestArrival, silence_ns: int) -> AnswerLimits:
     """Returns the limits of a request.
 
     The time for the whole answer is what its client says, in the request or as its own deadline;

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from catenary_gateway.data_plane import Outbox
-from catenary_gateway.generation.answer import Generation
+from catenary_gateway.generation.answer import GenerationStream
 from catenary_gateway.generation.limits import SILENCE_NS, AnswerLimits, limits_of
-from catenary_gateway.generation.progress import ProgressReports
+from catenary_gateway.generation.progress import ProgressReporter
 from catenary_gateway.generation.record import finished_session
 from catenary_gateway.generation.request import GenerationRequest
-from catenary_gateway.generation.rings import Rings, Surroundings
+from catenary_gateway.generation.rings import ActiveStarts, StartDeps
 from catenary_gateway.generation.session import PendingSession
-from catenary_gateway.inference import Arrival
-from catenary_gateway.observability.bookkeeping import OK, Bookkeeping
+from catenary_gateway.inference import RequestArrival
+from catenary_gateway.observability.bookkeeping import OK, RequestMetrics
 from catenary_gateway.results.deadlines import Deadlines
-from catenary_gateway.results.delivery import Links
+from catenary_gateway.results.delivery import LinkSource
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from catenary_services.error_tables import error_of
 from catenary_services.errors import (
@@ -33,7 +33,7 @@ _Message = scheduler_pb2.GatewayMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class GenerationIntervals:
     """How often one hears of answers, and for how long one may hear nothing."""
 
     progress_interval_ns: int = 100_000_000
@@ -42,7 +42,7 @@ class Pace:
     """Without a token, after which an answer is given up."""
 
 
-class Watcher(Protocol):
+class GenerationObserver(Protocol):
     """Who wants to hear how a generation gets on."""
 
     def first_token(self) -> None:
@@ -64,20 +64,20 @@ class SessionPlane:
         self,
         gateway_id: str,
         outbox: Outbox,
-        hub: Links,
-        books: Bookkeeping,
+        hub: LinkSource,
+        books: RequestMetrics,
         numbers: Iterator[int],
-        pace: Pace | None = None,
+        pace: GenerationIntervals | None = None,
     ) -> None:
         self.books = books
         self._outbox = outbox
         self._numbers = numbers
-        self._pace = pace or Pace()
+        self._pace = pace or GenerationIntervals()
         self._requests: dict[int, PendingSession] = {}
-        self._watchers: dict[int, Watcher] = {}
+        self._watchers: dict[int, GenerationObserver] = {}
         self._deadlines = Deadlines(self._expired, self._requests)
-        self._progress = ProgressReports(self._tell, self._pace.progress_interval_ns)
-        self._rings = Rings(Surroundings(gateway_id, hub, books, self._tell), self._took)
+        self._progress = ProgressReporter(self._tell, self._pace.progress_interval_ns)
+        self._rings = ActiveStarts(StartDeps(gateway_id, hub, books, self._tell), self._took)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -112,13 +112,16 @@ class SessionPlane:
                 return session.current.session_id
         return None
 
-    def limits(self, request: GenerationRequest, arrival: Arrival) -> AnswerLimits:
+    def limits(self, request: GenerationRequest, arrival: RequestArrival) -> AnswerLimits:
         """Returns when a request is given up that gets no tokens, or no further ones."""
         return limits_of(request, arrival, self._pace.silence_ns)
 
     def open(
-        self, request: GenerationRequest, arrival: Arrival, watcher: Watcher | None = None
-    ) -> Generation:
+        self,
+        request: GenerationRequest,
+        arrival: RequestArrival,
+        watcher: GenerationObserver | None = None,
+    ) -> GenerationStream:
         """Asks the scheduler for a chain; if it can, `watcher` hears of what becomes of it.
 
         Raises:
@@ -144,7 +147,7 @@ class SessionPlane:
             self._watchers[session.number] = watcher
         self._idle.clear()
         self._deadlines.add(session.number, session.due_ns)
-        return Generation(session, self.give_up)
+        return GenerationStream(session, self.give_up)
 
     def give_up(self, session: PendingSession) -> None:
         """Ends a generation nobody reads any more; nothing happens if it has ended."""

@@ -43,7 +43,7 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationTerms:
+class GenerationOptions:
     """What the caller asks beside the text."""
 
     deadline_ns: int | None = None
@@ -70,7 +70,7 @@ class GenerationRequest:
     sampling: SamplingParameters
     """Resolved: `max_tokens` and `seed` have values."""
     codec: TextCodec
-    terms: GenerationTerms
+    terms: GenerationOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class StepTiming:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerChunk:
     """What a door is given at a time: everything since the piece before."""
 
     text: str

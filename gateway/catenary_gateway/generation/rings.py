@@ -15,9 +15,9 @@ from functools import partial
 
 from catenary_gateway.generation.opening import open_session
 from catenary_gateway.generation.session import PendingSession
-from catenary_gateway.generation.start import Start
-from catenary_gateway.observability.bookkeeping import Bookkeeping
-from catenary_gateway.results.delivery import Links
+from catenary_gateway.generation.start import SessionStart
+from catenary_gateway.observability.bookkeeping import RequestMetrics
+from catenary_gateway.results.delivery import LinkSource
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from catenary_services.error_tables import error_of_exception, failure_of
 from catenary_services.errors import InvalidInput, PartitionLost
@@ -31,30 +31,30 @@ _Message = scheduler_pb2.GatewayMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class StartDeps:
     """Whom rings, the scheduler and the books are reached by."""
 
     gateway_id: str
-    hub: Links
-    books: Bookkeeping
+    hub: LinkSource
+    books: RequestMetrics
     tell: Callable[[scheduler_pb2.GatewayMessage], None]
 
 
-class Rings:
+class ActiveStarts:
     """Keeps the starts that are believed.
 
     Invariants: of the sessions that have not ended, `_sessions` has exactly the current starts,
     `_successors` exactly those that are to take over. Tokens of any other session id are nobody's.
     """
 
-    def __init__(self, surroundings: Surroundings, took: Callable[[PendingSession], None]) -> None:
+    def __init__(self, surroundings: StartDeps, took: Callable[[PendingSession], None]) -> None:
         """`took` is called for every token taken; it may end the session."""
         self.dropped = 0
         """Tokens nobody waits for."""
         self._to = surroundings
         self._took = took
         self._sessions: dict[int, PendingSession] = {}
-        self._successors: dict[int, tuple[PendingSession, Start]] = {}
+        self._successors: dict[int, tuple[PendingSession, SessionStart]] = {}
         self._deliveries: dict[int, asyncio.Task[None]] = {}
 
     @property
@@ -66,7 +66,7 @@ class Rings:
         """Opens a session on a ring, in place of any other, or moves the current one to it."""
         if order.session_id in self._sessions or order.session_id in self._successors:
             return
-        start = Start(order.session_id, order, time.monotonic_ns(), len(session.generated))
+        start = SessionStart(order.session_id, order, time.monotonic_ns(), len(session.generated))
         if order.moved_session_id:
             self._move(session, start)
             return
@@ -159,7 +159,7 @@ class Rings:
                 self._take_over(session, due, now_ns)
             following = session.early_token()
 
-    def _take_over(self, session: PendingSession, start: Start, now_ns: int) -> None:
+    def _take_over(self, session: PendingSession, start: SessionStart, now_ns: int) -> None:
         """Makes a successor current; whatever still comes of any other start is nobody's."""
         for other in (session.current, *session.successors):
             if other is not None and other is not start:
@@ -172,7 +172,7 @@ class Rings:
 
     # Starts
 
-    def _move(self, session: PendingSession, start: Start) -> None:
+    def _move(self, session: PendingSession, start: SessionStart) -> None:
         """Has the session that generates move to another ring, and goes on with it until then."""
         moved_id, moved = start.order.moved_session_id, session.current
         problem = ""
@@ -190,13 +190,13 @@ class Rings:
         self._successors[start.session_id] = session, start
         self._begin(session, start)
 
-    def _begin(self, session: PendingSession, start: Start) -> None:
+    def _begin(self, session: PendingSession, start: SessionStart) -> None:
         session.begin(start)
         task = asyncio.create_task(self._deliver(session, start))
         self._deliveries[start.session_id] = task
         task.add_done_callback(lambda _: self._deliveries.pop(start.session_id, None))
 
-    async def _deliver(self, session: PendingSession, start: Start) -> None:
+    async def _deliver(self, session: PendingSession, start: SessionStart) -> None:
         try:
             if not start.order.route:
                 raise InvalidInput("route", "an order needs a route")
@@ -212,12 +212,16 @@ class Rings:
             # No agent failed: whom this gateway could not reach, the scheduler knows by the route.
             self._failed(session, start, failure_of(error, retryable=retryable))
 
-    def _opening_lost(self, session: PendingSession, start: Start, error: PartitionLost) -> None:
+    def _opening_lost(
+        self, session: PendingSession, start: SessionStart, error: PartitionLost
+    ) -> None:
         """The link broke behind an opening: unless it has brought tokens, nobody may have it."""
         if start is session.current and not start.first_token_ns:
             self._failed(session, start, failure_of(error, retryable=True))
 
-    def _failed(self, session: PendingSession, start: Start, failure: common_pb2.Failure) -> None:
+    def _failed(
+        self, session: PendingSession, start: SessionStart, failure: common_pb2.Failure
+    ) -> None:
         """Leaves a start; the scheduler decides whether there is another.
 
         If it was to take over, the session goes on where it is. If it is the current one, a
@@ -231,7 +235,7 @@ class Rings:
         if handed_over:
             self._all_lost(session)
 
-    def _never_came(self, session: PendingSession, start: Start) -> None:
+    def _never_came(self, session: PendingSession, start: SessionStart) -> None:
         """The last tokens of the ring that a session left are lost: it cannot go on."""
         self._drop(session, start)
         self._report(session, start, _lost(session))
@@ -243,7 +247,9 @@ class Rings:
                 self._drop(session, start)
                 self._report(session, start, _lost(session))
 
-    def _report(self, session: PendingSession, start: Start, failure: common_pb2.Failure) -> None:
+    def _report(
+        self, session: PendingSession, start: SessionStart, failure: common_pb2.Failure
+    ) -> None:
         """Tells the scheduler that a start brings no more."""
         start.failed = failure.reason or PartitionLost.reason
         start.failed_ns = time.monotonic_ns()
@@ -252,7 +258,7 @@ class Rings:
         report = scheduler_pb2.SessionFailed(session_id=start.session_id, failure=failure)
         self._to.tell(_Message(session_failed=report))
 
-    def _drop(self, session: PendingSession, start: Start) -> None:
+    def _drop(self, session: PendingSession, start: SessionStart) -> None:
         """Takes no token of a start any more."""
         if self._sessions.pop(start.session_id, None) is None:
             self._successors.pop(start.session_id, None)

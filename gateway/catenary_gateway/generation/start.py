@@ -16,7 +16,7 @@ BY_KV, BY_TOKENS = "kv", "tokens"
 
 
 @dataclass(slots=True, eq=False)
-class Start:
+class SessionStart:
     """One start of a session on a chain. Times are of the monotonic clock; 0: not yet."""
 
     session_id: int
@@ -24,7 +24,7 @@ class Start:
     started_ns: int
     history_tokens: int
     """Generated before its first token, as far as was known; so part of what it began with."""
-    moves: Start | None = None
+    moves: SessionStart | None = None
     """Live migration: the start that it takes over from while that one goes on."""
     push_ns: int = 0
     sent_ns: int = 0

@@ -6,21 +6,21 @@ import asyncio
 from dataclasses import dataclass, field
 
 from catenary_gateway.groups.router import GroupRouter
-from catenary_gateway.groups.tables import Directories, ModelTables
-from catenary_gateway.scheduler_listener import Listener
+from catenary_gateway.groups.tables import ModelTables, PeerDirectories
+from catenary_gateway.scheduler_listener import MessageRouter
 from catenary_protos.catenary.v1 import scheduler_pb2
 
 _Down = scheduler_pb2.SchedulerToGatewayMessage
 
 
 @dataclass(slots=True)
-class Together:
+class ListenerContext:
     """What the listeners of all groups share."""
 
-    listener: Listener
+    listener: MessageRouter
     router: GroupRouter
     models: ModelTables
-    directories: Directories
+    directories: PeerDirectories
     grace_s: float
     """A group that nobody leads for longer serves nothing."""
     connected: set[int] = field(default_factory=set)
@@ -40,7 +40,7 @@ class Together:
 class GroupListener:
     """Implements `SchedulerListener` for one group."""
 
-    def __init__(self, group: int, together: Together) -> None:
+    def __init__(self, group: int, together: ListenerContext) -> None:
         self._group = group
         self._together = together
         self._timer: asyncio.TimerHandle | None = None

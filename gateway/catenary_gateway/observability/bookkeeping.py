@@ -21,7 +21,7 @@ _OVERLOADS = frozenset({"OVERLOADED", "SLO_UNATTAINABLE", "QUOTA_EXCEEDED", "UNA
 _OWN_BARS = "gateway."
 
 
-class Bookkeeping:
+class RequestMetrics:
     """Counts, remembers and traces finished requests."""
 
     def __init__(self, gateway_id: str, metrics: Metrics, tracer: Tracer) -> None:

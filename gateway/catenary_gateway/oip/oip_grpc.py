@@ -8,12 +8,12 @@ from typing import Any
 import grpc.aio
 
 from catenary_gateway.admission.callers import charge, entered, presented
-from catenary_gateway.admission.front_desk import FrontDesk
+from catenary_gateway.admission.front_desk import RequestPipeline
 from catenary_gateway.doors.grpc_calls import answered, metadata_of
 from catenary_gateway.doors.ordered_stream import answer_in_order
 from catenary_gateway.doors.repository import EXTENSIONS, Repository, server_version
 from catenary_gateway.doors.security import on_behalf_of
-from catenary_gateway.inference import Arrival
+from catenary_gateway.inference import RequestArrival
 from catenary_gateway.oip import oip_proto
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
@@ -31,7 +31,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     """Every method checks the key, converts, calls and converts back."""
 
-    def __init__(self, desk: FrontDesk, repository: Repository, max_stream_requests: int) -> None:
+    def __init__(
+        self, desk: RequestPipeline, repository: Repository, max_stream_requests: int
+    ) -> None:
         self._desk = desk
         self._repository = repository
         self._max_stream_requests = max_stream_requests
@@ -140,7 +142,7 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
         return self._desk.identify(metadata_of(context).get("authorization"))
 
     async def _infer(
-        self, message: oip.ModelInferRequest, arrival: Arrival, principal: Principal
+        self, message: oip.ModelInferRequest, arrival: RequestArrival, principal: Principal
     ) -> oip.ModelInferResponse:
         desk, name, version = self._desk, message.model_name, message.model_version
         with desk.visit(principal, name, version, message.ByteSize()) as visit:
@@ -149,7 +151,11 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
             return oip_proto.response_of(response, form, request.outputs)
 
     async def _infer_in_stream(
-        self, message: oip.ModelInferRequest, arrival: Arrival, presented: str | None, address: str
+        self,
+        message: oip.ModelInferRequest,
+        arrival: RequestArrival,
+        presented: str | None,
+        address: str,
     ) -> oip.ModelStreamInferResponse:
         answer = oip.ModelStreamInferResponse()
         try:

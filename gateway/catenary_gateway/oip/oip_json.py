@@ -12,23 +12,23 @@ from collections.abc import Mapping, Sequence
 from catenary_gateway.catalog import Model
 from catenary_gateway.doors.parameters import terms_of
 from catenary_gateway.inference import (
+    ConversionContext,
     InferenceRequest,
     InferenceResponse,
-    Intake,
-    OutputForm,
+    OutputFormat,
     Tensor,
 )
 from catenary_gateway.tensors import json_tensors, raw_tensors
 from catenary_gateway.tensors.json_documents import Document, inference_of
-from catenary_gateway.tensors.validation import Declared, check_id, check_inputs, check_outputs
+from catenary_gateway.tensors.validation import DeclaredInput, check_id, check_inputs, check_outputs
 from catenary_services.errors import InvalidInput
 
 _BINARY_SIZE = "binary_data_size"
 
 
 def request_of(
-    body: bytes, json_size: int | None, model: Model, intake: Intake
-) -> tuple[InferenceRequest, OutputForm]:
+    body: bytes, json_size: int | None, model: Model, intake: ConversionContext
+) -> tuple[InferenceRequest, OutputFormat]:
     """Returns the request in `body`, and how its answer shall look.
 
     Args:
@@ -59,11 +59,11 @@ def request_of(
         outputs=wanted,
         terms=terms_of(parameters, intake.now_unix_ns),
     )
-    return request, OutputForm(binary=_binary_outputs(outputs, parameters, len(wanted)))
+    return request, OutputFormat(binary=_binary_outputs(outputs, parameters, len(wanted)))
 
 
 def response_of(
-    response: InferenceResponse, form: OutputForm, wanted: tuple[int, ...]
+    response: InferenceResponse, form: OutputFormat, wanted: tuple[int, ...]
 ) -> tuple[bytes, int | None]:
     """Returns the body for `response`, and the size of its JSON if bytes follow."""
     model = response.model
@@ -136,15 +136,17 @@ def _mapping(item: Document, key: str, field: str) -> Mapping[str, object]:
     return value
 
 
-def _declared(tensor: Document, field: str) -> Declared:
+def _declared(tensor: Document, field: str) -> DeclaredInput:
     shape = tensor.get("shape")
     if not isinstance(shape, list) or not all(type(size) is int for size in shape):
         raise InvalidInput(f"{field}.shape", "must be a list of integers")
-    return Declared(_text(tensor, "name", field), _text(tensor, "datatype", field), tuple(shape))
+    return DeclaredInput(
+        _text(tensor, "name", field), _text(tensor, "datatype", field), tuple(shape)
+    )
 
 
 def _arrays(
-    tensors: Sequence[Document], declared: Sequence[Declared], binary: memoryview
+    tensors: Sequence[Document], declared: Sequence[DeclaredInput], binary: memoryview
 ) -> dict[str, Tensor]:
     arrays: dict[str, Tensor] = {}
     at = 0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from catenary_gateway.admission.callers import charged_subject
-from catenary_gateway.admission.front_desk import FrontDesk
+from catenary_gateway.admission.front_desk import RequestPipeline
 from catenary_gateway.catalog import Model
 from catenary_gateway.doors.http_bodies import OFF_LOOP, body_of, require_announced
 from catenary_gateway.doors.http_calls import (
@@ -19,17 +19,17 @@ from catenary_gateway.doors.http_calls import (
 )
 from catenary_gateway.doors.parameters import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
 from catenary_gateway.doors.repository import server_version
-from catenary_gateway.generation.answer import Generation
-from catenary_gateway.generation.request import GenerationTerms
+from catenary_gateway.generation.answer import GenerationStream
+from catenary_gateway.generation.request import GenerationOptions
 from catenary_gateway.openai_http.answers import (
-    Writer,
+    AnswerWriter,
     model_document,
     prediction_headers,
     usage_of,
 )
 from catenary_gateway.openai_http.fields import Fields
 from catenary_gateway.openai_http.stream import stream_answer
-from catenary_gateway.openai_http.wanted import Wanted, chat_of, completion_of
+from catenary_gateway.openai_http.wanted import CompletionRequest, chat_of, completion_of
 from catenary_gateway.tensors.json_documents import document_of
 from catenary_services.errors import InvalidInput, ModelNotFound
 
@@ -71,7 +71,7 @@ async def _model(request: web.Request) -> web.Response:
     return json_response(model_document(model, reference))
 
 
-def _generating(desk: FrontDesk) -> dict[str, Model]:
+def _generating(desk: RequestPipeline) -> dict[str, Model]:
     """Returns the models that generate text, the newest version of each, by name."""
     names = dict.fromkeys(model.key.name for model in desk.catalog.models() if model.generates)
     return {name: desk.catalog.find(name, "") for name in names}
@@ -86,7 +86,7 @@ async def _completion(request: web.Request) -> web.StreamResponse:
 
 
 async def _complete(
-    request: web.Request, read: Callable[[Fields], Wanted], *, chat: bool
+    request: web.Request, read: Callable[[Fields], CompletionRequest], *, chat: bool
 ) -> web.StreamResponse:
     desk = request.app[DESK]
     arrival = desk.arrive(request.path, request.headers.get("traceparent"))
@@ -102,7 +102,7 @@ async def _complete(
         own_id = request_id_of(request) or desk.new_id()
         with desk.generating_visit(principal, wanted.model) as visit:
             opened = await visit.generate(own_id, wanted.prompt, wanted.sampling, terms, arrival)
-            writer = Writer(f"{'chatcmpl' if chat else 'cmpl'}-{own_id}", wanted.model, chat)
+            writer = AnswerWriter(f"{'chatcmpl' if chat else 'cmpl'}-{own_id}", wanted.model, chat)
             headers = {REQUEST_ID: own_id}
             with opened as generation:
                 if wanted.stream:
@@ -112,7 +112,7 @@ async def _complete(
             return json_response(document, headers=headers)
 
 
-async def _whole(writer: Writer, generation: Generation) -> dict[str, object]:
+async def _whole(writer: AnswerWriter, generation: GenerationStream) -> dict[str, object]:
     parts: list[str] = []
     finish_reason = ""
     while (piece := await generation.next()) is not None:
@@ -121,8 +121,8 @@ async def _whole(writer: Writer, generation: Generation) -> dict[str, object]:
     return writer.whole("".join(parts), finish_reason, usage_of(generation))
 
 
-def _terms(request: web.Request, wanted: Wanted) -> GenerationTerms:
-    return GenerationTerms(
+def _terms(request: web.Request, wanted: CompletionRequest) -> GenerationOptions:
+    return GenerationOptions(
         deadline_ns=_duration_ns(request, "x-deadline-ms"),
         time_to_first_token_ns=_duration_ns(request, "x-slo-ttft-ms"),
         time_per_output_token_ns=_duration_ns(request, "x-slo-tpot-ms"),

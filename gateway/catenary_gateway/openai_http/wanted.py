@@ -22,7 +22,7 @@ _ROLES = {role: role for role in ("system", "user", "assistant")} | {"developer"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CompletionRequest:
     """A completion as asked for."""
 
     model: str
@@ -36,7 +36,7 @@ class Wanted:
     priority: int
 
 
-def chat_of(fields: Fields) -> Wanted:
+def chat_of(fields: Fields) -> CompletionRequest:
     """Returns what a chat completion asks for.
 
     Raises:
@@ -56,7 +56,7 @@ def chat_of(fields: Fields) -> Wanted:
     return _wanted(fields, prompt, _limit(fields, limit, 0))
 
 
-def completion_of(fields: Fields) -> Wanted:
+def completion_of(fields: Fields) -> CompletionRequest:
     """Returns what a completion asks for.
 
     Raises:
@@ -67,7 +67,7 @@ def completion_of(fields: Fields) -> Wanted:
     return _wanted(fields, prompt, _limit(fields, "max_tokens", COMPLETION_TOKENS))
 
 
-def _wanted(fields: Fields, prompt: Prompt, max_tokens: int) -> Wanted:
+def _wanted(fields: Fields, prompt: Prompt, max_tokens: int) -> CompletionRequest:
     stream = flag(fields, "stream")
     options = mapping(fields, "stream_options")
     if options and not stream:
@@ -75,7 +75,7 @@ def _wanted(fields: Fields, prompt: Prompt, max_tokens: int) -> Wanted:
     priority = integer(fields, "priority", 0)
     if abs(priority) > _PRIORITY_LIMIT:
         raise InvalidInput("priority", "must fit in 32 bits")
-    return Wanted(
+    return CompletionRequest(
         model=text(fields, "model"),
         prompt=prompt,
         sampling=_sampling(fields, max_tokens),

@@ -6,13 +6,13 @@ import numpy as np
 
 from catenary_gateway.inference import Tensor
 from catenary_gateway.tensors import bytes_tensors
-from catenary_gateway.tensors.validation import BYTES, Declared
+from catenary_gateway.tensors.validation import BYTES, DeclaredInput
 from catenary_services.domain.tensors import DTYPE_OF
 from catenary_services.errors import InvalidInput
 from catenary_services.transport.frames import encode_bytes
 
 
-def from_raw(raw: bytes | memoryview, tensor: Declared, field: str) -> Tensor:
+def from_raw(raw: bytes | memoryview, tensor: DeclaredInput, field: str) -> Tensor:
     """Returns a view of `raw` (a new array for BYTES).
 
     Raises:

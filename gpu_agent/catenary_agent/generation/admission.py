@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from catenary_agent.decoders.sampling import Sampler
+from catenary_agent.decoders.sampling import SessionSampler
 from catenary_agent.engine.intake import not_loaded
 from catenary_agent.generation.cache.cache_pushing import outlets_of
 from catenary_agent.generation.state.incidents import incident
-from catenary_agent.generation.state.session import Awaited, Session
-from catenary_agent.kv import CacheIntake
+from catenary_agent.generation.state.session import PendingCache, Session
+from catenary_agent.kv import CacheReceiveProgress
 from catenary_services.errors import CatenaryError, InvalidInput, Overloaded
 from catenary_services.sampling_messages import sampling_of_message
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.state.events import Opened
-    from catenary_agent.generation.state.lane import Lane
-    from catenary_agent.generation.state.session import Arriving, Facts, Hidden
-    from catenary_agent.kv import CacheOutlet
+    from catenary_agent.generation.state.events import SessionOpened
+    from catenary_agent.generation.state.lane import PartitionBatcher
+    from catenary_agent.generation.state.session import Hidden, IncomingMigration, SessionSpec
+    from catenary_agent.kv import CacheSendProgress
     from catenary_protos.catenary.v1 import common_pb2, frame_pb2
 
 
 def try_admit(
-    event: Opened, lanes: Sequence[Lane], arriving: Arriving | None = None
+    event: SessionOpened,
+    lanes: Sequence[PartitionBatcher],
+    arriving: IncomingMigration | None = None,
 ) -> Session | CatenaryError:
     """Returns a session that holds its block slots, or why there is none; see `admit`."""
     try:
@@ -36,7 +38,11 @@ def try_admit(
         return incident("the session could not be opened")
 
 
-def admit(event: Opened, lanes: Sequence[Lane], arriving: Arriving | None = None) -> Session:
+def admit(
+    event: SessionOpened,
+    lanes: Sequence[PartitionBatcher],
+    arriving: IncomingMigration | None = None,
+) -> Session:
     """Returns a session that holds its block slots.
 
     Args:
@@ -67,7 +73,7 @@ def admit(event: Opened, lanes: Sequence[Lane], arriving: Arriving | None = None
     if facts.is_last:
         parameters = sampling_of_message(opening.sampling)
         parameters.check_vocabulary(table.vocabulary_size)
-        sampler = Sampler(parameters, tokens, opening.prompt_tokens, table.end_token_ids)
+        sampler = SessionSampler(parameters, tokens, opening.prompt_tokens, table.end_token_ids)
     executor.open_session(facts.session_id, facts.own_hop.first_block, room)
     return Session(
         facts,
@@ -85,19 +91,21 @@ def admit(event: Opened, lanes: Sequence[Lane], arriving: Arriving | None = None
     )
 
 
-def _awaited_of(facts: Facts, room: int, arriving: Arriving | None) -> Awaited | None:
+def _awaited_of(
+    facts: SessionSpec, room: int, arriving: IncomingMigration | None
+) -> PendingCache | None:
     """Returns what a session waits for whose caches come from elsewhere."""
     own = facts.own_hop
     if facts.side == "decode":
-        intake = CacheIntake(own.first_block, own.last_block, facts.history)
-        return Awaited(intake, facts.is_first or facts.is_last)
+        intake = CacheReceiveProgress(own.first_block, own.last_block, facts.history)
+        return PendingCache(intake, facts.is_first or facts.is_last)
     if arriving is None or arriving.by_tokens:
         return None
-    intake = CacheIntake(own.first_block, own.last_block, room)
-    return Awaited(intake, word=True, leader=arriving.leader)
+    intake = CacheReceiveProgress(own.first_block, own.last_block, room)
+    return PendingCache(intake, word=True, leader=arriving.leader)
 
 
-def _outlets_of(facts: Facts, room: int) -> tuple[CacheOutlet, ...]:
+def _outlets_of(facts: SessionSpec, room: int) -> tuple[CacheSendProgress, ...]:
     """Returns who gets the caches of a prompt; with room for one more token nobody needs them."""
     if facts.side != "prefill" or room <= facts.history + 1:
         return ()
@@ -114,7 +122,9 @@ def _room(opening: frame_pb2.SessionOpening, limit: int) -> int:
     return min(whole, limit)
 
 
-def _lane_for(hop: common_pb2.Hop, agent_id: str, lanes: Sequence[Lane]) -> Lane:
+def _lane_for(
+    hop: common_pb2.Hop, agent_id: str, lanes: Sequence[PartitionBatcher]
+) -> PartitionBatcher:
     """Returns the lane that runs a hop: of several, the tightest that has room."""
     fitting = [
         lane

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from catenary_agent.generation.meter import GenerationMeter
-from catenary_agent.steps import StepsInHand
+from catenary_agent.steps import RunningSteps
 
 if TYPE_CHECKING:
     from catenary_agent.engine.emulated_link import EmulatedLink
-    from catenary_agent.engine.memory import Held
-    from catenary_agent.engine.outbound import Hub
-    from catenary_agent.engine.reporting import Outgoing
+    from catenary_agent.engine.memory import HeldBatches
+    from catenary_agent.engine.outbound import LinkHub
+    from catenary_agent.engine.reporting import OutgoingMessage
     from catenary_services.telemetry.tracing import Tracer
 
 
@@ -48,16 +48,16 @@ class GenerationLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class GenerationContext:
     """What generation shares with the rest of the agent."""
 
-    hub: Hub
-    tell: Callable[[Outgoing], None]
+    hub: LinkHub
+    tell: Callable[[OutgoingMessage], None]
     """Takes messages for the scheduler; neither blocks nor raises."""
-    held: Held
+    held: HeldBatches
     """Counts bytes of received tensors."""
     meter: GenerationMeter
     tracer: Tracer | None = None
     uplink: EmulatedLink | None = None
-    steps: StepsInHand = field(default_factory=StepsInHand)
+    steps: RunningSteps = field(default_factory=RunningSteps)
     """What is computed now."""

@@ -6,7 +6,7 @@ from catenary_agent.kv.span import CacheSpan
 from catenary_services.errors import InvalidInput
 
 
-class CacheIntake:
+class CacheReceiveProgress:
     """Counts the tokens of each block that arrived.
 
     Every block has one source, and links keep their order: a gap or a repetition is a mistake.

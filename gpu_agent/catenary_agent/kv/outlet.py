@@ -7,7 +7,7 @@ from collections import deque
 from catenary_agent.kv.span import CacheSpan, pieces
 
 
-class CacheOutlet:
+class CacheSendProgress:
     """Cuts the cached tokens of a range of blocks into frames for one peer, as they come.
 
     Attributes:

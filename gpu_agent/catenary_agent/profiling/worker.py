@@ -17,7 +17,7 @@ from threading import BrokenBarrierError
 from typing import TYPE_CHECKING, Any, Protocol
 
 from catenary_agent.executors.device import Device
-from catenary_agent.share import Claim, take_share
+from catenary_agent.share import ShareRequest, take_share
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.errors import CatenaryError, InternalError
 from catenary_services.log import configure_logging
@@ -32,7 +32,7 @@ _WARM_UP_RUNS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadBlock:
     """Order: load this block; answered by the bytes of its weights."""
 
     key: PartitionKey
@@ -40,7 +40,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunBlock:
     """Order: run the block at `rows` until all siblings have done this much; answered by Runs."""
 
     rows: int
@@ -49,14 +49,14 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class OrderFailed:
     """Answer to an order that could not be carried out."""
 
     reason: str
     message: str
 
 
-class Counter(Protocol):
+class SharedCounter(Protocol):
     """A `multiprocessing.Value`: how many siblings have run enough."""
 
     value: int
@@ -67,15 +67,15 @@ class Counter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class SiblingBarriers:
     """What the siblings keep in step by."""
 
     gate: Barrier
-    enough: Counter
+    enough: SharedCounter
     level: int
 
 
-def serve(orders: Connection, meeting: Meeting, repository: Path, device: Device) -> None:
+def serve(orders: Connection, meeting: SiblingBarriers, repository: Path, device: Device) -> None:
     """Carries out orders until the other end closes the connection. Runs in its own process."""
     # Ctrl-C reaches the whole group of processes; the one that gave us orders ends us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -89,12 +89,12 @@ def serve(orders: Connection, meeting: Meeting, repository: Path, device: Device
         try:
             answer: object = virtual_gpu.obey(order)
         except CatenaryError as error:
-            answer = Failed(error.reason, error.message)
+            answer = OrderFailed(error.reason, error.message)
         except BrokenBarrierError:
-            answer = Failed(InternalError.reason, "a sibling gave up")
+            answer = OrderFailed(InternalError.reason, "a sibling gave up")
         except Exception as error:  # whatever a runtime raises has to reach the person who waits
-            answer = Failed(InternalError.reason, f"{type(error).__name__}: {error}")
-        if isinstance(answer, Failed):
+            answer = OrderFailed(InternalError.reason, f"{type(error).__name__}: {error}")
+        if isinstance(answer, OrderFailed):
             meeting.gate.abort()
         try:
             orders.send(answer)
@@ -105,20 +105,22 @@ def serve(orders: Connection, meeting: Meeting, repository: Path, device: Device
 class _VirtualGpu:
     """The block loaded at present, and how to run it."""
 
-    def __init__(self, meeting: Meeting, repository: ModelRepository, device: Device) -> None:
+    def __init__(
+        self, meeting: SiblingBarriers, repository: ModelRepository, device: Device
+    ) -> None:
         self._meeting = meeting
         self._repository = repository
         self._device = device
         self._threads = 0
         self._executor: Executor | None = None
 
-    def obey(self, order: Load | Run) -> object:
+    def obey(self, order: LoadBlock | RunBlock) -> object:
         """Returns the answer to an order."""
-        return self._load(order) if isinstance(order, Load) else self._run(order)
+        return self._load(order) if isinstance(order, LoadBlock) else self._run(order)
 
-    def _load(self, order: Load) -> int:
+    def _load(self, order: LoadBlock) -> int:
         if not self._threads:  # before any runtime is imported
-            self._threads = take_share(Claim(self._device)).threads
+            self._threads = take_share(ShareRequest(self._device)).threads
         from catenary_agent.executors.loading import load_executor
 
         if self._executor is not None:
@@ -132,7 +134,7 @@ class _VirtualGpu:
         )
         return self._executor.memory_bytes
 
-    def _run(self, order: Run) -> list[tuple[int, int]]:
+    def _run(self, order: RunBlock) -> list[tuple[int, int]]:
         executor = self._executor
         assert executor is not None
         meeting = self._meeting

@@ -11,7 +11,7 @@ from catenary_scheduler.wire.streams import Speaks, Stream
 from catenary_services.error_tables import abort, error_of_exception
 from catenary_services.errors import CatenaryError, InvalidMessage
 from catenary_services.security.identity import Role
-from catenary_services.security.roles import Guard
+from catenary_services.security.roles import RoleAuthorizer
 
 if TYPE_CHECKING:
     from catenary_scheduler.leadership.leader import Term
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     """Long-lived streams of gateways and agents."""
 
-    def __init__(self, leaders: LeaderLookup, guard: Guard) -> None:
+    def __init__(self, leaders: LeaderLookup, guard: RoleAuthorizer) -> None:
         self._leaders = leaders
         self._guard = guard
 

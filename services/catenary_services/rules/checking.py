@@ -23,7 +23,7 @@ from catenary_services.rules.vocabulary import (
     FLOATS,
     INTEGERS,
     TEXTS,
-    Bounds,
+    FieldBounds,
     bounds_of,
     is_nested,
     lowest,
@@ -36,7 +36,7 @@ _SHOWN = 64
 M = TypeVar("M", bound=Message)
 
 
-class Checker:
+class MessageChecker:
     """Checks messages of one type, and what is in them.
 
     Attributes:
@@ -89,7 +89,7 @@ class Checker:
         return None
 
     def _trouble_of(
-        self, message: Any, field: FieldDescriptor, bounds: Bounds
+        self, message: Any, field: FieldDescriptor, bounds: FieldBounds
     ) -> tuple[str, str, str] | None:
         if field.has_presence and not message.HasField(field.name):
             return (self.name, field.name, "is missing") if bounds.required else None
@@ -107,9 +107,9 @@ class Checker:
 
 
 @lru_cache(maxsize=None)  # noqa: UP033 - one for each type of message there is
-def checker_of(descriptor: Descriptor) -> Checker:
+def checker_of(descriptor: Descriptor) -> MessageChecker:
     """Returns the checker for a type of message."""
-    return Checker(descriptor)
+    return MessageChecker(descriptor)
 
 
 def check(message: Message) -> None:
@@ -139,7 +139,7 @@ def parsed(kind: type[M], data: bytes) -> M:
     return message
 
 
-def _trouble_of_items(field: FieldDescriptor, bounds: Bounds, values: Any) -> str | None:
+def _trouble_of_items(field: FieldDescriptor, bounds: FieldBounds, values: Any) -> str | None:
     if bounds.max_items is not None and len(values) > bounds.max_items:
         return f"has {len(values)} items; {bounds.max_items} are allowed"
     if not values or is_nested(field):
@@ -155,7 +155,7 @@ def _trouble_of_items(field: FieldDescriptor, bounds: Bounds, values: Any) -> st
     return None
 
 
-def _trouble_of_value(field: FieldDescriptor, bounds: Bounds, value: Any) -> str | None:
+def _trouble_of_value(field: FieldDescriptor, bounds: FieldBounds, value: Any) -> str | None:
     if bounds.unbounded:
         return None
     if field.type in TEXTS:
@@ -169,7 +169,7 @@ def _trouble_of_value(field: FieldDescriptor, bounds: Bounds, value: Any) -> str
     return None
 
 
-def _trouble_of_text(bounds: Bounds, value: str | bytes) -> str | None:
+def _trouble_of_text(bounds: FieldBounds, value: str | bytes) -> str | None:
     if not value:
         return "must not be empty" if bounds.required else None
     if bounds.max_len is not None and len(value) > bounds.max_len:

@@ -29,7 +29,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AccessRule:
     """Who may call a method."""
 
     roles: frozenset[Role]
@@ -40,15 +40,15 @@ class Rule:
     """For the public: certificates say nothing, API keys are checked by the service itself."""
 
 
-ANYBODY: Final = Rule(frozenset(Role))
-GATEWAYS: Final = Rule(frozenset({Role.GATEWAY}))
-AGENTS: Final = Rule(frozenset({Role.AGENT}))
-PEERS: Final = Rule(frozenset({Role.GATEWAY, Role.AGENT}))
-LOOK: Final = Rule(frozenset({Role.GATEWAY, Role.OPERATOR}))
-CHANGE: Final = Rule(frozenset({Role.OPERATOR}), with_key=frozenset({Role.GATEWAY}))
-DOOR: Final = Rule(frozenset(), is_door=True)
+ANYBODY: Final = AccessRule(frozenset(Role))
+GATEWAYS: Final = AccessRule(frozenset({Role.GATEWAY}))
+AGENTS: Final = AccessRule(frozenset({Role.AGENT}))
+PEERS: Final = AccessRule(frozenset({Role.GATEWAY, Role.AGENT}))
+LOOK: Final = AccessRule(frozenset({Role.GATEWAY, Role.OPERATOR}))
+CHANGE: Final = AccessRule(frozenset({Role.OPERATOR}), with_key=frozenset({Role.GATEWAY}))
+DOOR: Final = AccessRule(frozenset(), is_door=True)
 
-RULES: Final[Mapping[str, Rule]] = MappingProxyType(
+RULES: Final[Mapping[str, AccessRule]] = MappingProxyType(
     {
         # Scheduler: sessions
         "/catenary.v1.Scheduler/GatewaySession": GATEWAYS,
@@ -95,7 +95,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
 )
 
 
-class Guard:
+class RoleAuthorizer:
     """Knows who is at the other end of a call, and what they may do."""
 
     def __init__(self, cluster: str, keys: ApiKeys | None = None, *, insecure: bool) -> None:
@@ -163,10 +163,10 @@ class Guard:
             ) from error
 
 
-class RoleGate:
+class RoleCallAuthorizer:
     """Lets in the calls that the table allows, before the service hears of them."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: RoleAuthorizer) -> None:
         self._guard = guard
 
     def enter(self, method: str, context: Context, peer: str) -> str:
@@ -188,7 +188,7 @@ class RoleGate:
         _log.warning("call_refused", method=method, reason=error.message, peer=context.peer())
 
 
-class OpenGate:
+class OpenCallAuthorizer:
     """Lets everybody in: a server without a guard."""
 
     def enter(self, method: str, context: Context, peer: str) -> str:

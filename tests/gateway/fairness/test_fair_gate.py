@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_gateway.fairness.gate import Ask, Entry, FairGate
+from catenary_gateway.fairness.gate import FairLimiter, FairRequest, LimiterEntry
 
 SECOND = 1_000_000_000
 
@@ -48,14 +48,14 @@ class Outcome:
 class Device:
     """Serves batches by deadline at `capacity` per second; drops what would be late."""
 
-    gate: FairGate
+    gate: FairLimiter
     capacity: float = 80.0
     batch: int = 1
     service_s: float = 0.1
     slo_s: float = 0.5
     priorities: Mapping[str, int] = field(default_factory=dict)
     shares: Mapping[str, float] = field(default_factory=dict)
-    queue: list[tuple[int, float, int, Entry]] = field(default_factory=list)
+    queue: list[tuple[int, float, int, LimiterEntry]] = field(default_factory=list)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     peak: float = 0.0
     clock_s: float = 0.0
@@ -86,7 +86,7 @@ class Device:
             self.clock_s = now
 
     def _arrived(self, key: str, now: float) -> None:
-        ask = Ask(
+        ask = FairRequest(
             key,
             self.shares.get(key, 1.0),
             self.priorities.get(key, 0),
@@ -108,7 +108,7 @@ class Device:
             outcome.latencies.append(now - entry.began_ns / SECOND)
 
     def _start(self, now: float, events: list, chance: random.Random) -> None:
-        took: list[Entry] = []
+        took: list[LimiterEntry] = []
         busy_s = self.batch / self.capacity
         while self._free and self.queue and len(took) < self.batch:
             _, deadline, _, entry = heapq.heappop(self.queue)
@@ -130,7 +130,7 @@ class Device:
 
 
 def device(**facts) -> Device:
-    return Device(FairGate(0), **facts)
+    return Device(FairLimiter(0), **facts)
 
 
 @pytest.mark.parametrize("batch", [1, 8])
@@ -205,12 +205,12 @@ def test_latency_is_as_before_as_soon_as_the_load_has_fallen() -> None:
 
 
 def test_requests_that_ask_for_the_impossible_do_not_keep_others_out() -> None:
-    gate = FairGate(0)
+    gate = FairLimiter(0)
     gate.limit.usual_budget_ns = SECOND
     for at in range(1, 400):
         now = at * SECOND // 50
-        usual = gate.admit(Ask("a", 1.0, 0, budget_ns=SECOND), now)
-        hasty = gate.admit(Ask("b", 1.0, 0, budget_ns=1_000_000), now)
+        usual = gate.admit(FairRequest("a", 1.0, 0, budget_ns=SECOND), now)
+        hasty = gate.admit(FairRequest("b", 1.0, 0, budget_ns=1_000_000), now)
         assert usual is not None
         assert hasty is not None
         gate.lost(hasty, now + 1_000_000)
@@ -219,21 +219,21 @@ def test_requests_that_ask_for_the_impossible_do_not_keep_others_out() -> None:
 
 
 def test_a_request_larger_than_the_limit_need_not_wait_for_an_empty_moment() -> None:
-    gate = FairGate(0)
+    gate = FairLimiter(0)
     gate.limit.value = 20.0
     for _ in range(10):
-        assert gate.admit(Ask("a", 1.0, 0, budget_ns=SECOND), 0) is not None
-    large = gate.admit(Ask("b", 1.0, 0, size=64.0, cost=64.0, budget_ns=SECOND), 1)
+        assert gate.admit(FairRequest("a", 1.0, 0, budget_ns=SECOND), 0) is not None
+    large = gate.admit(FairRequest("b", 1.0, 0, size=64.0, cost=64.0, budget_ns=SECOND), 1)
     assert large is not None
     assert gate.unanswered == 74.0
-    assert gate.admit(Ask("a", 1.0, 0, budget_ns=SECOND), 2) is None
+    assert gate.admit(FairRequest("a", 1.0, 0, budget_ns=SECOND), 2) is None
 
 
 def test_a_pause_is_no_overload() -> None:
-    gate, inside = FairGate(0), []
+    gate, inside = FairLimiter(0), []
     for at in range(600):
         now = at * SECOND // 50
-        entry = gate.admit(Ask("a", 1.0, 0, budget_ns=5 * SECOND), now)
+        entry = gate.admit(FairRequest("a", 1.0, 0, budget_ns=5 * SECOND), now)
         assert entry is not None, at
         inside.append(entry)
         # Between the fourth and the seventh second nobody is answered, then everybody at once.
@@ -244,10 +244,10 @@ def test_a_pause_is_no_overload() -> None:
 
 
 def test_requests_that_a_dead_cluster_lost_do_not_keep_later_ones_out() -> None:
-    gate, inside = FairGate(0), []
+    gate, inside = FairLimiter(0), []
     for at in range(1, 1_000):
         now = at * SECOND // 50
-        entry = gate.admit(Ask("a", 1.0, 0, budget_ns=SECOND), now)
+        entry = gate.admit(FairRequest("a", 1.0, 0, budget_ns=SECOND), now)
         assert entry is not None, at
         inside.append(entry)
         while inside and now - inside[0].began_ns >= SECOND:
@@ -270,12 +270,12 @@ def test_requests_that_a_dead_cluster_lost_do_not_keep_later_ones_out() -> None:
 def test_what_is_unanswered_is_what_was_let_in_and_has_not_left(
     steps: list[tuple[str, str, int, int, int]],
 ) -> None:
-    gate, now, inside = FairGate(0), 0, []
+    gate, now, inside = FairLimiter(0), 0, []
     gate.limit.value = 12.0
     for kind, key, priority, size, wait in steps:
         now += wait
         if kind == "admit" or not inside:
-            entry = gate.admit(Ask(key, 1.0, priority, float(size), 1.0, SECOND), now)
+            entry = gate.admit(FairRequest(key, 1.0, priority, float(size), 1.0, SECOND), now)
             if entry is not None:
                 inside.append(entry)
         else:
@@ -288,7 +288,7 @@ def test_what_is_unanswered_is_what_was_let_in_and_has_not_left(
             gate.left(entry)
         assert gate.unanswered == pytest.approx(sum(entry.ask.size for entry in inside))
         # One request always gets in, however large.
-        assert inside or gate.would_admit(Ask("z", 1.0, 0, 99.0, 1.0, SECOND), now)
+        assert inside or gate.would_admit(FairRequest("z", 1.0, 0, 99.0, 1.0, SECOND), now)
 
 
 def test_advice_grows_with_what_is_refused() -> None:

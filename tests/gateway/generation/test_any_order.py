@@ -13,10 +13,14 @@ from hypothesis import strategies as st
 
 from catenary_gateway.catalog import Catalog
 from catenary_gateway.generation.plane import SessionPlane
-from catenary_gateway.generation.request import TEXT_COMPLETION, GenerationRequest, GenerationTerms
+from catenary_gateway.generation.request import (
+    TEXT_COMPLETION,
+    GenerationOptions,
+    GenerationRequest,
+)
 from catenary_gateway.generation.text_codec import TextCodec
-from catenary_gateway.inference import Arrival
-from catenary_gateway.observability.bookkeeping import Bookkeeping
+from catenary_gateway.inference import RequestArrival
+from catenary_gateway.observability.bookkeeping import RequestMetrics
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.errors import PartitionLost, RequestCancelled
@@ -95,7 +99,7 @@ class World:
 
     def __init__(self) -> None:
         self.wires = Wires()
-        books = Bookkeeping("g", Metrics(), Tracer("t", "t"))
+        books = RequestMetrics("g", Metrics(), Tracer("t", "t"))
         self.plane = SessionPlane("g", self.wires, self.wires, books, itertools.count(7))
         catalog = Catalog()
         catalog.update(scheduler_pb2.ModelTable(models=[generating()]))
@@ -107,10 +111,10 @@ class World:
             array("I", PROMPT),
             sampling,
             CODEC,
-            GenerationTerms(),
+            GenerationOptions(),
         )
         now = time.monotonic_ns()
-        arrival = Arrival("m", now, time.time_ns(), TraceContext(1, 1, False), None)
+        arrival = RequestArrival("m", now, time.time_ns(), TraceContext(1, 1, False), None)
         self.generation = self.plane.open(request, arrival)
         self.sessions = 0
         self.positions: dict[int, int] = {}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catenary_gateway.generation.request import ChatPrompt, TextPrompt, TokenPrompt
-from catenary_gateway.openai_http.wanted import Wanted, chat_of, completion_of
+from catenary_gateway.openai_http.wanted import CompletionRequest, chat_of, completion_of
 from catenary_gateway.tensors.json_documents import document_of
 from catenary_services.errors import InvalidInput
 
@@ -77,7 +77,7 @@ def test_any_body_is_read_or_refused(fields: dict[str, object], meant: bool, cha
     if refusal is not None:
         assert refusal.details["field"]
     else:
-        assert isinstance(wanted, Wanted)
+        assert isinstance(wanted, CompletionRequest)
         assert wanted.model
 
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from catenary_services.errors import CacheFull
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.state.lane import Lane
-    from catenary_agent.generation.state.session import Work
-    from catenary_agent.generation.state.sessions import Sessions
+    from catenary_agent.generation.state.lane import PartitionBatcher
+    from catenary_agent.generation.state.session import SessionWork
+    from catenary_agent.generation.state.sessions import SessionTable
 
 
-def relieve(sessions: Sessions, lane: Lane, coming: Mapping[int, int]) -> None:
+def relieve(sessions: SessionTable, lane: PartitionBatcher, coming: Mapping[int, int]) -> None:
     """Fails the youngest sessions of a lane until its caches hold what is about to be written.
 
     One session is left at least: it may be as long as it was admitted for.
@@ -55,8 +55,8 @@ def relieve(sessions: Sessions, lane: Lane, coming: Mapping[int, int]) -> None:
 
 
 def affordable(
-    sessions: Sessions, lane: Lane, works: list[Work], decode_rows: int
-) -> tuple[list[Work], int]:
+    sessions: SessionTable, lane: PartitionBatcher, works: list[SessionWork], decode_rows: int
+) -> tuple[list[SessionWork], int]:
     """Returns the part of a step there is memory for, and how many of it are decode rows.
 
     Sessions that are in the way are failed.

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 from catenary_agent.generation.state.events import CacheOut
 from catenary_agent.generation.state.incidents import incident
-from catenary_agent.kv import CacheOutlet
+from catenary_agent.kv import CacheSendProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from catenary_agent.generation.state.events import CachePushed
     from catenary_agent.generation.state.session import Session
-    from catenary_agent.generation.state.sessions import Sessions
+    from catenary_agent.generation.state.sessions import SessionTable
     from catenary_agent.generation.surroundings import CacheLimits
     from catenary_agent.kv import CacheSpan
     from catenary_agent.kv.arrays import CacheArray
@@ -38,7 +38,7 @@ _MOST_URGENT_BYTES = 1 << 18
 
 def outlets_of(
     session_id: int, own: common_pb2.Hop, ring: Sequence[common_pb2.Hop]
-) -> tuple[CacheOutlet, ...]:
+) -> tuple[CacheSendProgress, ...]:
     """Returns who gets which of the blocks of a hop.
 
     Two rings may be cut at different blocks: there is one outlet per overlap.
@@ -49,7 +49,7 @@ def outlets_of(
         ring: Where its caches go.
     """
     return tuple(
-        CacheOutlet(
+        CacheSendProgress(
             session_id,
             hop.agent_id,
             max(own.first_block, hop.first_block),
@@ -60,14 +60,16 @@ def outlets_of(
     )
 
 
-class CachePushing:
+class CachePusher:
     """Exports what was cached, and ends sessions that have nothing left to do here.
 
     Invariants: frames of one session and peer leave in order; of a closed session none leaves;
     between two `renew`s no more than a step's worth of bytes is exported beside what was cached.
     """
 
-    def __init__(self, sessions: Sessions, limits: CacheLimits, take: Take, failed: Failed) -> None:
+    def __init__(
+        self, sessions: SessionTable, limits: CacheLimits, take: Take, failed: Failed
+    ) -> None:
         """Sends nothing yet."""
         self._sessions = sessions
         self._limits = limits
@@ -118,7 +120,7 @@ class CachePushing:
         if session.leaves and not session.closed and all(o.is_empty for o in session.outlets):
             self._sessions.finish(session)
 
-    def _list(self, session: Session, outlet: CacheOutlet) -> None:
+    def _list(self, session: Session, outlet: CacheSendProgress) -> None:
         """Puts what an outlet has into the line of its peer."""
         if outlet.has_more:
             line = self._lines.setdefault(outlet.peer, _Line())
@@ -140,7 +142,7 @@ class CachePushing:
         if not line.queue and not line.nbytes:
             self._lines.pop(peer, None)
 
-    def _export(self, session: Session, outlet: CacheOutlet, line: _Line) -> None:
+    def _export(self, session: Session, outlet: CacheSendProgress, line: _Line) -> None:
         executor = session.lane.executor
         span = outlet.take(executor.sizes.cache_bytes_per_token, self._limits.frame_bytes)
         try:
@@ -167,5 +169,5 @@ class _Line:
     __slots__ = ("nbytes", "queue")
 
     def __init__(self) -> None:
-        self.queue: deque[tuple[Session, CacheOutlet]] = deque()
+        self.queue: deque[tuple[Session, CacheSendProgress]] = deque()
         self.nbytes = 0

@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING
 
 from catenary_agent.generation.cache.cache_budget import relieve
 from catenary_agent.generation.state.incidents import incident
-from catenary_agent.generation.state.patience import Patience
+from catenary_agent.generation.state.patience import StallTimer
 from catenary_agent.kv import array_of_payload
 from catenary_services.errors import CatenaryError, InvalidInput, PartitionLost
 
 if TYPE_CHECKING:
     from catenary_agent.generation.state.events import CacheArrived, TokenArrived
-    from catenary_agent.generation.state.session import Awaited, Session
-    from catenary_agent.generation.state.sessions import Sessions
+    from catenary_agent.generation.state.session import PendingCache, Session
+    from catenary_agent.generation.state.sessions import SessionTable
     from catenary_agent.generation.surroundings import CacheLimits
     from catenary_agent.kv import CacheSpan
     from catenary_agent.kv.arrays import CacheArray
     from catenary_services.domain.ids import Nanoseconds
 
 
-class CacheWaiting:
+class PendingCaches:
     """The sessions whose caches have not come yet.
 
     Invariant: each of them has our patience until it goes on (one that was not handed over yet:
@@ -40,7 +40,7 @@ class CacheWaiting:
 
     def __init__(
         self,
-        sessions: Sessions,
+        sessions: SessionTable,
         limits: CacheLimits,
         clock: Callable[[], Nanoseconds],
         came: Callable[[Session], None],
@@ -57,7 +57,7 @@ class CacheWaiting:
         self._step_bytes = limits.step_bytes
         self._clock = clock
         self._came = came
-        self._patience = Patience(limits.patience_ns)
+        self._patience = StallTimer(limits.patience_ns)
         self._arrived: deque[CacheArrived] = deque()
         self._left_bytes = limits.step_bytes
         self.ignored = 0
@@ -88,7 +88,7 @@ class CacheWaiting:
         if session is not None and session.awaited is not None:
             self._keep(session, session.awaited, span, lambda: rows)
 
-    def on_token(self, session: Session, awaited: Awaited, event: TokenArrived) -> None:
+    def on_token(self, session: Session, awaited: PendingCache, event: TokenArrived) -> None:
         """Takes the first token in, which the other ring sampled."""
         facts, table = session.facts, session.lane.executor.table
         if event.position != facts.history or event.token_id >= table.vocabulary_size:
@@ -100,7 +100,7 @@ class CacheWaiting:
         awaited.word = False
         self.advanced(session, awaited)
 
-    def advanced(self, session: Session, awaited: Awaited) -> None:
+    def advanced(self, session: Session, awaited: PendingCache) -> None:
         """Lets a session go on if nothing is missing any more."""
         session_id, now = session.facts.session_id, self._clock()
         if not awaited.is_over:
@@ -153,7 +153,11 @@ class CacheWaiting:
             self._keep(session, session.awaited, span, read)
 
     def _keep(
-        self, session: Session, awaited: Awaited, span: CacheSpan, read: Callable[[], CacheArray]
+        self,
+        session: Session,
+        awaited: PendingCache,
+        span: CacheSpan,
+        read: Callable[[], CacheArray],
     ) -> None:
         """Writes rows into a session's slots; what is wrong with them fails the session."""
         session_id, executor = session.facts.session_id, session.lane.executor
@@ -175,7 +179,7 @@ class CacheWaiting:
             self.advanced(session, awaited)
 
 
-def _source(session: Session, awaited: Awaited) -> str:
+def _source(session: Session, awaited: PendingCache) -> str:
     """Returns the agent that should have sent what is missing."""
     if awaited.leader:
         return awaited.leader

@@ -14,7 +14,7 @@ from catenary_protos.catenary.v1 import frame_pb2
 
 if TYPE_CHECKING:
     from catenary_agent.generation.state.events import CacheOut
-    from catenary_agent.generation.state.session import Facts
+    from catenary_agent.generation.state.session import SessionSpec
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class CacheFrame:
         ).SerializeToString()
 
 
-def put_opening(target: frame_pb2.SessionOpening, facts: Facts, now_ns: int) -> None:
+def put_opening(target: frame_pb2.SessionOpening, facts: SessionSpec, now_ns: int) -> None:
     """Writes what the next agent is told of a session, with what is left of its time."""
     target.CopyFrom(facts.opening)
     target.budget_ns = facts.deadline_ns - now_ns

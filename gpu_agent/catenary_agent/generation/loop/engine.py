@@ -1,6 +1,6 @@
 """Generation on the event loop: frames in and out, orders, and who holds slots here.
 
-    frame -> events -> RingThread -> outflow -> frames and messages
+    frame -> events -> GenerationLoopThread -> outflow -> frames and messages
 
 Invariants: a session is in `_openings` from the arrival of its opening until the ring says that it
 is gone; every byte claimed for arrived rows is given back when the ring says it was consumed.
@@ -14,35 +14,35 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from catenary_agent.generation.frames.cache_wire import CacheFrame
-from catenary_agent.generation.frames.members import Members
+from catenary_agent.generation.frames.members import FrameFilter
 from catenary_agent.generation.frames.move_wire import MoveFrame
-from catenary_agent.generation.frames.peers import Peers
-from catenary_agent.generation.frames.receiving import Receiver
-from catenary_agent.generation.frames.sent_caches import SentCaches
+from catenary_agent.generation.frames.peers import PeerSender
+from catenary_agent.generation.frames.receiving import FrameReceiver
+from catenary_agent.generation.frames.sent_caches import SentCacheReporter
 from catenary_agent.generation.frames.wire import frames_of
-from catenary_agent.generation.loop.ring import Ring
+from catenary_agent.generation.loop.ring import GenerationLoop
 from catenary_agent.generation.loop.table import LoadedDecoder, LoadedDecoders
-from catenary_agent.generation.loop.thread import RingThread
+from catenary_agent.generation.loop.thread import GenerationLoopThread
 from catenary_agent.generation.state.events import (
-    Broken,
     CachePushed,
     CloseOrdered,
     EpochRaised,
     Event,
-    MoveSaid,
-    Opened,
+    MoveMessage,
+    SessionOpened,
+    SessionsBroken,
 )
 from catenary_agent.generation.state.reporting import record_move, record_session
-from catenary_agent.generation.state.session import Facts
-from catenary_agent.generation.surroundings import GenerationLimits, Surroundings
+from catenary_agent.generation.state.session import SessionSpec
+from catenary_agent.generation.surroundings import GenerationContext, GenerationLimits
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from catenary_services.errors import CatenaryError, Unavailable
 from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
     from catenary_agent.generation.frames.wire import Frame
-    from catenary_agent.generation.state.events import CacheOut, Outflow
-    from catenary_agent.generation.state.lane import Lane
+    from catenary_agent.generation.state.events import CacheOut, LoopOutput
+    from catenary_agent.generation.state.lane import PartitionBatcher
     from catenary_services.domain.ids import PartitionKey
     from catenary_services.transport.interface import ReceivedFrame
 
@@ -55,7 +55,7 @@ class GenerationEngine:
     """Runs decoder partitions on sessions, one iteration after another."""
 
     def __init__(
-        self, agent_id: str, surroundings: Surroundings, limits: GenerationLimits | None = None
+        self, agent_id: str, surroundings: GenerationContext, limits: GenerationLimits | None = None
     ) -> None:
         limits = limits or GenerationLimits()
         self.agent_id = agent_id
@@ -65,12 +65,12 @@ class GenerationEngine:
         self.epoch = 0
         """Highest epoch seen; sessions of an older one may not begin here."""
         self._around = surroundings
-        self._receiver = Receiver(agent_id, surroundings.held)
+        self._receiver = FrameReceiver(agent_id, surroundings.held)
         steps = surroundings.steps
-        self._ring = Ring(agent_id, limits, time.monotonic_ns, self._lane_closed, steps)
-        self._thread = RingThread(self._ring, time.monotonic_ns, self._flush)
-        self._sent = SentCaches(surroundings.tell)
-        self._peers = Peers(
+        self._ring = GenerationLoop(agent_id, limits, time.monotonic_ns, self._lane_closed, steps)
+        self._thread = GenerationLoopThread(self._ring, time.monotonic_ns, self._flush)
+        self._sent = SentCacheReporter(surroundings.tell)
+        self._peers = PeerSender(
             surroundings.hub,
             (limits.push_timeout_s, limits.max_waiting_bytes),
             self._header_of,
@@ -79,7 +79,7 @@ class GenerationEngine:
             self._sent,
         )
         self._openings: dict[int, frame_pb2.SessionOpening] = {}
-        self._members = Members()
+        self._members = FrameFilter()
         self.refused_frames = 0
         """Frames of sessions whose sender is no member of their rings."""
         self._idle = asyncio.Event()
@@ -168,11 +168,13 @@ class GenerationEngine:
 
     def _post(self, events: Sequence[Event]) -> None:
         for event in events:
-            if isinstance(event, Opened | MoveSaid) and isinstance(event.facts, Facts):
+            if isinstance(event, SessionOpened | MoveMessage) and isinstance(
+                event.facts, SessionSpec
+            ):
                 self._note_opening(event.facts)
             self._thread.post(event)
 
-    def _note_opening(self, facts: Facts) -> None:
+    def _note_opening(self, facts: SessionSpec) -> None:
         self._openings.setdefault(facts.session_id, facts.opening)
         self._members.note(facts.session_id, facts.opening)
         self._idle.clear()
@@ -218,13 +220,13 @@ class GenerationEngine:
             self.add_call(lambda: self._ring.retire_lane(lane))
         return loaded is not None
 
-    def _lane_closed(self, lane: Lane) -> None:
+    def _lane_closed(self, lane: PartitionBatcher) -> None:
         """Called on the thread."""
         self._thread.on_loop(self.decoders.gone, lane)
 
     # -- what comes out --------------------------------------------------------------------------
 
-    def _flush(self, out: Outflow) -> None:
+    def _flush(self, out: LoopOutput) -> None:
         """Takes what a step brought, on the loop: first what others wait for."""
         if self._closed:
             self._account(out)
@@ -240,7 +242,7 @@ class GenerationEngine:
         # The frames leave when the loop comes to their tasks: before this.
         asyncio.get_running_loop().call_soon(self._account, out)
 
-    def _account(self, out: Outflow) -> None:
+    def _account(self, out: LoopOutput) -> None:
         """Notes what is free again, and counts."""
         for frame in out.consumed:
             frame.release()
@@ -273,4 +275,4 @@ class GenerationEngine:
         return frame.header(self.epoch, self.agent_id)
 
     def _undeliverable(self, session_ids: tuple[int, ...], error: CatenaryError, peer: str) -> None:
-        self._thread.post(Broken(session_ids, error, peer))
+        self._thread.post(SessionsBroken(session_ids, error, peer))

@@ -5,9 +5,9 @@ step after another. The life of a session here:
 
     Opened -> (queued -> step -> rows or token out -> rows or token arrived)* -> closed
 
-Invariants: a session holds its block slots from `Opened` until it is closed, whichever comes first:
-its last token, an order, a failure, its deadline. Whatever still arrives of a closed session is
-ignored. What is wrong with one session fails that one.
+Invariants: a session holds its block slots from `SessionOpened` until it is closed, whichever comes
+first: its last token, an order, a failure, its deadline. Whatever still arrives of a closed session
+is ignored. What is wrong with one session fails that one.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from catenary_agent.decoders.sampling import NO_TOKEN
 from catenary_agent.device_errors import failure
 from catenary_agent.generation import admission
 from catenary_agent.generation.cache.cache_budget import affordable
-from catenary_agent.generation.migration.moving import Moving
+from catenary_agent.generation.migration.moving import Migrations
 from catenary_agent.generation.state.events import (
-    Broken,
     CacheArrived,
     CachePushed,
-    Call,
     CloseOrdered,
     EpochRaised,
     Event,
-    MoveSaid,
-    Opened,
-    Outflow,
+    LoopCall,
+    LoopOutput,
+    MoveMessage,
     RowsArrived,
     RowsOut,
+    SessionOpened,
+    SessionsBroken,
     StepDone,
     TokenArrived,
     TokenOut,
 )
-from catenary_agent.generation.state.session import Arrived, Chunk, Work
-from catenary_agent.generation.state.sessions import REPORT_NS, Sessions
+from catenary_agent.generation.state.session import ArrivalTime, HiddenChunk, SessionWork
+from catenary_agent.generation.state.sessions import REPORT_NS, SessionTable
 from catenary_agent.holdings import HoldingsAnswer
-from catenary_agent.steps import StepKind, StepsInHand
+from catenary_agent.steps import RunningSteps, StepKind
 from catenary_services.errors import CatenaryError, DeviceLost, InternalError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from catenary_agent.generation.state.lane import Lane
+    from catenary_agent.generation.state.lane import PartitionBatcher
     from catenary_agent.generation.state.session import Session
     from catenary_agent.generation.surroundings import GenerationLimits
     from catenary_services.domain.ids import Nanoseconds
@@ -57,7 +57,7 @@ Times = tuple["Nanoseconds", "Nanoseconds"]
 """Start and end of a step."""
 
 
-class Ring:
+class GenerationLoop:
     """The sessions of one agent and the steps that bring them on."""
 
     def __init__(
@@ -65,8 +65,8 @@ class Ring:
         agent_id: str,
         limits: GenerationLimits,
         clock: Callable[[], Nanoseconds],
-        lane_closed: Callable[[Lane], None] = lambda lane: None,
-        steps: StepsInHand | None = None,
+        lane_closed: Callable[[PartitionBatcher], None] = lambda lane: None,
+        steps: RunningSteps | None = None,
     ) -> None:
         """Holds nothing yet.
 
@@ -77,24 +77,24 @@ class Ring:
             lane_closed: Told when a lane's executor was closed.
             steps: What is computed now.
         """
-        self.sessions = Sessions(agent_id, lane_closed)
+        self.sessions = SessionTable(agent_id, lane_closed)
         self._ignored = 0
         self._agent_id = agent_id
         self._chunk_tokens = limits.chunk_tokens
         self._clock = clock
-        self._steps = steps or StepsInHand()
-        self._moving = Moving(self.sessions, limits.caches, clock)
+        self._steps = steps or RunningSteps()
+        self._moving = Migrations(self.sessions, limits.caches, clock)
 
     @property
     def ignored(self) -> int:
         """Openings, rows, tokens, caches and steps of moves that came late, twice or for nobody."""
         return self._ignored + self._moving.ignored + self._moving.waiting.ignored
 
-    def add_lane(self, lane: Lane) -> None:
+    def add_lane(self, lane: PartitionBatcher) -> None:
         """Lets sessions begin on a lane."""
         self.sessions.lanes.append(lane)
 
-    def retire_lane(self, lane: Lane) -> None:
+    def retire_lane(self, lane: PartitionBatcher) -> None:
         """Lets none begin there any more; it is closed with its last session."""
         self.sessions.retire(lane)
 
@@ -116,9 +116,9 @@ class Ring:
         moments = (self.sessions.next_wakeup_ns(), self._moving.next_wakeup_ns())
         return min((each for each in moments if each is not None), default=None)
 
-    def take_outflow(self) -> Outflow:
+    def take_outflow(self) -> LoopOutput:
         """Returns what came out since the last call."""
-        out, self.sessions.out = self.sessions.out, Outflow()
+        out, self.sessions.out = self.sessions.out, LoopOutput()
         return out
 
     def close(self) -> None:
@@ -138,21 +138,21 @@ class Ring:
                 self._moving.waiting.on_cache(event)
             case CachePushed():
                 self._moving.on_pushed(event)
-            case MoveSaid():
+            case MoveMessage():
                 self._moving.on_said(event)
             case EpochRaised():
                 self._moving.raise_epoch(event.epoch)
-            case Opened():
+            case SessionOpened():
                 self._on_opened(event)
             case CloseOrdered():
                 self._moving.order_closed(event.session_ids)
-            case Broken():
+            case SessionsBroken():
                 self._on_broken(event)
-            case Call():
+            case LoopCall():
                 self._on_call(event)
         self._moving.settle()
 
-    def _on_opened(self, event: Opened) -> None:
+    def _on_opened(self, event: SessionOpened) -> None:
         session_id = event.facts.session_id
         is_over = self.sessions.is_over(session_id)
         if is_over or self.sessions.get(session_id) is not None:
@@ -187,7 +187,7 @@ class Ring:
             return
         was_idle = not session.pending
         session.expected += len(event.rows)
-        session.chunks.append(Chunk(event.rows, event.sample, event.arrived))
+        session.chunks.append(HiddenChunk(event.rows, event.sample, event.arrived))
         if was_idle and session.pending:
             session.lane.queue(session, self._clock())
 
@@ -217,7 +217,7 @@ class Ring:
         if not self._moving.turned(session) and session.pending:
             session.lane.queue(session, self._clock())
 
-    def _on_broken(self, event: Broken) -> None:
+    def _on_broken(self, event: SessionsBroken) -> None:
         for session_id in event.session_ids:
             if self._moving.broken(session_id, event.error, event.blamed):
                 continue
@@ -226,7 +226,7 @@ class Ring:
             else:  # also one that is over: its last token did not reach the gateway
                 self.sessions.fail(session_id, event.error, event.blamed)
 
-    def _on_call(self, call: Call) -> None:
+    def _on_call(self, call: LoopCall) -> None:
         try:
             result = self._steps.run(call.work, StepKind.MEASURING)
         except Exception as error:
@@ -268,7 +268,9 @@ class Ring:
         self._computed(lane, works, decode_rows, outputs, (started_ns, self._clock()))
         self._moving.settle()
 
-    def _run(self, lane: Lane, works: list[Work], decode_rows: int) -> list[np.ndarray | None]:
+    def _run(
+        self, lane: PartitionBatcher, works: list[SessionWork], decode_rows: int
+    ) -> list[np.ndarray | None]:
         return self._steps.run(
             partial(lane.executor.step, [_item(work) for work in works]),
             StepKind.GENERATION,
@@ -276,7 +278,9 @@ class Ring:
             _booked_ns(lane, works, decode_rows),
         )
 
-    def _one_by_one(self, lane: Lane, works: list[Work], decode_rows: int) -> None:
+    def _one_by_one(
+        self, lane: PartitionBatcher, works: list[SessionWork], decode_rows: int
+    ) -> None:
         """Computes the parts of a step that failed alone: who fails again fails alone.
 
         It may be one session that makes a device fail, or too little memory for all at once. A
@@ -301,8 +305,8 @@ class Ring:
 
     def _computed(
         self,
-        lane: Lane,
-        works: list[Work],
+        lane: PartitionBatcher,
+        works: list[SessionWork],
         decode_rows: int,
         outputs: list[np.ndarray | None],
         times: Times,
@@ -318,7 +322,7 @@ class Ring:
         if times[1] - lane.work_done.since_ns >= REPORT_NS:
             self.sessions.report(lane)
 
-    def _advance(self, work: Work, output: np.ndarray | None, times: Times) -> None:
+    def _advance(self, work: SessionWork, output: np.ndarray | None, times: Times) -> None:
         """Sends on what a session's part of a step brought, and queues what is left of it."""
         session, facts = work.session, work.session.facts
         position = session.cached
@@ -346,7 +350,7 @@ class Ring:
         if not session.closed and session.pending:
             self._go_on(session)
 
-    def _accept(self, work: Work, token_id: int, times: Times) -> None:
+    def _accept(self, work: SessionWork, token_id: int, times: Times) -> None:
         """Sends on the token that was chosen behind a session's part of a step."""
         session, facts = work.session, work.session.facts
         assert session.sampler is not None
@@ -362,10 +366,10 @@ class Ring:
         if reason:
             self.sessions.finish(session)
         elif facts.is_first and facts.side != "prefill":
-            session.arrived = Arrived(times[1])
+            session.arrived = ArrivalTime(times[1])
             session.tokens.append(token_id)
 
-    def _step_failed(self, works: list[Work], error: CatenaryError) -> None:
+    def _step_failed(self, works: list[SessionWork], error: CatenaryError) -> None:
         """Fails every session of a step; what is in their caches now is not known."""
         for work in works:
             if not work.session.facts.is_first:
@@ -373,7 +377,7 @@ class Ring:
             self.sessions.fail(work.session.facts.session_id, error)
 
 
-def _booked_ns(lane: Lane, works: list[Work], decode_rows: int) -> Nanoseconds:
+def _booked_ns(lane: PartitionBatcher, works: list[SessionWork], decode_rows: int) -> Nanoseconds:
     """Returns how long a step takes by what was measured; 0 if nothing was."""
     cost = lane.cost
     if cost is None:
@@ -386,7 +390,7 @@ def _booked_ns(lane: Lane, works: list[Work], decode_rows: int) -> Nanoseconds:
     return round(expected)
 
 
-def _item(work: Work) -> StepItem:
+def _item(work: SessionWork) -> StepItem:
     """Returns what the executor is asked for."""
     session = work.session
     want: Want = "hidden"

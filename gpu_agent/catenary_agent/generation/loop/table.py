@@ -12,7 +12,7 @@ from catenary_services.domain.decoder import LargestStep
 
 if TYPE_CHECKING:
     from catenary_agent.decoders.base import CacheLayout, DecoderCost
-    from catenary_agent.generation.state.lane import Lane
+    from catenary_agent.generation.state.lane import PartitionBatcher
     from catenary_services.domain.ids import PartitionKey
 
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class LoadedDecoder:
     """A partition sessions may begin on."""
 
-    lane: Lane
+    lane: PartitionBatcher
     layout: CacheLayout
     """As ordered last."""
     cost: DecoderCost
@@ -62,14 +62,14 @@ class LoadedDecoder:
         )
 
 
-def cache_bytes(lane: Lane, layout: CacheLayout) -> int:
+def cache_bytes(lane: PartitionBatcher, layout: CacheLayout) -> int:
     """Returns the bytes a layout's caches may take."""
     executor = lane.executor
     tokens = layout.memory_tokens(commits_on_use=executor.commits_on_use)
     return executor.sizes.slot_bytes(tokens)
 
 
-def step_bytes(lane: Lane, step: LargestStep) -> int:
+def step_bytes(lane: PartitionBatcher, step: LargestStep) -> int:
     """Returns the bytes that a lane's steps take at most."""
     executor = lane.executor
     has_head = executor.key.last_block == executor.table.blocks
@@ -107,6 +107,6 @@ class LoadedDecoders:
             self._leaving.append(loaded)
         return loaded
 
-    def gone(self, lane: Lane) -> None:
+    def gone(self, lane: PartitionBatcher) -> None:
         """Notes that a lane's executor was closed."""
         self._leaving = [each for each in self._leaving if each.lane is not lane]

@@ -13,18 +13,18 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from catenary_agent.generation.state.events import Call
+from catenary_agent.generation.state.events import LoopCall
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.loop.ring import Ring
-    from catenary_agent.generation.state.events import Event, Outflow
+    from catenary_agent.generation.loop.ring import GenerationLoop
+    from catenary_agent.generation.state.events import Event, LoopOutput
 
 _NS = 1e-9
 
 T = TypeVar("T")
 
 
-class RingThread:
+class GenerationLoopThread:
     """Drives a ring.
 
     Invariants: events are taken in the order they were posted, all of them between two steps; the
@@ -32,7 +32,7 @@ class RingThread:
     """
 
     def __init__(
-        self, ring: Ring, clock: Callable[[], int], flush: Callable[[Outflow], None]
+        self, ring: GenerationLoop, clock: Callable[[], int], flush: Callable[[LoopOutput], None]
     ) -> None:
         """Calls `flush` on the event loop with what came out of `ring`."""
         self._ring = ring
@@ -75,7 +75,7 @@ class RingThread:
         def done(result: T, error: Exception | None) -> None:
             self.on_loop(settle, result, error)
 
-        self.post(Call(work, done))
+        self.post(LoopCall(work, done))
         return future
 
     async def stop(self, timeout_s: float) -> bool:

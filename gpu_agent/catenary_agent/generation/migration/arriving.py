@@ -15,24 +15,24 @@ from typing import TYPE_CHECKING
 
 from catenary_agent.generation import admission
 from catenary_agent.generation.frames.move_wire import give_up_of
-from catenary_agent.generation.state.events import Opened
-from catenary_agent.generation.state.patience import Patience
-from catenary_agent.generation.state.session import Arriving, Facts
+from catenary_agent.generation.state.events import SessionOpened
+from catenary_agent.generation.state.patience import StallTimer
+from catenary_agent.generation.state.session import IncomingMigration, SessionSpec
 from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import CatenaryError, InvalidInput, PartitionLost, Unavailable
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.cache.cache_waiting import CacheWaiting
-    from catenary_agent.generation.state.events import MoveSaid
+    from catenary_agent.generation.cache.cache_waiting import PendingCaches
+    from catenary_agent.generation.state.events import MoveMessage
     from catenary_agent.generation.state.session import Session
-    from catenary_agent.generation.state.sessions import Sessions
+    from catenary_agent.generation.state.sessions import SessionTable
     from catenary_services.domain.ids import Nanoseconds
 
     Say = Callable[[str, frame_pb2.SessionMove, Nanoseconds], None]
     """Tells an agent a step of a move; with the deadline of the session."""
 
 
-class Arrivals:
+class MigrationTarget:
     """The sessions that move to this agent and were not handed over yet.
 
     Invariant: each of them has our patience until then, twice that of its leader, who knows better
@@ -41,8 +41,8 @@ class Arrivals:
 
     def __init__(
         self,
-        sessions: Sessions,
-        waiting: CacheWaiting,
+        sessions: SessionTable,
+        waiting: PendingCaches,
         patience_ns: Nanoseconds,
         clock: Callable[[], Nanoseconds],
         say: Say,
@@ -51,11 +51,11 @@ class Arrivals:
         self._waiting = waiting
         self._clock = clock
         self._say = say
-        self._patience = Patience(2 * patience_ns)
+        self._patience = StallTimer(2 * patience_ns)
 
     # -- what the leader says --------------------------------------------------------------------
 
-    def on_round(self, said: MoveSaid) -> bool:
+    def on_round(self, said: MoveMessage) -> bool:
         """Is asked for room, or for a number of cached tokens; False if it comes too late."""
         session = self._sessions.get(said.move.session_id)
         if session is None:
@@ -74,7 +74,7 @@ class Arrivals:
         self.advanced(session)
         return True
 
-    def on_hand_over(self, said: MoveSaid) -> bool:
+    def on_hand_over(self, said: MoveMessage) -> bool:
         """It goes on here; False if it does already, or is over."""
         session = self._sessions.get(said.move.session_id)
         if session is None or session.arriving is None:
@@ -154,7 +154,7 @@ class Arrivals:
 
     # -- parts -----------------------------------------------------------------------------------
 
-    def _open(self, said: MoveSaid) -> bool:
+    def _open(self, said: MoveMessage) -> bool:
         """Takes slots for a session; if there are none, the leader hears why."""
         move, facts, sessions = said.move, said.facts, self._sessions
         if facts is None:
@@ -164,10 +164,12 @@ class Arrivals:
             self._give_up(move.agent_id, move, Unavailable("it is over where it was to go"))
             return True
         made: Session | CatenaryError
-        if isinstance(facts, Facts):
+        if isinstance(facts, SessionSpec):
             known = len(move.opening.token_ids)
-            arriving = Arriving(move.agent_id, move.moved_session_id, move.by_tokens, known)
-            made = admission.try_admit(Opened(facts, said.arrived), sessions.lanes, arriving)
+            arriving = IncomingMigration(
+                move.agent_id, move.moved_session_id, move.by_tokens, known
+            )
+            made = admission.try_admit(SessionOpened(facts, said.arrived), sessions.lanes, arriving)
         else:
             made = facts
         if isinstance(made, CatenaryError):
@@ -179,11 +181,11 @@ class Arrivals:
         self.advanced(made)
         return True
 
-    def _learn(self, session: Session, arriving: Arriving, said: MoveSaid) -> None:
+    def _learn(self, session: Session, arriving: IncomingMigration, said: MoveMessage) -> None:
         session.learn(said.move.token_ids)
         arriving.known += len(said.move.token_ids)
 
-    def _end_at(self, session: Session, arriving: Arriving, tokens: int) -> None:
+    def _end_at(self, session: Session, arriving: IncomingMigration, tokens: int) -> None:
         """Takes in how many tokens the other ring has cached.
 
         Raises:
@@ -200,7 +202,10 @@ class Arrivals:
         session.expected = tokens + came
 
     def _step(
-        self, session: Session, arriving: Arriving, step: frame_pb2.SessionMove.Step.ValueType
+        self,
+        session: Session,
+        arriving: IncomingMigration,
+        step: frame_pb2.SessionMove.Step.ValueType,
     ) -> frame_pb2.SessionMove:
         return frame_pb2.SessionMove(
             session_id=session.facts.session_id,

@@ -11,13 +11,13 @@ from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import CatenaryError, InvalidInput, StaleEpoch, Unavailable
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.state.events import MoveSaid
+    from catenary_agent.generation.state.events import MoveMessage
     from catenary_agent.generation.state.session import Session
     from catenary_services.domain.ids import Nanoseconds
 
 
 @dataclass(slots=True)
-class Departure:
+class OutgoingMigration:
     """A move that is led here, until the session is handed over or stays."""
 
     session: Session
@@ -106,7 +106,7 @@ class Departure:
         )
 
 
-def why_not(said: MoveSaid, session: Session | None, epoch: int) -> CatenaryError | None:
+def why_not(said: MoveMessage, session: Session | None, epoch: int) -> CatenaryError | None:
     """Returns why a move cannot begin; None if it can.
 
     Args:

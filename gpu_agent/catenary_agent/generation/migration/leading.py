@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from catenary_agent.generation.frames.move_wire import give_up_of
-from catenary_agent.generation.migration.departure import Departure, why_not
+from catenary_agent.generation.migration.departure import OutgoingMigration, why_not
 from catenary_agent.generation.state.events import MoveDone
-from catenary_agent.generation.state.patience import Patience
+from catenary_agent.generation.state.patience import StallTimer
 from catenary_agent.generation.state.reporting import session_moved
 from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import (
@@ -32,17 +32,17 @@ from catenary_services.errors import (
 
 if TYPE_CHECKING:
     from catenary_agent.generation.migration.arriving import Say
-    from catenary_agent.generation.migration.sending import Sending
-    from catenary_agent.generation.state.events import MoveSaid
+    from catenary_agent.generation.migration.sending import MigrationSender
+    from catenary_agent.generation.state.events import MoveMessage
     from catenary_agent.generation.state.session import Session
-    from catenary_agent.generation.state.sessions import Sessions
+    from catenary_agent.generation.state.sessions import SessionTable
     from catenary_agent.generation.surroundings import CacheLimits
     from catenary_services.domain.ids import Nanoseconds
 
 _Step = frame_pb2.SessionMove
 
 
-class Leading:
+class MigrationSource:
     """The moves that are led here.
 
     Invariants: a session moves at most once at a time; it is handed over once, and nothing of it
@@ -51,8 +51,8 @@ class Leading:
 
     def __init__(
         self,
-        sessions: Sessions,
-        sending: Sending,
+        sessions: SessionTable,
+        sending: MigrationSender,
         limits: CacheLimits,
         clock: Callable[[], Nanoseconds],
         say: Say,
@@ -64,10 +64,10 @@ class Leading:
         self._limits = limits
         self._clock = clock
         self._say = say
-        self._patience = Patience(limits.patience_ns)
-        self._moves: dict[int, Departure] = {}
+        self._patience = StallTimer(limits.patience_ns)
+        self._moves: dict[int, OutgoingMigration] = {}
         """By what the session becomes."""
-        self._moves_of: dict[int, Departure] = {}
+        self._moves_of: dict[int, OutgoingMigration] = {}
         """By what it is."""
 
     def __contains__(self, session_id: int) -> bool:
@@ -81,7 +81,7 @@ class Leading:
 
     # -- what others say -------------------------------------------------------------------------
 
-    def on_begin(self, said: MoveSaid) -> bool:
+    def on_begin(self, said: MoveMessage) -> bool:
         """Begins to move a session; False if that was begun, or is over."""
         session_id = said.move.session_id
         if session_id in self._moves or self._sessions.is_over(session_id):
@@ -96,13 +96,13 @@ class Leading:
             self.give_up(before, Unavailable("another move of the session began"))
         arrived = said.arrived
         deadline_ns = arrived.received_ns - arrived.transfer_ns + said.move.opening.budget_ns
-        move = Departure(session, said.move, said.epoch, deadline_ns, arrived.received_ns)
+        move = OutgoingMigration(session, said.move, said.epoch, deadline_ns, arrived.received_ns)
         self._moves[session_id] = self._moves_of[session.facts.session_id] = move
         self._patience.touch(session_id, self._clock())
         self._introduce(move)
         return True
 
-    def on_ready(self, said: MoveSaid) -> bool:
+    def on_ready(self, said: MoveMessage) -> bool:
         """An agent of the new ring has cached what was asked for; False if nobody waits."""
         move = self._moves.get(said.move.session_id)
         if move is None or said.move.tokens != move.asked or said.move.agent_id not in move.waits:
@@ -173,7 +173,12 @@ class Leading:
         return self._patience.next_wakeup_ns()
 
     def give_up(
-        self, move: Departure, error: CatenaryError, blamed: str = "", *, is_known: bool = False
+        self,
+        move: OutgoingMigration,
+        error: CatenaryError,
+        blamed: str = "",
+        *,
+        is_known: bool = False,
     ) -> None:
         """Leaves a session where it is.
 
@@ -193,14 +198,14 @@ class Leading:
 
     # -- parts -----------------------------------------------------------------------------------
 
-    def _introduce(self, move: Departure) -> None:
+    def _introduce(self, move: OutgoingMigration) -> None:
         """Asks the new ring for room, once a token was sampled on the old one."""
         session = move.session
         if session.arriving is None and len(session.tokens) > session.facts.history:
             move.introduce()
             self._tell(move, move.step(_Step.STEP_ROUND, self._sessions.agent_id, opens=True))
 
-    def _next_round(self, move: Departure) -> None:
+    def _next_round(self, move: OutgoingMigration) -> None:
         """Asks for what was added meanwhile, or is content with it."""
         own, by_tokens, limits = self._sessions.agent_id, move.begin.by_tokens, self._limits
         least = limits.last_read_tokens if by_tokens else limits.last_round_tokens
@@ -221,7 +226,7 @@ class Leading:
                 self._say(agent, begin, move.deadline_ns)
             self._sending.begin(move.session, move.begin)
 
-    def _hand_over(self, move: Departure) -> None:
+    def _hand_over(self, move: OutgoingMigration) -> None:
         session, out = move.session, self._sessions.out
         step = move.step(_Step.STEP_HAND_OVER, self._sessions.agent_id)
         step.tokens = session.cached
@@ -237,11 +242,11 @@ class Leading:
         out.messages.append(session_moved(done))
         self._sending.leave(session)
 
-    def _tell(self, move: Departure, step: frame_pb2.SessionMove) -> None:
+    def _tell(self, move: OutgoingMigration, step: frame_pb2.SessionMove) -> None:
         for agent in move.agents:
             self._say(agent, step, move.deadline_ns)
 
-    def _forget(self, move: Departure) -> None:
+    def _forget(self, move: OutgoingMigration) -> None:
         del self._moves[move.session_id], self._moves_of[move.session.facts.session_id]
         self._patience.drop(move.session_id)
 

@@ -10,30 +10,30 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from catenary_agent.generation.cache.cache_pushing import CachePushing
-from catenary_agent.generation.cache.cache_waiting import CacheWaiting
+from catenary_agent.generation.cache.cache_pushing import CachePusher
+from catenary_agent.generation.cache.cache_waiting import PendingCaches
 from catenary_agent.generation.frames.intake import move_said
-from catenary_agent.generation.migration.arriving import Arrivals
-from catenary_agent.generation.migration.leading import Leading
-from catenary_agent.generation.migration.sending import Sending
+from catenary_agent.generation.migration.arriving import MigrationTarget
+from catenary_agent.generation.migration.leading import MigrationSource
+from catenary_agent.generation.migration.sending import MigrationSender
 from catenary_agent.generation.state.events import MoveOut
-from catenary_agent.generation.state.session import Arrived, Facts
+from catenary_agent.generation.state.session import ArrivalTime, SessionSpec
 from catenary_protos.catenary.v1 import frame_pb2
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.state.events import CachePushed, MoveSaid
+    from catenary_agent.generation.state.events import CachePushed, MoveMessage
     from catenary_agent.generation.state.session import Session
-    from catenary_agent.generation.state.sessions import Sessions
+    from catenary_agent.generation.state.sessions import SessionTable
     from catenary_agent.generation.surroundings import CacheLimits
     from catenary_services.domain.ids import Nanoseconds
     from catenary_services.errors import CatenaryError
 
 
-class Moving:
+class Migrations:
     """Sessions and caches that come to this agent and leave it."""
 
     def __init__(
-        self, sessions: Sessions, limits: CacheLimits, clock: Callable[[], Nanoseconds]
+        self, sessions: SessionTable, limits: CacheLimits, clock: Callable[[], Nanoseconds]
     ) -> None:
         """Moves nothing yet."""
         self._sessions = sessions
@@ -42,15 +42,15 @@ class Moving:
         """What this agent tells itself."""
         self.ignored = 0
         """Steps that came late, twice or for nobody."""
-        self.waiting = CacheWaiting(sessions, limits, clock, self._came)
-        self.pushing = CachePushing(sessions, limits, self.waiting.take, self._unread)
+        self.waiting = PendingCaches(sessions, limits, clock, self._came)
+        self.pushing = CachePusher(sessions, limits, self.waiting.take, self._unread)
         patience_ns = limits.patience_ns
-        self._arrivals = Arrivals(sessions, self.waiting, patience_ns, clock, self._say)
-        self._sending = Sending(sessions, self.pushing, patience_ns, clock, self._say)
-        self._leading = Leading(sessions, self._sending, limits, clock, self._say)
+        self._arrivals = MigrationTarget(sessions, self.waiting, patience_ns, clock, self._say)
+        self._sending = MigrationSender(sessions, self.pushing, patience_ns, clock, self._say)
+        self._leading = MigrationSource(sessions, self._sending, limits, clock, self._say)
         sessions.on_closed = self._closed
 
-    def on_said(self, said: MoveSaid) -> None:
+    def on_said(self, said: MoveMessage) -> None:
         """Takes in what the gateway or another agent says."""
         step, move = said.move.step, said.move
         if step == frame_pb2.SessionMove.STEP_BEGIN:
@@ -117,9 +117,9 @@ class Moving:
         """Takes in what this agent has told itself."""
         while self._local:
             move = self._local.popleft()
-            arrived = Arrived(self._clock())
+            arrived = ArrivalTime(self._clock())
             said = move_said(move, arrived, self._sessions.agent_id, (0, 0))
-            if isinstance(said.facts, Facts):
+            if isinstance(said.facts, SessionSpec):
                 self._sessions.out.opened.append(said.facts)
             self.on_said(said)
 
@@ -137,7 +137,7 @@ class Moving:
         moments = [part.next_wakeup_ns() for part in parts]
         return min((each for each in moments if each is not None), default=None)
 
-    def _on_begin(self, said: MoveSaid) -> bool:
+    def _on_begin(self, said: MoveMessage) -> bool:
         if said.move.session_id in self._sending:
             return False
         if not said.move.agent_id:

@@ -15,20 +15,20 @@ from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import CatenaryError, Unavailable
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.cache.cache_pushing import CachePushing
+    from catenary_agent.generation.cache.cache_pushing import CachePusher
     from catenary_agent.generation.migration.arriving import Say
     from catenary_agent.generation.state.session import Session
-    from catenary_agent.generation.state.sessions import Sessions
+    from catenary_agent.generation.state.sessions import SessionTable
     from catenary_services.domain.ids import Nanoseconds
 
 
-class Sending:
+class MigrationSender:
     """Invariant: a session in it is open, and all its outlets are for the session it becomes."""
 
     def __init__(
         self,
-        sessions: Sessions,
-        pushing: CachePushing,
+        sessions: SessionTable,
+        pushing: CachePusher,
         patience_ns: Nanoseconds,
         clock: Callable[[], Nanoseconds],
         say: Say,

@@ -11,7 +11,7 @@ import heapq
 from collections import deque
 from typing import TYPE_CHECKING
 
-from catenary_agent.generation.state.session import Session, Work
+from catenary_agent.generation.state.session import Session, SessionWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ def chunk_tokens_for(device: Device) -> int:
     return _CPU_CHUNK_TOKENS if device.kind == "cpu" else _GPU_CHUNK_TOKENS
 
 
-class Lane:
+class PartitionBatcher:
     """An executor and the queue in front of it.
 
     Invariant: a session is in at most one of the queues, at most once, and only while it is open
@@ -58,7 +58,7 @@ class Lane:
         self.cost = cost
         self.retired = False
         """No session may begin here any more."""
-        self.work_done = LaneWork()
+        self.work_done = BatcherWork()
         self._gentle_until_ns = 0
         self._is_awaited = False
         """A stream that has moved here goes on with the next step."""
@@ -125,7 +125,7 @@ class Lane:
         """Keeps steps short for a while: a stream is about to go on here, in the next step."""
         self._gentle_until_ns = now_ns + _GENTLE_NS
 
-    def compose(self, chunk_tokens: int, now_ns: int = 0) -> tuple[list[Work], int]:
+    def compose(self, chunk_tokens: int, now_ns: int = 0) -> tuple[list[SessionWork], int]:
         """Takes the next step's work out of the queues.
 
         Args:
@@ -167,7 +167,7 @@ class Lane:
         return works, decode_rows
 
 
-class LaneWork:
+class BatcherWork:
     """What a lane did since its last report; see `catenary.v1.GenerationReport`."""
 
     __slots__ = (
@@ -202,7 +202,11 @@ class LaneWork:
         self.prefill_ns = 0
 
     def add(
-        self, works: list[Work], decode_rows: int, times: tuple[int, int], cost: DecoderCost | None
+        self,
+        works: list[SessionWork],
+        decode_rows: int,
+        times: tuple[int, int],
+        cost: DecoderCost | None,
     ) -> int:
         """Counts a step that ran from `times[0]` to `times[1]`; returns its prompt tokens.
 

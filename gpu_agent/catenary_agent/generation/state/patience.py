@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from catenary_services.domain.ids import Nanoseconds
 
 
-class Patience:
+class StallTimer:
     """When each of some sessions last got on."""
 
     def __init__(self, patience_ns: Nanoseconds) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from catenary_agent.engine.reporting import Notice, is_retryable
+from catenary_agent.engine.reporting import FixedMessage, is_retryable
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.telemetry import names
 from catenary_services.telemetry.tracing import Tracer, is_sampled, parse_traceparent
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from catenary_agent.generation.state.events import MoveDone
-    from catenary_agent.generation.state.lane import Lane
+    from catenary_agent.generation.state.lane import PartitionBatcher
     from catenary_agent.generation.state.session import Session
     from catenary_services.domain.ids import PartitionKey
     from catenary_services.errors import CatenaryError
 
 
-def sessions_closed(session_ids: Sequence[int]) -> Notice:
+def sessions_closed(session_ids: Sequence[int]) -> FixedMessage:
     """Returns the message that these sessions hold nothing here."""
-    return Notice(
+    return FixedMessage(
         scheduler_pb2.AgentMessage(
             sessions_closed=scheduler_pb2.SessionsClosed(session_ids=session_ids)
         )
     )
 
 
-def session_failed(session_id: int, error: CatenaryError, blamed: str) -> Notice:
+def session_failed(session_id: int, error: CatenaryError, blamed: str) -> FixedMessage:
     """Returns the message that a session cannot go on.
 
     Args:
@@ -43,18 +43,18 @@ def session_failed(session_id: int, error: CatenaryError, blamed: str) -> Notice
         agent_id=blamed,
         retryable=is_retryable(error),
     )
-    return Notice(
+    return FixedMessage(
         scheduler_pb2.AgentMessage(
             session_failed=scheduler_pb2.SessionFailed(session_id=session_id, failure=failure)
         )
     )
 
 
-def session_moved(done: MoveDone) -> Notice:
+def session_moved(done: MoveDone) -> FixedMessage:
     """Returns the message that a session was handed over."""
     move = done.move
     kv, again = scheduler_pb2.MOVE_MODE_KV, scheduler_pb2.MOVE_MODE_TOKENS
-    return Notice(
+    return FixedMessage(
         scheduler_pb2.AgentMessage(
             session_moved=scheduler_pb2.SessionMoved(
                 session_id=move.session_id,
@@ -79,10 +79,10 @@ def key_message(key: PartitionKey) -> scheduler_pb2.PartitionKey:
     )
 
 
-def generation_report(lane: Lane, sessions: int) -> Notice:
+def generation_report(lane: PartitionBatcher, sessions: int) -> FixedMessage:
     """Returns what generation cost a lane since its last report."""
     work = lane.work_done
-    return Notice(
+    return FixedMessage(
         scheduler_pb2.AgentMessage(
             generation_report=scheduler_pb2.GenerationReport(
                 key=key_message(lane.key),

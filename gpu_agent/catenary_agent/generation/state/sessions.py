@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from catenary_agent.generation.state.events import Outflow
-from catenary_agent.generation.state.lane import Lane, LaneWork
+from catenary_agent.generation.state.events import LoopOutput
+from catenary_agent.generation.state.lane import BatcherWork, PartitionBatcher
 from catenary_agent.generation.state.reporting import (
     generation_report,
     session_failed,
@@ -30,19 +30,19 @@ REPORT_NS = 1_000_000_000
 """Between two reports of a lane."""
 
 
-class Sessions:
+class SessionTable:
     """What the agent holds, and the outflow that its changes make.
 
     Invariants: a session is closed exactly once, and with it its block slots are free and the bytes
     that waited for it given back; a retired lane is closed with its last session.
     """
 
-    def __init__(self, agent_id: str, lane_closed: Callable[[Lane], None]) -> None:
+    def __init__(self, agent_id: str, lane_closed: Callable[[PartitionBatcher], None]) -> None:
         """Holds nothing yet; calls `lane_closed` with each lane whose executor was closed."""
         self.agent_id = agent_id
-        self.lanes: list[Lane] = []
+        self.lanes: list[PartitionBatcher] = []
         """Every lane whose executor is not closed yet, the one whose turn it is first."""
-        self.out = Outflow()
+        self.out = LoopOutput()
         """What came out since it was last taken."""
         self.on_closed: Callable[[Session, CatenaryError | None, str], None] | None = None
         """Told each session that was closed, why if it failed, and who is blamed."""
@@ -156,18 +156,18 @@ class Sessions:
 
     # -- lanes -----------------------------------------------------------------------------------
 
-    def retire(self, lane: Lane) -> None:
+    def retire(self, lane: PartitionBatcher) -> None:
         """Lets no session begin on a lane any more; it is closed with its last one."""
         lane.retired = True
         self._close_if_unused(lane)
 
-    def report(self, lane: Lane) -> None:
+    def report(self, lane: PartitionBatcher) -> None:
         """Tells what a lane did since the last report, if anything."""
         if lane.work_done.since_ns:
             self.out.messages.append(generation_report(lane, lane.executor.sessions))
-            lane.work_done = LaneWork(lane.work_done.pace)
+            lane.work_done = BatcherWork(lane.work_done.pace)
 
-    def _close_if_unused(self, lane: Lane) -> None:
+    def _close_if_unused(self, lane: PartitionBatcher) -> None:
         if lane.retired and lane.executor.sessions == 0 and lane in self.lanes:
             self.report(lane)
             self.lanes.remove(lane)
