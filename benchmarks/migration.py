@@ -26,11 +26,11 @@ from catenary_agent.decoders.base import CacheLayout, DecoderCost
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.engine.engine import BatchEngine
 from catenary_agent.executors.device import Device
+from catenary_agent.generation.context import GenerationContext, GenerationLimits
 from catenary_agent.generation.loop.engine import GenerationEngine
 from catenary_agent.generation.loop.table import LoadedDecoder
 from catenary_agent.generation.meter import GenerationMeter
-from catenary_agent.generation.state.lane import PartitionBatcher
-from catenary_agent.generation.surroundings import GenerationContext, GenerationLimits
+from catenary_agent.generation.state.partition_batcher import PartitionBatcher
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, generation_pb2
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.model_repository import ModelRepository

@@ -16,8 +16,8 @@ from catenary_gateway.inference import (
     RequestArrival,
     Tensor,
 )
-from catenary_gateway.observability.bookkeeping import OK, RequestMetrics
 from catenary_gateway.observability.recent_requests import FinishedRequest
+from catenary_gateway.observability.request_metrics import OK, RequestMetrics
 from catenary_gateway.results import delivery
 from catenary_gateway.results.deadlines import Deadlines
 from catenary_gateway.results.pending import BatchAttempt, PendingRequest

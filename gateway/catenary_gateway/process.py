@@ -7,26 +7,26 @@ import asyncio
 import grpc.aio
 from opentelemetry.sdk.trace.export import SpanExporter
 
-from catenary_gateway.admission.admission import ConcurrencyLimiter
-from catenary_gateway.admission.front_desk import RequestPipeline
-from catenary_gateway.admission.guard import Authorizer
+from catenary_gateway.admission.authorizer import Authorizer
+from catenary_gateway.admission.concurrency_limiter import ConcurrencyLimiter
 from catenary_gateway.admission.quotas import Quotas
 from catenary_gateway.admission.readiness import Readiness
+from catenary_gateway.admission.request_pipeline import RequestPipeline
 from catenary_gateway.catalog import Catalog
 from catenary_gateway.dashboard.api import Dashboard
 from catenary_gateway.data_plane import DataPlane
-from catenary_gateway.doors.admin import AdminService
-from catenary_gateway.doors.door_gate import KeyAuthorizer, admin_longest, inference_intake
-from catenary_gateway.doors.generation_grpc import GenerationService
-from catenary_gateway.doors.repository import Repository
-from catenary_gateway.doors.security import admin_security, door_security
-from catenary_gateway.fairness.door import FairLimiters
+from catenary_gateway.endpoints.admin import AdminService
+from catenary_gateway.endpoints.generation_grpc import GenerationService
+from catenary_gateway.endpoints.key_authorizer import KeyAuthorizer, admin_longest, inference_intake
+from catenary_gateway.endpoints.repository import Repository
+from catenary_gateway.endpoints.security import admin_security, door_security
+from catenary_gateway.fairness.fair_limiters import FairLimiters
 from catenary_gateway.generation.plane import GenerationIntervals, SessionPlane
 from catenary_gateway.generation.text_codec import TextCodecs
 from catenary_gateway.groups.schedulers import SchedulerLinks
-from catenary_gateway.http_door import HttpServer
-from catenary_gateway.observability.bookkeeping import RequestMetrics
+from catenary_gateway.http_server import HttpServer
 from catenary_gateway.observability.local_answers import LocalStatus
+from catenary_gateway.observability.request_metrics import RequestMetrics
 from catenary_gateway.oip.oip_grpc import InferenceService
 from catenary_gateway.scaling.external_scaler import ExternalScaler
 from catenary_gateway.scaling.scaling_gauges import ScalingGauges

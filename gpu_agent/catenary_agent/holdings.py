@@ -14,7 +14,7 @@ from catenary_protos.catenary.v1 import scheduler_pb2
 
 if TYPE_CHECKING:
     from catenary_agent.engine.partitions import LoadedPartition
-    from catenary_agent.generation.state.lane import PartitionBatcher
+    from catenary_agent.generation.state.partition_batcher import PartitionBatcher
     from catenary_agent.generation.state.session import Session
 
 

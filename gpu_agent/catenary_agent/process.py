@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 from catenary_agent.control import ControlStream, ControlTimeouts
 from catenary_agent.decoders.loading import DecoderOptions, commits_on_use, runtime_of
 from catenary_agent.device_check import check_device
-from catenary_agent.ending import EXIT_DEVICE_LOST, EXIT_STUCK, ProcessTermination
 from catenary_agent.engine.engine import BatchEngine, EngineLimits
 from catenary_agent.engine.meter import BatchMeter
 from catenary_agent.engine.reporting import FixedMessage, OutgoingMessage
 from catenary_agent.executors.device import Device
 from catenary_agent.faults import FaultInjector
+from catenary_agent.generation.context import GenerationContext, GenerationLimits
 from catenary_agent.generation.loop.engine import GenerationEngine
 from catenary_agent.generation.meter import GenerationMeter
-from catenary_agent.generation.state.lane import chunk_tokens_for
-from catenary_agent.generation.surroundings import GenerationContext, GenerationLimits
+from catenary_agent.generation.state.partition_batcher import chunk_tokens_for
 from catenary_agent.holdings import HoldingsAnswer
 from catenary_agent.loading import LoadTarget, PartitionLoader
 from catenary_agent.outbox import Outbox
 from catenary_agent.share import ShareRequest, take_share
 from catenary_agent.steps import RunningStep
+from catenary_agent.termination import EXIT_DEVICE_LOST, EXIT_STUCK, ProcessTermination
 from catenary_agent.watchdog import Watchdog, WatchdogRules
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.domain.groups import chosen_group, metadata_of_group

@@ -13,9 +13,9 @@ import aiohttp
 import numpy as np
 import pytest
 
-from catenary_gateway.admission.admission import ConcurrencyLimiter
+from catenary_gateway.admission.concurrency_limiter import ConcurrencyLimiter
 from catenary_gateway.admission.quotas import Quotas
-from catenary_gateway.doors.http_bodies import inflated
+from catenary_gateway.endpoints.http_bodies import inflated
 from catenary_gateway.tensors.json_documents import document_of, inference_of
 from catenary_gateway.tensors.json_tensors import from_json
 from catenary_gateway.tensors.validation import DeclaredInput

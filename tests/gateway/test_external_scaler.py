@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import grpc.aio
 import pytest
 
-from catenary_gateway.doors.admin import SchedulerAdmin
+from catenary_gateway.endpoints.admin import SchedulerAdmin
 from catenary_gateway.scaling.external_scaler import METRIC, ExternalScaler
 from catenary_gateway.scaling.replicas import StatefulSetShare, replicas_of
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc

@@ -13,7 +13,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from catenary_gateway.doors.security import door_security
+from catenary_gateway.endpoints.security import door_security
 from catenary_gateway.settings import GatewaySettings
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc, frame_pb2
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip

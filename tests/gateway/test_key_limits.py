@@ -230,7 +230,7 @@ async def test_a_revoked_key_is_refused_on_streams_it_opened_before(tmp_path: Pa
 async def test_the_gateway_takes_up_a_changed_file_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("catenary_gateway.admission.guard.POLL_S", 0.02)
+    monkeypatch.setattr("catenary_gateway.admission.authorizer.POLL_S", 0.02)
     async with limited(tmp_path) as (running, key):
         fresh = add_key(tmp_path / "keys.json", "fresh", ["infer"])
         await until(lambda: "fresh" in running.gateway._keys.names)

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 import catenary
-from catenary_gateway.doors.http_connections import ConnectionWatcher
+from catenary_gateway.endpoints.http_connections import ConnectionWatcher
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from gateway_harness import Stage, stage

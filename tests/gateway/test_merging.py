@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from catenary_gateway.catalog import Catalog
 from catenary_gateway.data_plane import DataPlane
 from catenary_gateway.inference import InferenceOptions, InferenceRequest, RequestArrival
-from catenary_gateway.observability.bookkeeping import RequestMetrics
+from catenary_gateway.observability.request_metrics import RequestMetrics
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from catenary_services.errors import InternalError
 from catenary_services.telemetry.metrics import Metrics

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, cast
 import grpc.aio
 import pytest
 
-from catenary_gateway.doors.admin import AdminService, SchedulerAdmin
-from catenary_gateway.observability.bookkeeping import RequestMetrics
+from catenary_gateway.endpoints.admin import AdminService, SchedulerAdmin
+from catenary_gateway.observability.request_metrics import RequestMetrics
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_services.security.keys import ApiKeys, add_key
 

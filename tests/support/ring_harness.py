@@ -14,11 +14,11 @@ from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem
 from catenary_agent.decoders.numpy_arrays import numpy_chooser
 from catenary_agent.decoders.row_results import row_results
 from catenary_agent.decoders.slot_book import SlotBook
+from catenary_agent.generation.context import GenerationContext, GenerationLimits
 from catenary_agent.generation.loop.engine import GenerationEngine
 from catenary_agent.generation.loop.table import LoadedDecoder
 from catenary_agent.generation.meter import GenerationMeter
-from catenary_agent.generation.state.lane import PartitionBatcher
-from catenary_agent.generation.surroundings import GenerationContext, GenerationLimits
+from catenary_agent.generation.state.partition_batcher import PartitionBatcher
 from catenary_agent.kv import CacheSpan
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, generation_pb2
 from catenary_services.domain.decoder import DecoderTable

@@ -5,20 +5,20 @@ from __future__ import annotations
 import time
 from collections import deque
 
+from catenary_agent.generation.context import CacheLimits, GenerationLimits
 from catenary_agent.generation.frames import intake
 from catenary_agent.generation.frames.cache_wire import CacheFrame
 from catenary_agent.generation.frames.move_wire import MoveFrame
 from catenary_agent.generation.frames.wire import StepFrame, frames_of
-from catenary_agent.generation.loop.ring import GenerationLoop
+from catenary_agent.generation.loop.generation_loop import GenerationLoop
 from catenary_agent.generation.state.events import (
     CacheOut,
     CachePushed,
     CloseOrdered,
     SessionsBroken,
 )
-from catenary_agent.generation.state.lane import PartitionBatcher
+from catenary_agent.generation.state.partition_batcher import PartitionBatcher
 from catenary_agent.generation.state.session import ArrivalTime
-from catenary_agent.generation.surroundings import CacheLimits, GenerationLimits
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from catenary_services.errors import PartitionLost
 from tests.support.ring_harness import BLOCKS, TABLE, toy

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from catenary_gateway.admission.front_desk import RequestPipeline
-from catenary_gateway.doors.repository import server_version
+from catenary_gateway.admission.request_pipeline import RequestPipeline
+from catenary_gateway.endpoints.repository import server_version
 from catenary_gateway.observability.outcomes import BUCKET_S, RecentOutcomes
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from catenary_gateway.admission.front_desk import RequestPipeline
+from catenary_gateway.admission.request_pipeline import RequestPipeline
 from catenary_gateway.dashboard import converters
 from catenary_gateway.dashboard.local_facts import gateway_facts
 from catenary_gateway.observability.local_answers import (

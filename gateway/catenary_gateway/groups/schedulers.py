@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from catenary_gateway.data_plane import DataPlane, Outbox
-from catenary_gateway.doors.admin import SchedulerAdmin
+from catenary_gateway.endpoints.admin import SchedulerAdmin
 from catenary_gateway.generation.plane import SessionPlane
 from catenary_gateway.groups.admin import GroupsAdmin
 from catenary_gateway.groups.listener import GroupListener, ListenerContext

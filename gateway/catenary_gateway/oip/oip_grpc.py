@@ -8,11 +8,11 @@ from typing import Any
 import grpc.aio
 
 from catenary_gateway.admission.callers import charge, entered, presented
-from catenary_gateway.admission.front_desk import RequestPipeline
-from catenary_gateway.doors.grpc_calls import answered, metadata_of
-from catenary_gateway.doors.ordered_stream import answer_in_order
-from catenary_gateway.doors.repository import EXTENSIONS, Repository, server_version
-from catenary_gateway.doors.security import on_behalf_of
+from catenary_gateway.admission.request_pipeline import RequestPipeline
+from catenary_gateway.endpoints.grpc_calls import answered, metadata_of
+from catenary_gateway.endpoints.ordered_stream import answer_in_order
+from catenary_gateway.endpoints.repository import EXTENSIONS, Repository, server_version
+from catenary_gateway.endpoints.security import on_behalf_of
 from catenary_gateway.inference import RequestArrival
 from catenary_gateway.oip import oip_proto
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip

@@ -5,14 +5,14 @@ from __future__ import annotations
 from aiohttp import web
 
 from catenary_gateway.admission.callers import charged_subject
-from catenary_gateway.doors.http_bodies import OFF_LOOP, body_of
-from catenary_gateway.doors.http_calls import (
+from catenary_gateway.endpoints.http_bodies import OFF_LOOP, body_of
+from catenary_gateway.endpoints.http_calls import (
     DESK,
     REQUEST_ID,
     enter,
     json_response,
 )
-from catenary_gateway.doors.repository import EXTENSIONS, Repository, server_version
+from catenary_gateway.endpoints.repository import EXTENSIONS, Repository, server_version
 from catenary_gateway.oip import oip_json
 from catenary_gateway.tensors.json_documents import document_of
 from catenary_services.errors import InvalidInput

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from catenary_gateway.catalog import Model
-from catenary_gateway.doors.parameters import terms_of
+from catenary_gateway.endpoints.parameters import terms_of
 from catenary_gateway.inference import (
     ConversionContext,
     InferenceRequest,

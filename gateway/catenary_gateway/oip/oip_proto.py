@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from catenary_gateway.catalog import Model
-from catenary_gateway.doors.parameters import terms_of
+from catenary_gateway.endpoints.parameters import terms_of
 from catenary_gateway.inference import (
     ConversionContext,
     InferenceRequest,

@@ -7,18 +7,18 @@ from collections.abc import Callable
 from aiohttp import web
 
 from catenary_gateway.admission.callers import charged_subject
-from catenary_gateway.admission.front_desk import RequestPipeline
+from catenary_gateway.admission.request_pipeline import RequestPipeline
 from catenary_gateway.catalog import Model
-from catenary_gateway.doors.http_bodies import OFF_LOOP, body_of, require_announced
-from catenary_gateway.doors.http_calls import (
+from catenary_gateway.endpoints.http_bodies import OFF_LOOP, body_of, require_announced
+from catenary_gateway.endpoints.http_calls import (
     DESK,
     REQUEST_ID,
     enter,
     json_response,
     request_id_of,
 )
-from catenary_gateway.doors.parameters import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
-from catenary_gateway.doors.repository import server_version
+from catenary_gateway.endpoints.parameters import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
+from catenary_gateway.endpoints.repository import server_version
 from catenary_gateway.generation.answer import GenerationStream
 from catenary_gateway.generation.request import GenerationOptions
 from catenary_gateway.openai_http.answers import (
@@ -27,9 +27,13 @@ from catenary_gateway.openai_http.answers import (
     prediction_headers,
     usage_of,
 )
+from catenary_gateway.openai_http.completion_request import (
+    CompletionRequest,
+    chat_of,
+    completion_of,
+)
 from catenary_gateway.openai_http.fields import Fields
 from catenary_gateway.openai_http.stream import stream_answer
-from catenary_gateway.openai_http.wanted import CompletionRequest, chat_of, completion_of
 from catenary_gateway.tensors.json_documents import document_of
 from catenary_services.errors import InvalidInput, ModelNotFound
 

@@ -15,7 +15,7 @@ from catenary_gateway.openai_http.answers import (
     prediction_headers,
     usage_of,
 )
-from catenary_gateway.openai_http.wanted import CompletionRequest
+from catenary_gateway.openai_http.completion_request import CompletionRequest
 from catenary_services.error_tables import error_of_exception, openai_body
 
 READ_GRACE_S = 30.0

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from catenary_gateway.doors.grpc_calls import answered, metadata_of
+from catenary_gateway.endpoints.grpc_calls import answered, metadata_of
 from catenary_gateway.scaling.replicas import StatefulSetShare, replicas_of
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_protos.externalscaler import externalscaler_pb2 as keda

@@ -16,7 +16,7 @@ from catenary_services.sampling_messages import sampling_of_message
 
 if TYPE_CHECKING:
     from catenary_agent.generation.state.events import SessionOpened
-    from catenary_agent.generation.state.lane import PartitionBatcher
+    from catenary_agent.generation.state.partition_batcher import PartitionBatcher
     from catenary_agent.generation.state.session import Hidden, IncomingMigration, SessionSpec
     from catenary_agent.kv import CacheSendProgress
     from catenary_protos.catenary.v1 import common_pb2, frame_pb2

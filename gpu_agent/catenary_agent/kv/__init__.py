@@ -7,8 +7,8 @@ what has not come yet (`CacheReceiveProgress`). Nothing here knows why a cache t
 """
 
 from catenary_agent.kv.arrays import array_of_payload, datatype_of, to_bfloat16, to_float32
-from catenary_agent.kv.intake import CacheReceiveProgress
-from catenary_agent.kv.outlet import CacheSendProgress
+from catenary_agent.kv.receive_progress import CacheReceiveProgress
+from catenary_agent.kv.send_progress import CacheSendProgress
 from catenary_agent.kv.span import CacheSpan, pieces
 
 __all__ = [

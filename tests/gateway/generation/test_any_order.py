@@ -20,7 +20,7 @@ from catenary_gateway.generation.request import (
 )
 from catenary_gateway.generation.text_codec import TextCodec
 from catenary_gateway.inference import RequestArrival
-from catenary_gateway.observability.bookkeeping import RequestMetrics
+from catenary_gateway.observability.request_metrics import RequestMetrics
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.errors import PartitionLost, RequestCancelled

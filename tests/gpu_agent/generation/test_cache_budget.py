@@ -11,7 +11,7 @@ from catenary_agent.decoders.base import CacheLayout
 from catenary_agent.decoders.slot_book import SlotBook
 from catenary_agent.generation.loop.loading import DecoderLoader
 from catenary_agent.generation.loop.table import cache_bytes
-from catenary_agent.generation.state.lane import PartitionBatcher
+from catenary_agent.generation.state.partition_batcher import PartitionBatcher
 from catenary_agent.generation.state.reporting import generation_report
 from catenary_agent.kv import CacheSpan
 from catenary_protos.catenary.v1 import scheduler_pb2

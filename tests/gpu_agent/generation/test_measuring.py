@@ -14,7 +14,7 @@ from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem
 from catenary_agent.decoders.timing import context_slope, floored_line, line
 from catenary_agent.generation.loop import measuring
 from catenary_agent.generation.loop.measuring import measure_between_steps
-from catenary_agent.generation.state.lane import BatcherWork
+from catenary_agent.generation.state.partition_batcher import BatcherWork
 from catenary_agent.generation.state.session import SessionWork
 from catenary_services.domain.ids import PartitionKey
 from ring_harness import BLOCKS, MODEL, ToyDecoder

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from catenary_agent.generation.surroundings import CacheLimits
+from catenary_agent.generation.context import CacheLimits
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from tests.support.agent_harness import SECOND_NS, until
 from tests.support.ring_harness import opening, toy, undisturbed

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from catenary_agent.engine.engine import EngineLimits
-from catenary_agent.generation.surroundings import CacheLimits
+from catenary_agent.generation.context import CacheLimits
 from catenary_protos.catenary.v1 import frame_pb2
 from tests.support.agent_harness import SECOND_NS, until
 from tests.support.ring_harness import (

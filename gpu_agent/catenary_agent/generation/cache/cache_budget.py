@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from catenary_services.errors import CacheFull
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.state.lane import PartitionBatcher
+    from catenary_agent.generation.state.partition_batcher import PartitionBatcher
     from catenary_agent.generation.state.session import SessionWork
     from catenary_agent.generation.state.sessions import SessionTable
 

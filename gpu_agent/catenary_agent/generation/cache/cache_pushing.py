@@ -19,10 +19,10 @@ from catenary_agent.kv import CacheSendProgress
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from catenary_agent.generation.context import CacheLimits
     from catenary_agent.generation.state.events import CachePushed
     from catenary_agent.generation.state.session import Session
     from catenary_agent.generation.state.sessions import SessionTable
-    from catenary_agent.generation.surroundings import CacheLimits
     from catenary_agent.kv import CacheSpan
     from catenary_agent.kv.arrays import CacheArray
     from catenary_protos.catenary.v1 import common_pb2

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 
 from catenary_agent.generation.cache.cache_budget import relieve
 from catenary_agent.generation.state.incidents import incident
-from catenary_agent.generation.state.patience import StallTimer
+from catenary_agent.generation.state.stall_timer import StallTimer
 from catenary_agent.kv import array_of_payload
 from catenary_services.errors import CatenaryError, InvalidInput, PartitionLost
 
 if TYPE_CHECKING:
+    from catenary_agent.generation.context import CacheLimits
     from catenary_agent.generation.state.events import CacheArrived, TokenArrived
     from catenary_agent.generation.state.session import PendingCache, Session
     from catenary_agent.generation.state.sessions import SessionTable
-    from catenary_agent.generation.surroundings import CacheLimits
     from catenary_agent.kv import CacheSpan
     from catenary_agent.kv.arrays import CacheArray
     from catenary_services.domain.ids import Nanoseconds

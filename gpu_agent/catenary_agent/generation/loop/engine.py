@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from catenary_agent.generation.context import GenerationContext, GenerationLimits
 from catenary_agent.generation.frames.cache_wire import CacheFrame
 from catenary_agent.generation.frames.members import FrameFilter
 from catenary_agent.generation.frames.move_wire import MoveFrame
@@ -20,7 +21,7 @@ from catenary_agent.generation.frames.peers import PeerSender
 from catenary_agent.generation.frames.receiving import FrameReceiver
 from catenary_agent.generation.frames.sent_caches import SentCacheReporter
 from catenary_agent.generation.frames.wire import frames_of
-from catenary_agent.generation.loop.ring import GenerationLoop
+from catenary_agent.generation.loop.generation_loop import GenerationLoop
 from catenary_agent.generation.loop.table import LoadedDecoder, LoadedDecoders
 from catenary_agent.generation.loop.thread import GenerationLoopThread
 from catenary_agent.generation.state.events import (
@@ -34,7 +35,6 @@ from catenary_agent.generation.state.events import (
 )
 from catenary_agent.generation.state.reporting import record_move, record_session
 from catenary_agent.generation.state.session import SessionSpec
-from catenary_agent.generation.surroundings import GenerationContext, GenerationLimits
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from catenary_services.errors import CatenaryError, Unavailable
 from catenary_services.log import get_logger
@@ -42,7 +42,7 @@ from catenary_services.log import get_logger
 if TYPE_CHECKING:
     from catenary_agent.generation.frames.wire import Frame
     from catenary_agent.generation.state.events import CacheOut, LoopOutput
-    from catenary_agent.generation.state.lane import PartitionBatcher
+    from catenary_agent.generation.state.partition_batcher import PartitionBatcher
     from catenary_services.domain.ids import PartitionKey
     from catenary_services.transport.interface import ReceivedFrame
 

@@ -10,7 +10,7 @@ from catenary_agent.content import check_content, is_content_as_ordered
 from catenary_agent.decoders.base import CacheLayout, DecoderCost, DecoderExecutor
 from catenary_agent.generation.loop.measuring import measure_between_steps
 from catenary_agent.generation.loop.table import LoadedDecoder, cache_bytes, step_bytes
-from catenary_agent.generation.state.lane import PartitionBatcher
+from catenary_agent.generation.state.partition_batcher import PartitionBatcher
 from catenary_services.domain.decoder import LargestStep
 from catenary_services.errors import InvalidInput
 

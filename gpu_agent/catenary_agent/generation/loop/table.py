@@ -12,7 +12,7 @@ from catenary_services.domain.decoder import LargestStep
 
 if TYPE_CHECKING:
     from catenary_agent.decoders.base import CacheLayout, DecoderCost
-    from catenary_agent.generation.state.lane import PartitionBatcher
+    from catenary_agent.generation.state.partition_batcher import PartitionBatcher
     from catenary_services.domain.ids import PartitionKey
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from catenary_agent.generation.state.events import LoopCall
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.loop.ring import GenerationLoop
+    from catenary_agent.generation.loop.generation_loop import GenerationLoop
     from catenary_agent.generation.state.events import Event, LoopOutput
 
 _NS = 1e-9

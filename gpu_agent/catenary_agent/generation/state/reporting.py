@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from catenary_agent.generation.state.events import MoveDone
-    from catenary_agent.generation.state.lane import PartitionBatcher
+    from catenary_agent.generation.state.partition_batcher import PartitionBatcher
     from catenary_agent.generation.state.session import Session
     from catenary_services.domain.ids import PartitionKey
     from catenary_services.errors import CatenaryError

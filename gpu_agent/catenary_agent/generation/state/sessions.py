@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from catenary_agent.generation.state.events import LoopOutput
-from catenary_agent.generation.state.lane import BatcherWork, PartitionBatcher
+from catenary_agent.generation.state.partition_batcher import BatcherWork, PartitionBatcher
 from catenary_agent.generation.state.reporting import (
     generation_report,
     session_failed,

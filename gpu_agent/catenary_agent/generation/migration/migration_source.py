@@ -17,10 +17,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from catenary_agent.generation.frames.move_wire import give_up_of
-from catenary_agent.generation.migration.departure import OutgoingMigration, why_not
+from catenary_agent.generation.migration.outgoing_migration import OutgoingMigration, why_not
 from catenary_agent.generation.state.events import MoveDone
-from catenary_agent.generation.state.patience import StallTimer
 from catenary_agent.generation.state.reporting import session_moved
+from catenary_agent.generation.state.stall_timer import StallTimer
 from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import (
     CatenaryError,
@@ -31,12 +31,12 @@ from catenary_services.errors import (
 )
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.migration.arriving import Say
-    from catenary_agent.generation.migration.sending import MigrationSender
+    from catenary_agent.generation.context import CacheLimits
+    from catenary_agent.generation.migration.migration_sender import MigrationSender
+    from catenary_agent.generation.migration.migration_target import Say
     from catenary_agent.generation.state.events import MoveMessage
     from catenary_agent.generation.state.session import Session
     from catenary_agent.generation.state.sessions import SessionTable
-    from catenary_agent.generation.surroundings import CacheLimits
     from catenary_services.domain.ids import Nanoseconds
 
 _Step = frame_pb2.SessionMove

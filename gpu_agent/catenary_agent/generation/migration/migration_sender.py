@@ -16,7 +16,7 @@ from catenary_services.errors import CatenaryError, Unavailable
 
 if TYPE_CHECKING:
     from catenary_agent.generation.cache.cache_pushing import CachePusher
-    from catenary_agent.generation.migration.arriving import Say
+    from catenary_agent.generation.migration.migration_target import Say
     from catenary_agent.generation.state.session import Session
     from catenary_agent.generation.state.sessions import SessionTable
     from catenary_services.domain.ids import Nanoseconds

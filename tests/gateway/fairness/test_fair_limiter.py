@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_gateway.fairness.gate import FairLimiter, FairRequest, LimiterEntry
+from catenary_gateway.fairness.fair_limiter import FairLimiter, FairRequest, LimiterEntry
 
 SECOND = 1_000_000_000
 

@@ -9,17 +9,17 @@ from prometheus_client import Counter
 
 from catenary_gateway.admission.quotas import Quotas, TokenReservation
 from catenary_gateway.catalog import Model
-from catenary_gateway.fairness.door import FairLimiters, FairPermit
-from catenary_gateway.fairness.gate import FairRequest
+from catenary_gateway.fairness.fair_limiter import FairRequest
+from catenary_gateway.fairness.fair_limiters import FairLimiters, FairPermit
 from catenary_gateway.generation.request import GenerationRequest
 from catenary_gateway.inference import InferenceRequest
-from catenary_gateway.observability.bookkeeping import OK
+from catenary_gateway.observability.request_metrics import OK
 from catenary_services.errors import CatenaryError, QuotaExceeded
 from catenary_services.log import get_logger
 from catenary_services.security.keys import POLL_S, ApiKeys, Principal
 from catenary_services.telemetry.metrics import Metrics
 
-_log = get_logger("catenary_gateway.admission.guard")
+_log = get_logger("catenary_gateway.admission.authorizer")
 
 
 class AuthorizedGeneration:

@@ -9,7 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catenary_gateway.generation.request import ChatPrompt, TextPrompt, TokenPrompt
-from catenary_gateway.openai_http.wanted import CompletionRequest, chat_of, completion_of
+from catenary_gateway.openai_http.completion_request import (
+    CompletionRequest,
+    chat_of,
+    completion_of,
+)
 from catenary_gateway.tensors.json_documents import document_of
 from catenary_services.errors import InvalidInput
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from catenary_gateway.catalog import Model
-from catenary_gateway.fairness.gate import FairLimiter, FairRequest, LimiterEntry
+from catenary_gateway.fairness.fair_limiter import FairLimiter, FairRequest, LimiterEntry
 from catenary_services.errors import DeadlineExceeded, Overloaded, SloUnattainable
 from catenary_services.security.keys import Principal
 

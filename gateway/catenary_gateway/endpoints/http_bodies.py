@@ -15,8 +15,8 @@ from typing import TypeVar
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from catenary_gateway.admission.admission import ConcurrencyPermit
 from catenary_gateway.admission.callers import caller
+from catenary_gateway.admission.concurrency_limiter import ConcurrencyPermit
 from catenary_services.errors import DeadlineExceeded, InvalidInput, Overloaded, PayloadTooLarge
 
 LONGEST_S = 60.0

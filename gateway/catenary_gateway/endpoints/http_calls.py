@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from aiohttp import web
 
 from catenary_gateway.admission.callers import Caller, caller
-from catenary_gateway.admission.front_desk import RequestPipeline
+from catenary_gateway.admission.request_pipeline import RequestPipeline
 from catenary_services.error_tables import (
     error_of_exception,
     http_body,

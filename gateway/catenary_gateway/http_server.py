@@ -9,12 +9,12 @@ from collections.abc import Callable
 from aiohttp import web
 
 from catenary_gateway import openai_http
-from catenary_gateway.admission.front_desk import RequestPipeline
+from catenary_gateway.admission.request_pipeline import RequestPipeline
 from catenary_gateway.dashboard.api import Dashboard
-from catenary_gateway.doors.http_bodies import OFF_LOOP, BoundedThreadPool
-from catenary_gateway.doors.http_calls import DESK, errors_as_json
-from catenary_gateway.doors.http_connections import FIRST_REQUEST_S, ConnectionWatcher
-from catenary_gateway.doors.repository import Repository
+from catenary_gateway.endpoints.http_bodies import OFF_LOOP, BoundedThreadPool
+from catenary_gateway.endpoints.http_calls import DESK, errors_as_json
+from catenary_gateway.endpoints.http_connections import FIRST_REQUEST_S, ConnectionWatcher
+from catenary_gateway.endpoints.repository import Repository
 from catenary_gateway.oip import oip_http
 from catenary_services.transport.tcp_listener import ListenerLimits, TcpListener
 

@@ -9,9 +9,9 @@ from typing import Any
 import grpc.aio
 
 from catenary_gateway.admission.callers import entered
-from catenary_gateway.admission.front_desk import RequestPipeline
-from catenary_gateway.doors.grpc_calls import answered, metadata_of
-from catenary_gateway.doors.parameters import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
+from catenary_gateway.admission.request_pipeline import RequestPipeline
+from catenary_gateway.endpoints.grpc_calls import answered, metadata_of
+from catenary_gateway.endpoints.parameters import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
 from catenary_gateway.generation.answer import GenerationStream
 from catenary_gateway.generation.request import (
     AnswerChunk,

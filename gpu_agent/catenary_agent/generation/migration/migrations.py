@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 from catenary_agent.generation.cache.cache_pushing import CachePusher
 from catenary_agent.generation.cache.cache_waiting import PendingCaches
 from catenary_agent.generation.frames.intake import move_said
-from catenary_agent.generation.migration.arriving import MigrationTarget
-from catenary_agent.generation.migration.leading import MigrationSource
-from catenary_agent.generation.migration.sending import MigrationSender
+from catenary_agent.generation.migration.migration_sender import MigrationSender
+from catenary_agent.generation.migration.migration_source import MigrationSource
+from catenary_agent.generation.migration.migration_target import MigrationTarget
 from catenary_agent.generation.state.events import MoveOut
 from catenary_agent.generation.state.session import ArrivalTime, SessionSpec
 from catenary_protos.catenary.v1 import frame_pb2
 
 if TYPE_CHECKING:
+    from catenary_agent.generation.context import CacheLimits
     from catenary_agent.generation.state.events import CachePushed, MoveMessage
     from catenary_agent.generation.state.session import Session
     from catenary_agent.generation.state.sessions import SessionTable
-    from catenary_agent.generation.surroundings import CacheLimits
     from catenary_services.domain.ids import Nanoseconds
     from catenary_services.errors import CatenaryError
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from catenary_gateway.admission.admission import ConcurrencyLimiter, ConcurrencyPermit
+from catenary_gateway.admission.authorizer import Authorizer
 from catenary_gateway.admission.callers import Caller, caller
-from catenary_gateway.admission.guard import Authorizer
+from catenary_gateway.admission.concurrency_limiter import ConcurrencyLimiter, ConcurrencyPermit
 from catenary_gateway.admission.loop_lag import LoopLag
 from catenary_gateway.admission.readiness import Readiness
 from catenary_gateway.catalog import Catalog, Model
@@ -27,7 +27,7 @@ from catenary_gateway.inference import (
     InferenceResponse,
     RequestArrival,
 )
-from catenary_gateway.observability.bookkeeping import OK
+from catenary_gateway.observability.request_metrics import OK
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.error_tables import error_of_exception
 from catenary_services.errors import CatenaryError, InvalidInput, PayloadTooLarge, Unauthenticated

@@ -7,8 +7,8 @@ from typing import Any
 import grpc.aio
 
 from catenary_gateway.admission.callers import Caller, caller
-from catenary_gateway.admission.front_desk import RequestPipeline
-from catenary_gateway.doors.grpc_calls import metadata_of
+from catenary_gateway.admission.request_pipeline import RequestPipeline
+from catenary_gateway.endpoints.grpc_calls import metadata_of
 from catenary_services.errors import CatenaryError
 from catenary_services.grpc_intake import CONTROL_BYTES, CallPolicy, address_of
 

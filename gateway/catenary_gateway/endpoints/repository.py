@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from catenary_gateway.catalog import Catalog
-from catenary_gateway.doors.admin import SchedulerAdmin
+from catenary_gateway.endpoints.admin import SchedulerAdmin
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_services.errors import InvalidInput, NotSupported
 

@@ -21,7 +21,7 @@ from catenary_agent.decoders.sampling import NO_TOKEN
 from catenary_agent.device_errors import failure
 from catenary_agent.generation import admission
 from catenary_agent.generation.cache.cache_budget import affordable
-from catenary_agent.generation.migration.moving import Migrations
+from catenary_agent.generation.migration.migrations import Migrations
 from catenary_agent.generation.state.events import (
     CacheArrived,
     CachePushed,
@@ -48,9 +48,9 @@ from catenary_services.errors import CatenaryError, DeviceLost, InternalError
 if TYPE_CHECKING:
     import numpy as np
 
-    from catenary_agent.generation.state.lane import PartitionBatcher
+    from catenary_agent.generation.context import GenerationLimits
+    from catenary_agent.generation.state.partition_batcher import PartitionBatcher
     from catenary_agent.generation.state.session import Session
-    from catenary_agent.generation.surroundings import GenerationLimits
     from catenary_services.domain.ids import Nanoseconds
 
 Times = tuple["Nanoseconds", "Nanoseconds"]

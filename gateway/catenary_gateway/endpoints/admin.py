@@ -8,9 +8,8 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from catenary_gateway.doors.grpc_calls import answered, metadata_of
-from catenary_gateway.doors.security import on_behalf_of, passed_on
-from catenary_gateway.observability.bookkeeping import RequestMetrics
+from catenary_gateway.endpoints.grpc_calls import answered, metadata_of
+from catenary_gateway.endpoints.security import on_behalf_of, passed_on
 from catenary_gateway.observability.local_answers import (
     LocalStatus,
     RunningRequests,
@@ -18,6 +17,7 @@ from catenary_gateway.observability.local_answers import (
     name_requests,
     recent_requests,
 )
+from catenary_gateway.observability.request_metrics import RequestMetrics
 from catenary_gateway.observability.waterfall import trace_of
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_services.domain.groups import GROUP_METADATA

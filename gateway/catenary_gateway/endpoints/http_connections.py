@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from catenary_gateway.doors.http_calls import Handler
+from catenary_gateway.endpoints.http_calls import Handler
 from catenary_services.log import get_logger
 
 MOST_CONNECTIONS = 8192
