@@ -93,8 +93,7 @@ class CommandOptions:
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command whose first parameter is `options: CommandOptions` those options, and its
-    errors.
+    """Gives a command whose first parameter is `options: CommandOptions` these, and its errors.
 
     The options become keyword parameters of the signature that typer reads.
     """
