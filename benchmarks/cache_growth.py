@@ -115,14 +115,14 @@ async def serve(full_sessions: int, factor: float, asked: list[Chat], key: Model
             },
         )
     )
-    facts = await cluster.start()
+    spec = await cluster.start()
     try:
         step_bytes = round(full_sessions * factor) * table.blocks * table.slot_bytes(16)
         served = Served(budget_bytes=budget_bytes, step_bytes=step_bytes)
-        pids = facts["pids"]
+        pids = spec["pids"]
         assert isinstance(pids, dict)
         watching = asyncio.create_task(_watch(int(pids["agent-0"]), served))
-        await _ask_all(str(facts["grpc"]), asked, served)
+        await _ask_all(str(spec["grpc"]), asked, served)
         watching.cancel()
         await asyncio.sleep(1.5)  # the scheduler counts once a second
         served.preempted = await asyncio.to_thread(preempted_sessions, port)

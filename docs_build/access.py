@@ -27,7 +27,7 @@ def _rows() -> Iterator[tuple[str, ...]]:
 
 
 def _who(rule: AccessRule) -> str:
-    if rule.is_door:
+    if rule.is_public:
         return "clients, by API key"
     return "any process" if rule.roles == frozenset(Role) else _names(rule.roles) or "nobody"
 

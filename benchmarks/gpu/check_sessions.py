@@ -15,7 +15,7 @@ from benchmarks.gpu.choosing import next_tokens, sampler
 from benchmarks.gpu.models import Made, Wanted, decoder, make, prompt, random_tokens, small
 from benchmarks.gpu.stage import Context
 from catenary_agent.decoders.base import StepItem
-from catenary_agent.device_errors import DeviceErrorKind, trouble_of
+from catenary_agent.device_errors import DeviceErrorKind, error_kind_of
 from catenary_agent.kv.span import CacheSpan
 from catenary_services.errors import CatenaryError
 
@@ -136,7 +136,7 @@ def without_memory(here: Context) -> None:
     try:
         executor.step([long])
     except (CatenaryError, MemoryError) as error:
-        trouble = trouble_of(error)
+        trouble = error_kind_of(error)
     _say("a prompt that does not fit is out of memory", trouble is DeviceErrorKind.MEMORY)
     token = np.array([int(logits.argmax())])
     (during,) = executor.step([StepItem(0, 20, token, "logits")])
@@ -178,7 +178,7 @@ def with_a_sticky_error(here: Context) -> None:
         torch.nn.functional.embedding(torch.tensor([5], device=device), table)
         here.sync()
     except Exception as error:
-        trouble = trouble_of(error)
+        trouble = error_kind_of(error)
         print(type(error).__name__, str(error).splitlines()[0], flush=True)
     wanted = DeviceErrorKind.STICKY if here.is_cuda else DeviceErrorKind.OTHER
     _say(f"the error is {wanted.value}", trouble is wanted)
@@ -187,7 +187,7 @@ def with_a_sticky_error(here: Context) -> None:
         try:
             torch.zeros(1, device=device).sum().item()
         except Exception as error:
-            _say("what follows is sticky as well", trouble_of(error) is DeviceErrorKind.STICKY)
+            _say("what follows is sticky as well", error_kind_of(error) is DeviceErrorKind.STICKY)
         else:
             _say("what follows is sticky as well", yes=False)
 

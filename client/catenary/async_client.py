@@ -41,7 +41,8 @@ class AsyncClient(GeneratesTextAsync):
     """`Client` for asyncio; close it, or use it in an `async with` statement.
 
     Args:
-        target: Host and port of the gateway's gRPC door, or any gRPC target. Several, with commas
+        target: Host and port of the gateway's gRPC endpoint, or any gRPC target. Several, with
+            commas
             or as a sequence, are gateways of one cluster: where one is not available, calls that
             may be repeated go to the next, and answers that it had begun go on there.
         api_key: Sent as `authorization: Bearer ...`.

@@ -1,4 +1,4 @@
-"""The one data plane behind every door: requests in, arrays out."""
+"""The one data plane behind every endpoint: requests in, arrays out."""
 
 from __future__ import annotations
 
@@ -59,10 +59,14 @@ class DataPlane:
     """
 
     def __init__(
-        self, catalog: Catalog, outbox: Outbox, hub: delivery.LinkSource, books: RequestMetrics
+        self,
+        catalog: Catalog,
+        outbox: Outbox,
+        hub: delivery.LinkSource,
+        request_metrics: RequestMetrics,
     ) -> None:
         self.catalog = catalog
-        self.books = books
+        self.request_metrics = request_metrics
         self._outbox = outbox
         self._hub = hub
         self._requests: dict[int, PendingRequest] = {}
@@ -74,7 +78,9 @@ class DataPlane:
         self._idle = asyncio.Event()
         self._idle.set()
         self.results = ResultMerger(self._requests, self._attempts, self._complete, self._fail)
-        self.results.on_refused = books.metrics.frames_refused.labels("unplanned_sender").inc
+        self.results.on_refused = request_metrics.metrics.frames_refused.labels(
+            "unplanned_sender"
+        ).inc
 
     @property
     def unanswered(self) -> int:
@@ -94,7 +100,7 @@ class DataPlane:
         try:
             pending = self._submit(request, arrival)
         except CatenaryError as error:
-            self.books.refused(request.model.label, error.reason)
+            self.request_metrics.refused(request.model.label, error.reason)
             raise
         try:
             outputs = await pending.future
@@ -134,7 +140,7 @@ class DataPlane:
             pending = self._requests[number]
             pending.attempts.append(attempt)
             if len(pending.attempts) > 1 and pending.attempts[-2].failed:
-                self.books.metrics.redispatches.labels(pending.attempts[-2].failed).inc()
+                self.request_metrics.metrics.redispatches.labels(pending.attempts[-2].failed).inc()
         if numbers:
             self._attempts[attempt.batch_id] = attempt
         task = asyncio.create_task(self._deliver(attempt, order))
@@ -252,7 +258,7 @@ class DataPlane:
         outcome = OK if error is None else error.reason
         done = FinishedRequest.of(pending, outcome, time.monotonic_ns())
         loop = asyncio.get_running_loop()
-        loop.call_soon(self.books.finished, done, pending.deadline_ns)
+        loop.call_soon(self.request_metrics.finished, done, pending.deadline_ns)
 
     def _tell(self, message: scheduler_pb2.GatewayMessage) -> None:
         try:
@@ -264,7 +270,7 @@ class DataPlane:
 
 def budget_of(request: InferenceRequest, arrival: RequestArrival) -> int:
     """Returns the time from its arrival in which a request wants its answer, in nanoseconds."""
-    slo_ns = request.terms.slo_ns
+    slo_ns = request.options.slo_ns
     if arrival.budget_ns is not None:
         slo_ns = arrival.budget_ns if slo_ns is None else min(slo_ns, arrival.budget_ns)
     if slo_ns is None:

@@ -12,7 +12,7 @@ from catenary_gateway import openai_http
 from catenary_gateway.admission.request_pipeline import RequestPipeline
 from catenary_gateway.dashboard.api import Dashboard
 from catenary_gateway.endpoints.http_bodies import OFF_LOOP, BoundedThreadPool
-from catenary_gateway.endpoints.http_calls import DESK, errors_as_json
+from catenary_gateway.endpoints.http_calls import PIPELINE, errors_as_json
 from catenary_gateway.endpoints.http_connections import FIRST_REQUEST_S, ConnectionWatcher
 from catenary_gateway.endpoints.repository import Repository
 from catenary_gateway.oip import oip_http
@@ -29,13 +29,13 @@ class HttpServer:
     """Listens from `start` to `stop`."""
 
     def __init__(
-        self, desk: RequestPipeline, repository: Repository, dashboard: Dashboard | None = None
+        self, pipeline: RequestPipeline, repository: Repository, dashboard: Dashboard | None = None
     ) -> None:
         self._connections = ConnectionWatcher()
         app = web.Application(
             middlewares=[self._connections.middleware, errors_as_json],
         )
-        app[DESK] = desk
+        app[PIPELINE] = pipeline
         self._off_loop = app[OFF_LOOP] = BoundedThreadPool()
         app[oip_http.REPOSITORY] = repository
         app.add_routes([*oip_http.routes(), *openai_http.routes()])

@@ -27,7 +27,7 @@ class RequestArrival:
     trace: TraceContext
     parent_span_id: int | None
     budget_ns: int | None = None
-    """What the door's own deadline (gRPC) left at arrival."""
+    """What the endpoint's own deadline (gRPC) left at arrival."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class InferenceRequest:
     rows: int
     outputs: tuple[int, ...]
     """Which of the model's outputs are wanted, in the order of the answer."""
-    terms: InferenceOptions
+    options: InferenceOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class InferenceResponse:
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """How the caller wants the answer written; a matter of the door alone."""
+    """How the caller wants the answer written; a matter of the endpoint alone."""
 
     raw: bool = False
     """gRPC: `raw_output_contents` instead of typed contents."""

@@ -17,7 +17,11 @@ from catenary_gateway.dashboard.api import Dashboard
 from catenary_gateway.data_plane import DataPlane
 from catenary_gateway.endpoints.admin import AdminService
 from catenary_gateway.endpoints.generation_grpc import GenerationService
-from catenary_gateway.endpoints.key_authorizer import KeyAuthorizer, admin_longest, inference_intake
+from catenary_gateway.endpoints.key_authorizer import (
+    KeyAuthorizer,
+    admin_longest,
+    inference_call_policy,
+)
 from catenary_gateway.endpoints.repository import Repository
 from catenary_gateway.endpoints.security import admin_security, door_security
 from catenary_gateway.fairness.fair_limiters import FairLimiters
@@ -95,13 +99,13 @@ class GatewayProcess:
         self._readiness = Readiness(self._catalog, settings.unavailable_grace_s)
         self._schedulers = SchedulerLinks(settings, client_security, self._metrics)
         outbox, scheduler_admin = self._schedulers.outbox, self._schedulers.admin
-        books = RequestMetrics(self.name, self._metrics, self._tracer)
-        self._plane = DataPlane(self._catalog, outbox, self._hub, books)
+        request_metrics = RequestMetrics(self.name, self._metrics, self._tracer)
+        self._plane = DataPlane(self._catalog, outbox, self._hub, request_metrics)
         self._sessions = SessionPlane(
             self.name,
             outbox,
             self._hub,
-            books,
+            request_metrics,
             self._plane.numbers,
             GenerationIntervals(
                 int(settings.progress_interval_s * 1e9), int(settings.generation_silence_s * 1e9)
@@ -114,13 +118,13 @@ class GatewayProcess:
             settings.max_request_bytes,
         )
         self._codecs = TextCodecs(settings.model_repository)
-        self._guard = Authorizer(
+        self._authorizer = Authorizer(
             Quotas(faults_per_s=settings.bad_requests_per_s),
             FairLimiters(enabled=settings.fair_share),
             self._metrics,
             int(settings.first_token_patience_s * 1e9),
         )
-        self._desk = RequestPipeline(
+        self._pipeline = RequestPipeline(
             self.name,
             self._catalog,
             self._plane,
@@ -130,19 +134,19 @@ class GatewayProcess:
             self._tracer,
             self._sessions,
             self._codecs,
-            self._guard,
+            self._authorizer,
             min(settings.max_prompt_bytes, settings.max_request_bytes),
         )
         self._repository = Repository(self._catalog, scheduler_admin)
         known = LocalStatus(self.name, self._catalog)
         self._admin_service = AdminService(
-            self._keys, scheduler_admin, books, self._sessions, known
+            self._keys, scheduler_admin, request_metrics, self._sessions, known
         )
         dashboard = None
         if settings.dashboard:
             is_open = settings.insecure or settings.doors_insecure
-            dashboard = Dashboard(self._desk, scheduler_admin, is_open=is_open)
-        self._http = HttpServer(self._desk, self._repository, dashboard)
+            dashboard = Dashboard(self._pipeline, scheduler_admin, is_open=is_open)
+        self._http = HttpServer(self._pipeline, self._repository, dashboard)
         self._servers: list[grpc.aio.Server] = []
         self._health: list[HealthSwitch] = []
         self._scaler = ExternalScaler(self._keys, scheduler_admin)
@@ -155,7 +159,7 @@ class GatewayProcess:
         self.metrics_port: int | None = None
 
     async def start(self) -> None:
-        """Opens every door and begins to look for the scheduler; `wait_ready` waits for it.
+        """Opens every endpoint and begins to look for the scheduler; `wait_ready` waits for it.
 
         Raises:
             Unavailable: a port is taken.
@@ -164,8 +168,8 @@ class GatewayProcess:
         await self._hub.start(self._plane.frame)
         self._certificate.start(self._metrics)
         self._watch_load()
-        self._desk.lag.start()
-        self._keys_watch = asyncio.create_task(self._guard.watch(self._keys))
+        self._pipeline.lag.start()
+        self._keys_watch = asyncio.create_task(self._authorizer.watch(self._keys))
         if settings.health_port is not None:
             self.health_port = await self._probes.start(settings.health_host, settings.health_port)
         if settings.metrics_port is not None:
@@ -178,12 +182,12 @@ class GatewayProcess:
         tls = door_security(settings).ssl_context()
         self.http_port = await self._http.start(settings.host, settings.http_port, tls)
         self._readiness.watch = self._switch_health
-        self._readiness.reconnected = self._guard.fair.interrupted
+        self._readiness.reconnected = self._authorizer.fair.interrupted
         planes = (self._plane, self._sessions)
         listener = MessageRouter(
             self.name, planes, self._catalog, self._codecs, self._readiness, self._hub
         )
-        listener.told_gateways = self._guard.quotas.divide
+        listener.told_gateways = self._authorizer.quotas.divide
         self._schedulers.start(listener, planes)
         _log.info("doors_open", grpc=self.grpc_port, http=self.http_port, admin=self.admin_port)
 
@@ -216,7 +220,7 @@ class GatewayProcess:
         """Ends what is unanswered and closes everything."""
         self._readiness.drain()
         self._admission.draining = True
-        self._desk.lag.stop()
+        self._pipeline.lag.stop()
         if self._keys_watch is not None:
             self._keys_watch.cancel()
             await asyncio.gather(self._keys_watch, return_exceptions=True)
@@ -240,13 +244,15 @@ class GatewayProcess:
         settings = self.settings
         security = door_security(settings)
         limit = settings.max_request_bytes + _MESSAGE_SLACK_BYTES
-        intake = inference_intake(
-            self._desk, _MESSAGE_SLACK_BYTES, max(settings.max_in_flight_bytes, limit)
+        call_policy = inference_call_policy(
+            self._pipeline, _MESSAGE_SLACK_BYTES, max(settings.max_in_flight_bytes, limit)
         )
-        server = create_server(security, intake=intake, max_message_bytes=limit)
-        service = InferenceService(self._desk, self._repository, settings.max_stream_requests)
+        server = create_server(security, call_policy=call_policy, max_message_bytes=limit)
+        service = InferenceService(self._pipeline, self._repository, settings.max_stream_requests)
         oip_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
-        generation_pb2_grpc.add_GenerationServicer_to_server(GenerationService(self._desk), server)
+        generation_pb2_grpc.add_GenerationServicer_to_server(
+            GenerationService(self._pipeline), server
+        )
         described = (
             oip.DESCRIPTOR.services_by_name["GRPCInferenceService"],
             generation_pb2.DESCRIPTOR.services_by_name["Generation"],
@@ -258,11 +264,11 @@ class GatewayProcess:
 
     async def _open_admin(self) -> None:
         settings = self.settings
-        security, guard = admin_security(settings, has_keys=self._keys.enabled)
-        # Operators without keys are known by their certificates: the guard's table holds them.
-        gate = KeyAuthorizer(self._desk) if guard is None else None
-        intake = CallPolicy(gate, admin_longest())
-        server = create_server(security, guard=guard, intake=intake)
+        security, authorizer = admin_security(settings, has_keys=self._keys.enabled)
+        # Operators without keys are known by their certificates: the authorizer's table holds them.
+        call_authorizer = KeyAuthorizer(self._pipeline) if authorizer is None else None
+        call_policy = CallPolicy(call_authorizer, admin_longest())
+        server = create_server(security, authorizer=authorizer, call_policy=call_policy)
         admin_pb2_grpc.add_AdminServicer_to_server(self._admin_service, server)
         externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(self._scaler, server)
         described = (

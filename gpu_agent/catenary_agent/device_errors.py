@@ -81,7 +81,7 @@ _STICKY = (
 )
 
 
-def trouble_of(error: BaseException) -> DeviceErrorKind:
+def error_kind_of(error: BaseException) -> DeviceErrorKind:
     """Returns what an exception, or what caused it, says of the device."""
     causes = list(_causes(error))
     text = "\n".join(str(each).lower() for each in causes)
@@ -109,19 +109,19 @@ def failure(error: BaseException, **facts: object) -> CatenaryError:
     Its text may show what is inside a model: only our own log gets it.
     """
     incident = uuid.uuid4().hex[:12]
-    trouble = trouble_of(error)
+    kind = error_kind_of(error)
     # Formatted here and plainly: a renderer that shows local variables would print tensors and
     # prompts, and take longer than the batch.
     _log.error(
         "compute_failed",
         traceback="".join(traceback.format_exception(error)),
         incident=incident,
-        trouble=trouble.value,
+        trouble=kind.value,
         **facts,
     )
-    if trouble is DeviceErrorKind.MEMORY:
+    if kind is DeviceErrorKind.MEMORY:
         return DeviceOutOfMemory(f"the device ran out of memory (incident {incident})")
-    if trouble is DeviceErrorKind.STICKY:
+    if kind is DeviceErrorKind.STICKY:
         return DeviceLost(f"the device is lost to this process (incident {incident})")
     return DeviceFailed(f"the partition failed to compute (incident {incident})")
 
@@ -145,7 +145,7 @@ def of_executor(error: Exception, what: str, otherwise: CatenaryError | None) ->
         what: Failed.
         otherwise: If the device is not to blame; None: our bug.
     """
-    if otherwise is None or trouble_of(error) is not DeviceErrorKind.OTHER:
+    if otherwise is None or error_kind_of(error) is not DeviceErrorKind.OTHER:
         text = (str(error).splitlines() or [""])[0][:300]
         return InternalError(f"{what} failed: {text}")  # `from error`, which says what it is
     return otherwise

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from catenary_agent.canary import Canary, CanaryKind, decoder_answer, part_answer
 from catenary_agent.content import CONTENT, check_content, is_content_as_ordered
 from catenary_agent.decoders.loading import DecoderOptions
-from catenary_agent.device_errors import DeviceErrorKind, trouble_of
+from catenary_agent.device_errors import DeviceErrorKind, error_kind_of
 from catenary_agent.engine.partitions import LoadedPartition
 from catenary_agent.engine.reporting import FixedMessage, OutgoingMessage, is_retryable
 from catenary_agent.executors.loading import load_executor
@@ -339,7 +339,7 @@ def _is_as_ordered(loaded: LoadedPartition, order: scheduler_pb2.LoadPartition) 
 
 def _told(failure: Exception) -> CatenaryError:
     """Returns what the scheduler is told of an unexpected failure."""
-    if trouble_of(failure) is DeviceErrorKind.MEMORY:
+    if error_kind_of(failure) is DeviceErrorKind.MEMORY:
         return PlanInfeasible("the device ran out of memory", details={_LIMIT: _MEMORY})
     return InternalError("the partition could not be loaded")
 

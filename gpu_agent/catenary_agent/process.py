@@ -68,7 +68,7 @@ class AgentProcess:
         """
         self.settings = settings
         # Before anything else: an MPS share counts only if CUDA has not been touched yet.
-        self.share = take_share(_claim_of(settings))
+        self.share = take_share(_share_request_of(settings))
         check_device(self.share.device, self.share.memory_bytes)
         self.incarnation = secrets.randbits(63)
         self.metrics = Metrics()
@@ -440,7 +440,7 @@ def _runtime_of(device: Device, choice: DecoderOptions) -> str:
         return ""
 
 
-def _claim_of(settings: AgentSettings) -> ShareRequest:
+def _share_request_of(settings: AgentSettings) -> ShareRequest:
     device = Device.parse(
         settings.device,
         slowdown=settings.emulated_slowdown,

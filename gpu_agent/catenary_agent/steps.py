@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from catenary_agent.device_errors import DeviceErrorKind, trouble_of
+from catenary_agent.device_errors import DeviceErrorKind, error_kind_of
 from catenary_agent.faults import LOADING, SERVING, FaultInjector
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.domain.ids import Nanoseconds, PartitionKey
@@ -86,7 +86,7 @@ class RunningSteps:
             during = _FAULTS.get(kind)
             return work() if during is None else self._faults.run(work, during)
         except Exception as error:
-            if trouble_of(error) is DeviceErrorKind.STICKY:
+            if error_kind_of(error) is DeviceErrorKind.STICKY:
                 self.lost(error)
             raise
         finally:

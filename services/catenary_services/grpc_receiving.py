@@ -30,7 +30,7 @@ SILENCE_S = 10.0
 LONGEST_S = 60.0
 """A message may take so long in all."""
 MOST_OF_ONE_SOURCE = 32 * 1024 * 1024
-"""Bytes of unfinished messages of one source at a door, or one message of any size it takes."""
+"""Bytes of one source's unfinished messages at an endpoint, or one message of any size it takes."""
 _SLACK_BYTES = 256 * 1024
 """Headers and frames beside the messages, and what the peer may send ahead of being asked."""
 _FRAMING_BYTES = 128

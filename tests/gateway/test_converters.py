@@ -136,8 +136,8 @@ def parameters(**values: object) -> oip.ModelInferRequest:
 )
 def test_parameters(given_parameters: dict[str, object], slo_ns: int | None, priority: int) -> None:
     request, _ = oip_proto.request_of(parameters(**given_parameters), model_of("UINT8", 1), INTAKE)
-    assert request.terms.slo_ns == slo_ns
-    assert request.terms.priority == priority
+    assert request.options.slo_ns == slo_ns
+    assert request.options.priority == priority
 
 
 @pytest.mark.parametrize(

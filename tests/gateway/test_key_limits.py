@@ -164,7 +164,7 @@ async def test_every_gateway_gives_its_part_of_a_rate(tmp_path: Path) -> None:
         running.scheduler.send(
             Down(directory=scheduler_pb2.Directory(peers=running.scheduler.peers, gateways=4))
         )
-        await until(lambda: running.gateway._guard.quotas.gateways == 4)
+        await until(lambda: running.gateway._authorizer.quotas.gateways == 4)
         async with catenary.AsyncClient(running.grpc, api_key=key) as client:
             await client.infer("toy", ONE)
             await client.infer("toy", ONE)
@@ -190,19 +190,19 @@ async def test_tokens_are_reserved_at_the_beginning_and_given_back_at_the_end(
             await running.agent.session()
             assert first.usage is not None
             used = first.usage.prompt_tokens + first.usage.completion_tokens
-            left = running.gateway._guard.quotas._tokens["ci"].level(time.monotonic_ns())
+            left = running.gateway._authorizer.quotas._tokens["ci"].level(time.monotonic_ns())
             assert left == pytest.approx(100 - used, abs=0.1)
             with pytest.raises(catenary.QuotaExceededError, match="tokens per second"):
                 await client.generate("tiny", "Hello", max_tokens=99)
             running.agent.script = None
             call = asyncio.ensure_future(client.generate("tiny", "Hello", max_tokens=20))
             await running.agent.session()
-            held = running.gateway._guard.quotas._tokens["ci"].level(time.monotonic_ns())
+            held = running.gateway._authorizer.quotas._tokens["ci"].level(time.monotonic_ns())
             assert held < left - 20
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
             await running.scheduler.hear("cancel")
-        level = running.gateway._guard.quotas._tokens["ci"].level
+        level = running.gateway._authorizer.quotas._tokens["ci"].level
         assert level(time.monotonic_ns()) == pytest.approx(left, abs=0.1)
 
 
@@ -252,8 +252,8 @@ async def test_what_cannot_be_answered_in_time_is_refused_at_once(tmp_path: Path
         async with catenary.AsyncClient(running.grpc, api_key=key) as client:
             first = asyncio.ensure_future(client.infer("toy", ONE))
             await asyncio.wait_for(running.agent.arrived.wait(), 5)
-            (gate,) = running.gateway._guard.fair._gates.values()
-            gate.limit.value = 1.0
+            (call_authorizer,) = running.gateway._authorizer.fair._limiters.values()
+            call_authorizer.limit.value = 1.0
             began = time.monotonic()
             with pytest.raises(catenary.OverloadedError) as caught:
                 await client.infer("toy", ONE)
@@ -268,7 +268,7 @@ async def test_what_cannot_be_answered_in_time_is_refused_at_once(tmp_path: Path
                 assert int(answer.headers["Retry-After"]) >= 1
             running.agent.answer(*running.agent.held[0])
             await first
-            assert gate.unanswered == 0
+            assert call_authorizer.unanswered == 0
             running.agent.hold = False
             await client.infer("toy", ONE)
 

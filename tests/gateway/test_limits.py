@@ -1,4 +1,4 @@
-"""What is too large, too many or too slow for a door is refused, and said so."""
+"""What is too large, too many or too slow for an endpoint is refused, and said so."""
 
 from __future__ import annotations
 

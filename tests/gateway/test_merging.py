@@ -92,8 +92,8 @@ class Bench:
         self.catalog = Catalog()
         self.catalog.update(scheduler_pb2.ModelTable(models=MODELS))
         self.agent, self.outbox = Agent(), Outbox()
-        books = RequestMetrics(GATEWAY, Metrics(), Tracer("t", "t"))
-        self.plane = DataPlane(self.catalog, self.outbox, self.agent, books)
+        request_metrics = RequestMetrics(GATEWAY, Metrics(), Tracer("t", "t"))
+        self.plane = DataPlane(self.catalog, self.outbox, self.agent, request_metrics)
         self.scheduler = ScriptedScheduler()
 
     def ask(self, values: np.ndarray, model: str = "toy", slo_s: float = 20) -> asyncio.Task:

@@ -51,8 +51,8 @@ async def gateway(*, keys: ApiKeys, is_led: bool = True) -> AsyncIterator[Any]:
         if is_led:
             link.channel = await stack.enter_async_context(served(Scheduler()))
         nobody = cast(Any, None)
-        books = cast(RequestMetrics, None)
-        service = AdminService(keys, SchedulerAdmin(link), books, nobody, nobody)
+        request_metrics = cast(RequestMetrics, None)
+        service = AdminService(keys, SchedulerAdmin(link), request_metrics, nobody, nobody)
         channel = await stack.enter_async_context(served(service))
         yield admin_pb2_grpc.AdminStub(channel)
 

@@ -58,8 +58,8 @@ async def fail(request: empty_pb2.Empty, context: Any) -> empty_pb2.Empty:
 async def served(
     receiving: ReceivingMessages, most: int = 4 * MIB
 ) -> AsyncIterator[tuple[str, Gate]]:
-    gate = Gate()
-    intake = CallInterceptor(gate, receiving, {METHOD: most, TALK: most})
+    call_authorizer = Gate()
+    intake = CallInterceptor(call_authorizer, receiving, {METHOD: most, TALK: most})
     server = grpc.aio.server(
         interceptors=[intake],
         options=[("grpc.http2.bdp_probe", 0), ("grpc.max_receive_message_length", 64 * MIB)],
@@ -77,7 +77,7 @@ async def served(
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        yield f"127.0.0.1:{port}", gate
+        yield f"127.0.0.1:{port}", call_authorizer
     finally:
         await server.stop(0)
 
@@ -127,12 +127,12 @@ async def test_a_message_without_fields_is_not_read() -> None:
 
 
 async def test_whoever_holds_most_is_cut_off_and_told_to_come_back() -> None:
-    async with served(ReceivingMessages(8 * MIB)) as (target, gate):
+    async with served(ReceivingMessages(8 * MIB)) as (target, call_authorizer):
         line = await asyncio.to_thread(
             half_sent, target, 4 * MIB, 20, YES, until=lambda line: line.answers.total() == 20
         )
         assert line.answers == Counter(OVERLOADED=20)
-        assert all(error.retry_after_ns for error in gate.refusals)
+        assert all(error.retry_after_ns for error in call_authorizer.refusals)
 
 
 async def test_one_source_has_a_share_and_one_message_of_any_size() -> None:

@@ -386,8 +386,8 @@ class RingNode:
     def host(self, decoder) -> object:
         """Serves an executor."""
         self.decoders.append(decoder)
-        lane = PartitionBatcher(decoder, _COST)
-        self.generation.add_decoder(LoadedDecoder(lane, decoder.layout, _COST))
+        batcher = PartitionBatcher(decoder, _COST)
+        self.generation.add_decoder(LoadedDecoder(batcher, decoder.layout, _COST))
         return decoder
 
     async def settled(self) -> None:

@@ -58,12 +58,12 @@ class World:
         self.epoch = 1
         self.rings = {name: GenerationLoop(name, limits, self.now) for name in self.decoders}
         for name, ring in self.rings.items():
-            ring.add_lane(PartitionBatcher(self.decoders[name]))
+            ring.add_batcher(PartitionBatcher(self.decoders[name]))
         for name, last in (("e", 3), ("e", BLOCKS), ("f", 5)):
             decoder = self.decoders[f"{name}{last}"] = toy(
                 0 if name == "e" else 1, last, slots=SLOTS
             )
-            self.rings[name].add_lane(PartitionBatcher(decoder))
+            self.rings[name].add_batcher(PartitionBatcher(decoder))
         self.frames: list[Copied] = []
         self.wires: dict[tuple[str, str], deque[tuple[bytes, bytes, CacheOut | None]]] = {}
         self.tokens: dict[int, list[frame_pb2.SessionToken]] = {}
@@ -172,7 +172,7 @@ class World:
             made = CacheFrame(cache, lambda _: None)
             payload = bytearray(made.nbytes)
             made.fill(memoryview(payload))
-            peer = cache.outlet.peer
+            peer = cache.cache_send.peer
             self._put(agent, peer, made.header(self.epoch, agent), bytes(payload), cache)
         for frame in out.consumed:
             frame.release()

@@ -25,20 +25,24 @@ _log = get_logger("catenary_gateway.admission.authorizer")
 class AuthorizedGeneration:
     """A generation that was let in, until its end. Told of by the session plane."""
 
-    __slots__ = ("_ended", "_guard", "_place", "_principal", "_reserved")
+    __slots__ = ("_authorizer", "_ended", "_fair_permit", "_principal", "_reserved")
 
     def __init__(
-        self, guard: Authorizer, principal: Principal, place: FairPermit, reserved: TokenReservation
+        self,
+        authorizer: Authorizer,
+        principal: Principal,
+        fair_permit: FairPermit,
+        reserved: TokenReservation,
     ) -> None:
-        self._guard = guard
+        self._authorizer = authorizer
         self._principal = principal
-        self._place = place
+        self._fair_permit = fair_permit
         self._reserved = reserved
         self._ended = False
 
     def first_token(self) -> None:
         """It has its first token."""
-        self._place.answered()
+        self._fair_permit.answered()
 
     def ended(self, error: CatenaryError | None, prompt_tokens: int, answer_tokens: int) -> None:
         """It is over; only the first call counts.
@@ -54,16 +58,16 @@ class AuthorizedGeneration:
         # Without a token of the answer nobody worked on the prompt, as far as one can tell.
         used = prompt_tokens + answer_tokens if answer_tokens else 0
         if error is None:
-            self._place.answered()
-            self._place.cost(float(used))
+            self._fair_permit.answered()
+            self._fair_permit.cost(float(used))
         else:
-            self._place.failed(error, float(used))
+            self._fair_permit.failed(error, float(used))
         self._reserved.settle(used)
-        self._guard.count(self._principal, OK if error is None else error.reason)
+        self._authorizer.count(self._principal, OK if error is None else error.reason)
 
 
 class Authorizer:
-    """Shared by every door of one gateway."""
+    """Shared by every endpoint of one gateway."""
 
     def __init__(
         self, quotas: Quotas, fair: FairLimiters, metrics: Metrics, first_token_patience_ns: int
@@ -108,11 +112,11 @@ class Authorizer:
             PermissionDenied: it asks for a higher priority than its key may.
             Overloaded: more is asked than can be answered in time.
         """
-        terms = request.terms
-        priority = principal.require_priority(terms.priority)
-        if priority != terms.priority:
+        options = request.options
+        priority = principal.require_priority(options.priority)
+        if priority != options.priority:
             request = dataclasses.replace(
-                request, terms=dataclasses.replace(terms, priority=priority)
+                request, options=dataclasses.replace(options, priority=priority)
             )
         rows = float(request.rows)
         ask = FairRequest(principal.name, principal.limits.share, priority, rows, rows, budget_ns)
@@ -128,23 +132,23 @@ class Authorizer:
             QuotaExceeded: its key has not the tokens it may need.
             Overloaded: more is asked than can be answered in time.
         """
-        terms = request.terms
-        priority = principal.require_priority(terms.priority)
-        if priority != terms.priority:
+        options = request.options
+        priority = principal.require_priority(options.priority)
+        if priority != options.priority:
             request = dataclasses.replace(
-                request, terms=dataclasses.replace(terms, priority=priority)
+                request, options=dataclasses.replace(options, priority=priority)
             )
         most = len(request.prompt) + request.sampling.max_tokens
         reserved = self.quotas.reserve(principal, most)
-        patience_ns = min(terms.time_to_first_token_ns or self._patience_ns, budget_ns // 2)
+        patience_ns = min(options.time_to_first_token_ns or self._patience_ns, budget_ns // 2)
         share, cost = principal.limits.share, float(len(request.prompt))
         ask = FairRequest(principal.name, share, priority, 1.0, cost, patience_ns)
         try:
-            place = self.fair.admit(request.model, ask)
+            fair_permit = self.fair.admit(request.model, ask)
         except CatenaryError:
             reserved.settle(0)
             raise
-        return request, AuthorizedGeneration(self, principal, place, reserved)
+        return request, AuthorizedGeneration(self, principal, fair_permit, reserved)
 
     async def watch(self, keys: ApiKeys) -> None:
         """Takes up changes of the file of API keys, and shows limits, until cancelled."""

@@ -31,7 +31,7 @@ class ConcurrencyLimiter:
         self._usual_ns = float(_SHORTEST_RETRY_NS)
 
     def admit(self, nbytes: int) -> ConcurrencyPermit:
-        """Returns a lease on `nbytes`; leave it to give them back.
+        """Returns a permit on `nbytes`; leave it to give them back.
 
         Raises:
             PayloadTooLarge: more than one request may ever have.

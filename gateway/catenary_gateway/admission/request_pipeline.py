@@ -1,4 +1,4 @@
-"""What every door does with a caller before and after the conversion of messages."""
+"""What every endpoint does with a caller before and after the conversion of messages."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class AdmittedRequest:
     """An admitted request on its way to the data plane."""
 
     model: Model
-    lease: ConcurrencyPermit
+    permit: ConcurrencyPermit
     principal: Principal
     _plane: DataPlane
-    _guard: Authorizer
+    _authorizer: Authorizer
     handed_over: bool = False
     """True once the data plane counts it, whatever becomes of it."""
 
@@ -63,15 +63,15 @@ class AdmittedRequest:
             CatenaryError: the data plane has no answer.
         """
         left_ns = arrival.monotonic_ns + budget_of(request, arrival) - time.monotonic_ns()
-        request, place = self._guard.admit_inference(self.principal, request, left_ns)
+        request, fair_permit = self._authorizer.admit_inference(self.principal, request, left_ns)
         self.handed_over = True
         try:
             response = await self._plane.infer(request, arrival)
         except BaseException as exc:
-            place.failed(exc)
+            fair_permit.failed(exc)
             raise
-        place.answered()
-        self.lease.admission.learn(time.monotonic_ns() - arrival.monotonic_ns)
+        fair_permit.answered()
+        self.permit.admission.learn(time.monotonic_ns() - arrival.monotonic_ns)
         return response
 
 
@@ -83,7 +83,7 @@ class AdmittedGeneration:
     principal: Principal
     _sessions: SessionPlane
     _codecs: TextCodecs
-    _guard: Authorizer
+    _authorizer: Authorizer
     handed_over: bool = False
     """True once the session plane counts it, whatever becomes of it."""
 
@@ -92,7 +92,7 @@ class AdmittedGeneration:
         request_id: str,
         prompt: Prompt,
         sampling: SamplingParameters,
-        terms: GenerationOptions,
+        options: GenerationOptions,
         arrival: RequestArrival,
     ) -> GenerationStream:
         """Returns the answer, to be read piece by piece.
@@ -106,20 +106,20 @@ class AdmittedGeneration:
             CatenaryError: the session plane does not take it.
         """
         codec = await self._codecs.of(self.model.key)
-        request = await request_of(self.model, codec, request_id, prompt, sampling, terms)
+        request = await request_of(self.model, codec, request_id, prompt, sampling, options)
         left_ns = self._sessions.limits(request, arrival).due_ns(0) - time.monotonic_ns()
-        request, watcher = self._guard.admit_generation(self.principal, request, left_ns)
+        request, observer = self._authorizer.admit_generation(self.principal, request, left_ns)
         self.handed_over = True
         try:
-            return self._sessions.open(request, arrival, watcher)
+            return self._sessions.open(request, arrival, observer)
         except CatenaryError as error:
-            watcher.ended(error, 0, 0)
+            observer.ended(error, 0, 0)
             raise
 
 
 @dataclass(slots=True)
 class RequestPipeline:
-    """Checks keys, stamps arrivals, gives ids, admits; shared by every door of one gateway."""
+    """Checks keys, stamps arrivals, gives ids, admits; shared by every endpoint of one gateway."""
 
     gateway_id: str
     catalog: Catalog
@@ -130,7 +130,7 @@ class RequestPipeline:
     tracer: Tracer
     sessions: SessionPlane
     codecs: TextCodecs
-    guard: Authorizer
+    authorizer: Authorizer
     max_prompt_bytes: int
     lag: LoopLag = field(default_factory=LoopLag)
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
@@ -146,7 +146,7 @@ class RequestPipeline:
             method, time.monotonic_ns(), time.time_ns(), trace, parent_span_id, budget_ns
         )
 
-    def intake(self, default_id: str | None = None) -> ConversionContext:
+    def conversion(self, default_id: str | None = None) -> ConversionContext:
         """Returns what a converter must know."""
         made = default_id[:_LONGEST_ID] if default_id else self.new_id()
         return ConversionContext(self.admission.max_request_bytes, time.time_ns(), made)
@@ -173,7 +173,7 @@ class RequestPipeline:
             Overloaded: too many requests are being worked on.
             Unavailable: this gateway is draining.
         """
-        quotas = self.guard.quotas
+        quotas = self.authorizer.quotas
         arrived = caller.get()
         if arrived is None:
             arrived = Caller(quotas, address)
@@ -189,16 +189,16 @@ class RequestPipeline:
         try:
             quotas.require_good(arrived.subject)
             if counts:
-                self.guard.enter(principal)
+                self.authorizer.enter(principal)
                 self.admission.precheck()
         except CatenaryError as error:
-            self.guard.refused(principal, error)
-            self.plane.books.refused("", error.reason)
+            self.authorizer.refused(principal, error)
+            self.plane.request_metrics.refused("", error.reason)
             raise
         return principal
 
     @contextmanager
-    def visit(
+    def admit(
         self, principal: Principal, name: str, version: str, nbytes: int
     ) -> Iterator[AdmittedRequest]:
         """Admits one request; what it holds is given back at the end.
@@ -212,27 +212,27 @@ class RequestPipeline:
             Overloaded: too much is held already.
         """
         # A name nobody serves must not become a label: strangers could make any number of them.
-        visit, label = None, ""
+        admitted, label = None, ""
         try:
             principal.require(f"{SCOPE_INFER}:{name}")
             model = self.catalog.find_deployed(name, version)
             label = model.label
-            self.guard.precheck(principal, model)
+            self.authorizer.precheck(principal, model)
             if model.generates:
                 raise InvalidInput(
                     "model_name",
                     f"{name!r} generates text: ask it over catenary.v1.Generation or"
                     " /v1/chat/completions",
                 )
-            with self.admission.admit(nbytes) as lease:
-                visit = AdmittedRequest(model, lease, principal, self.plane, self.guard)
-                yield visit
-            self.guard.count(principal, OK)
+            with self.admission.admit(nbytes) as permit:
+                admitted = AdmittedRequest(model, permit, principal, self.plane, self.authorizer)
+                yield admitted
+            self.authorizer.count(principal, OK)
         except Exception as exc:
             error = error_of_exception(exc)
-            self.guard.refused(principal, error)
-            if visit is None or not visit.handed_over:
-                self.plane.books.refused(label, error.reason)
+            self.authorizer.refused(principal, error)
+            if admitted is None or not admitted.handed_over:
+                self.plane.request_metrics.refused(label, error.reason)
             raise
 
     @contextmanager
@@ -249,15 +249,15 @@ class RequestPipeline:
                 raise PayloadTooLarge(
                     f"the request has {nbytes} bytes; at most {self.max_prompt_bytes} are accepted"
                 )
-            lease = self.admission.admit(nbytes)
+            permit = self.admission.admit(nbytes)
         except Exception as exc:
-            self.plane.books.refused("", error_of_exception(exc).reason)
+            self.plane.request_metrics.refused("", error_of_exception(exc).reason)
             raise
-        with lease:
-            yield lease
+        with permit:
+            yield permit
 
     @contextmanager
-    def generating_visit(
+    def admit_generation(
         self, principal: Principal, reference: str
     ) -> Iterator[AdmittedGeneration]:
         """Lets an admitted request at a model that generates text, "name" or "name:version".
@@ -270,22 +270,24 @@ class RequestPipeline:
             Unavailable: no scheduler has said yet what is served.
         """
         name, _, version = reference.partition(":")
-        visit, label = None, ""
+        admitted, label = None, ""
         try:
             principal.require(f"{SCOPE_INFER}:{name}")
             model = self.catalog.find_deployed(name, version)
             label = model.label
-            self.guard.precheck(principal, model)
+            self.authorizer.precheck(principal, model)
             if not model.generates:
                 raise InvalidInput("model", f"{name!r} does not generate text")
-            visit = AdmittedGeneration(model, principal, self.sessions, self.codecs, self.guard)
-            yield visit
+            admitted = AdmittedGeneration(
+                model, principal, self.sessions, self.codecs, self.authorizer
+            )
+            yield admitted
         except Exception as exc:
-            if visit is not None and visit.handed_over:
+            if admitted is not None and admitted.handed_over:
                 raise
             error = error_of_exception(exc)
-            self.guard.refused(principal, error)
-            self.plane.books.refused(label, error.reason)
+            self.authorizer.refused(principal, error)
+            self.plane.request_metrics.refused(label, error.reason)
             raise
 
     def new_id(self) -> str:

@@ -36,15 +36,17 @@ class Dashboard:
     """Serves the page to everyone, and what it shows to callers that may look.
 
     Args:
-        desk: Knows keys and load of this gateway.
+        pipeline: Knows keys and load of this gateway.
         scheduler: Answers for the cluster.
         is_open: Without keys, whether everyone may look.
     """
 
-    def __init__(self, desk: RequestPipeline, scheduler: SchedulerCaller, *, is_open: bool) -> None:
-        self._desk = desk
+    def __init__(
+        self, pipeline: RequestPipeline, scheduler: SchedulerCaller, *, is_open: bool
+    ) -> None:
+        self._pipeline = pipeline
         self._is_open = is_open
-        self._sources = DashboardSources(desk, scheduler)
+        self._sources = DashboardSources(pipeline, scheduler)
         self._answers = DocumentCache()
         self._assets = files.load()
 
@@ -123,7 +125,7 @@ class Dashboard:
             PermissionDenied: a key that may not look, or nothing tells who may.
         """
         enter(request).require(SCOPE_VIEW)
-        if not (self._desk.keys.enabled or self._is_open):
+        if not (self._pipeline.keys.enabled or self._is_open):
             # As on the admin port: behind TLS nobody is let in whom nothing identifies.
             raise PermissionDenied(
                 "the dashboard shows nothing without API keys; set api_keys_file, and give a key "

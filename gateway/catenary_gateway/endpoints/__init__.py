@@ -1,1 +1,1 @@
-"""The doors: what calls over gRPC and HTTP have in common, and services of our own."""
+"""The endpoints: what calls over gRPC and HTTP have in common, and services of our own."""

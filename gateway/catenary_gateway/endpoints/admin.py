@@ -139,13 +139,13 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self,
         keys: ApiKeys,
         scheduler: SchedulerAdmin,
-        books: RequestMetrics,
+        request_metrics: RequestMetrics,
         requests: RunningRequests,
         known: LocalStatus,
     ) -> None:
         self._keys = keys
         self._scheduler = scheduler
-        self._books = books
+        self._request_metrics = request_metrics
         self._requests = requests
         self._known = known
 
@@ -163,7 +163,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             answer = await self._forward("GetStatus", request, context)
         except Unavailable as error:
             answer = self._known.status(error.message)
-        add_attainment(answer, self._books.outcomes)
+        add_attainment(answer, self._request_metrics.outcomes)
         return answer
 
     @answered
@@ -214,7 +214,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         answer: admin_pb2.ListSessionsResponse = await self._forward(
             "ListSessions", request, context
         )
-        name_requests(answer, self._books.gateway_id, self._requests)
+        name_requests(answer, self._request_metrics.gateway_id, self._requests)
         return answer
 
     @answered
@@ -239,10 +239,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.GetTraceResponse:
         """Where the time of one recent request of this gateway went."""
         self._authorize(context, SCOPE_VIEW)
-        found = self._books.recent.find(request.request_id)
+        found = self._request_metrics.recent.find(request.request_id)
         if found is None:
             raise InvalidInput("request_id", "is not among the recent requests of this gateway")
-        return trace_of(found, self._books.gateway_id)
+        return trace_of(found, self._request_metrics.gateway_id)
 
     @answered
     async def GetTimelines(  # noqa: N802
@@ -260,7 +260,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.ListRequestsResponse:
         """The recent requests of this gateway, newest first."""
         self._authorize(context, SCOPE_VIEW)
-        return recent_requests(self._books.recent, request.limit)
+        return recent_requests(self._request_metrics.recent, request.limit)
 
     async def WatchScaling(  # noqa: N802
         self, request: admin_pb2.WatchScalingRequest, context: Context

@@ -39,23 +39,23 @@ Response = generation_pb2.GenerateResponse
 class GenerationService(generation_pb2_grpc.GenerationServicer):
     """Checks the key, converts, reads the answer and converts back."""
 
-    def __init__(self, desk: RequestPipeline) -> None:
-        self._desk = desk
+    def __init__(self, pipeline: RequestPipeline) -> None:
+        self._pipeline = pipeline
 
     @answered
     async def Generate(  # type: ignore[override]  # noqa: N802 - named by the protocol
         self, request: generation_pb2.GenerateRequest, context: Context
     ) -> None:
         """One answer; ends with a response that has finish_reason set."""
-        desk, metadata = self._desk, metadata_of(context)
-        arrival = desk.arrive(GENERATE, metadata.get("traceparent"), context.time_remaining())
+        pipeline, metadata = self._pipeline, metadata_of(context)
+        arrival = pipeline.arrive(GENERATE, metadata.get("traceparent"), context.time_remaining())
         principal = entered()
-        with desk.admitted(request.ByteSize()):
+        with pipeline.admitted(request.ByteSize()):
             prompt, sampling = prompt_of(request), sampling_of_message(request.sampling)
-            own_id = request.id[:_LONGEST_ID] or desk.new_id()
-            with desk.generating_visit(principal, request.model) as visit:
-                terms = terms_of(request)
-                opened = await visit.generate(own_id, prompt, sampling, terms, arrival)
+            own_id = request.id[:_LONGEST_ID] or pipeline.new_id()
+            with pipeline.admit_generation(principal, request.model) as admitted:
+                options = terms_of(request)
+                opened = await admitted.generate(own_id, prompt, sampling, options, arrival)
                 with opened as generation:
                     await _answer(generation, own_id, context)
 

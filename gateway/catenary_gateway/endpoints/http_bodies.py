@@ -104,14 +104,14 @@ def require_announced(request: web.Request, most_bytes: int) -> None:
 
 
 async def body_of(
-    request: web.Request, most_bytes: int, lease: ConcurrencyPermit | None = None
+    request: web.Request, most_bytes: int, permit: ConcurrencyPermit | None = None
 ) -> bytes:
     """Returns the body, inflated.
 
     Args:
         request: Whose.
         most_bytes: More is refused as soon as it is there.
-        lease: Holds what is there; None for bodies that are always small.
+        permit: Holds what is there; None for bodies that are always small.
 
     Raises:
         PayloadTooLarge: it has more than `most_bytes`.
@@ -120,18 +120,18 @@ async def body_of(
         InvalidInput: it is not compressed as announced.
     """
     require_announced(request, most_bytes)
-    body = await _received(request, most_bytes, lease)
+    body = await _received(request, most_bytes, permit)
     encoding = _encoding_of(request)
     if encoding:
         window = _WINDOWS[encoding]
         likely = min(most_bytes, len(body) * MOST_RATIO)
-        if lease is not None:
-            lease.hold(len(body) + likely)
+        if permit is not None:
+            permit.hold(len(body) + likely)
         _note_read(likely)
         off_loop = request.app[OFF_LOOP]
         body = await off_loop.run(likely, lambda: inflated(body, window, most_bytes))
-    if lease is not None:
-        lease.hold(len(body))
+    if permit is not None:
+        permit.hold(len(body))
     _note_read(len(body))
     return body
 
@@ -163,7 +163,7 @@ def inflated(body: bytes, window: int, most_bytes: int) -> bytes:
 
 
 async def _received(
-    request: web.Request, most_bytes: int, lease: ConcurrencyPermit | None
+    request: web.Request, most_bytes: int, permit: ConcurrencyPermit | None
 ) -> bytes:
     pieces: list[bytes] = []
     total = 0
@@ -175,8 +175,8 @@ async def _received(
                 total += len(piece)
                 if total > most_bytes:
                     raise PayloadTooLarge(f"the body has more than {most_bytes} bytes")
-                if lease is not None:
-                    lease.hold(total)
+                if permit is not None:
+                    permit.hold(total)
                 pieces.append(piece)
                 silence.reschedule(min(loop.time() + SILENCE_S, end_s))
     except TimeoutError:

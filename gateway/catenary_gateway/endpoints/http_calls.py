@@ -19,7 +19,7 @@ from catenary_services.error_tables import (
 from catenary_services.errors import CatenaryError, ModelNotFound, PayloadTooLarge, forget_frames
 from catenary_services.security.keys import Principal
 
-DESK: web.AppKey[RequestPipeline] = web.AppKey("desk", RequestPipeline)
+PIPELINE: web.AppKey[RequestPipeline] = web.AppKey("pipeline", RequestPipeline)
 OPENAI_PREFIX = "/v1/"
 REQUEST_ID = "X-Request-Id"
 _LONGEST_ID = 256
@@ -31,7 +31,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turns whatever a route raises into the error body its clients parse, and charges for it."""
-    quotas = request.app[DESK].guard.quotas
+    quotas = request.app[PIPELINE].authorizer.quotas
     arrived = Caller(quotas, address_of(request))
     caller.set(arrived)
     try:
@@ -59,7 +59,7 @@ def enter(request: web.Request, *, counts: bool = False) -> Principal:
     Raises:
         CatenaryError: it may not.
     """
-    return request.app[DESK].enter(bearer(request), address_of(request), counts=counts)
+    return request.app[PIPELINE].enter(bearer(request), address_of(request), counts=counts)
 
 
 def address_of(request: web.Request) -> str:

@@ -1,4 +1,4 @@
-"""Connections to the HTTP door: how many there may be, and how long one may say nothing.
+"""Connections to the HTTP endpoint: how many there may be, and how long one may say nothing.
 
 aiohttp bounds the size of headers and, between requests, the time; it waits for ever for the first
 request of a connection ("slow loris").

@@ -1,4 +1,4 @@
-"""The gate of the gRPC doors: key, quota and room are looked at before a message is read."""
+"""What gRPC endpoints ask first: key, quota and room are looked at before a message is read."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class KeyAuthorizer:
     """Lets in callers with a key that may ask for more."""
 
-    def __init__(self, desk: RequestPipeline) -> None:
-        self._desk = desk
+    def __init__(self, pipeline: RequestPipeline) -> None:
+        self._pipeline = pipeline
 
     def enter(self, method: str, context: Context, peer: str) -> str:
         """Returns whose key it is; "" for methods that need none, and where there are no keys.
@@ -36,19 +36,19 @@ class KeyAuthorizer:
             QuotaExceeded: it made as many requests as it may, or too many that were refused.
             Overloaded: too many requests are being worked on.
         """
-        desk, address = self._desk, address_of(peer)
+        pipeline, address = self._pipeline, address_of(peer)
         metadata = metadata_of(context)
-        arrived = Caller(desk.guard.quotas, address, metadata)
+        arrived = Caller(pipeline.authorizer.quotas, address, metadata)
         caller.set(arrived)
         if method in _OPEN or method.startswith(_OPEN_SERVICES):
             return ""
         presented = metadata.get("authorization")
         try:
-            principal = desk.enter(presented, address, counts=method in _COUNTED)
+            principal = pipeline.enter(presented, address, counts=method in _COUNTED)
         except CatenaryError as error:
             arrived.charge(error)
             raise
-        return principal.name if desk.keys.enabled else ""
+        return principal.name if pipeline.keys.enabled else ""
 
     def refused(self, method: str, context: Context, error: CatenaryError) -> None:
         """Charges the caller for a message that could not be taken."""
@@ -57,17 +57,19 @@ class KeyAuthorizer:
             arrived.charge(error)
 
 
-def inference_intake(desk: RequestPipeline, slack_bytes: int, receiving_bytes: int) -> CallPolicy:
-    """Returns what the doors for clients take; tensors have `slack_bytes` of names beside them."""
-    largest = desk.admission.max_request_bytes + slack_bytes
+def inference_call_policy(
+    pipeline: RequestPipeline, slack_bytes: int, receiving_bytes: int
+) -> CallPolicy:
+    """Returns what endpoints for clients take; tensors have `slack_bytes` of names beside them."""
+    largest = pipeline.admission.max_request_bytes + slack_bytes
     longest = {
         f"{_OIP}/ModelInfer": largest,
         f"{_OIP}/ModelStreamInfer": largest,
-        _GENERATE: desk.max_prompt_bytes + slack_bytes,
+        _GENERATE: pipeline.max_prompt_bytes + slack_bytes,
     }
-    return CallPolicy(KeyAuthorizer(desk), longest, receiving_bytes=receiving_bytes)
+    return CallPolicy(KeyAuthorizer(pipeline), longest, receiving_bytes=receiving_bytes)
 
 
 def admin_longest() -> dict[str, int]:
-    """Returns the longest message of each method of the door for operators that needs more."""
+    """Returns the longest message of each method of the endpoint for operators that needs more."""
     return {"/catenary.v1.Admin/ApplyPlan": _PLAN_BYTES}

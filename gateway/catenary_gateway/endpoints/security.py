@@ -1,4 +1,4 @@
-"""How the doors of a gateway are protected, and what goes through them on behalf of others."""
+"""How the endpoints of a gateway are protected, and what goes through them on behalf of others."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from catenary_services.security.roles import RoleAuthorizer
 from catenary_services.security.tls import ServerSecurity
 
 on_behalf_of: ContextVar[str] = ContextVar("on_behalf_of", default="")
-"""What the caller of a door gave as `authorization`: the scheduler wants to see it too, since a
-gateway may not change the cluster by itself. Each call has a context of its own."""
+"""What the caller of an endpoint gave as `authorization`: the scheduler wants to see it too, since
+a gateway may not change the cluster by itself. Each call has a context of its own."""
 
 
 def passed_on(metadata: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...] | None:

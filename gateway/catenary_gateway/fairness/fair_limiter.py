@@ -34,16 +34,16 @@ class FairRequest:
 class LimiterEntry:
     """A request that was let in, until it has what its limit is about."""
 
-    __slots__ = ("ask", "began_ns", "inside")
+    __slots__ = ("began_ns", "inside", "request")
 
-    def __init__(self, ask: FairRequest, began_ns: int) -> None:
-        self.ask = ask
+    def __init__(self, request: FairRequest, began_ns: int) -> None:
+        self.request = request
         self.began_ns = began_ns
         self.inside = True
 
 
 class FairLimiter:
-    """The gate of one model.
+    """The limiter of one model.
 
     Invariant: `unanswered` is the size of all entries that are inside.
     """
@@ -56,45 +56,47 @@ class FairLimiter:
         self._usual_cost = 0.0
         self._refused_share = 0.0
 
-    def would_admit(self, ask: FairRequest, now_ns: int) -> bool:
+    def would_admit(self, request: FairRequest, now_ns: int) -> bool:
         """True if a request would be let in now; nothing changes but that a refusal is noted."""
         limit = self.limit.value
         if math.isinf(limit):
             return True
         # Who is more urgent is not kept out by who is less; the scheduler serves it first.
-        ahead = self._ahead(ask.priority)
-        allowance = max(1.0, limit) * (self._usual_cost or ask.cost)
-        behind = self.credits.is_behind(ask.key, ask.share, allowance, now_ns)
+        ahead = self._ahead(request.priority)
+        allowance = max(1.0, limit) * (self._usual_cost or request.cost)
+        behind = self.credits.is_behind(request.key, request.share, allowance, now_ns)
         # A large request waits for no emptier moment than half full: small ones would starve it.
-        size = min(ask.size, limit / 2)
+        size = min(request.size, limit / 2)
         if not ahead or ahead + size <= limit * (1.0 if behind else OPEN_SHARE):
             return True
-        self.credits.refused(ask.key, ask.share, now_ns)
+        self.credits.refused(request.key, request.share, now_ns)
         self.limit.bounded(self.unanswered)
         self._refused_share += _SMOOTHING * (1.0 - self._refused_share)
         return False
 
-    def admit(self, ask: FairRequest, now_ns: int) -> LimiterEntry | None:
+    def admit(self, request: FairRequest, now_ns: int) -> LimiterEntry | None:
         """Lets a request in, or returns None."""
-        if not self.would_admit(ask, now_ns):
+        if not self.would_admit(request, now_ns):
             return None
-        self.unanswered += ask.size
-        self._by_priority[ask.priority] = self._by_priority.get(ask.priority, 0.0) + ask.size
+        self.unanswered += request.size
+        self._by_priority[request.priority] = (
+            self._by_priority.get(request.priority, 0.0) + request.size
+        )
         self.limit.entered(self.unanswered)
-        self.credits.charge(ask.key, ask.share, ask.cost)
-        self._usual_cost += _SMOOTHING * (ask.cost - self._usual_cost)
+        self.credits.charge(request.key, request.share, request.cost)
+        self._usual_cost += _SMOOTHING * (request.cost - self._usual_cost)
         self._refused_share -= _SMOOTHING * self._refused_share
-        return LimiterEntry(ask, now_ns)
+        return LimiterEntry(request, now_ns)
 
     def answered(self, entry: LimiterEntry, now_ns: int) -> None:
         """It has its answer (or its first token)."""
         if self._leave(entry):
-            self.limit.answered(entry.began_ns, entry.ask.budget_ns, entry.ask.size, now_ns)
+            self.limit.answered(entry.began_ns, entry.request.budget_ns, entry.request.size, now_ns)
 
     def lost(self, entry: LimiterEntry, now_ns: int) -> None:
         """It was refused, or late, for want of capacity."""
         if self._leave(entry):
-            self.limit.lost(entry.began_ns, entry.ask.budget_ns, now_ns)
+            self.limit.lost(entry.began_ns, entry.request.budget_ns, now_ns)
 
     def left(self, entry: LimiterEntry) -> None:
         """It ended for reasons that say nothing about capacity."""
@@ -102,7 +104,7 @@ class FairLimiter:
 
     def correct(self, entry: LimiterEntry, cost: float) -> None:
         """It really cost so much."""
-        self.credits.charge(entry.ask.key, entry.ask.share, cost - entry.ask.cost)
+        self.credits.charge(entry.request.key, entry.request.share, cost - entry.request.cost)
 
     def retry_after_ns(self) -> int:
         """Returns when who was refused should come back: the later, the more are refused."""
@@ -118,13 +120,13 @@ class FairLimiter:
         if not entry.inside:
             return False
         entry.inside = False
-        ask = entry.ask
-        self.unanswered -= ask.size
-        left = self._by_priority[ask.priority] - ask.size
+        request = entry.request
+        self.unanswered -= request.size
+        left = self._by_priority[request.priority] - request.size
         if left > 1e-9:
-            self._by_priority[ask.priority] = left
+            self._by_priority[request.priority] = left
         else:
-            del self._by_priority[ask.priority]
+            del self._by_priority[request.priority]
             if not self._by_priority:
                 self.unanswered = 0.0
         return True

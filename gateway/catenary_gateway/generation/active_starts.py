@@ -32,11 +32,11 @@ _Message = scheduler_pb2.GatewayMessage
 
 @dataclass(frozen=True, slots=True)
 class StartDeps:
-    """Whom rings, the scheduler and the books are reached by."""
+    """Whom rings, the scheduler and the metrics are reached by."""
 
     gateway_id: str
     hub: LinkSource
-    books: RequestMetrics
+    request_metrics: RequestMetrics
     tell: Callable[[scheduler_pb2.GatewayMessage], None]
 
 
@@ -47,11 +47,11 @@ class ActiveStarts:
     `_successors` exactly those that are to take over. Tokens of any other session id are nobody's.
     """
 
-    def __init__(self, surroundings: StartDeps, took: Callable[[PendingSession], None]) -> None:
+    def __init__(self, deps: StartDeps, took: Callable[[PendingSession], None]) -> None:
         """`took` is called for every token taken; it may end the session."""
         self.dropped = 0
         """Tokens nobody waits for."""
-        self._to = surroundings
+        self._to = deps
         self._took = took
         self._sessions: dict[int, PendingSession] = {}
         self._successors: dict[int, tuple[PendingSession, SessionStart]] = {}
@@ -71,7 +71,7 @@ class ActiveStarts:
             self._move(session, start)
             return
         if session.starts:
-            self._to.books.metrics.redispatches.labels(_why_again(session)).inc()
+            self._to.request_metrics.metrics.redispatches.labels(_why_again(session)).inc()
         self.leave(session)
         self._sessions[start.session_id] = session
         self._begin(session, start)
@@ -139,9 +139,11 @@ class ActiveStarts:
             self._take(session, token, now_ns)
         elif session.is_early(start, token):
             # It was handed over; the last tokens of the ring before are still on their way.
-            if start.patience is None:
+            if start.overtake_timer is None:
                 loop = asyncio.get_running_loop()
-                start.patience = loop.call_later(OVERTAKEN_S, self._never_came, session, start)
+                start.overtake_timer = loop.call_later(
+                    OVERTAKEN_S, self._never_came, session, start
+                )
         else:
             self._never_came(session, start)
 
@@ -153,7 +155,7 @@ class ActiveStarts:
             session.take(following, now_ns)
             if previous_ns:
                 label = session.request.model.label
-                self._to.books.token_after(label, now_ns - previous_ns)
+                self._to.request_metrics.token_after(label, now_ns - previous_ns)
             self._took(session)
             if session.successors and (due := session.successor_due()) is not None:
                 self._take_over(session, due, now_ns)
@@ -168,7 +170,7 @@ class ActiveStarts:
         del self._successors[start.session_id]
         self._sessions[start.session_id] = session
         stall_ns = now_ns - session.last_token_ns
-        self._to.books.moved(session.request.model.label, start.mode, stall_ns)
+        self._to.request_metrics.moved(session.request.model.label, start.mode, stall_ns)
 
     # Starts
 
@@ -254,7 +256,7 @@ class ActiveStarts:
         start.failed = failure.reason or PartitionLost.reason
         start.failed_ns = time.monotonic_ns()
         if start.order.moved_session_id and not start.first_token_ns:
-            self._to.books.move_failed(session.request.model.label, start.mode)
+            self._to.request_metrics.move_failed(session.request.model.label, start.mode)
         report = scheduler_pb2.SessionFailed(session_id=start.session_id, failure=failure)
         self._to.tell(_Message(session_failed=report))
 

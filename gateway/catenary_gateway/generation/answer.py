@@ -1,4 +1,4 @@
-"""What a door holds of a generation while it reads it."""
+"""What an endpoint holds of a generation while it reads it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from catenary_gateway.observability.generations import ChainChange, ObjectivesRe
 
 
 class GenerationStream:
-    """One answer as its door sees it; leaving it early gives the answer up.
+    """One answer as its endpoint sees it; leaving it early gives the answer up.
 
     Used as a context manager around the loop that reads it.
     """

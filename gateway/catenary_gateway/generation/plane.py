@@ -1,4 +1,4 @@
-"""The session plane behind every door that generates text."""
+"""The session plane behind every endpoint that generates text."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class SessionPlane:
         gateway_id: str,
         outbox: Outbox,
         hub: LinkSource,
-        books: RequestMetrics,
+        request_metrics: RequestMetrics,
         numbers: Iterator[int],
         pace: GenerationIntervals | None = None,
     ) -> None:
-        self.books = books
+        self.request_metrics = request_metrics
         self._outbox = outbox
         self._numbers = numbers
         self._pace = pace or GenerationIntervals()
@@ -77,7 +77,9 @@ class SessionPlane:
         self._watchers: dict[int, GenerationObserver] = {}
         self._deadlines = Deadlines(self._expired, self._requests)
         self._progress = ProgressReporter(self._tell, self._pace.progress_interval_ns)
-        self._rings = ActiveStarts(StartDeps(gateway_id, hub, books, self._tell), self._took)
+        self._starts = ActiveStarts(
+            StartDeps(gateway_id, hub, request_metrics, self._tell), self._took
+        )
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -89,12 +91,12 @@ class SessionPlane:
     @property
     def running(self) -> int:
         """Those of them that have a chain."""
-        return self._rings.running
+        return self._starts.running
 
     @property
     def dropped(self) -> int:
         """Tokens nobody waits for: late, twice, or of a session that goes on elsewhere."""
-        return self._rings.dropped
+        return self._starts.dropped
 
     def waits_for(self, now_ns: int) -> list[scheduler_pb2.UnansweredRequest]:
         """Returns every unanswered generation and its starts, for the scheduler's audit."""
@@ -120,7 +122,7 @@ class SessionPlane:
         self,
         request: GenerationRequest,
         arrival: RequestArrival,
-        watcher: GenerationObserver | None = None,
+        observer: GenerationObserver | None = None,
     ) -> GenerationStream:
         """Asks the scheduler for a chain; if it can, `watcher` hears of what becomes of it.
 
@@ -140,11 +142,11 @@ class SessionPlane:
             submission = session.submission(session.submitted_ns)
             self._outbox.send(_Message(submit_session=submission))
         except CatenaryError as error:
-            self.books.refused(request.model.label, error.reason)
+            self.request_metrics.refused(request.model.label, error.reason)
             raise
         self._requests[session.number] = session
-        if watcher is not None:
-            self._watchers[session.number] = watcher
+        if observer is not None:
+            self._watchers[session.number] = observer
         self._idle.clear()
         self._deadlines.add(session.number, session.due_ns)
         return GenerationStream(session, self.give_up)
@@ -175,7 +177,7 @@ class SessionPlane:
         """Carries out the scheduler's order to open a session; again: somewhere else."""
         session = self._requests.get(order.request_id)
         if session is not None:
-            self._rings.start(session, order)
+            self._starts.start(session, order)
 
     def reject(self, order: scheduler_pb2.RejectRequest) -> None:
         """Ends a generation the scheduler gave up."""
@@ -193,7 +195,7 @@ class SessionPlane:
         Returns:
             False if `sender` is on none of the rings that some of them are to come from.
         """
-        return self._rings.tokens(header, sender)
+        return self._starts.tokens(header, sender)
 
     async def idle(self, timeout_s: float) -> bool:
         """Waits until no generation is unanswered; False if some still were at the end."""
@@ -210,13 +212,13 @@ class SessionPlane:
             self._end(session, error, "cancel")
         self._deadlines.close()
         self._progress.close()
-        await self._rings.close()
+        await self._starts.close()
 
     def _took(self, session: PendingSession) -> None:
         self._progress.took(session)
-        watcher = self._watchers.get(session.number)
-        if watcher is not None:
-            watcher.first_token()
+        observer = self._watchers.get(session.number)
+        if observer is not None:
+            observer.first_token()
         if session.finish_reason:
             self._end(session, None, "finished")
 
@@ -237,13 +239,13 @@ class SessionPlane:
         """Ends a generation exactly once: complete, or with `error`."""
         if self._requests.pop(session.number, None) is None:
             return
-        self._rings.leave(session)
+        self._starts.leave(session)
         self._progress.ended(session)
         session.end(error)
-        watcher = self._watchers.pop(session.number, None)
-        if watcher is not None:
+        observer = self._watchers.pop(session.number, None)
+        if observer is not None:
             own_tokens = len(session.generated) - session.continued
-            watcher.ended(error, len(session.request.prompt), own_tokens)
+            observer.ended(error, len(session.request.prompt), own_tokens)
         # At once: a free slot is what the head of the scheduler's queue waits for.
         if tell == "finished":
             finished = scheduler_pb2.RequestFinished(
@@ -255,8 +257,12 @@ class SessionPlane:
         if not self._requests:
             self._idle.set()
         outcome = OK if error is None else error.reason
-        done = finished_session(session, outcome, time.monotonic_ns(), self.books.gateway_id)
-        asyncio.get_running_loop().call_soon(self.books.finished, done, session.limits.whole_ns)
+        done = finished_session(
+            session, outcome, time.monotonic_ns(), self.request_metrics.gateway_id
+        )
+        asyncio.get_running_loop().call_soon(
+            self.request_metrics.finished, done, session.limits.whole_ns
+        )
 
     def _tell(self, message: scheduler_pb2.GatewayMessage) -> None:
         try:

@@ -1,4 +1,4 @@
-"""A generation as the plane behind the doors sees it: token ids and numbers, no protocol."""
+"""A generation as the plane behind the endpoints sees it: token ids and numbers, no protocol."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class GenerationRequest:
     sampling: SamplingParameters
     """Resolved: `max_tokens` and `seed` have values."""
     codec: TextCodec
-    terms: GenerationOptions
+    options: GenerationOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True)
 class AnswerChunk:
-    """What a door is given at a time: everything since the piece before."""
+    """What an endpoint is given at a time: everything since the piece before."""
 
     text: str
     token_ids: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""One unanswered generation: its tokens so far, where they are made, and the door that reads."""
+"""One unanswered generation: its tokens so far, where they are made, and who reads them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from catenary_services.sampling_messages import message_of_sampling
 
 
 class PendingSession:
-    """Keeps the token history of one generation, and what its door has not read yet.
+    """Keeps the token history of one generation, and what its endpoint has not read yet.
 
     Invariants: `generated` only grows, by the token of the next position, and begins with what
     its client has from another gateway; `current` is the start
@@ -55,7 +55,7 @@ class PendingSession:
         self.arrival = arrival
         self.limits = limits
         self.submitted_ns = 0
-        self.generated: array[int] = array("I", request.terms.generated)
+        self.generated: array[int] = array("I", request.options.generated)
         self.starts: list[SessionStart] = []
         self.current: SessionStart | None = None
         self.successors: list[SessionStart] = []
@@ -78,7 +78,7 @@ class PendingSession:
     @property
     def continued(self) -> int:
         """Number of tokens that were generated through another gateway."""
-        return len(self.request.terms.generated)
+        return len(self.request.options.generated)
 
     @property
     def next_position(self) -> int:
@@ -93,7 +93,7 @@ class PendingSession:
     @property
     def timed(self) -> bool:
         """True if agents are to say where the time of each token goes."""
-        return self.request.terms.timed or self.arrival.trace.sampled
+        return self.request.options.timed or self.arrival.trace.sampled
 
     def submission(self, now_ns: int) -> scheduler_pb2.SubmitSession:
         """Returns what the scheduler is to know, with the session that goes on if there is one."""
@@ -105,10 +105,10 @@ class PendingSession:
             prompt_tokens=len(request.prompt),
             max_tokens=request.sampling.max_tokens,
             budget_ns=max(0, self.limits.whole_ns - now_ns),
-            priority=request.terms.priority,
+            priority=request.options.priority,
             traceparent=trace.traceparent if trace.sampled else "",
-            first_token_slo_ns=request.terms.time_to_first_token_ns or 0,
-            per_token_slo_ns=request.terms.time_per_output_token_ns or 0,
+            first_token_slo_ns=request.options.time_to_first_token_ns or 0,
+            per_token_slo_ns=request.options.time_per_output_token_ns or 0,
             waited_ns=max(0, now_ns - self.arrival.monotonic_ns),
             progress=self.progress() if self.generated else None,
         )
@@ -230,7 +230,7 @@ class PendingSession:
         self.generated.append(token.token_id)
         if token.timings:
             self.current.add_hops(token.timings)
-        if self.request.terms.timed:
+        if self.request.options.timed:
             timing = StepTiming(token.token_id, now_ns - previous_ns, tuple(token.timings))
             self._timings.append(timing)
         reason = token.finish_reason
@@ -247,7 +247,7 @@ class PendingSession:
         self._awake.set()
 
     def end(self, error: CatenaryError | None) -> None:
-        """Lets the door read what there is, and then the end."""
+        """Lets the endpoint read what there is, and then the end."""
         self.ended = True
         self.error = error
         self.current = None

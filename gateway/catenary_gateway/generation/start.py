@@ -35,7 +35,7 @@ class SessionStart:
     failed_ns: int = 0
     early: list[frame_pb2.SessionToken] = field(default_factory=list)
     """Tokens in a row that came before those of another ring that precede them."""
-    patience: asyncio.TimerHandle | None = None
+    overtake_timer: asyncio.TimerHandle | None = None
     """Ends the wait for those."""
     first_hops: tuple[HopTimes, ...] = ()
     later_hops: dict[tuple[str, int, int], HopTimes] = field(default_factory=dict)
@@ -77,9 +77,9 @@ class SessionStart:
 
     def stop_waiting(self) -> None:
         """Nothing that it overtook is waited for any more."""
-        if self.patience is not None:
-            self.patience.cancel()
-            self.patience = None
+        if self.overtake_timer is not None:
+            self.overtake_timer.cancel()
+            self.overtake_timer = None
 
     def add_hops(self, timings: Sequence[common_pb2.HopTiming]) -> None:
         """Takes the hops of one more token into account."""

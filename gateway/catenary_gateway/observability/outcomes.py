@@ -80,7 +80,7 @@ class RecentOutcomes:
             now_ns: On the monotonic clock.
             reason: Of the error.
             counts: False if its deadline is no matter, because its client went away or it was
-                refused at the door.
+                refused at the endpoint.
         """
         bucket = self._bucket(model, now_ns)
         bucket.finished += counts

@@ -79,7 +79,7 @@ class RequestMetrics:
         self.metrics.generation_moves.labels(model, mode, names.MOVE_FAILED).inc()
 
     def refused(self, model: str, reason: str) -> None:
-        """Counts a request that was turned away at the door."""
+        """Counts a request that was turned away at the endpoint."""
         self._count(model, reason)
         if model:
             self.outcomes.add_error(model, time.monotonic_ns(), reason, counts=False)

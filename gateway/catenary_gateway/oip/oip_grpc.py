@@ -32,9 +32,9 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     """Every method checks the key, converts, calls and converts back."""
 
     def __init__(
-        self, desk: RequestPipeline, repository: Repository, max_stream_requests: int
+        self, pipeline: RequestPipeline, repository: Repository, max_stream_requests: int
     ) -> None:
-        self._desk = desk
+        self._pipeline = pipeline
         self._repository = repository
         self._max_stream_requests = max_stream_requests
 
@@ -50,7 +50,7 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
         self, request: oip.ServerReadyRequest, context: Context
     ) -> oip.ServerReadyResponse:
         """True if a scheduler leads and every model is ready; needs no key."""
-        return oip.ServerReadyResponse(ready=self._desk.readiness.ready)
+        return oip.ServerReadyResponse(ready=self._pipeline.readiness.ready)
 
     @answered
     async def ModelReady(  # noqa: N802
@@ -58,7 +58,7 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     ) -> oip.ModelReadyResponse:
         """True if this model takes requests."""
         self._identify(context)
-        model = self._desk.catalog.find(request.name, request.version)
+        model = self._pipeline.catalog.find(request.name, request.version)
         return oip.ModelReadyResponse(ready=model.ready)
 
     @answered
@@ -77,8 +77,8 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     ) -> oip.ModelMetadataResponse:
         """The signature of a model."""
         self._identify(context)
-        model = self._desk.catalog.find(request.name, request.version)
-        return oip_proto.metadata_of(model, self._desk.catalog.versions(request.name))
+        model = self._pipeline.catalog.find(request.name, request.version)
+        return oip_proto.metadata_of(model, self._pipeline.catalog.versions(request.name))
 
     @answered
     async def ModelInfer(  # noqa: N802
@@ -86,7 +86,7 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     ) -> oip.ModelInferResponse:
         """One inference."""
         traceparent = presented().get("traceparent")
-        arrival = self._desk.arrive(INFER, traceparent, context.time_remaining())
+        arrival = self._pipeline.arrive(INFER, traceparent, context.time_remaining())
         return await self._infer(request, arrival, entered())
 
     @answered
@@ -99,7 +99,7 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
         metadata, address = metadata_of(context), address_of(context.peer())
 
         async def answer(request: oip.ModelInferRequest) -> oip.ModelStreamInferResponse:
-            arrival = self._desk.arrive(
+            arrival = self._pipeline.arrive(
                 STREAM_INFER, metadata.get("traceparent"), context.time_remaining()
             )
             # Anew each time: a key that was revoked is refused on streams it opened before, too.
@@ -139,15 +139,15 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
         return oip.RepositoryModelUnloadResponse()
 
     def _identify(self, context: Context) -> Principal:
-        return self._desk.identify(metadata_of(context).get("authorization"))
+        return self._pipeline.identify(metadata_of(context).get("authorization"))
 
     async def _infer(
         self, message: oip.ModelInferRequest, arrival: RequestArrival, principal: Principal
     ) -> oip.ModelInferResponse:
-        desk, name, version = self._desk, message.model_name, message.model_version
-        with desk.visit(principal, name, version, message.ByteSize()) as visit:
-            request, form = oip_proto.request_of(message, visit.model, desk.intake())
-            response = await visit.infer(request, arrival)
+        pipeline, name, version = self._pipeline, message.model_name, message.model_version
+        with pipeline.admit(principal, name, version, message.ByteSize()) as admitted:
+            request, form = oip_proto.request_of(message, admitted.model, pipeline.conversion())
+            response = await admitted.infer(request, arrival)
             return oip_proto.response_of(response, form, request.outputs)
 
     async def _infer_in_stream(
@@ -159,7 +159,7 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     ) -> oip.ModelStreamInferResponse:
         answer = oip.ModelStreamInferResponse()
         try:
-            principal = self._desk.enter(presented, address)
+            principal = self._pipeline.enter(presented, address)
             answer.infer_response.CopyFrom(await self._infer(message, arrival, principal))
         except Exception as exc:
             error = error_of_exception(exc)

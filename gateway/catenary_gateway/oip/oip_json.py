@@ -27,7 +27,7 @@ _BINARY_SIZE = "binary_data_size"
 
 
 def request_of(
-    body: bytes, json_size: int | None, model: Model, intake: ConversionContext
+    body: bytes, json_size: int | None, model: Model, conversion: ConversionContext
 ) -> tuple[InferenceRequest, OutputFormat]:
     """Returns the request in `body`, and how its answer shall look.
 
@@ -35,7 +35,7 @@ def request_of(
         body: The whole body; the arrays may be views of it.
         json_size: Bytes of the JSON at its beginning; None if there is nothing else.
         model: Whom the path names.
-        intake: Limits, time and the id of a request without one.
+        conversion: Limits, time and the id of a request without one.
 
     Raises:
         InvalidInput: something in it is wrong; the field is named.
@@ -43,7 +43,7 @@ def request_of(
     document = inference_of(body if json_size is None else memoryview(body)[:json_size])
     tensors = _objects(document, "inputs")
     declared = [_declared(tensor, f"inputs[{at}]") for at, tensor in enumerate(tensors)]
-    rows = check_inputs(model, declared, intake.max_bytes)
+    rows = check_inputs(model, declared, conversion.max_bytes)
     binary = memoryview(body)[len(body) if json_size is None else json_size :]
     given = _arrays(tensors, declared, binary)
     outputs = _objects(document, "outputs") if document.get("outputs") is not None else []
@@ -53,11 +53,11 @@ def request_of(
     parameters = _mapping(document, "parameters", "parameters")
     request = InferenceRequest(
         model=model,
-        id=check_id(_text(document, "id", "", default="")) or intake.default_id,
+        id=check_id(_text(document, "id", "", default="")) or conversion.default_id,
         inputs={spec.name: given[spec.name] for spec in model.inputs},
         rows=rows,
         outputs=wanted,
-        terms=terms_of(parameters, intake.now_unix_ns),
+        options=terms_of(parameters, conversion.now_unix_ns),
     )
     return request, OutputFormat(binary=_binary_outputs(outputs, parameters, len(wanted)))
 

@@ -20,7 +20,7 @@ from catenary_services.errors import InvalidInput
 
 
 def request_of(
-    message: oip.ModelInferRequest, model: Model, intake: ConversionContext
+    message: oip.ModelInferRequest, model: Model, conversion: ConversionContext
 ) -> tuple[InferenceRequest, OutputFormat]:
     """Returns the request in `message`, and how its answer shall look.
 
@@ -33,16 +33,16 @@ def request_of(
         DeclaredInput(tensor.name, tensor.datatype, tuple(tensor.shape))
         for tensor in message.inputs
     ]
-    rows = check_inputs(model, declared, intake.max_bytes)
+    rows = check_inputs(model, declared, conversion.max_bytes)
     raw = len(message.raw_input_contents) > 0
     given = _raw_inputs(message, declared) if raw else _typed_inputs(message, declared)
     request = InferenceRequest(
         model=model,
-        id=check_id(message.id) or intake.default_id,
+        id=check_id(message.id) or conversion.default_id,
         inputs={spec.name: given[spec.name] for spec in model.inputs},
         rows=rows,
         outputs=check_outputs(model, [output.name for output in message.outputs]),
-        terms=terms_of(plain_parameters(message.parameters), intake.now_unix_ns),
+        options=terms_of(plain_parameters(message.parameters), conversion.now_unix_ns),
     )
     return request, OutputFormat(raw=raw)
 

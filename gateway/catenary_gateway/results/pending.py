@@ -96,7 +96,7 @@ class PendingRequest:
             model_version=request.model.key.version,
             rows=request.rows,
             budget_ns=max(0, self.deadline_ns - now_ns),
-            priority=request.terms.priority,
+            priority=request.options.priority,
         )
         if trace.sampled:
             message.traceparent = trace.traceparent

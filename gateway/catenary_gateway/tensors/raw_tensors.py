@@ -1,4 +1,4 @@
-"""Raw tensor bytes to arrays and back; the fast path of both doors: no copy on the way in."""
+"""Raw tensor bytes to arrays and back; the fast path of both endpoints: no copy on the way in."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Checks what a request declares about its tensors against the model, before any byte is read.
 
-Both doors call these, so that one mistake has one message. Fields are named as in the message:
+Both endpoints call these, so that one mistake has one message. Fields are named as in the message:
 `inputs[0].shape`.
 """
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from catenary_agent.decoders.base import StepItem
 from catenary_agent.decoders.choosing import Asked, TokenSampler
 from catenary_agent.decoders.sampling import NOT_CHOSEN
-from catenary_agent.device_errors import DeviceErrorKind, trouble_of
+from catenary_agent.device_errors import DeviceErrorKind, error_kind_of
 from catenary_services.log import get_logger
 
 _log = get_logger("catenary_agent.decoders")
@@ -52,7 +52,7 @@ def _tokens(
     try:
         return chooser.choose(logits, asked, rows)
     except Exception as error:
-        if trouble_of(error) is not DeviceErrorKind.OTHER:
+        if error_kind_of(error) is not DeviceErrorKind.OTHER:
             raise
         if len(asked) > 1:
             return [

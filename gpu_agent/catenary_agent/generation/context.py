@@ -28,7 +28,7 @@ class CacheLimits:
     step_bytes: int = 32 << 20
     """Copied out of the caches between two steps, or into them, beside what the step itself has
     cached: what a long session's caches hold the others up, some 15 ms on a CPU."""
-    patience_ns: int = 30_000_000_000
+    stall_timeout_ns: int = 30_000_000_000
     """A session whose caches are awaited is given up if for so long none came."""
     last_round_tokens: int = 2
     """A session that moves is handed over if no more was added during a round of sending."""

@@ -52,7 +52,7 @@ class GenerationMeter:
         for model, duration_ns in out.handed_over:
             metrics.handover_seconds.labels(model).observe(duration_ns * _NS)
         for cache in out.caches:
-            model = cache.session.lane.key.model.name
+            model = cache.session.batcher.key.model.name
             metrics.cache_bytes.labels(model).inc(cache.rows.nbytes)
         for model, outcome in out.outcomes:
             metrics.generation_sessions_ended.labels(model, outcome).inc()

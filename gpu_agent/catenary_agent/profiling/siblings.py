@@ -66,7 +66,7 @@ class SiblingProcesses:
         return answers
 
     def _answers(self, deadline: float) -> list[object]:
-        """Waits for all at once: one that died leaves its siblings waiting at the gate."""
+        """Waits for all at once: one that died leaves its siblings waiting at the barrier."""
         number_of = {connection: number for number, connection in enumerate(self._connections)}
         answers: dict[int, object] = {}
         while len(answers) < len(number_of):
@@ -99,7 +99,7 @@ def virtual_gpus(repository: Path, device: Device) -> Iterator[SiblingProcesses]
     # Not fork: threads, locks and a CUDA context of this process would be copied.
     context = multiprocessing.get_context("spawn")
     level = device.virtual_level
-    meeting = SiblingBarriers(context.Barrier(level), context.Value("i", 0), level)
+    barriers = SiblingBarriers(context.Barrier(level), context.Value("i", 0), level)
     processes: list[SpawnProcess] = []
     connections: list[Connection] = []
     try:
@@ -107,7 +107,7 @@ def virtual_gpus(repository: Path, device: Device) -> Iterator[SiblingProcesses]
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=serve,
-                args=(theirs, meeting, repository, device),
+                args=(theirs, barriers, repository, device),
                 name=f"virtual-gpu-{number}",
                 daemon=True,
             )

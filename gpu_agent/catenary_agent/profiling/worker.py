@@ -26,7 +26,7 @@ from catenary_services.model_repository import ModelRepository
 if TYPE_CHECKING:
     from catenary_agent.executors.base import Executor
 
-GATE_S = 120.0
+BARRIER_S = 120.0
 """Siblings that take longer to warm up a batch than this are lost."""
 _WARM_UP_RUNS = 2
 
@@ -70,17 +70,17 @@ class SharedCounter(Protocol):
 class SiblingBarriers:
     """What the siblings keep in step by."""
 
-    gate: Barrier
+    barrier: Barrier
     enough: SharedCounter
     level: int
 
 
-def serve(orders: Connection, meeting: SiblingBarriers, repository: Path, device: Device) -> None:
+def serve(orders: Connection, barriers: SiblingBarriers, repository: Path, device: Device) -> None:
     """Carries out orders until the other end closes the connection. Runs in its own process."""
     # Ctrl-C reaches the whole group of processes; the one that gave us orders ends us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_logging("profile", f"virtual-gpu-{os.getpid()}", "error", False)
-    virtual_gpu = _VirtualGpu(meeting, ModelRepository(repository), device)
+    virtual_gpu = _VirtualGpu(barriers, ModelRepository(repository), device)
     while True:
         try:
             order = orders.recv()
@@ -95,7 +95,7 @@ def serve(orders: Connection, meeting: SiblingBarriers, repository: Path, device
         except Exception as error:  # whatever a runtime raises has to reach the person who waits
             answer = OrderFailed(InternalError.reason, f"{type(error).__name__}: {error}")
         if isinstance(answer, OrderFailed):
-            meeting.gate.abort()
+            barriers.barrier.abort()
         try:
             orders.send(answer)
         except OSError:
@@ -106,9 +106,9 @@ class _VirtualGpu:
     """The block loaded at present, and how to run it."""
 
     def __init__(
-        self, meeting: SiblingBarriers, repository: ModelRepository, device: Device
+        self, barriers: SiblingBarriers, repository: ModelRepository, device: Device
     ) -> None:
-        self._meeting = meeting
+        self._barriers = barriers
         self._repository = repository
         self._device = device
         self._threads = 0
@@ -137,7 +137,7 @@ class _VirtualGpu:
     def _run(self, order: RunBlock) -> list[tuple[int, int]]:
         executor = self._executor
         assert executor is not None
-        meeting = self._meeting
+        barriers = self._barriers
         arrays = executor.ends.example_arrays(order.rows)
         outputs = None
         for _ in range(_WARM_UP_RUNS):
@@ -146,19 +146,19 @@ class _VirtualGpu:
             known = executor.output_shapes([array.shape for array in arrays]) is not None
             outputs = results if known and all(r.flags.writeable for r in results) else None
         # The first to arrive clears the count of the last order; nobody runs before all are here.
-        if meeting.gate.wait(GATE_S) == 0:
-            meeting.enough.value = 0
-        meeting.gate.wait(GATE_S)
+        if barriers.barrier.wait(BARRIER_S) == 0:
+            barriers.enough.value = 0
+        barriers.barrier.wait(BARRIER_S)
         runs: list[tuple[int, int]] = []
         begun = time.monotonic_ns()
         said = False
-        while meeting.enough.value < meeting.level:
+        while barriers.enough.value < barriers.level:
             started = time.monotonic_ns()
             executor.run(arrays, outputs)
             ended = time.monotonic_ns()
             runs.append((started, ended))
             if not said and len(runs) >= order.at_least_runs and ended - begun >= order.at_least_ns:
                 said = True
-                with meeting.enough.get_lock():
-                    meeting.enough.value += 1
+                with barriers.enough.get_lock():
+                    barriers.enough.value += 1
         return runs

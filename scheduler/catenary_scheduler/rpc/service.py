@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     """Long-lived streams of gateways and agents."""
 
-    def __init__(self, leaders: LeaderLookup, guard: RoleAuthorizer) -> None:
+    def __init__(self, leaders: LeaderLookup, authorizer: RoleAuthorizer) -> None:
         self._leaders = leaders
-        self._guard = guard
+        self._authorizer = authorizer
 
     async def GatewaySession(self, _: object, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Requests up, dispatches down."""
@@ -43,7 +43,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
         def speaks(claimed: str) -> None:
             nonlocal name
-            self._guard.check_name(context, claimed)
+            self._authorizer.check_name(context, claimed)
             name = claimed
             assert term is not None
             term.offenders.admit(role, claimed)
@@ -64,5 +64,5 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             await abort(context, error)
 
     def _name(self, context: Context) -> str:
-        identity = self._guard.identity(context)
+        identity = self._authorizer.identity(context)
         return identity.name if identity is not None else ""

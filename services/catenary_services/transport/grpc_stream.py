@@ -100,10 +100,12 @@ class GrpcEndpoint:
         """Begins to receive."""
         self._handler = handler
         security = self._settings.security.server
-        guard = RoleAuthorizer(security.cluster, insecure=security.insecure)
+        authorizer = RoleAuthorizer(security.cluster, insecure=security.insecure)
         receiving = ReceivingMessages(self._settings.receive_bytes)
-        intake = CallInterceptor(RoleCallAuthorizer(guard), receiving, {}, 4 * CHUNK_BYTES)
-        server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[intake])
+        interceptor = CallInterceptor(
+            RoleCallAuthorizer(authorizer), receiving, {}, 4 * CHUNK_BYTES
+        )
+        server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[interceptor])
         frames: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
             self._serve
         )

@@ -48,7 +48,7 @@ class Outcome:
 class Device:
     """Serves batches by deadline at `capacity` per second; drops what would be late."""
 
-    gate: FairLimiter
+    limiter: FairLimiter
     capacity: float = 80.0
     batch: int = 1
     service_s: float = 0.1
@@ -82,28 +82,28 @@ class Device:
             else:
                 self._answered(what, now)
             self._start(now, events, chance)
-            self.peak = max(self.peak, self.gate.unanswered)
+            self.peak = max(self.peak, self.limiter.unanswered)
             self.clock_s = now
 
     def _arrived(self, key: str, now: float) -> None:
-        ask = FairRequest(
+        request = FairRequest(
             key,
             self.shares.get(key, 1.0),
             self.priorities.get(key, 0),
             budget_ns=int(self.slo_s * SECOND),
         )
-        entry = self.gate.admit(ask, int(now * SECOND))
+        entry = self.limiter.admit(request, int(now * SECOND))
         if entry is None:
             self.outcomes[key].refused += 1
             return
         self._count += 1
-        heapq.heappush(self.queue, (-ask.priority, now + self.slo_s, self._count, entry))
+        heapq.heappush(self.queue, (-request.priority, now + self.slo_s, self._count, entry))
 
     def _answered(self, entries: object, now: float) -> None:
         assert isinstance(entries, list)
         for entry in entries:
-            self.gate.answered(entry, int(now * SECOND))
-            outcome = self.outcomes[entry.ask.key]
+            self.limiter.answered(entry, int(now * SECOND))
+            outcome = self.outcomes[entry.request.key]
             outcome.answered += 1
             outcome.latencies.append(now - entry.began_ns / SECOND)
 
@@ -113,8 +113,8 @@ class Device:
         while self._free and self.queue and len(took) < self.batch:
             _, deadline, _, entry = heapq.heappop(self.queue)
             if now + busy_s + self.service_s > deadline:
-                self.gate.lost(entry, int(now * SECOND))
-                self.outcomes[entry.ask.key].late += 1
+                self.limiter.lost(entry, int(now * SECOND))
+                self.outcomes[entry.request.key].late += 1
             else:
                 took.append(entry)
         if took:
@@ -146,7 +146,7 @@ def test_three_times_the_load_is_answered_at_full_rate_and_refused_at_once(batch
     assert outcome.late <= 0.03 * (outcome.late + outcome.refused)
     assert max(outcome.latencies) <= under.slo_s
     # What is unanswered is bounded by what the device answers within the objective.
-    assert under.gate.limit.value <= under.capacity * under.slo_s
+    assert under.limiter.limit.value <= under.capacity * under.slo_s
 
 
 def test_nobody_is_refused_while_the_device_keeps_up() -> None:
@@ -205,53 +205,53 @@ def test_latency_is_as_before_as_soon_as_the_load_has_fallen() -> None:
 
 
 def test_requests_that_ask_for_the_impossible_do_not_keep_others_out() -> None:
-    gate = FairLimiter(0)
-    gate.limit.usual_budget_ns = SECOND
+    limiter = FairLimiter(0)
+    limiter.limit.usual_budget_ns = SECOND
     for at in range(1, 400):
         now = at * SECOND // 50
-        usual = gate.admit(FairRequest("a", 1.0, 0, budget_ns=SECOND), now)
-        hasty = gate.admit(FairRequest("b", 1.0, 0, budget_ns=1_000_000), now)
+        usual = limiter.admit(FairRequest("a", 1.0, 0, budget_ns=SECOND), now)
+        hasty = limiter.admit(FairRequest("b", 1.0, 0, budget_ns=1_000_000), now)
         assert usual is not None
         assert hasty is not None
-        gate.lost(hasty, now + 1_000_000)
-        gate.answered(usual, now + 15_000_000)
-    assert math.isinf(gate.limit.value)
+        limiter.lost(hasty, now + 1_000_000)
+        limiter.answered(usual, now + 15_000_000)
+    assert math.isinf(limiter.limit.value)
 
 
 def test_a_request_larger_than_the_limit_need_not_wait_for_an_empty_moment() -> None:
-    gate = FairLimiter(0)
-    gate.limit.value = 20.0
+    limiter = FairLimiter(0)
+    limiter.limit.value = 20.0
     for _ in range(10):
-        assert gate.admit(FairRequest("a", 1.0, 0, budget_ns=SECOND), 0) is not None
-    large = gate.admit(FairRequest("b", 1.0, 0, size=64.0, cost=64.0, budget_ns=SECOND), 1)
+        assert limiter.admit(FairRequest("a", 1.0, 0, budget_ns=SECOND), 0) is not None
+    large = limiter.admit(FairRequest("b", 1.0, 0, size=64.0, cost=64.0, budget_ns=SECOND), 1)
     assert large is not None
-    assert gate.unanswered == 74.0
-    assert gate.admit(FairRequest("a", 1.0, 0, budget_ns=SECOND), 2) is None
+    assert limiter.unanswered == 74.0
+    assert limiter.admit(FairRequest("a", 1.0, 0, budget_ns=SECOND), 2) is None
 
 
 def test_a_pause_is_no_overload() -> None:
-    gate, inside = FairLimiter(0), []
+    limiter, inside = FairLimiter(0), []
     for at in range(600):
         now = at * SECOND // 50
-        entry = gate.admit(FairRequest("a", 1.0, 0, budget_ns=5 * SECOND), now)
+        entry = limiter.admit(FairRequest("a", 1.0, 0, budget_ns=5 * SECOND), now)
         assert entry is not None, at
         inside.append(entry)
         # Between the fourth and the seventh second nobody is answered, then everybody at once.
         if not 4 * SECOND < now < 7 * SECOND:
             while inside and now - inside[0].began_ns >= SECOND // 20:
-                gate.answered(inside.pop(0), now)
-    assert math.isinf(gate.limit.value)
+                limiter.answered(inside.pop(0), now)
+    assert math.isinf(limiter.limit.value)
 
 
 def test_requests_that_a_dead_cluster_lost_do_not_keep_later_ones_out() -> None:
-    gate, inside = FairLimiter(0), []
+    limiter, inside = FairLimiter(0), []
     for at in range(1, 1_000):
         now = at * SECOND // 50
-        entry = gate.admit(FairRequest("a", 1.0, 0, budget_ns=SECOND), now)
+        entry = limiter.admit(FairRequest("a", 1.0, 0, budget_ns=SECOND), now)
         assert entry is not None, at
         inside.append(entry)
         while inside and now - inside[0].began_ns >= SECOND:
-            gate.lost(inside.pop(0), now)
+            limiter.lost(inside.pop(0), now)
 
 
 @settings(max_examples=40, deadline=None)
@@ -270,31 +270,31 @@ def test_requests_that_a_dead_cluster_lost_do_not_keep_later_ones_out() -> None:
 def test_what_is_unanswered_is_what_was_let_in_and_has_not_left(
     steps: list[tuple[str, str, int, int, int]],
 ) -> None:
-    gate, now, inside = FairLimiter(0), 0, []
-    gate.limit.value = 12.0
+    limiter, now, inside = FairLimiter(0), 0, []
+    limiter.limit.value = 12.0
     for kind, key, priority, size, wait in steps:
         now += wait
         if kind == "admit" or not inside:
-            entry = gate.admit(FairRequest(key, 1.0, priority, float(size), 1.0, SECOND), now)
+            entry = limiter.admit(FairRequest(key, 1.0, priority, float(size), 1.0, SECOND), now)
             if entry is not None:
                 inside.append(entry)
         else:
             entry = inside.pop(0)
-            leave = {"answered": gate.answered, "lost": gate.lost}.get(kind)
+            leave = {"answered": limiter.answered, "lost": limiter.lost}.get(kind)
             if leave is None:
-                gate.left(entry)
+                limiter.left(entry)
             else:
                 leave(entry, now)
-            gate.left(entry)
-        assert gate.unanswered == pytest.approx(sum(entry.ask.size for entry in inside))
+            limiter.left(entry)
+        assert limiter.unanswered == pytest.approx(sum(entry.request.size for entry in inside))
         # One request always gets in, however large.
-        assert inside or gate.would_admit(FairRequest("z", 1.0, 0, 99.0, 1.0, SECOND), now)
+        assert inside or limiter.would_admit(FairRequest("z", 1.0, 0, 99.0, 1.0, SECOND), now)
 
 
 def test_advice_grows_with_what_is_refused() -> None:
     under = device()
     under.run({"a": 100.0}, 6)
-    little = under.gate.retry_after_ns()
+    little = under.limiter.retry_after_ns()
     over = device()
     over.run({"a": 800.0}, 6)
-    assert 100_000_000 <= little <= over.gate.retry_after_ns() <= 5 * SECOND
+    assert 100_000_000 <= little <= over.limiter.retry_after_ns() <= 5 * SECOND

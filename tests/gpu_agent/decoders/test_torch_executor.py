@@ -19,7 +19,7 @@ import torch
 
 from catenary_agent.decoders.base import CacheLayout, StepItem, set_layout
 from catenary_agent.decoders.torch_executor import TorchDecoder
-from catenary_agent.device_errors import DeviceErrorKind, trouble_of
+from catenary_agent.device_errors import DeviceErrorKind, error_kind_of
 from catenary_agent.executors.device import Device
 from catenary_agent.generation.loop.measuring import measure_between_steps
 from catenary_services.domain.decoder import DecoderForm
@@ -356,7 +356,7 @@ def test_a_step_without_memory_holds_none_when_it_is_tried_again_in_parts(
         with pytest.raises(InternalError, match="out of memory") as caught:
             executor.step([item])
     assert held[0]() is None
-    assert trouble_of(caught.value) is DeviceErrorKind.MEMORY
+    assert error_kind_of(caught.value) is DeviceErrorKind.MEMORY
     assert executor.step([item])[0] is not None
 
 

@@ -33,7 +33,7 @@ class Agent:
         self.decoder = Waiting(plain.key, plain.layout)
         self.now = 0
         self.ring = GenerationLoop("a-0", GenerationLimits(512), lambda: self.now)
-        self.ring.add_lane(PartitionBatcher(self.decoder))
+        self.ring.add_batcher(PartitionBatcher(self.decoder))
         self.moments: dict[int, list[int]] = {}
         self.tokens: dict[int, list[int]] = {}
 
@@ -49,7 +49,7 @@ class Agent:
             while self.ring.is_ready:
                 self.ring.step()
             for token in self.ring.take_outflow().tokens:
-                session = token.facts.session_id
+                session = token.spec.session_id
                 self.moments.setdefault(session, []).append(self.now)
                 self.tokens.setdefault(session, []).append(token.token_id)
         self.now = end
@@ -100,7 +100,7 @@ def test_a_token_that_comes_back_waits_again(agent: Agent) -> None:
     plain = toy(0, 2)
     decoder = Waiting(plain.key, plain.layout)
     ring = GenerationLoop("a-1", GenerationLimits(512), lambda: agent.now)
-    ring.add_lane(PartitionBatcher(decoder))
+    ring.add_batcher(PartitionBatcher(decoder))
     made = opening([("a-1", 0, 2), ("a-2", 2, BLOCKS)], PROMPT, max_tokens=4)
     ring.handle(SessionOpened(SessionSpec(1, made, 0, FAR), ArrivalTime(0)))
     agent.now = first_ns()

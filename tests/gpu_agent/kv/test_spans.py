@@ -69,18 +69,18 @@ def test_an_intake_names_the_first_block_that_lacks_tokens():
 
 
 def test_an_outlet_gives_every_row_once_as_tokens_are_cached():
-    outlet = CacheSendProgress(7, "d-0", 1, 4)
+    cache_send = CacheSendProgress(7, "d-0", 1, 4)
     waits = CacheReceiveProgress(1, 4, 25)
     for cached in (10, 10, 25):
-        outlet.extend(cached)
-        while outlet.has_more:
-            span = outlet.take(8, 100)
+        cache_send.extend(cached)
+        while cache_send.has_more:
+            span = cache_send.take(8, 100)
             waits.check(span)
             waits.add(span)
     assert waits.is_complete
-    assert outlet.is_empty
-    outlet.unsettled += 1
-    assert not outlet.is_empty
+    assert cache_send.is_empty
+    cache_send.unsettled += 1
+    assert not cache_send.is_empty
 
 
 def test_bfloat16_is_rounded_to_nearest_and_back_without_loss():

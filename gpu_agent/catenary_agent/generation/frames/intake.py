@@ -131,13 +131,13 @@ def move_said(
         agent_id: Ours.
         epochs: That of who says it, and ours.
     """
-    facts: SessionSpec | CatenaryError | None = None
+    spec: SessionSpec | CatenaryError | None = None
     if move.step == frame_pb2.SessionMove.STEP_ROUND and move.HasField("opening"):
         try:
-            facts = _facts(move, arrived, agent_id, epochs)
+            spec = _spec(move, arrived, agent_id, epochs)
         except CatenaryError as error:
-            facts = error
-    return MoveMessage(move, epochs[0], arrived, facts)
+            spec = error
+    return MoveMessage(move, epochs[0], arrived, spec)
 
 
 _Entry = (
@@ -149,12 +149,12 @@ def _opened(
     header: frame_pb2.FrameHeader, entry: _Entry, arrived: ArrivalTime, agent_id: str, epoch: int
 ) -> Event:
     try:
-        return SessionOpened(_facts(entry, arrived, agent_id, (header.epoch, epoch)), arrived)
+        return SessionOpened(_spec(entry, arrived, agent_id, (header.epoch, epoch)), arrived)
     except CatenaryError as error:
         return SessionsBroken((entry.session_id,), error, agent_id)
 
 
-def _facts(
+def _spec(
     entry: _Entry, arrived: ArrivalTime, agent_id: str, epochs: tuple[int, int]
 ) -> SessionSpec:
     """Returns what the opening says.

@@ -55,7 +55,7 @@ class GenerationEngine:
     """Runs decoder partitions on sessions, one iteration after another."""
 
     def __init__(
-        self, agent_id: str, surroundings: GenerationContext, limits: GenerationLimits | None = None
+        self, agent_id: str, context: GenerationContext, limits: GenerationLimits | None = None
     ) -> None:
         limits = limits or GenerationLimits()
         self.agent_id = agent_id
@@ -64,18 +64,20 @@ class GenerationEngine:
         self.decoders = LoadedDecoders()
         self.epoch = 0
         """Highest epoch seen; sessions of an older one may not begin here."""
-        self._around = surroundings
-        self._receiver = FrameReceiver(agent_id, surroundings.held)
-        steps = surroundings.steps
-        self._ring = GenerationLoop(agent_id, limits, time.monotonic_ns, self._lane_closed, steps)
-        self._thread = GenerationLoopThread(self._ring, time.monotonic_ns, self._flush)
-        self._sent = SentCacheReporter(surroundings.tell)
+        self._around = context
+        self._receiver = FrameReceiver(agent_id, context.held)
+        steps = context.steps
+        self._generation_loop = GenerationLoop(
+            agent_id, limits, time.monotonic_ns, self._batcher_closed, steps
+        )
+        self._thread = GenerationLoopThread(self._generation_loop, time.monotonic_ns, self._flush)
+        self._sent = SentCacheReporter(context.tell)
         self._peers = PeerSender(
-            surroundings.hub,
+            context.hub,
             (limits.push_timeout_s, limits.max_waiting_bytes),
             self._header_of,
             self._undeliverable,
-            surroundings.uplink,
+            context.uplink,
             self._sent,
         )
         self._openings: dict[int, frame_pb2.SessionOpening] = {}
@@ -126,14 +128,14 @@ class GenerationEngine:
     @property
     def ignored(self) -> int:
         """Openings, rows and tokens that came late, twice or for nobody."""
-        return self._ring.ignored
+        return self._generation_loop.ignored
 
     @property
     def block_slots(self) -> tuple[int, int]:
         """Block slots in use, and all of them."""
-        lanes = [each.lane for each in self.decoders]
-        used = sum(lane.used_block_slots for lane in lanes)
-        return used, sum(lane.executor.layout.block_slots for lane in lanes)
+        batchers = [each.batcher for each in self.decoders]
+        used = sum(batcher.used_block_slots for batcher in batchers)
+        return used, sum(batcher.executor.layout.block_slots for batcher in batchers)
 
     def snapshot(self) -> list[scheduler_pb2.SessionInAgent]:
         """Returns the sessions that hold slots here, for a hello."""
@@ -150,7 +152,7 @@ class GenerationEngine:
     def report_holdings(self, number: int) -> None:
         """Has a `HoldingsAnswer` told, behind everything that is told before."""
         if not self._closed:
-            self.add_call(lambda: self._ring.say_holdings(number))
+            self.add_call(lambda: self._generation_loop.say_holdings(number))
 
     # -- frames and orders -----------------------------------------------------------------------
 
@@ -169,14 +171,14 @@ class GenerationEngine:
     def _post(self, events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, SessionOpened | MoveMessage) and isinstance(
-                event.facts, SessionSpec
+                event.spec, SessionSpec
             ):
-                self._note_opening(event.facts)
+                self._note_opening(event.spec)
             self._thread.post(event)
 
-    def _note_opening(self, facts: SessionSpec) -> None:
-        self._openings.setdefault(facts.session_id, facts.opening)
-        self._members.note(facts.session_id, facts.opening)
+    def _note_opening(self, spec: SessionSpec) -> None:
+        self._openings.setdefault(spec.session_id, spec.opening)
+        self._members.note(spec.session_id, spec.opening)
         self._idle.clear()
 
     def close_sessions(self, session_ids: Sequence[int]) -> None:
@@ -210,19 +212,19 @@ class GenerationEngine:
         """Lets sessions begin on a partition that was loaded, in place of an older one."""
         self.retire_decoder(loaded.key)
         self.decoders.add(loaded)
-        self.add_call(lambda: self._ring.add_lane(loaded.lane))
+        self.add_call(lambda: self._generation_loop.add_batcher(loaded.batcher))
 
     def retire_decoder(self, key: PartitionKey) -> bool:
         """Lets none begin there any more; the partition goes with its last session."""
         loaded = self.decoders.leave(key)
         if loaded is not None and not self._closed:
-            lane = loaded.lane
-            self.add_call(lambda: self._ring.retire_lane(lane))
+            batcher = loaded.batcher
+            self.add_call(lambda: self._generation_loop.retire_batcher(batcher))
         return loaded is not None
 
-    def _lane_closed(self, lane: PartitionBatcher) -> None:
+    def _batcher_closed(self, batcher: PartitionBatcher) -> None:
         """Called on the thread."""
-        self._thread.on_loop(self.decoders.gone, lane)
+        self._thread.on_loop(self.decoders.gone, batcher)
 
     # -- what comes out --------------------------------------------------------------------------
 
@@ -236,7 +238,7 @@ class GenerationEngine:
         for move in out.moves:
             self._peers.send(move.peer, MoveFrame(move))
         for cache in out.caches:
-            self._peers.send(cache.outlet.peer, CacheFrame(cache, self._pushed))
+            self._peers.send(cache.cache_send.peer, CacheFrame(cache, self._pushed))
         for message in out.messages:
             self._around.tell(message)
         # The frames leave when the loop comes to their tasks: before this.
@@ -247,8 +249,8 @@ class GenerationEngine:
         for frame in out.consumed:
             frame.release()
         self._around.held.give_back(out.consumed_bytes)
-        for facts in out.opened:
-            self._note_opening(facts)
+        for spec in out.opened:
+            self._note_opening(spec)
         for session_id in out.gone:
             self._openings.pop(session_id, None)
             self._members.forget(session_id)

@@ -65,7 +65,7 @@ class GenerationLoop:
         agent_id: str,
         limits: GenerationLimits,
         clock: Callable[[], Nanoseconds],
-        lane_closed: Callable[[PartitionBatcher], None] = lambda lane: None,
+        batcher_closed: Callable[[PartitionBatcher], None] = lambda batcher: None,
         steps: RunningSteps | None = None,
     ) -> None:
         """Holds nothing yet.
@@ -74,10 +74,10 @@ class GenerationLoop:
             agent_id: Ours.
             limits: How much a step takes, how caches travel.
             clock: Monotonic.
-            lane_closed: Told when a lane's executor was closed.
+            batcher_closed: Told when a batcher's executor was closed.
             steps: What is computed now.
         """
-        self.sessions = SessionTable(agent_id, lane_closed)
+        self.sessions = SessionTable(agent_id, batcher_closed)
         self._ignored = 0
         self._agent_id = agent_id
         self._chunk_tokens = limits.chunk_tokens
@@ -90,18 +90,18 @@ class GenerationLoop:
         """Openings, rows, tokens, caches and steps of moves that came late, twice or for nobody."""
         return self._ignored + self._moving.ignored + self._moving.waiting.ignored
 
-    def add_lane(self, lane: PartitionBatcher) -> None:
-        """Lets sessions begin on a lane."""
-        self.sessions.lanes.append(lane)
+    def add_batcher(self, batcher: PartitionBatcher) -> None:
+        """Lets sessions begin on a batcher."""
+        self.sessions.batchers.append(batcher)
 
-    def retire_lane(self, lane: PartitionBatcher) -> None:
+    def retire_batcher(self, batcher: PartitionBatcher) -> None:
         """Lets none begin there any more; it is closed with its last session."""
-        self.sessions.retire(lane)
+        self.sessions.retire(batcher)
 
     def say_holdings(self, number: int) -> None:
         """Answers the scheduler's audit, behind what was said before."""
-        leads, lanes = self._moving.led, self.sessions.lanes
-        self.sessions.out.messages.append(HoldingsAnswer(number, self.sessions, leads, lanes))
+        leads, batchers = self._moving.led, self.sessions.batchers
+        self.sessions.out.messages.append(HoldingsAnswer(number, self.sessions, leads, batchers))
 
     def expire(self) -> None:
         """Does what is due by time alone: deadlines, emulated waiting, reports."""
@@ -153,31 +153,35 @@ class GenerationLoop:
         self._moving.settle()
 
     def _on_opened(self, event: SessionOpened) -> None:
-        session_id = event.facts.session_id
+        session_id = event.spec.session_id
         is_over = self.sessions.is_over(session_id)
         if is_over or self.sessions.get(session_id) is not None:
             # On its decode side several agents introduce a session: none knows of the others.
-            self._ignored += is_over or event.facts.side != "decode"
+            self._ignored += is_over or event.spec.side != "decode"
             if is_over:
                 self.sessions.out.gone.append(session_id)
             return
-        session = admission.try_admit(event, self.sessions.lanes)
+        session = admission.try_admit(event, self.sessions.batchers)
         if isinstance(session, CatenaryError):
             self.sessions.fail(session_id, session)
             return
         self.sessions.add(session)
-        if session.awaited is not None:
+        if session.pending_cache is not None:
             self._moving.waiting.begin(session)
         elif session.pending:
-            session.lane.queue(session, self._clock())
+            session.batcher.queue(session, self._clock())
 
     def _on_rows(self, event: RowsArrived) -> None:
         session = self.sessions.get(event.session_id)
-        if session is None or session.facts.is_first:
+        if session is None or session.spec.is_first:
             self._ignored += 1
             self.sessions.out.consumed_bytes += event.rows.nbytes
             return
-        if session.awaited is not None and session.arriving is not None and not session.chunks:
+        if (
+            session.pending_cache is not None
+            and session.incoming is not None
+            and not session.chunks
+        ):
             session.expected = event.position  # checked when it is handed over
         try:
             admission.check_rows(session, event.position, event.rows)
@@ -189,15 +193,20 @@ class GenerationLoop:
         session.expected += len(event.rows)
         session.chunks.append(HiddenChunk(event.rows, event.sample, event.arrived))
         if was_idle and session.pending:
-            session.lane.queue(session, self._clock())
+            session.batcher.queue(session, self._clock())
 
     def _on_token(self, event: TokenArrived) -> None:
         session = self.sessions.get(event.session_id)
-        awaited = session.awaited if session is not None else None
-        if session is not None and awaited is not None and awaited.word and not session.arriving:
-            self._moving.waiting.on_token(session, awaited, event)
+        pending_cache = session.pending_cache if session is not None else None
+        if (
+            session is not None
+            and pending_cache is not None
+            and pending_cache.word
+            and not session.incoming
+        ):
+            self._moving.waiting.on_token(session, pending_cache, event)
             return
-        if session is None or not session.facts.is_first or session.facts.is_last:
+        if session is None or not session.spec.is_first or session.spec.is_last:
             self._ignored += 1
             return
         if event.is_last:
@@ -215,7 +224,7 @@ class GenerationLoop:
     def _go_on(self, session: Session) -> None:
         """The newest token of a session is here, and nothing of it is on its way."""
         if not self._moving.turned(session) and session.pending:
-            session.lane.queue(session, self._clock())
+            session.batcher.queue(session, self._clock())
 
     def _on_broken(self, event: SessionsBroken) -> None:
         for session_id in event.session_ids:
@@ -239,47 +248,47 @@ class GenerationLoop:
     @property
     def is_ready(self) -> bool:
         """True if `step` would compute something."""
-        return any(lane.is_ready for lane in self.sessions.lanes)
+        return any(batcher.is_ready for batcher in self.sessions.batchers)
 
     def step(self) -> None:
-        """Computes one iteration of the lane whose turn it is; lanes take turns."""
-        lane = next((lane for lane in self.sessions.lanes if lane.is_ready), None)
-        if lane is None:
+        """Computes one iteration of the batcher whose turn it is; batchers take turns."""
+        batcher = next((batcher for batcher in self.sessions.batchers if batcher.is_ready), None)
+        if batcher is None:
             return
-        if len(self.sessions.lanes) > 1:
-            self.sessions.lanes.remove(lane)
-            self.sessions.lanes.append(lane)
-        works, decode_rows = lane.compose(self._chunk_tokens, self._clock())
-        works, decode_rows = affordable(self.sessions, lane, works, decode_rows)
+        if len(self.sessions.batchers) > 1:
+            self.sessions.batchers.remove(batcher)
+            self.sessions.batchers.append(batcher)
+        works, decode_rows = batcher.compose(self._chunk_tokens, self._clock())
+        works, decode_rows = affordable(self.sessions, batcher, works, decode_rows)
         if not works:
             self._moving.settle()
             return
         started_ns = self._clock()
         try:
-            outputs = self._run(lane, works, decode_rows)
+            outputs = self._run(batcher, works, decode_rows)
         except Exception as error:
-            told = failure(error, partition=str(lane.key))
+            told = failure(error, partition=str(batcher.key))
             if len(works) == 1 or isinstance(told, DeviceLost):
                 self._step_failed(works, told)
             else:
-                self._one_by_one(lane, works, decode_rows)
+                self._one_by_one(batcher, works, decode_rows)
             self._moving.settle()
             return
-        self._computed(lane, works, decode_rows, outputs, (started_ns, self._clock()))
+        self._computed(batcher, works, decode_rows, outputs, (started_ns, self._clock()))
         self._moving.settle()
 
     def _run(
-        self, lane: PartitionBatcher, works: list[SessionWork], decode_rows: int
+        self, batcher: PartitionBatcher, works: list[SessionWork], decode_rows: int
     ) -> list[np.ndarray | None]:
         return self._steps.run(
-            partial(lane.executor.step, [_item(work) for work in works]),
+            partial(batcher.executor.step, [_item(work) for work in works]),
             StepKind.GENERATION,
-            lane.key,
-            _booked_ns(lane, works, decode_rows),
+            batcher.key,
+            _booked_ns(batcher, works, decode_rows),
         )
 
     def _one_by_one(
-        self, lane: PartitionBatcher, works: list[SessionWork], decode_rows: int
+        self, batcher: PartitionBatcher, works: list[SessionWork], decode_rows: int
     ) -> None:
         """Computes the parts of a step that failed alone: who fails again fails alone.
 
@@ -292,39 +301,39 @@ class GenerationLoop:
             started_ns = self._clock()
             is_decode = int(number < decode_rows)
             try:
-                outputs = self._run(lane, [work], is_decode)
+                outputs = self._run(batcher, [work], is_decode)
             except Exception as error:
-                told = failure(error, partition=str(lane.key))
+                told = failure(error, partition=str(batcher.key))
                 if isinstance(told, DeviceLost):
                     self._step_failed(works[number:], told)
                     return
                 self._step_failed([work], told)
             else:
                 times = (started_ns, self._clock())
-                self._computed(lane, [work], is_decode, outputs, times)
+                self._computed(batcher, [work], is_decode, outputs, times)
 
     def _computed(
         self,
-        lane: PartitionBatcher,
+        batcher: PartitionBatcher,
         works: list[SessionWork],
         decode_rows: int,
         outputs: list[np.ndarray | None],
         times: Times,
     ) -> None:
         """Sends on what a step brought."""
-        prefill_tokens = lane.work_done.add(works, decode_rows, times, lane.cost)
+        prefill_tokens = batcher.work_done.add(works, decode_rows, times, batcher.cost)
         for work, output in zip(works, outputs, strict=True):
             self._advance(work, output, times)
-        model = lane.key.model.name
+        model = batcher.key.model.name
         self.sessions.out.steps.append(
             StepDone(model, decode_rows, prefill_tokens, times[1] - times[0])
         )
-        if times[1] - lane.work_done.since_ns >= REPORT_NS:
-            self.sessions.report(lane)
+        if times[1] - batcher.work_done.since_ns >= REPORT_NS:
+            self.sessions.report(batcher)
 
     def _advance(self, work: SessionWork, output: np.ndarray | None, times: Times) -> None:
         """Sends on what a session's part of a step brought, and queues what is left of it."""
-        session, facts = work.session, work.session.facts
+        session, spec = work.session, work.session.spec
         position = session.cached
         session.cached += len(work.inputs)
         session.steps += 1
@@ -332,18 +341,18 @@ class GenerationLoop:
         session.first_step_ns = session.first_step_ns or times[0]
         if work.sample and not session.prefilled_ns:
             session.prefilled_ns = times[1]
-        if not facts.is_first:
+        if not spec.is_first:
             self.sessions.out.consumed_bytes += work.inputs.nbytes
-        if not facts.is_last:
+        if not spec.is_last:
             assert output is not None
             opens, session.introduced = not session.introduced, True
             self.sessions.out.rows.append(
-                RowsOut(facts, position, output, work.sample, opens, work.arrived, *times)
+                RowsOut(spec, position, output, work.sample, opens, work.arrived, *times)
             )
         elif work.sample:
             assert output is not None
             self._accept(work, int(output[0]), times)
-        if facts.side == "prefill" and session.cached >= facts.history:
+        if spec.side == "prefill" and session.cached >= spec.history:
             session.leaves = True
         if not session.closed:
             self._moving.advanced(session)
@@ -352,34 +361,36 @@ class GenerationLoop:
 
     def _accept(self, work: SessionWork, token_id: int, times: Times) -> None:
         """Sends on the token that was chosen behind a session's part of a step."""
-        session, facts = work.session, work.session.facts
+        session, spec = work.session, work.session.spec
         assert session.sampler is not None
         if token_id in NO_TOKEN:
-            self.sessions.fail(facts.session_id, InternalError(NO_TOKEN[token_id]))
+            self.sessions.fail(spec.session_id, InternalError(NO_TOKEN[token_id]))
             return
         position = session.cached
         reason = session.sampler.accept(token_id)
         reason = reason or ("length" if position + 1 >= session.limit else "")
         self.sessions.out.tokens.append(
-            TokenOut(facts, position, token_id, reason, work.arrived, *times)
+            TokenOut(spec, position, token_id, reason, work.arrived, *times)
         )
         if reason:
             self.sessions.finish(session)
-        elif facts.is_first and facts.side != "prefill":
+        elif spec.is_first and spec.side != "prefill":
             session.arrived = ArrivalTime(times[1])
             session.tokens.append(token_id)
 
     def _step_failed(self, works: list[SessionWork], error: CatenaryError) -> None:
         """Fails every session of a step; what is in their caches now is not known."""
         for work in works:
-            if not work.session.facts.is_first:
+            if not work.session.spec.is_first:
                 self.sessions.out.consumed_bytes += work.inputs.nbytes
-            self.sessions.fail(work.session.facts.session_id, error)
+            self.sessions.fail(work.session.spec.session_id, error)
 
 
-def _booked_ns(lane: PartitionBatcher, works: list[SessionWork], decode_rows: int) -> Nanoseconds:
+def _booked_ns(
+    batcher: PartitionBatcher, works: list[SessionWork], decode_rows: int
+) -> Nanoseconds:
     """Returns how long a step takes by what was measured; 0 if nothing was."""
-    cost = lane.cost
+    cost = batcher.cost
     if cost is None:
         return 0
     context = sum(work.session.cached for work in works[:decode_rows])
@@ -394,6 +405,6 @@ def _item(work: SessionWork) -> StepItem:
     """Returns what the executor is asked for."""
     session = work.session
     want: Want = "hidden"
-    if session.facts.is_last:
+    if session.spec.is_last:
         want = "token" if work.sample else "nothing"
-    return StepItem(session.facts.session_id, session.cached, work.inputs, want, session.sampler)
+    return StepItem(session.spec.session_id, session.cached, work.inputs, want, session.sampler)

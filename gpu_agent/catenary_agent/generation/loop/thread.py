@@ -32,10 +32,13 @@ class GenerationLoopThread:
     """
 
     def __init__(
-        self, ring: GenerationLoop, clock: Callable[[], int], flush: Callable[[LoopOutput], None]
+        self,
+        generation_loop: GenerationLoop,
+        clock: Callable[[], int],
+        flush: Callable[[LoopOutput], None],
     ) -> None:
         """Calls `flush` on the event loop with what came out of `ring`."""
-        self._ring = ring
+        self._generation_loop = generation_loop
         self._clock = clock
         self._flush = flush
         # Bounded by who posts: rows by the bytes the engine holds, the rest by open sessions.
@@ -93,11 +96,11 @@ class GenerationLoopThread:
         try:
             while not self._stopping:
                 self._take_in()
-                self._ring.expire()
-                if self._ring.is_ready:
-                    self._ring.step()
+                self._generation_loop.expire()
+                if self._generation_loop.is_ready:
+                    self._generation_loop.step()
                 self._hand_on()
-            self._ring.close()
+            self._generation_loop.close()
         except BaseException as error:
             self.on_loop(self._note_crash, error)
         finally:
@@ -106,8 +109,8 @@ class GenerationLoopThread:
     def _take_in(self) -> None:
         """Handles every event there is; waits for one if there is nothing to compute."""
         try:
-            if not self._ring.is_ready:
-                wakeup = self._ring.next_wakeup_ns()
+            if not self._generation_loop.is_ready:
+                wakeup = self._generation_loop.next_wakeup_ns()
                 if wakeup is None:
                     self._handle(self._events.get())
                 else:
@@ -122,10 +125,10 @@ class GenerationLoopThread:
         if event is None:
             self._stopping = True
         else:
-            self._ring.handle(event)
+            self._generation_loop.handle(event)
 
     def _hand_on(self) -> None:
-        outflow = self._ring.take_outflow()
+        outflow = self._generation_loop.take_outflow()
         if outflow:
             self.on_loop(self._flush, outflow)
 

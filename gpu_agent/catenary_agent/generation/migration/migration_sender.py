@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 
 class MigrationSender:
-    """Invariant: a session in it is open, and all its outlets are for the session it becomes."""
+    """Invariant: a session in it is open, and all its sends are for the session it becomes."""
 
     def __init__(
         self,
         sessions: SessionTable,
         pushing: CachePusher,
-        patience_ns: Nanoseconds,
+        stall_timeout_ns: Nanoseconds,
         clock: Callable[[], Nanoseconds],
         say: Say,
     ) -> None:
-        """Sends nothing yet; last rows that take longer than `patience_ns` do not leave."""
+        """Sends nothing yet; last rows that take longer than `stall_timeout_ns` do not leave."""
         self._sessions = sessions
         self._pushing = pushing
-        self._patience_ns = patience_ns
+        self._patience_ns = stall_timeout_ns
         self._clock = clock
         self._say = say
         self._sending: dict[int, Session] = {}
@@ -57,27 +57,27 @@ class MigrationSender:
 
     def begin(self, session: Session, move: frame_pb2.SessionMove) -> None:
         """Sends what is cached, and what will be, to the ring of the opening."""
-        for before in {outlet.session_id for outlet in session.outlets}:
+        for before in {cache_send.session_id for cache_send in session.cache_sends}:
             self.stop(before)
         route = move.opening.route
-        session.outlets = outlets_of(move.session_id, session.facts.own_hop, route)
-        for outlet in session.outlets:
-            outlet.introduced = True  # it has its slots there already
+        session.cache_sends = outlets_of(move.session_id, session.spec.own_hop, route)
+        for cache_send in session.cache_sends:
+            cache_send.introduced = True  # it has its slots there already
         self._sending[move.session_id] = session
         self._pushing.begin(session)
 
     def has_left(self, session: Session) -> bool:
         """True if all that a session has cached here is on its way, all but a frame arrived."""
-        return all(not each.has_more and each.unsettled <= 1 for each in session.outlets)
+        return all(not each.has_more and each.unsettled <= 1 for each in session.cache_sends)
 
     def stop(self, session_id: int) -> bool:
         """Sends nothing more to a session; False if nothing was."""
         session = self._sending.pop(session_id, None)
         if session is None:
             return False
-        for outlet in session.outlets:
-            outlet.stop()
-        session.outlets = ()
+        for cache_send in session.cache_sends:
+            cache_send.stop()
+        session.cache_sends = ()
         self._pushing.end_if_done(session)
         return True
 
@@ -89,11 +89,11 @@ class MigrationSender:
 
     def defer(self, session_ids: tuple[int, ...]) -> set[int]:
         """Returns which of some sessions, to be closed, stay until their last rows have left."""
-        sending = [each for each in self._sending.values() if each.facts.session_id in session_ids]
+        sending = [each for each in self._sending.values() if each.spec.session_id in session_ids]
         for session in sending:
             if not session.leaves:
                 self.leave(session)
-        return {session.facts.session_id for session in sending}
+        return {session.spec.session_id for session in sending}
 
     def broken(self, session_id: int, error: CatenaryError, blamed: str) -> bool:
         """Rows did not leave; False if none were to.
@@ -105,17 +105,17 @@ class MigrationSender:
             return False
         self.stop(session_id)
         self._sessions.fail(session_id, error, blamed)
-        if not session.facts.is_first:
+        if not session.spec.is_first:
             move = frame_pb2.SessionMove(
-                session_id=session_id, moved_session_id=session.facts.session_id
+                session_id=session_id, moved_session_id=session.spec.session_id
             )
-            self._give_up(session.facts.first_agent, move, error, blamed)
+            self._give_up(session.spec.first_agent, move, error, blamed)
         return True
 
     def closed(self, session: Session) -> None:
         """A session was closed: no row of it leaves any more."""
-        for outlet in session.outlets:
-            self._sending.pop(outlet.session_id, None)
+        for cache_send in session.cache_sends:
+            self._sending.pop(cache_send.session_id, None)
 
     def _give_up(
         self, leader: str, move: frame_pb2.SessionMove, error: CatenaryError, blamed: str

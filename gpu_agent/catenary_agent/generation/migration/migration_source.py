@@ -64,7 +64,7 @@ class MigrationSource:
         self._limits = limits
         self._clock = clock
         self._say = say
-        self._patience = StallTimer(limits.patience_ns)
+        self._stall_timer = StallTimer(limits.stall_timeout_ns)
         self._moves: dict[int, OutgoingMigration] = {}
         """By what the session becomes."""
         self._moves_of: dict[int, OutgoingMigration] = {}
@@ -91,14 +91,14 @@ class MigrationSource:
         if error is not None or session is None:
             self._failed(said.move, error or Unavailable("there is no such session"))
             return True
-        before = self._moves_of.get(session.facts.session_id)
+        before = self._moves_of.get(session.spec.session_id)
         if before is not None:
             self.give_up(before, Unavailable("another move of the session began"))
         arrived = said.arrived
         deadline_ns = arrived.received_ns - arrived.transfer_ns + said.move.opening.budget_ns
         move = OutgoingMigration(session, said.move, said.epoch, deadline_ns, arrived.received_ns)
-        self._moves[session_id] = self._moves_of[session.facts.session_id] = move
-        self._patience.touch(session_id, self._clock())
+        self._moves[session_id] = self._moves_of[session.spec.session_id] = move
+        self._stall_timer.touch(session_id, self._clock())
         self._introduce(move)
         return True
 
@@ -108,7 +108,7 @@ class MigrationSource:
         if move is None or said.move.tokens != move.asked or said.move.agent_id not in move.waits:
             return False
         move.waits.remove(said.move.agent_id)
-        self._patience.touch(move.session_id, self._clock())
+        self._stall_timer.touch(move.session_id, self._clock())
         if not move.waits:
             self._next_round(move)
         return True
@@ -130,7 +130,7 @@ class MigrationSource:
 
     def turned(self, session: Session) -> bool:
         """Returns True if a session whose newest token has just come was handed over."""
-        move = self._moves_of.get(session.facts.session_id)
+        move = self._moves_of.get(session.spec.session_id)
         if move is None:
             return False
         if move.is_armed:
@@ -143,11 +143,11 @@ class MigrationSource:
     def pushed(self, session_id: int) -> None:
         """Rows of a session have left: it gets on."""
         if session_id in self._moves:
-            self._patience.touch(session_id, self._clock())
+            self._stall_timer.touch(session_id, self._clock())
 
     def closed(self, session: Session) -> None:
         """A session was closed: it does not move any more."""
-        move = self._moves_of.get(session.facts.session_id)
+        move = self._moves_of.get(session.spec.session_id)
         if move is not None:
             self.give_up(move, Unavailable("the session that was to move is over"))
 
@@ -163,14 +163,14 @@ class MigrationSource:
 
     def expire(self, now: Nanoseconds) -> None:
         """Gives up moves that do not get on."""
-        for session_id in self._patience.lost(now):
+        for session_id in self._stall_timer.lost(now):
             move = self._moves[session_id]
-            error = PartitionLost(f"the move did not get on for {self._patience}")
+            error = PartitionLost(f"the move did not get on for {self._stall_timer}")
             self.give_up(move, error, min(move.waits, default=""))
 
     def next_wakeup_ns(self) -> Nanoseconds | None:
         """Returns when `expire` has something to do; None if never."""
-        return self._patience.next_wakeup_ns()
+        return self._stall_timer.next_wakeup_ns()
 
     def give_up(
         self,
@@ -201,7 +201,7 @@ class MigrationSource:
     def _introduce(self, move: OutgoingMigration) -> None:
         """Asks the new ring for room, once a token was sampled on the old one."""
         session = move.session
-        if session.arriving is None and len(session.tokens) > session.facts.history:
+        if session.incoming is None and len(session.tokens) > session.spec.history:
             move.introduce()
             self._tell(move, move.step(_Step.STEP_ROUND, self._sessions.agent_id, opens=True))
 
@@ -233,7 +233,7 @@ class MigrationSource:
         step.token_ids.extend(session.tokens[move.known :])
         self._tell(move, step)
         self._forget(move)
-        now, model = self._clock(), session.lane.key.model.name
+        now, model = self._clock(), session.batcher.key.model.name
         held_ns = max(0, now - session.arrived.received_ns)
         done = MoveDone(
             model, move.begin, session.cached, move.rounds, move.started_ns, held_ns, now
@@ -247,8 +247,8 @@ class MigrationSource:
             self._say(agent, step, move.deadline_ns)
 
     def _forget(self, move: OutgoingMigration) -> None:
-        del self._moves[move.session_id], self._moves_of[move.session.facts.session_id]
-        self._patience.drop(move.session_id)
+        del self._moves[move.session_id], self._moves_of[move.session.spec.session_id]
+        self._stall_timer.drop(move.session_id)
 
     def _failed(
         self,

@@ -44,9 +44,9 @@ class Migrations:
         """Steps that came late, twice or for nobody."""
         self.waiting = PendingCaches(sessions, limits, clock, self._came)
         self.pushing = CachePusher(sessions, limits, self.waiting.take, self._unread)
-        patience_ns = limits.patience_ns
-        self._arrivals = MigrationTarget(sessions, self.waiting, patience_ns, clock, self._say)
-        self._sending = MigrationSender(sessions, self.pushing, patience_ns, clock, self._say)
+        stall_timeout_ns = limits.stall_timeout_ns
+        self._arrivals = MigrationTarget(sessions, self.waiting, stall_timeout_ns, clock, self._say)
+        self._sending = MigrationSender(sessions, self.pushing, stall_timeout_ns, clock, self._say)
         self._leading = MigrationSource(sessions, self._sending, limits, clock, self._say)
         sessions.on_closed = self._closed
 
@@ -90,7 +90,7 @@ class Migrations:
 
     def on_pushed(self, event: CachePushed) -> None:
         """A frame of caches has left."""
-        self._leading.pushed(event.cache.outlet.session_id)
+        self._leading.pushed(event.cache.cache_send.session_id)
         self.pushing.on_pushed(event)
 
     def advanced(self, session: Session) -> None:
@@ -119,8 +119,8 @@ class Migrations:
             move = self._local.popleft()
             arrived = ArrivalTime(self._clock())
             said = move_said(move, arrived, self._sessions.agent_id, (0, 0))
-            if isinstance(said.facts, SessionSpec):
-                self._sessions.out.opened.append(said.facts)
+            if isinstance(said.spec, SessionSpec):
+                self._sessions.out.opened.append(said.spec)
             self.on_said(said)
 
     def expire(self, now: Nanoseconds) -> None:
@@ -167,7 +167,7 @@ class Migrations:
 
     def _unread(self, session: Session, session_id: int, error: CatenaryError) -> None:
         if not self.broken(session_id, error, self._sessions.agent_id):
-            self._sessions.fail(session.facts.session_id, error)
+            self._sessions.fail(session.spec.session_id, error)
 
     def _closed(self, session: Session, error: CatenaryError | None, blamed: str) -> None:
         self._arrivals.closed(session, error, blamed)

@@ -51,7 +51,7 @@ class OutgoingMigration:
     @property
     def others(self) -> list[str]:
         """The old ring, without its first agent."""
-        return [hop.agent_id for hop in self.session.facts.ring[1:]]
+        return [hop.agent_id for hop in self.session.spec.ring[1:]]
 
     @property
     def told(self) -> list[str]:
@@ -119,11 +119,11 @@ def why_not(said: MoveMessage, session: Session | None, epoch: int) -> CatenaryE
         return StaleEpoch(f"epoch {said.epoch} is over; this agent obeys {epoch}")
     if session is None or session.leaves:
         return Unavailable("the session that was to move is over")
-    facts = session.facts
-    if not facts.is_first or facts.side == "prefill":
+    spec = session.spec
+    if not spec.is_first or spec.side == "prefill":
         return InvalidInput("moved_session_id", "the session does not begin here")
     ring, agents = whole(opening.route[:MAX_HOPS]), {hop.agent_id for hop in opening.route}
-    if ring is None or ring != whole(facts.ring) or len(agents) != len(opening.route):
+    if ring is None or ring != whole(spec.ring) or len(agents) != len(opening.route):
         return InvalidInput("route", "is no ring of the same model")
     known = min(len(opening.token_ids), len(session.tokens))
     if list(opening.token_ids[:known]) != session.tokens[:known]:

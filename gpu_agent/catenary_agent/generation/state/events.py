@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class SessionOpened:
     """A session wants to begin here."""
 
-    facts: SessionSpec
+    spec: SessionSpec
     arrived: ArrivalTime
 
 
@@ -76,7 +76,7 @@ class MoveMessage:
     epoch: int
     """Of who says it."""
     arrived: ArrivalTime
-    facts: SessionSpec | CatenaryError | None = None
+    spec: SessionSpec | CatenaryError | None = None
     """With an opening for us: what it says of the session here, or what is wrong with it."""
 
 
@@ -131,7 +131,7 @@ Event = (
 class RowsOut:
     """Hidden states on their way to the next hop."""
 
-    facts: SessionSpec
+    spec: SessionSpec
     position: int
     rows: Hidden
     sample: bool
@@ -146,7 +146,7 @@ class RowsOut:
 class TokenOut:
     """A sampled token on its way to the gateway and the first agent."""
 
-    facts: SessionSpec
+    spec: SessionSpec
     position: int
     token_id: int
     finish_reason: str
@@ -160,7 +160,7 @@ class CacheOut:
     """A part of a session's caches on its way to another agent."""
 
     session: Session
-    outlet: CacheSendProgress
+    cache_send: CacheSendProgress
     span: CacheSpan
     rows: CacheArray
     opens: bool

@@ -88,9 +88,9 @@ class PartitionBatcher:
     def queue(self, session: Session, now_ns: int = 0) -> None:
         """Lets a session take part in the next step. It must not be queued already."""
         if self._waiting_ns is not None:
-            wait_ns = self._waiting_ns(session.facts.session_id, session.pending)
+            wait_ns = self._waiting_ns(session.spec.session_id, session.pending)
             if wait_ns > 0:
-                entry = (now_ns + wait_ns, session.facts.session_id, session)
+                entry = (now_ns + wait_ns, session.spec.session_id, session)
                 heapq.heappush(self._waiting, entry)
                 return
         self._enqueue(session)
@@ -155,7 +155,7 @@ class PartitionBatcher:
             session = self._prefilling.popleft()
             if session.closed:
                 continue
-            most = spare if session.arriving is not None else left
+            most = spare if session.incoming is not None else left
             if most <= 0:
                 passed_over.append(session)
                 continue
@@ -168,7 +168,7 @@ class PartitionBatcher:
 
 
 class BatcherWork:
-    """What a lane did since its last report; see `catenary.v1.GenerationReport`."""
+    """What a batcher did since its last report; see `catenary.v1.GenerationReport`."""
 
     __slots__ = (
         "decode_context_tokens",

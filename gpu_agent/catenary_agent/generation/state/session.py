@@ -134,8 +134,8 @@ class Session:
     it is in one.
     """
 
-    facts: SessionSpec
-    lane: PartitionBatcher
+    spec: SessionSpec
+    batcher: PartitionBatcher
     limit: int
     """Most tokens it may have."""
     arrived: ArrivalTime
@@ -149,11 +149,11 @@ class Session:
     sampler: SessionSampler | None = None
     """Last hop."""
     cached: int = 0
-    awaited: PendingCache | None = None
+    pending_cache: PendingCache | None = None
     """Until its caches are here, if they come from elsewhere."""
-    arriving: IncomingMigration | None = None
+    incoming: IncomingMigration | None = None
     """Until it was handed over, if it moves here."""
-    outlets: tuple[CacheSendProgress, ...] = ()
+    cache_sends: tuple[CacheSendProgress, ...] = ()
     """Who is to get which blocks, if it is handed over or moves."""
     leaves: bool = False
     """Nothing is computed here any more; it ends once its caches have left."""
@@ -171,19 +171,19 @@ class Session:
     @property
     def pending(self) -> int:
         """Tokens that can be computed now, in one piece."""
-        if self.awaited is not None or self.leaves:
+        if self.pending_cache is not None or self.leaves:
             return 0
-        arriving = self.arriving
-        if self.facts.hop == 0:
-            is_held = arriving is not None and not arriving.begun
+        incoming = self.incoming
+        if self.spec.hop == 0:
+            is_held = incoming is not None and not incoming.begun
             return 0 if is_held else len(self.tokens) - self.cached
-        if not self.chunks or (arriving is not None and self.chunks[0].sample):
+        if not self.chunks or (incoming is not None and self.chunks[0].sample):
             return 0  # or handed over already, which this agent has not heard yet
         return len(self.chunks[0].rows)
 
     def learn(self, token_ids: Sequence[int]) -> None:
         """Takes tokens in that another ring has sampled."""
-        if self.facts.is_first:
+        if self.spec.is_first:
             self.tokens += token_ids
         if self.sampler is not None:
             for token_id in token_ids:
@@ -191,10 +191,10 @@ class Session:
 
     def take(self, most: int) -> SessionWork:
         """Takes up to `most` of the pending tokens out, to compute them."""
-        if self.facts.hop == 0:
+        if self.spec.hop == 0:
             end = min(len(self.tokens), self.cached + most)
             inputs = np.array(self.tokens[self.cached : end], np.int64)
-            is_last = end == len(self.tokens) and self.arriving is None
+            is_last = end == len(self.tokens) and self.incoming is None
             return SessionWork(self, inputs, is_last, self.arrived)
         chunk = self.chunks[0]
         if len(chunk.rows) <= most:

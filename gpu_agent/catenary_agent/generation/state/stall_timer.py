@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 class StallTimer:
     """When each of some sessions last got on."""
 
-    def __init__(self, patience_ns: Nanoseconds) -> None:
-        """Loses patience with whatever does not get on for so long."""
-        self.patience_ns = patience_ns
+    def __init__(self, stall_timeout_ns: Nanoseconds) -> None:
+        """Gives up whatever does not get on for so long."""
+        self.stall_timeout_ns = stall_timeout_ns
         self._since: OrderedDict[int, Nanoseconds] = OrderedDict()
 
     def __contains__(self, session_id: int) -> bool:
@@ -38,7 +38,7 @@ class StallTimer:
     def next_wakeup_ns(self) -> Nanoseconds | None:
         """Returns when `lost` has something to yield; None if never."""
         first = next(iter(self._since.values()), None)
-        return None if first is None else first + self.patience_ns
+        return None if first is None else first + self.stall_timeout_ns
 
     def __str__(self) -> str:
-        return f"{self.patience_ns * 1e-9:g} s"
+        return f"{self.stall_timeout_ns * 1e-9:g} s"
