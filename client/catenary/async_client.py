@@ -123,7 +123,7 @@ class AsyncClient(GeneratesTextAsync):
             requests: What to send.
             timeout_s: Bound on the whole stream; None for none.
         """
-        trouble: list[Exception] = []
+        failed: list[Exception] = []
 
         async def outgoing() -> AsyncIterator[Any]:
             try:
@@ -131,7 +131,7 @@ class AsyncClient(GeneratesTextAsync):
                     yield messages.infer_request(request)
             except Exception as error:
                 # gRPC would swallow it in a task of its own; it is raised to the caller below.
-                trouble.append(error)
+                failed.append(error)
 
         connection = self._targets.current
         method = self._stub("inference", connection).ModelStreamInfer
@@ -143,8 +143,8 @@ class AsyncClient(GeneratesTextAsync):
         except UnavailableError:
             self._targets.leave(connection)
             raise
-        if trouble:
-            raise trouble[0]
+        if failed:
+            raise failed[0]
 
     async def live(self) -> bool:
         """Returns whether the server process runs."""

@@ -111,7 +111,7 @@ class Client(GeneratesText):
             requests: What to send.
             timeout_s: Bound on the whole stream; None for none.
         """
-        trouble: list[Exception] = []
+        failed: list[Exception] = []
 
         def outgoing() -> Iterator[Any]:
             try:
@@ -119,7 +119,7 @@ class Client(GeneratesText):
                     yield messages.infer_request(request)
             except Exception as error:
                 # gRPC would swallow it on its own thread; it is raised to the caller below.
-                trouble.append(error)
+                failed.append(error)
 
         connection = self._targets.current
         method = self._stub("inference", connection).ModelStreamInfer
@@ -129,8 +129,8 @@ class Client(GeneratesText):
         except UnavailableError:
             self._targets.leave(connection)
             raise
-        if trouble:
-            raise trouble[0]
+        if failed:
+            raise failed[0]
 
     def live(self) -> bool:
         """Returns whether the server process runs."""

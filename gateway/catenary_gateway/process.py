@@ -23,7 +23,7 @@ from catenary_gateway.endpoints.key_authorizer import (
     inference_call_policy,
 )
 from catenary_gateway.endpoints.repository import Repository
-from catenary_gateway.endpoints.security import admin_security, door_security
+from catenary_gateway.endpoints.security import admin_security, endpoint_security
 from catenary_gateway.fairness.fair_limiters import FairLimiters
 from catenary_gateway.generation.plane import GenerationIntervals, SessionPlane
 from catenary_gateway.generation.text_codec import TextCodecs
@@ -179,7 +179,7 @@ class GatewayProcess:
             self._gauges.start()
         await self._open_inference()
         await self._open_admin()
-        tls = door_security(settings).ssl_context()
+        tls = endpoint_security(settings).ssl_context()
         self.http_port = await self._http.start(settings.host, settings.http_port, tls)
         self._readiness.watch = self._switch_health
         self._readiness.reconnected = self._authorizer.fair.interrupted
@@ -242,7 +242,7 @@ class GatewayProcess:
 
     async def _open_inference(self) -> None:
         settings = self.settings
-        security = door_security(settings)
+        security = endpoint_security(settings)
         limit = settings.max_request_bytes + _MESSAGE_SLACK_BYTES
         call_policy = inference_call_policy(
             self._pipeline, _MESSAGE_SLACK_BYTES, max(settings.max_in_flight_bytes, limit)

@@ -1,4 +1,4 @@
-"""What API keys may do and have, at the doors of a real gateway."""
+"""What API keys may do and have, at the endpoints of a real gateway."""
 
 from __future__ import annotations
 

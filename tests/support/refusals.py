@@ -62,7 +62,7 @@ class Scene:
     def certs(self) -> Path:
         return self.cluster.data_dir / "certs"
 
-    # ---- doors ----
+    # ---- endpoints ----
 
     def http(
         self,
@@ -83,8 +83,10 @@ class Scene:
         except urllib.error.HTTPError as error:
             return str(error.code)
 
-    def door(self, address: str, call: Callable[[grpc.Channel, Any], object], key: str = "") -> str:
-        """Returns the status of a call at a door, over gRPC."""
+    def endpoint(
+        self, address: str, call: Callable[[grpc.Channel, Any], object], key: str = ""
+    ) -> str:
+        """Returns the status of a call at an endpoint, over gRPC."""
         metadata = (("authorization", f"Bearer {self.keys.get(key, key)}"),) if key else ()
         with grpc.insecure_channel(address, _UNLIMITED) as channel:
             return _status(lambda: call(channel, metadata))
@@ -96,7 +98,7 @@ class Scene:
             rpc = getattr(admin_pb2_grpc.AdminStub(channel), method)
             return rpc(request, metadata=metadata, timeout=TIMEOUT_S)
 
-        return self.door(self.cluster.admin, call, key)
+        return self.endpoint(self.cluster.admin, call, key)
 
     # ---- inside ----
 

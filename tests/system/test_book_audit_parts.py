@@ -152,12 +152,16 @@ async def parts(repository: ModelRepository, tmp_path: Path) -> AsyncIterator[Pa
         await gateway.wait_ready(60)
         for agent in agents:
             slow_down(agent)
-        door = grpc.aio.insecure_channel(f"127.0.0.1:{gateway.grpc_port}")
+        endpoint = grpc.aio.insecure_channel(f"127.0.0.1:{gateway.grpc_port}")
         office = grpc.aio.insecure_channel(f"127.0.0.1:{scheduler.port}")
-        stack.push_async_callback(door.close)
+        stack.push_async_callback(endpoint.close)
         stack.push_async_callback(office.close)
         yield Parts(
-            scheduler, gateway, agents, stubs.GenerationStub(door), admin_pb2_grpc.AdminStub(office)
+            scheduler,
+            gateway,
+            agents,
+            stubs.GenerationStub(endpoint),
+            admin_pb2_grpc.AdminStub(office),
         )
 
 

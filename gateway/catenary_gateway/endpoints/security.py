@@ -20,7 +20,7 @@ def passed_on(metadata: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], .
     return (*metadata, ("authorization", presented)) if presented else metadata or None
 
 
-def door_security(settings: GatewaySettings) -> ServerSecurity:
+def endpoint_security(settings: GatewaySettings) -> ServerSecurity:
     """Returns how clients are met: TLS without client certificates, unless the settings say so.
 
     Raises:
@@ -45,5 +45,5 @@ def admin_security(
 ) -> tuple[ServerSecurity, RoleAuthorizer | None]:
     """Returns how operators are met: by their keys, or else by their certificates."""
     if has_keys or settings.doors_insecure or settings.insecure:
-        return door_security(settings), None
+        return endpoint_security(settings), None
     return ServerSecurity.from_settings(settings), RoleAuthorizer(settings.cluster, insecure=False)

@@ -1,8 +1,8 @@
 """Who is let in when more is asked than can be served (docs/security.md, "Fair share").
 
-    limit    how much of a model's work may be unanswered at a time, learnt from the time it takes
-    credits  who of those that want more than their share has had the least
-    fair_limiter  both for one model: lets a request in or not, at once
+    limit          how much of a model's work may be unanswered, learnt from the time it takes
+    credits        who of those that want more than their share has had the least
+    fair_limiter   both for one model: lets a request in or not, at once
     fair_limiters  the limiters of all models, and the errors callers get
 
 Everything but `fair_limiters` is pure: time is an argument. A request is never queued here: a

@@ -6,6 +6,6 @@ repository has them). `SessionPlane` asks the scheduler for a chain, opens the s
 agent and takes the tokens that come back, in order and each once, also when the session is started
 again elsewhere: the token history kept here is all it takes. `Generation` is the endpoint's end:
 `next` gives the text that is ready. The history is the queue, so whoever reads slowly holds no
-more than `max_tokens` tokens. Sessions share admission, request numbers and bookkeeping with the
+more than `max_tokens` tokens. Sessions share admission, request numbers and metrics with the
 data plane.
 """

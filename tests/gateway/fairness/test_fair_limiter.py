@@ -1,4 +1,4 @@
-"""The fair gate in front of a simulated device, beside weighted max-min shares by definition."""
+"""The fair limiter in front of a simulated device, beside weighted max-min shares by definition."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_keys_get_their_weighted_max_min_shares(
     rates: dict[str, float], shares: dict[str, float]
 ) -> None:
     crowded = device(shares=shares)
-    crowded.run(rates, 2)  # until the gate knows the device everybody is let in
+    crowded.run(rates, 2)  # until the limiter knows the device everybody is let in
     crowded.run(rates, 16)
     asked = {key: each.asked / 16 for key, each in crowded.outcomes.items()}
     wanted = max_min(asked, shares, crowded.capacity)

@@ -41,7 +41,7 @@ def outlets_of(
 ) -> tuple[CacheSendProgress, ...]:
     """Returns who gets which of the blocks of a hop.
 
-    Two rings may be cut at different blocks: there is one outlet per overlap.
+    Two rings may be cut at different blocks: there is one send per overlap.
 
     Args:
         session_id: What the session is called on `ring`.
