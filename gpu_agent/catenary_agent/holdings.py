@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class HoldingsAnswer:
-    """A message in the making: the ring's part, then that of the batches; an `Outgoing`."""
+    """A message in the making: the ring's part, then that of the batches; an `OutgoingMessage`."""
 
     droppable = True
 

@@ -1,4 +1,4 @@
-"""What NumPy does in its own way when tokens are chosen; see `choosing.Arrays`."""
+"""What NumPy does in its own way when tokens are chosen; see `choosing.ArrayBackend`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class NumpyArrayBackend:
         return found
 
     def likeliest(self, values: NDArray[Any], count: int) -> SelectedColumns:
-        """Takes what is near the largest; see `Arrays.likeliest`."""
+        """Takes what is near the largest; see `ArrayBackend.likeliest`."""
         floor = np.full((len(values), 1), -_NEAR)
         if count:
             np.minimum(floor, _below_the_largest(values, count), out=floor)
@@ -73,7 +73,7 @@ class NumpyArrayBackend:
     def penalise(
         self, values: NDArray[Any], rows: NDArray[np.int64], asked: Sequence[Asked]
     ) -> None:
-        """Touches only what was said; see `Arrays.penalise`."""
+        """Touches only what was said; see `ArrayBackend.penalise`."""
         for row, (_, sampler) in zip(rows, asked, strict=True):
             said, p = sampler.said, sampler.parameters
             assert said is not None

@@ -1,4 +1,4 @@
-"""What PyTorch does in its own way when tokens are chosen, on any device; see `choosing.Arrays`."""
+"""What PyTorch does in its own way when tokens are chosen, on any device; see `choosing.ArrayBackend`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def torch_chooser(device: torch.device, vocabulary: int) -> TokenSampler:
 
 
 class TorchArrayBackend:
-    """`Arrays` of PyTorch, on one device."""
+    """`ArrayBackend` of PyTorch, on one device."""
 
     xp: Any = torch
 
@@ -67,7 +67,7 @@ class TorchArrayBackend:
     def penalise(
         self, values: torch.Tensor, rows: NDArray[np.int64], asked: Sequence[Asked]
     ) -> None:
-        """Changes whole rows; see `Arrays.penalise`."""
+        """Changes whole rows; see `ArrayBackend.penalise`."""
         counts = self._counts.of(asked)
         parameters = [sampler.parameters for _, sampler in asked]
         repetition, frequency, presence = (
