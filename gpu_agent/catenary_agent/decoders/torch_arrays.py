@@ -1,4 +1,4 @@
-"""What PyTorch does in its own way when tokens are chosen, on any device; see `choosing.ArrayBackend`."""
+"""What PyTorch does in its own way when tokens are chosen; see `choosing.ArrayBackend`."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ class PendingCaches:
     """The sessions whose caches have not come yet.
 
     Invariant: each of them has our stall timeout until it goes on (one that was not handed over
-    yet: that of `MigrationTarget`); closed ones are dropped when their time is over. Frames are taken in
-    in the order of their arrival.
+    yet: that of `MigrationTarget`); closed ones are dropped when their time is over. Frames are
+    taken in in the order of their arrival.
     """
 
     def __init__(
