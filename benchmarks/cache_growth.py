@@ -21,9 +21,9 @@ import grpc.aio
 from benchmarks.figures import Figure, at_least, at_most
 from benchmarks.generation import DATA, FP32, THREADS
 from catenary_agent.executors.device import Device
-from catenary_agent.generation.state.lane import chunk_tokens_for
+from catenary_agent.generation.state.partition_batcher import chunk_tokens_for
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
-from catenary_services.domain.decoder import LargestStep, Runtime
+from catenary_services.domain.decoder import DecoderRuntime, LargestStep
 from catenary_services.domain.ids import ModelKey
 from catenary_services.model_repository import ModelRepository
 from catenaryd.local_cluster import ClusterOptions, LocalCluster, free_port
@@ -92,7 +92,7 @@ async def serve(full_sessions: int, factor: float, asked: list[Chat], key: Model
     if not (data_dir / "models").exists():
         (data_dir / "models").symlink_to((DATA / "models").resolve())
     port = free_port()
-    held = table.held_by(Runtime.ONNX, manifest.precision)
+    held = table.held_by(DecoderRuntime.ONNX, manifest.precision)
     tokens = full_sessions * table.blocks * manifest.session_tokens
     budget_bytes = held.slot_bytes(tokens)
     # What a plan keeps free beside: a step of the largest batch, and what two entries take.
@@ -115,14 +115,14 @@ async def serve(full_sessions: int, factor: float, asked: list[Chat], key: Model
             },
         )
     )
-    facts = await cluster.start()
+    spec = await cluster.start()
     try:
         step_bytes = round(full_sessions * factor) * table.blocks * table.slot_bytes(16)
         served = Served(budget_bytes=budget_bytes, step_bytes=step_bytes)
-        pids = facts["pids"]
+        pids = spec["pids"]
         assert isinstance(pids, dict)
         watching = asyncio.create_task(_watch(int(pids["agent-0"]), served))
-        await _ask_all(str(facts["grpc"]), asked, served)
+        await _ask_all(str(spec["grpc"]), asked, served)
         watching.cancel()
         await asyncio.sleep(1.5)  # the scheduler counts once a second
         served.preempted = await asyncio.to_thread(preempted_sessions, port)

@@ -24,13 +24,13 @@ from benchmarks.figures import Figure, at_most
 from benchmarks.generation import DATA, FP32
 from catenary_agent.decoders.base import CacheLayout, DecoderCost
 from catenary_agent.decoders.loading import load_decoder
-from catenary_agent.engine.engine import Engine
+from catenary_agent.engine.engine import BatchEngine
 from catenary_agent.executors.device import Device
+from catenary_agent.generation.context import GenerationContext, GenerationLimits
 from catenary_agent.generation.loop.engine import GenerationEngine
 from catenary_agent.generation.loop.table import LoadedDecoder
 from catenary_agent.generation.meter import GenerationMeter
-from catenary_agent.generation.state.lane import Lane
-from catenary_agent.generation.surroundings import GenerationLimits, Surroundings
+from catenary_agent.generation.state.partition_batcher import PartitionBatcher
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, generation_pb2
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.model_repository import ModelRepository
@@ -140,14 +140,14 @@ async def agent(hub: TransportHub, name: str, key: ModelKey) -> AsyncIterator[Ge
     blocks = repository.block_table(key).blocks
     layout = CacheLayout(4 * blocks, SESSION_TOKENS, (0,))
     decoder = load_decoder(repository, PartitionKey(key, 0, blocks), Device("cpu"), layout)
-    engine = Engine(name, hub, lambda message: None)
-    around = Surroundings(hub, lambda message: None, engine.held, GenerationMeter())
+    engine = BatchEngine(name, hub, lambda message: None)
+    around = GenerationContext(hub, lambda message: None, engine.held, GenerationMeter())
     generation = GenerationEngine(name, around, GenerationLimits())
     generation.start()
     engine.start()
     engine.hand_sessions_to(generation.on_frame)
     await hub.start(engine.on_frame)
-    generation.add_decoder(LoadedDecoder(Lane(decoder, _COST), layout, _COST))
+    generation.add_decoder(LoadedDecoder(PartitionBatcher(decoder, _COST), layout, _COST))
     try:
         yield generation
     finally:

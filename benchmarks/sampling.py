@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from benchmarks.decoding import MODELS, NAMES
 from benchmarks.figures import Figure, at_least, at_most, table
 from catenary_agent.decoders.base import CacheLayout, StepItem
-from catenary_agent.decoders.choosing import Chooser
+from catenary_agent.decoders.choosing import TokenSampler
 from catenary_agent.decoders.numpy_arrays import numpy_chooser
-from catenary_agent.decoders.sampling import Sampler
+from catenary_agent.decoders.sampling import SessionSampler
 from catenary_agent.decoders.torch_executor import TorchDecoder
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import PartitionKey
@@ -115,16 +115,16 @@ def load(numbers: str, threads: int) -> TorchDecoder:
     return TorchDecoder(repository, whole, Device.parse("cpu"), layout, threads, numbers)
 
 
-def sampler_of(answer: Answer, known: Sequence[int], draw: int = 0) -> Sampler:
+def sampler_of(answer: Answer, known: Sequence[int], draw: int = 0) -> SessionSampler:
     """Returns how an answer chooses behind `known`, prompt included."""
     seed = 1000 * draw + answer.number
     parameters = SamplingParameters(
         temperature=TEMPERATURE, seed=seed, max_tokens=ANSWER_TOKENS, ignore_eos=True
     )
-    return Sampler(parameters, known, len(answer.prompt), ())
+    return SessionSampler(parameters, known, len(answer.prompt), ())
 
 
-def generate(executor: TorchDecoder, chooser: Chooser, answers: Sequence[Answer]) -> None:
+def generate(executor: TorchDecoder, chooser: TokenSampler, answers: Sequence[Answer]) -> None:
     """Lets answers go on to `ANSWER_TOKENS`, in steps that mix chunks and single tokens.
 
     One session joins every third step, and one chunk of all is computed in a step.
@@ -208,7 +208,7 @@ def compare(numbers: str, count: int, threads: int) -> Compared:
 
 
 def _count_flips(
-    chooser: Chooser, answer: Answer, again: NDArray[np.float32], found: Compared
+    chooser: TokenSampler, answer: Answer, again: NDArray[np.float32], found: Compared
 ) -> None:
     for place, (before, after) in enumerate(zip(answer.logits, again, strict=True)):
         known = [*answer.prompt, *answer.tokens[:place]]

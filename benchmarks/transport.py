@@ -35,7 +35,7 @@ sys.path[:0] = SOURCE_ROOTS
 from catenary_protos.catenary.v1.common_pb2 import Peer, TransportAddress  # noqa: E402
 from catenary_services.log import configure_logging  # noqa: E402
 from catenary_services.transport.hub import TransportHub, TransportSettings  # noqa: E402
-from catenary_services.transport.interface import Address, ReceivedFrame  # noqa: E402
+from catenary_services.transport.interface import EndpointAddress, ReceivedFrame  # noqa: E402
 
 TRANSPORTS = ("shm", "tcp", "grpc")
 LIMITS = {"shm": 1.5, "tcp": 3.5, "grpc": 12.0}
@@ -60,7 +60,7 @@ def _hub(side: str, transport: str, folder: Path) -> TransportHub:
     return TransportHub(f"{side}-{transport}", settings)
 
 
-def _peer(peer_id: str, addresses: Sequence[Address]) -> Peer:
+def _peer(peer_id: str, addresses: Sequence[EndpointAddress]) -> Peer:
     listed = [
         TransportAddress(transport=a.transport, address=a.address, host_id=a.host_id)
         for a in addresses

@@ -13,16 +13,16 @@ from catenary_services.security.authority import (
     AUTHORITY_DAYS,
     AUTHORITY_FILE,
     DAYS,
-    Authority,
-    Issued,
-    Request,
+    CertificateAuthority,
+    CertificateRequest,
+    IssuedCertificate,
 )
 from catenary_services.security.identity import Identity
 
 _STEPS = ("add", "use", "drop")
 
 
-def parse_process(text: str, cluster: str, names: tuple[str, ...] = ()) -> Request:
+def parse_process(text: str, cluster: str, names: tuple[str, ...] = ()) -> CertificateRequest:
     """Returns what "ROLE:NAME[,name...]" asks for; `names` are added to it.
 
     Raises:
@@ -32,7 +32,9 @@ def parse_process(text: str, cluster: str, names: tuple[str, ...] = ()) -> Reque
     role, separator, name = who.partition(":")
     if not separator:
         raise InvalidInput("process", f"{text!r} is not ROLE:NAME[,dns...]")
-    return Request(Identity.of(cluster, role, name), tuple(part for part in (*own, *names) if part))
+    return CertificateRequest(
+        Identity.of(cluster, role, name), tuple(part for part in (*own, *names) if part)
+    )
 
 
 @click.command()
@@ -86,7 +88,7 @@ def certs(folder: Path, cluster: str, processes: tuple[str, ...], **options: Any
     """
     names = (*options["dns"], *options["ip"])
     wanted = [parse_process(each, cluster, names) for each in processes]
-    authority = Authority(folder, cluster, options["days"])
+    authority = CertificateAuthority(folder, cluster, options["days"])
     made = authority.ensure(options["authority_days"])
     issued = _change(authority, options["step"], options["authority_days"])
     if options["renew"] and not wanted:
@@ -98,7 +100,9 @@ def certs(folder: Path, cluster: str, processes: tuple[str, ...], **options: Any
         _print(folder, authority, made, issued)
 
 
-def _change(authority: Authority, step: str | None, days: int) -> list[Issued]:
+def _change(
+    authority: CertificateAuthority, step: str | None, days: int
+) -> list[IssuedCertificate]:
     """Does a step of changing the authority; returns what was issued by it."""
     if step == "add":
         authority.add_next(days)
@@ -110,7 +114,11 @@ def _change(authority: Authority, step: str | None, days: int) -> list[Issued]:
 
 
 def _document(
-    folder: Path, cluster: str, authority: Authority, made: bool, issued: list[Issued]
+    folder: Path,
+    cluster: str,
+    authority: CertificateAuthority,
+    made: bool,
+    issued: list[IssuedCertificate],
 ) -> dict[str, object]:
     return {
         "cluster": cluster,
@@ -132,7 +140,9 @@ def _document(
     }
 
 
-def _print(folder: Path, authority: Authority, made: bool, issued: list[Issued]) -> None:
+def _print(
+    folder: Path, authority: CertificateAuthority, made: bool, issued: list[IssuedCertificate]
+) -> None:
     click.echo(
         f"{'made' if made else 'kept'}  {folder / AUTHORITY_FILE}  until {authority.ends:%Y-%m-%d}"
     )

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from catenary_services.jail.orders import Protection
+from catenary_services.jail.orders import JailProtection
 from catenary_services.jail.protections import offered
 
 
@@ -17,7 +17,7 @@ def show_jail(as_json: bool) -> None:
 
     Example: catenaryd jail
     """
-    found = {str(each): each in offered() for each in Protection}
+    found = {str(each): each in offered() for each in JailProtection}
     if as_json:
         click.echo(json.dumps(found))
         return

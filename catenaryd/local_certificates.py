@@ -8,7 +8,11 @@ from typing import Any
 
 from catenary_services.errors import CatenaryError
 from catenary_services.log import get_logger
-from catenary_services.security.authority import AUTHORITY_FILE, Authority, Request
+from catenary_services.security.authority import (
+    AUTHORITY_FILE,
+    CertificateAuthority,
+    CertificateRequest,
+)
 from catenary_services.security.identity import Identity, Role
 from catenary_services.security.keys import SCOPE_ADMIN, add_key
 
@@ -30,7 +34,7 @@ class LocalCertificates:
         """
         self._folder = folder
         self._cluster = cluster
-        self._authority = Authority(folder, cluster)
+        self._authority = CertificateAuthority(folder, cluster)
         self._authority.ensure()
         self._operator = self._issue(Role.OPERATOR, _OPERATOR)
 
@@ -72,7 +76,7 @@ class LocalCertificates:
                 log.error("certificates_not_renewed", error=str(error))
 
     def _issue(self, role: Role, name: str) -> dict[str, Path]:
-        wanted = Request(Identity.of(self._cluster, role, name), _NAMES)
+        wanted = CertificateRequest(Identity.of(self._cluster, role, name), _NAMES)
         issued = self._authority.issue(wanted, renew=True)
         return {
             "tls_cert_file": issued.cert_file,

@@ -65,7 +65,7 @@ class ClusterOptions:
     data_dir: Path = Path(".catenary")
     redis_url: str | None = None
     tls: bool = False
-    """Mutual TLS between the processes, with certificates of our own; the doors stay plain."""
+    """Mutual TLS between the processes, with certificates of our own; the endpoints stay plain."""
     config_file: Path | None = None
     ready_timeout_s: float = 180.0
     extra: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -135,11 +135,11 @@ def _progress_bar(title: str) -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import Progress
 
-    from catenary_agent.profiling.profiler import Callbacks
+    from catenary_agent.profiling.profiler import ProfileCallbacks
 
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(title, total=None)
-        yield Callbacks(
+        yield ProfileCallbacks(
             begin=lambda steps: bar.update(task, total=steps),
             step=lambda step: bar.update(
                 task,

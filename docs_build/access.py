@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from catenary_services.security.identity import Role
-from catenary_services.security.roles import RULES, Rule
+from catenary_services.security.roles import RULES, AccessRule
 from docs_build.markdown import code, page, table
 
 _INTRO = """\
@@ -26,8 +26,8 @@ def _rows() -> Iterator[tuple[str, ...]]:
         yield code(method.lstrip("/")), _who(rule), _names(rule.with_key)
 
 
-def _who(rule: Rule) -> str:
-    if rule.is_door:
+def _who(rule: AccessRule) -> str:
+    if rule.is_public:
         return "clients, by API key"
     return "any process" if rule.roles == frozenset(Role) else _names(rule.roles) or "nobody"
 

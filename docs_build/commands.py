@@ -36,7 +36,7 @@ _CONNECTION = {
     "insecure",
     "as_json",
 }
-"""Parameters that every command of the client has, see `catenary.command_line.kit.Options`."""
+"""Parameters every command of the client has; see `catenary.command_line.kit.CommandOptions`."""
 
 
 _KINDS = {int: "INTEGER", float: "FLOAT", Path: "PATH", str: "TEXT"}

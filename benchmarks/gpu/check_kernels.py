@@ -45,9 +45,13 @@ _TINY_STEPS = {"mixed": ((1, 7, 1), (33, 4, 0)), "decode": ((1, 1, 1), (33, 4, 5
 
 def flash(here: Context) -> None:
     """Compares every way to attend with float64, for the heads of real models."""
-    from catenary_agent.decoders.torch_attention import Kernel
+    from catenary_agent.decoders.torch_attention import AttentionKernel
 
-    kernels = [Kernel.FLASH, Kernel.PADDED] if here.is_cuda else [Kernel.EACH, Kernel.PADDED]
+    kernels = (
+        [AttentionKernel.FLASH, AttentionKernel.PADDED]
+        if here.is_cuda
+        else [AttentionKernel.EACH, AttentionKernel.PADDED]
+    )
     bound = _FLOAT16_ERROR if here.is_cuda else _FLOAT32_ERROR
     for heads in SHAPES if here.is_cuda else SHAPES[-1:]:
         for kernel in kernels:
@@ -65,8 +69,13 @@ def attention_error(
     """Returns the relative distance (2-norm) of a step's attention from float64."""
     import torch
 
-    from catenary_agent.decoders.torch_attention import LayerCall, StepPlan, StepTensors, attend
-    from catenary_agent.decoders.torch_cache import CacheShape, SlotPool
+    from catenary_agent.decoders.torch_attention import (
+        AttentionMetadata,
+        LayerCall,
+        StepTensors,
+        attend,
+    )
+    from catenary_agent.decoders.torch_cache import SlotPool, TokenCacheShape
 
     counts, cached = step
     device = here.torch_device
@@ -75,13 +84,13 @@ def attention_error(
         len(counts) + 1,
         1100 if here.is_cuda else 64,
         1,
-        CacheShape(heads.keys, heads.size, dtype, device),
+        TokenCacheShape(heads.keys, heads.size, dtype, device),
     )
     random = torch.Generator(device).manual_seed(1)
     pool.keys.normal_(generator=random)
     pool.values.normal_(generator=random)
     caches = [pool.open(0) for _ in counts][::-1]  # in another order than they lie
-    plan = StepPlan(caches, counts, cached)
+    plan = AttentionMetadata(caches, counts, cached)
     query, key, value = (
         torch.empty(1, count, sum(counts), heads.size, dtype=dtype, device=device)
         for count in (heads.queries, heads.keys, heads.keys)
@@ -130,14 +139,14 @@ def graphs(here: Context) -> None:
     exactly the tensors the kernel would get.
     """
     from catenary_agent.decoders import torch_attention, torch_graphs
-    from catenary_agent.decoders.torch_attention import Kernel
+    from catenary_agent.decoders.torch_attention import AttentionKernel
 
     buckets = torch_graphs.BUCKETS if here.is_cuda else torch_graphs.BUCKETS[:3]
     with ExitStack() as stack:
         if not here.is_cuda:
             stack.enter_context(mock.patch.object(torch_attention, "_flash", flash_of_the_tensors))
         executor = decoder(here, small(here), max(buckets), 96)
-        executor._kernel = Kernel.FLASH
+        executor._kernel = AttentionKernel.FLASH
         for session in range(max(buckets)):
             length = 3 + session * 7 % 40
             prompt(executor, session, random_tokens(executor, length, session), "nothing")
@@ -154,11 +163,11 @@ def _replayed(here: Context, executor: Any, sessions: int) -> tuple[int, float]:
     """Returns how many logits of a replayed step differ from an eager one, and how far."""
     import torch
 
-    from catenary_agent.decoders.torch_attention import StepPlan
+    from catenary_agent.decoders.torch_attention import AttentionMetadata
     from catenary_agent.decoders.torch_graphs import DecodeGraphs, StaticStep, bucket_of
 
     items = decode_items(executor, sessions)
-    plan = StepPlan(
+    plan = AttentionMetadata(
         [executor._caches[item.session] for item in items],
         [1] * sessions,
         [item.position for item in items],

@@ -15,7 +15,7 @@ from benchmarks.gpu.choosing import next_tokens, sampler
 from benchmarks.gpu.models import Made, Wanted, decoder, make, prompt, random_tokens, small
 from benchmarks.gpu.stage import Context
 from catenary_agent.decoders.base import StepItem
-from catenary_agent.device_errors import Trouble, trouble_of
+from catenary_agent.device_errors import DeviceErrorKind, error_kind_of
 from catenary_agent.kv.span import CacheSpan
 from catenary_services.errors import CatenaryError
 
@@ -132,12 +132,12 @@ def without_memory(here: Context) -> None:
     executor.open_session(1, 0)
     long = StepItem(1, 0, random_tokens(executor, length, 1), "logits")
     give_back = _take_memory(here, spare_bytes)
-    trouble = Trouble.OTHER
+    trouble = DeviceErrorKind.OTHER
     try:
         executor.step([long])
     except (CatenaryError, MemoryError) as error:
-        trouble = trouble_of(error)
-    _say("a prompt that does not fit is out of memory", trouble is Trouble.MEMORY)
+        trouble = error_kind_of(error)
+    _say("a prompt that does not fit is out of memory", trouble is DeviceErrorKind.MEMORY)
     token = np.array([int(logits.argmax())])
     (during,) = executor.step([StepItem(0, 20, token, "logits")])
     _say("a session beside it goes on", bool(np.isfinite(during).all()))
@@ -178,16 +178,16 @@ def with_a_sticky_error(here: Context) -> None:
         torch.nn.functional.embedding(torch.tensor([5], device=device), table)
         here.sync()
     except Exception as error:
-        trouble = trouble_of(error)
+        trouble = error_kind_of(error)
         print(type(error).__name__, str(error).splitlines()[0], flush=True)
-    wanted = Trouble.STICKY if here.is_cuda else Trouble.OTHER
+    wanted = DeviceErrorKind.STICKY if here.is_cuda else DeviceErrorKind.OTHER
     _say(f"the error is {wanted.value}", trouble is wanted)
     _say("it is known within a second", time.monotonic() - began < 1.0 or not here.is_cuda)
     if here.is_cuda:
         try:
             torch.zeros(1, device=device).sum().item()
         except Exception as error:
-            _say("what follows is sticky as well", trouble_of(error) is Trouble.STICKY)
+            _say("what follows is sticky as well", error_kind_of(error) is DeviceErrorKind.STICKY)
         else:
             _say("what follows is sticky as well", yes=False)
 

@@ -7,22 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from catenary_agent.decoders.choosing import Chooser
+from catenary_agent.decoders.choosing import TokenSampler
 from catenary_agent.decoders.numpy_arrays import numpy_chooser
-from catenary_agent.decoders.sampling import Sampler
+from catenary_agent.decoders.sampling import SessionSampler
 from catenary_services.domain.sampling import SamplingParameters
 
 
-def sampler(history: np.ndarray, seed: int, temperature: float, top_p: float = 0.9) -> Sampler:
+def sampler(
+    history: np.ndarray, seed: int, temperature: float, top_p: float = 0.9
+) -> SessionSampler:
     """Returns a session's way of choosing; temperature 0 takes the likeliest token."""
     parameters = SamplingParameters(
         temperature=temperature, top_p=top_p, seed=seed, max_tokens=10_000, ignore_eos=True
     )
-    return Sampler(parameters, [int(token) for token in history], len(history), ())
+    return SessionSampler(parameters, [int(token) for token in history], len(history), ())
 
 
 def next_tokens(
-    logits: Any, samplers: Sequence[Sampler], chooser: Chooser | None = None
+    logits: Any, samplers: Sequence[SessionSampler], chooser: TokenSampler | None = None
 ) -> list[int]:
     """Returns the next token of each row of logits, and notes it; on the host without `chooser`."""
     chosen = (chooser or numpy_chooser(logits.shape[1])).choose(logits, list(enumerate(samplers)))

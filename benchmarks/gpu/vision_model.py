@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.stage import Context, Skipped
-from catenary_agent.executors.base import Ends
+from catenary_agent.executors.base import PartitionSignature
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.tensors import ANY, TensorSpec
@@ -26,7 +26,7 @@ def image_part(here: Context, device: Device) -> Any:
     if not file.exists():
         _export(_network(here), side, file)
     image, scores = (3, side, side), (classes,)
-    ends = Ends(
+    ends = PartitionSignature(
         PartitionKey(_KEY, 0, 1),
         True,
         (TensorSpec("images", "FP32", (ANY, *image)),),

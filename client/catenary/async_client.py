@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import grpc
 
 from catenary import calls, messages, moving, recent, types
-from catenary.attempts import Attempts
-from catenary.calls import Call, Service
+from catenary.attempts import RetryAttempts
+from catenary.calls import RpcCall, Service
 from catenary.connection import DEFAULT_TARGET, NO_RETRY, Connection, TlsConfig, stub_class
 from catenary.continuing import TextCall
 from catenary.errors import CatenaryError, UnavailableError
@@ -41,7 +41,8 @@ class AsyncClient(GeneratesTextAsync):
     """`Client` for asyncio; close it, or use it in an `async with` statement.
 
     Args:
-        target: Host and port of the gateway's gRPC door, or any gRPC target. Several, with commas
+        target: Host and port of the gateway's gRPC endpoint, or any gRPC target. Several, with
+            commas
             or as a sequence, are gateways of one cluster: where one is not available, calls that
             may be repeated go to the next, and answers that it had begun go on there.
         api_key: Sent as `authorization: Bearer ...`.
@@ -122,7 +123,7 @@ class AsyncClient(GeneratesTextAsync):
             requests: What to send.
             timeout_s: Bound on the whole stream; None for none.
         """
-        trouble: list[Exception] = []
+        failed: list[Exception] = []
 
         async def outgoing() -> AsyncIterator[Any]:
             try:
@@ -130,7 +131,7 @@ class AsyncClient(GeneratesTextAsync):
                     yield messages.infer_request(request)
             except Exception as error:
                 # gRPC would swallow it in a task of its own; it is raised to the caller below.
-                trouble.append(error)
+                failed.append(error)
 
         connection = self._targets.current
         method = self._stub("inference", connection).ModelStreamInfer
@@ -142,8 +143,8 @@ class AsyncClient(GeneratesTextAsync):
         except UnavailableError:
             self._targets.leave(connection)
             raise
-        if trouble:
-            raise trouble[0]
+        if failed:
+            raise failed[0]
 
     async def live(self) -> bool:
         """Returns whether the server process runs."""
@@ -265,8 +266,8 @@ class AsyncClient(GeneratesTextAsync):
     ) -> None:
         await self.close()
 
-    async def _run(self, call: Call[Reply]) -> Reply:
-        attempts = Attempts(call, self._targets)
+    async def _run(self, call: RpcCall[Reply]) -> Reply:
+        attempts = RetryAttempts(call, self._targets)
         while True:
             try:
                 return await self._execute(call, attempts)
@@ -277,7 +278,7 @@ class AsyncClient(GeneratesTextAsync):
             await asyncio.sleep(wait_s)
             attempts.again()
 
-    async def _execute(self, call: Call[Reply], attempts: Attempts) -> Reply:
+    async def _execute(self, call: RpcCall[Reply], attempts: RetryAttempts) -> Reply:
         connection = attempts.connection
         method = getattr(self._stub(call.service, connection), call.method)
         metadata = connection.metadata

@@ -6,13 +6,13 @@ import random
 import time
 from typing import Any
 
-from catenary.calls import LOOK_TIMEOUT_S, Call
+from catenary.calls import LOOK_TIMEOUT_S, RpcCall
 from catenary.connection import Connection
 from catenary.errors import CatenaryError, DeadlineExceededError, UnavailableError
 from catenary.targets import Targets
 
 
-class Attempts:
+class RetryAttempts:
     """Counts attempts and time from the moment it is made.
 
     With several targets, one that is not available is left for the next at once; when all were
@@ -22,7 +22,7 @@ class Attempts:
         connection: Where the present attempt goes.
     """
 
-    def __init__(self, call: Call[Any], targets: Targets) -> None:
+    def __init__(self, call: RpcCall[Any], targets: Targets) -> None:
         self.connection: Connection = targets.current
         self._call = call
         self._targets = targets
@@ -79,7 +79,7 @@ class Attempts:
         return DeadlineExceededError(f"no answer within {self._limit_s:g} s")
 
 
-def _limit_s(call: Call[Any], usual_s: float) -> float:
+def _limit_s(call: RpcCall[Any], usual_s: float) -> float:
     """Returns the limit of a call: the caller's own, else one that fits what is asked."""
     if call.timeout_s is not None:
         return call.timeout_s

@@ -1,6 +1,6 @@
 """Each method of the clients as data: what to send where, and how to read the answer (pure).
 
-`Client` and `AsyncClient` differ only in how they run a `Call`; everything else is here, once.
+`Client` and `AsyncClient` differ only in how they run a `RpcCall`; everything else is here, once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOOK_TIMEOUT_S = 2.0
 
 
 @dataclass(slots=True)
-class Call(Generic[Reply]):
+class RpcCall(Generic[Reply]):
     """One RPC.
 
     Attributes:
@@ -60,9 +60,9 @@ class Call(Generic[Reply]):
             messages.set_slo(self.request, max(1, round(self.slo_ms - elapsed_s * 1e3)))
 
 
-def infer(request: types.InferRequest, timeout_s: float | None) -> Call[types.InferResult]:
+def infer(request: types.InferRequest, timeout_s: float | None) -> RpcCall[types.InferResult]:
     """One inference."""
-    return Call(
+    return RpcCall(
         "inference",
         "ModelInfer",
         messages.infer_request(request),
@@ -73,15 +73,17 @@ def infer(request: types.InferRequest, timeout_s: float | None) -> Call[types.In
     )
 
 
-def live() -> Call[bool]:
+def live() -> RpcCall[bool]:
     """Whether the server process runs."""
     request = oip.ServerLiveRequest()
-    return Call("inference", "ServerLive", request, lambda reply: bool(reply.live), looks_only=True)
+    return RpcCall(
+        "inference", "ServerLive", request, lambda reply: bool(reply.live), looks_only=True
+    )
 
 
-def ready() -> Call[bool]:
+def ready() -> RpcCall[bool]:
     """Whether every required model is ready."""
-    return Call(
+    return RpcCall(
         "inference",
         "ServerReady",
         oip.ServerReadyRequest(),
@@ -90,54 +92,54 @@ def ready() -> Call[bool]:
     )
 
 
-def model_ready(name: str, version: str) -> Call[bool]:
+def model_ready(name: str, version: str) -> RpcCall[bool]:
     """Whether one model is ready."""
     request = oip.ModelReadyRequest(name=name, version=version)
-    return Call(
+    return RpcCall(
         "inference", "ModelReady", request, lambda reply: bool(reply.ready), looks_only=True
     )
 
 
-def models() -> Call[list[types.ModelInfo]]:
+def models() -> RpcCall[list[types.ModelInfo]]:
     """The models of the repository."""
     request = oip.RepositoryIndexRequest()
-    return Call("inference", "RepositoryIndex", request, messages.model_list, looks_only=True)
+    return RpcCall("inference", "RepositoryIndex", request, messages.model_list, looks_only=True)
 
 
-def model_metadata(name: str, version: str) -> Call[types.ModelMetadata]:
+def model_metadata(name: str, version: str) -> RpcCall[types.ModelMetadata]:
     """A model's inputs and outputs."""
     request = oip.ModelMetadataRequest(name=name, version=version)
-    return Call("inference", "ModelMetadata", request, messages.model_metadata)
+    return RpcCall("inference", "ModelMetadata", request, messages.model_metadata)
 
 
-def status() -> Call[types.ClusterStatus]:
+def status() -> RpcCall[types.ClusterStatus]:
     """The cluster at this moment."""
     request = admin_pb2.GetStatusRequest()
-    return Call("admin", "GetStatus", request, messages.cluster_status, looks_only=True)
+    return RpcCall("admin", "GetStatus", request, messages.cluster_status, looks_only=True)
 
 
-def trace(request_id: str) -> Call[types.Trace]:
+def trace(request_id: str) -> RpcCall[types.Trace]:
     """Where one request's time went; the latest one's if the id is empty."""
     request = admin_pb2.GetTraceRequest(request_id=request_id)
-    return Call("admin", "GetTrace", request, messages.trace, looks_only=True)
+    return RpcCall("admin", "GetTrace", request, messages.trace, looks_only=True)
 
 
-def plan() -> Call[types.ActivePlan]:
+def plan() -> RpcCall[types.ActivePlan]:
     """The plan in force."""
     request = admin_pb2.GetPlanRequest()
-    return Call("admin", "GetPlan", request, messages.active_plan, looks_only=True)
+    return RpcCall("admin", "GetPlan", request, messages.active_plan, looks_only=True)
 
 
-def apply_plan(document: Mapping[str, Any], timeout_s: float | None) -> Call[str]:
+def apply_plan(document: Mapping[str, Any], timeout_s: float | None) -> RpcCall[str]:
     """Puts a plan in force; the answer is its id."""
     request = admin_pb2.ApplyPlanRequest(plan_json=messages.plan_text(document))
-    return Call("admin", "ApplyPlan", request, _plan_id, timeout_s, repeatable=False)
+    return RpcCall("admin", "ApplyPlan", request, _plan_id, timeout_s, repeatable=False)
 
 
-def replan(timeout_s: float | None) -> Call[types.Replanned]:
+def replan(timeout_s: float | None) -> RpcCall[types.Replanned]:
     """Plans anew; the answer is what came of it."""
     request = admin_pb2.ReplanRequest()
-    return Call("admin", "Replan", request, messages.replanned, timeout_s, repeatable=False)
+    return RpcCall("admin", "Replan", request, messages.replanned, timeout_s, repeatable=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ class Deployment:
     packing: str = ""
 
 
-def deploy(deployment: Deployment, timeout_s: float | None) -> Call[str]:
+def deploy(deployment: Deployment, timeout_s: float | None) -> RpcCall[str]:
     """Deploys a model; the answer is the id of the plan that serves it."""
     for field in ("partitions", "max_batch"):
         if not 0 <= getattr(deployment, field) < 2**32:
@@ -167,13 +169,13 @@ def deploy(deployment: Deployment, timeout_s: float | None) -> Call[str]:
         max_batch=deployment.max_batch,
         packing=deployment.packing,
     )
-    return Call("admin", "DeployModel", request, _plan_id, timeout_s, repeatable=False)
+    return RpcCall("admin", "DeployModel", request, _plan_id, timeout_s, repeatable=False)
 
 
-def drain(agent_id: str, timeout_s: float | None) -> Call[bool]:
+def drain(agent_id: str, timeout_s: float | None) -> RpcCall[bool]:
     """Takes an agent out of service; the answer is whether it is empty now."""
     request = admin_pb2.DrainAgentRequest(agent_id=agent_id)
-    return Call(
+    return RpcCall(
         "admin",
         "DrainAgent",
         request,

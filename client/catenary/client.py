@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import grpc
 
 from catenary import calls, messages, moving, recent, types
-from catenary.attempts import Attempts
-from catenary.calls import Call, Service
+from catenary.attempts import RetryAttempts
+from catenary.calls import RpcCall, Service
 from catenary.connection import DEFAULT_TARGET, NO_RETRY, Connection, TlsConfig, stub_class
 from catenary.continuing import TextCall
 from catenary.errors import CatenaryError, UnavailableError
@@ -30,7 +30,8 @@ class Client(GeneratesText):
     """Talks to a gateway of a cluster; close it, or use it in a `with` statement.
 
     Args:
-        target: Host and port of the gateway's gRPC door, or any gRPC target. Several, with commas
+        target: Host and port of the gateway's gRPC endpoint, or any gRPC target. Several, with
+            commas
             or as a sequence, are gateways of one cluster: where one is not available, calls that
             may be repeated go to the next, and answers that it had begun go on there.
         api_key: Sent as `authorization: Bearer ...`.
@@ -110,7 +111,7 @@ class Client(GeneratesText):
             requests: What to send.
             timeout_s: Bound on the whole stream; None for none.
         """
-        trouble: list[Exception] = []
+        failed: list[Exception] = []
 
         def outgoing() -> Iterator[Any]:
             try:
@@ -118,7 +119,7 @@ class Client(GeneratesText):
                     yield messages.infer_request(request)
             except Exception as error:
                 # gRPC would swallow it on its own thread; it is raised to the caller below.
-                trouble.append(error)
+                failed.append(error)
 
         connection = self._targets.current
         method = self._stub("inference", connection).ModelStreamInfer
@@ -128,8 +129,8 @@ class Client(GeneratesText):
         except UnavailableError:
             self._targets.leave(connection)
             raise
-        if trouble:
-            raise trouble[0]
+        if failed:
+            raise failed[0]
 
     def live(self) -> bool:
         """Returns whether the server process runs."""
@@ -250,8 +251,8 @@ class Client(GeneratesText):
     ) -> None:
         self.close()
 
-    def _run(self, call: Call[Reply]) -> Reply:
-        attempts = Attempts(call, self._targets)
+    def _run(self, call: RpcCall[Reply]) -> Reply:
+        attempts = RetryAttempts(call, self._targets)
         while True:
             try:
                 return self._execute(call, attempts)
@@ -262,7 +263,7 @@ class Client(GeneratesText):
             time.sleep(wait_s)
             attempts.again()
 
-    def _execute(self, call: Call[Reply], attempts: Attempts) -> Reply:
+    def _execute(self, call: RpcCall[Reply], attempts: RetryAttempts) -> Reply:
         connection = attempts.connection
         method = getattr(self._stub(call.service, connection), call.method)
         metadata = connection.metadata

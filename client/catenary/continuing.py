@@ -12,24 +12,24 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from catenary.attempts import Attempts
-from catenary.calls import Call
+from catenary.attempts import RetryAttempts
+from catenary.calls import RpcCall
 from catenary.connection import Connection
 from catenary.errors import CatenaryError, ProtocolError, UnavailableError
-from catenary.generation import Gathering, GeneratedText
+from catenary.generation import GeneratedText, ResultBuilder
 from catenary.targets import Targets
 
-TextCall = Call[GeneratedText]
+TextCall = RpcCall[GeneratedText]
 _SEED_BITS = 63
 
 
-class Course:
+class ResumedAnswer:
     """The course of one answer over however many attempts."""
 
-    def __init__(self, call: TextCall, targets: Targets, gathering: Gathering) -> None:
+    def __init__(self, call: TextCall, targets: Targets, gathering: ResultBuilder) -> None:
         self._call = call
         self._gathering = gathering
-        self._attempts = Attempts(call, targets)
+        self._attempts = RetryAttempts(call, targets)
         self._pieces_before = 0
         self._lost: CatenaryError | None = None
         """What ended the attempt before, until its successor has shown that it goes on."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from catenary.calls import Call
+from catenary.calls import RpcCall
 from catenary.errors import InvalidInputError
 from catenary_protos.catenary.v1 import generation_pb2
 
@@ -219,7 +219,7 @@ class GenerationResult:
     chain_changes: tuple[ChainChange, ...] = ()
 
 
-class Gathering:
+class ResultBuilder:
     """Puts the pieces of one answer together."""
 
     def __init__(self, request_id: str) -> None:
@@ -255,7 +255,7 @@ class Gathering:
         )
 
 
-def chat_call(model: str, messages: Messages, options: GenerationOptions) -> Call[GeneratedText]:
+def chat_call(model: str, messages: Messages, options: GenerationOptions) -> RpcCall[GeneratedText]:
     """Returns the call for an answer to a conversation.
 
     Raises:
@@ -275,7 +275,7 @@ def chat_call(model: str, messages: Messages, options: GenerationOptions) -> Cal
     return call
 
 
-def prompt_call(model: str, prompt: Prompt, options: GenerationOptions) -> Call[GeneratedText]:
+def prompt_call(model: str, prompt: Prompt, options: GenerationOptions) -> RpcCall[GeneratedText]:
     """Returns the call for the continuation of a prompt.
 
     Raises:
@@ -291,7 +291,7 @@ def prompt_call(model: str, prompt: Prompt, options: GenerationOptions) -> Call[
     return call
 
 
-def _call(model: str, options: GenerationOptions) -> Call[GeneratedText]:
+def _call(model: str, options: GenerationOptions) -> RpcCall[GeneratedText]:
     unknown = sorted(options.keys() - _KNOWN)
     if unknown:
         raise TypeError(f"unknown option {unknown[0]!r}")
@@ -323,7 +323,7 @@ def _call(model: str, options: GenerationOptions) -> Call[GeneratedText]:
     timeout_s = options.get("timeout_s")
     if timeout_s is not None and not timeout_s > 0:
         raise InvalidInputError.at("timeout_s", "must be positive")
-    return Call("generation", "Generate", request, piece_of, timeout_s)
+    return RpcCall("generation", "Generate", request, piece_of, timeout_s)
 
 
 def _set(put: Any, field: str, value: Any) -> None:

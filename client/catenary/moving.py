@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from catenary.calls import Call
+from catenary.calls import RpcCall
 from catenary.errors import InvalidInputError
 from catenary_protos.catenary.v1 import admin_pb2
 
@@ -72,15 +72,15 @@ class SessionMove:
     problem: str = ""
 
 
-def sessions(model: str) -> Call[list[SessionInfo]]:
+def sessions(model: str) -> RpcCall[list[SessionInfo]]:
     """The sessions of a model, or of all."""
     request = admin_pb2.ListSessionsRequest(model=model)
-    return Call("admin", "ListSessions", request, session_list, looks_only=True)
+    return RpcCall("admin", "ListSessions", request, session_list, looks_only=True)
 
 
 def move_session(
     session: int | str, chain_id: str, mode: str, wait_s: float, timeout_s: float | None
-) -> Call[SessionMove]:
+) -> RpcCall[SessionMove]:
     """Moves a session, by its id, or by that of its request.
 
     Raises:
@@ -101,7 +101,7 @@ def move_session(
         raise InvalidInputError.at("session", f"{session} is no session's id")
     else:
         request.session_id = session
-    return Call("admin", "MoveSession", request, move_result, timeout_s, repeatable=False)
+    return RpcCall("admin", "MoveSession", request, move_result, timeout_s, repeatable=False)
 
 
 def session_list(message: admin_pb2.ListSessionsResponse) -> list[SessionInfo]:

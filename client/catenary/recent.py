@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from catenary.calls import Call
+from catenary.calls import RpcCall
 from catenary.errors import InvalidInputError
 from catenary_protos.catenary.v1 import admin_pb2
 
@@ -30,7 +30,7 @@ class RecentRequest:
     ended_ago_ns: int
 
 
-def requests(limit: int) -> Call[list[RecentRequest]]:
+def requests(limit: int) -> RpcCall[list[RecentRequest]]:
     """The latest requests of the gateway that is asked, the newest first.
 
     Raises:
@@ -39,7 +39,7 @@ def requests(limit: int) -> Call[list[RecentRequest]]:
     if not 1 <= limit <= MOST_REQUESTS:
         raise InvalidInputError.at("limit", f"must be in 1..{MOST_REQUESTS}")
     request = admin_pb2.ListRequestsRequest(limit=limit)
-    return Call("admin", "ListRequests", request, request_list, looks_only=True)
+    return RpcCall("admin", "ListRequests", request, request_list, looks_only=True)
 
 
 def request_list(message: admin_pb2.ListRequestsResponse) -> list[RecentRequest]:

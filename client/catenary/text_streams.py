@@ -15,9 +15,9 @@ from types import TracebackType
 from typing import Any
 
 from catenary.connection import Connection
-from catenary.continuing import Course, TextCall
+from catenary.continuing import ResumedAnswer, TextCall
 from catenary.errors import CatenaryError
-from catenary.generation import Gathering, GeneratedText, GenerationResult
+from catenary.generation import GeneratedText, GenerationResult, ResultBuilder
 from catenary.targets import Targets
 
 
@@ -30,7 +30,7 @@ class TextStream(Iterator[GeneratedText]):
         targets: Targets,
         send: Callable[[Any, float | None, Connection], Iterator[Any]],
     ) -> None:
-        self._gathering = Gathering(call.request_id)
+        self._gathering = ResultBuilder(call.request_id)
         # Not a method: a stream that is dropped is freed, and so cancelled, at once.
         self._pieces = _pieces(call, targets, send, self._gathering)
 
@@ -78,7 +78,7 @@ class AsyncTextStream(AsyncIterator[GeneratedText]):
         targets: Targets,
         send: Callable[[Any, float | None, Connection], AsyncGenerator[Any, None]],
     ) -> None:
-        self._gathering = Gathering(call.request_id)
+        self._gathering = ResultBuilder(call.request_id)
         self._pieces = _pieces_async(call, targets, send, self._gathering)
 
     @property
@@ -121,9 +121,9 @@ def _pieces(
     call: TextCall,
     targets: Targets,
     send: Callable[[Any, float | None, Connection], Iterator[Any]],
-    gathering: Gathering,
+    gathering: ResultBuilder,
 ) -> Generator[GeneratedText, None, None]:
-    course = Course(call, targets, gathering)
+    course = ResumedAnswer(call, targets, gathering)
     while True:
         try:
             for reply in send(call.request, course.deadline_s, course.connection):
@@ -140,9 +140,9 @@ async def _pieces_async(
     call: TextCall,
     targets: Targets,
     send: Callable[[Any, float | None, Connection], AsyncGenerator[Any, None]],
-    gathering: Gathering,
+    gathering: ResultBuilder,
 ) -> AsyncGenerator[GeneratedText, None]:
-    course = Course(call, targets, gathering)
+    course = ResumedAnswer(call, targets, gathering)
     while True:
         try:
             replies = send(call.request, course.deadline_s, course.connection)

@@ -1,4 +1,4 @@
-"""The one data plane behind every door: requests in, arrays out."""
+"""The one data plane behind every endpoint: requests in, arrays out."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Protocol
 from catenary_gateway.catalog import Catalog
 from catenary_gateway.inference import (
     LONGEST_BUDGET_NS,
-    Arrival,
     InferenceRequest,
     InferenceResponse,
+    RequestArrival,
     Tensor,
 )
-from catenary_gateway.observability.bookkeeping import OK, Bookkeeping
 from catenary_gateway.observability.recent_requests import FinishedRequest
+from catenary_gateway.observability.request_metrics import OK, RequestMetrics
 from catenary_gateway.results import delivery
 from catenary_gateway.results.deadlines import Deadlines
-from catenary_gateway.results.pending import Attempt, PendingRequest
+from catenary_gateway.results.pending import BatchAttempt, PendingRequest
 from catenary_gateway.results.results import ResultMerger
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.error_tables import error_of, error_of_exception, failure_of
@@ -59,14 +59,18 @@ class DataPlane:
     """
 
     def __init__(
-        self, catalog: Catalog, outbox: Outbox, hub: delivery.Links, books: Bookkeeping
+        self,
+        catalog: Catalog,
+        outbox: Outbox,
+        hub: delivery.LinkSource,
+        request_metrics: RequestMetrics,
     ) -> None:
         self.catalog = catalog
-        self.books = books
+        self.request_metrics = request_metrics
         self._outbox = outbox
         self._hub = hub
         self._requests: dict[int, PendingRequest] = {}
-        self._attempts: dict[int, Attempt] = {}
+        self._attempts: dict[int, BatchAttempt] = {}
         self._deadlines = Deadlines(self._expired, self._requests)
         self._deliveries: set[asyncio.Task[None]] = set()
         self.numbers = itertools.count(1)
@@ -74,7 +78,9 @@ class DataPlane:
         self._idle = asyncio.Event()
         self._idle.set()
         self.results = ResultMerger(self._requests, self._attempts, self._complete, self._fail)
-        self.results.on_refused = books.metrics.frames_refused.labels("unplanned_sender").inc
+        self.results.on_refused = request_metrics.metrics.frames_refused.labels(
+            "unplanned_sender"
+        ).inc
 
     @property
     def unanswered(self) -> int:
@@ -85,7 +91,7 @@ class DataPlane:
         """Returns every unanswered request, for the scheduler's audit."""
         return [scheduler_pb2.UnansweredRequest(request_id=number) for number in self._requests]
 
-    async def infer(self, request: InferenceRequest, arrival: Arrival) -> InferenceResponse:
+    async def infer(self, request: InferenceRequest, arrival: RequestArrival) -> InferenceResponse:
         """Returns the answer to a checked request.
 
         Raises:
@@ -94,7 +100,7 @@ class DataPlane:
         try:
             pending = self._submit(request, arrival)
         except CatenaryError as error:
-            self.books.refused(request.model.label, error.reason)
+            self.request_metrics.refused(request.model.label, error.reason)
             raise
         try:
             outputs = await pending.future
@@ -120,7 +126,7 @@ class DataPlane:
     def dispatch(self, order: scheduler_pb2.DispatchBatch) -> None:
         """Carries out the scheduler's order to send rows."""
         now_ns = time.monotonic_ns()
-        attempt = Attempt(
+        attempt = BatchAttempt(
             batch_id=order.batch_id,
             batch_rows=order.batch_rows,
             slices=delivery.slices_of(order),
@@ -134,7 +140,7 @@ class DataPlane:
             pending = self._requests[number]
             pending.attempts.append(attempt)
             if len(pending.attempts) > 1 and pending.attempts[-2].failed:
-                self.books.metrics.redispatches.labels(pending.attempts[-2].failed).inc()
+                self.request_metrics.metrics.redispatches.labels(pending.attempts[-2].failed).inc()
         if numbers:
             self._attempts[attempt.batch_id] = attempt
         task = asyncio.create_task(self._deliver(attempt, order))
@@ -174,7 +180,7 @@ class DataPlane:
             task.cancel()
         await asyncio.gather(*deliveries, return_exceptions=True)
 
-    def _submit(self, request: InferenceRequest, arrival: Arrival) -> PendingRequest:
+    def _submit(self, request: InferenceRequest, arrival: RequestArrival) -> PendingRequest:
         deadline_ns = arrival.monotonic_ns + budget_of(request, arrival)
         number = next(self.numbers)
         future: asyncio.Future[tuple[Tensor, ...]] = asyncio.get_running_loop().create_future()
@@ -191,7 +197,7 @@ class DataPlane:
         self._deadlines.add(number, deadline_ns)
         return pending
 
-    async def _deliver(self, attempt: Attempt, order: scheduler_pb2.DispatchBatch) -> None:
+    async def _deliver(self, attempt: BatchAttempt, order: scheduler_pb2.DispatchBatch) -> None:
         try:
             if not order.route or not order.slices:
                 raise InvalidInput("route", "an order needs a route and slices")
@@ -252,7 +258,7 @@ class DataPlane:
         outcome = OK if error is None else error.reason
         done = FinishedRequest.of(pending, outcome, time.monotonic_ns())
         loop = asyncio.get_running_loop()
-        loop.call_soon(self.books.finished, done, pending.deadline_ns)
+        loop.call_soon(self.request_metrics.finished, done, pending.deadline_ns)
 
     def _tell(self, message: scheduler_pb2.GatewayMessage) -> None:
         try:
@@ -262,9 +268,9 @@ class DataPlane:
             return
 
 
-def budget_of(request: InferenceRequest, arrival: Arrival) -> int:
+def budget_of(request: InferenceRequest, arrival: RequestArrival) -> int:
     """Returns the time from its arrival in which a request wants its answer, in nanoseconds."""
-    slo_ns = request.terms.slo_ns
+    slo_ns = request.options.slo_ns
     if arrival.budget_ns is not None:
         slo_ns = arrival.budget_ns if slo_ns is None else min(slo_ns, arrival.budget_ns)
     if slo_ns is None:

@@ -17,7 +17,7 @@ Tensor = NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class RequestArrival:
     """When and how a request came in."""
 
     method: str
@@ -27,11 +27,11 @@ class Arrival:
     trace: TraceContext
     parent_span_id: int | None
     budget_ns: int | None = None
-    """What the door's own deadline (gRPC) left at arrival."""
+    """What the endpoint's own deadline (gRPC) left at arrival."""
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class InferenceOptions:
     """What the caller asks beside the tensors."""
 
     slo_ns: int | None = None
@@ -39,7 +39,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Intake:
+class ConversionContext:
     """What a converter must know beside the message and the model."""
 
     max_bytes: int
@@ -61,7 +61,7 @@ class InferenceRequest:
     rows: int
     outputs: tuple[int, ...]
     """Which of the model's outputs are wanted, in the order of the answer."""
-    terms: Terms
+    options: InferenceOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class InferenceResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class OutputForm:
-    """How the caller wants the answer written; a matter of the door alone."""
+class OutputFormat:
+    """How the caller wants the answer written; a matter of the endpoint alone."""
 
     raw: bool = False
     """gRPC: `raw_output_contents` instead of typed contents."""

@@ -7,30 +7,34 @@ import asyncio
 import grpc.aio
 from opentelemetry.sdk.trace.export import SpanExporter
 
-from catenary_gateway.admission.admission import Admission
-from catenary_gateway.admission.front_desk import FrontDesk
-from catenary_gateway.admission.guard import Guard
+from catenary_gateway.admission.authorizer import Authorizer
+from catenary_gateway.admission.concurrency_limiter import ConcurrencyLimiter
 from catenary_gateway.admission.quotas import Quotas
 from catenary_gateway.admission.readiness import Readiness
+from catenary_gateway.admission.request_pipeline import RequestPipeline
 from catenary_gateway.catalog import Catalog
 from catenary_gateway.dashboard.api import Dashboard
 from catenary_gateway.data_plane import DataPlane
-from catenary_gateway.doors.admin import AdminService
-from catenary_gateway.doors.door_gate import DoorGate, admin_longest, inference_intake
-from catenary_gateway.doors.generation_grpc import GenerationService
-from catenary_gateway.doors.repository import Repository
-from catenary_gateway.doors.security import admin_security, door_security
-from catenary_gateway.fairness.door import FairDoor
-from catenary_gateway.generation.plane import Pace, SessionPlane
+from catenary_gateway.endpoints.admin import AdminService
+from catenary_gateway.endpoints.generation_grpc import GenerationService
+from catenary_gateway.endpoints.key_authorizer import (
+    KeyAuthorizer,
+    admin_longest,
+    inference_call_policy,
+)
+from catenary_gateway.endpoints.repository import Repository
+from catenary_gateway.endpoints.security import admin_security, endpoint_security
+from catenary_gateway.fairness.fair_limiters import FairLimiters
+from catenary_gateway.generation.plane import GenerationIntervals, SessionPlane
 from catenary_gateway.generation.text_codec import TextCodecs
-from catenary_gateway.groups.schedulers import Schedulers
-from catenary_gateway.http_door import HttpDoor
-from catenary_gateway.observability.bookkeeping import Bookkeeping
+from catenary_gateway.groups.schedulers import SchedulerLinks
+from catenary_gateway.http_server import HttpServer
 from catenary_gateway.observability.local_answers import LocalStatus
+from catenary_gateway.observability.request_metrics import RequestMetrics
 from catenary_gateway.oip.oip_grpc import InferenceService
 from catenary_gateway.scaling.external_scaler import ExternalScaler
 from catenary_gateway.scaling.scaling_gauges import ScalingGauges
-from catenary_gateway.scheduler_listener import Listener
+from catenary_gateway.scheduler_listener import MessageRouter
 from catenary_gateway.settings import GatewaySettings
 from catenary_protos.catenary.v1 import (
     admin_pb2,
@@ -43,7 +47,7 @@ from catenary_protos.externalscaler import externalscaler_pb2, externalscaler_pb
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from catenary_services.errors import Unavailable
-from catenary_services.grpc_intake import Intake
+from catenary_services.grpc_intake import CallPolicy
 from catenary_services.grpc_kit import (
     HealthSwitch,
     bind,
@@ -93,32 +97,34 @@ class GatewayProcess:
         self._keys = ApiKeys.load(settings.api_keys_file)
         self._catalog = Catalog()
         self._readiness = Readiness(self._catalog, settings.unavailable_grace_s)
-        self._schedulers = Schedulers(settings, client_security, self._metrics)
+        self._schedulers = SchedulerLinks(settings, client_security, self._metrics)
         outbox, scheduler_admin = self._schedulers.outbox, self._schedulers.admin
-        books = Bookkeeping(self.name, self._metrics, self._tracer)
-        self._plane = DataPlane(self._catalog, outbox, self._hub, books)
+        request_metrics = RequestMetrics(self.name, self._metrics, self._tracer)
+        self._plane = DataPlane(self._catalog, outbox, self._hub, request_metrics)
         self._sessions = SessionPlane(
             self.name,
             outbox,
             self._hub,
-            books,
+            request_metrics,
             self._plane.numbers,
-            Pace(int(settings.progress_interval_s * 1e9), int(settings.generation_silence_s * 1e9)),
+            GenerationIntervals(
+                int(settings.progress_interval_s * 1e9), int(settings.generation_silence_s * 1e9)
+            ),
         )
         self._plane.results.others[frame_pb2.FRAME_KIND_SESSION_TOKENS] = self._sessions.tokens
-        self._admission = Admission(
+        self._admission = ConcurrencyLimiter(
             settings.max_in_flight_bytes,
             settings.max_in_flight_requests,
             settings.max_request_bytes,
         )
         self._codecs = TextCodecs(settings.model_repository)
-        self._guard = Guard(
+        self._authorizer = Authorizer(
             Quotas(faults_per_s=settings.bad_requests_per_s),
-            FairDoor(enabled=settings.fair_share),
+            FairLimiters(enabled=settings.fair_share),
             self._metrics,
             int(settings.first_token_patience_s * 1e9),
         )
-        self._desk = FrontDesk(
+        self._pipeline = RequestPipeline(
             self.name,
             self._catalog,
             self._plane,
@@ -128,19 +134,19 @@ class GatewayProcess:
             self._tracer,
             self._sessions,
             self._codecs,
-            self._guard,
+            self._authorizer,
             min(settings.max_prompt_bytes, settings.max_request_bytes),
         )
         self._repository = Repository(self._catalog, scheduler_admin)
         known = LocalStatus(self.name, self._catalog)
         self._admin_service = AdminService(
-            self._keys, scheduler_admin, books, self._sessions, known
+            self._keys, scheduler_admin, request_metrics, self._sessions, known
         )
         dashboard = None
         if settings.dashboard:
             is_open = settings.insecure or settings.doors_insecure
-            dashboard = Dashboard(self._desk, scheduler_admin, is_open=is_open)
-        self._http = HttpDoor(self._desk, self._repository, dashboard)
+            dashboard = Dashboard(self._pipeline, scheduler_admin, is_open=is_open)
+        self._http = HttpServer(self._pipeline, self._repository, dashboard)
         self._servers: list[grpc.aio.Server] = []
         self._health: list[HealthSwitch] = []
         self._scaler = ExternalScaler(self._keys, scheduler_admin)
@@ -153,7 +159,7 @@ class GatewayProcess:
         self.metrics_port: int | None = None
 
     async def start(self) -> None:
-        """Opens every door and begins to look for the scheduler; `wait_ready` waits for it.
+        """Opens every endpoint and begins to look for the scheduler; `wait_ready` waits for it.
 
         Raises:
             Unavailable: a port is taken.
@@ -162,8 +168,8 @@ class GatewayProcess:
         await self._hub.start(self._plane.frame)
         self._certificate.start(self._metrics)
         self._watch_load()
-        self._desk.lag.start()
-        self._keys_watch = asyncio.create_task(self._guard.watch(self._keys))
+        self._pipeline.lag.start()
+        self._keys_watch = asyncio.create_task(self._authorizer.watch(self._keys))
         if settings.health_port is not None:
             self.health_port = await self._probes.start(settings.health_host, settings.health_port)
         if settings.metrics_port is not None:
@@ -173,15 +179,15 @@ class GatewayProcess:
             self._gauges.start()
         await self._open_inference()
         await self._open_admin()
-        tls = door_security(settings).ssl_context()
+        tls = endpoint_security(settings).ssl_context()
         self.http_port = await self._http.start(settings.host, settings.http_port, tls)
         self._readiness.watch = self._switch_health
-        self._readiness.reconnected = self._guard.fair.interrupted
+        self._readiness.reconnected = self._authorizer.fair.interrupted
         planes = (self._plane, self._sessions)
-        listener = Listener(
+        listener = MessageRouter(
             self.name, planes, self._catalog, self._codecs, self._readiness, self._hub
         )
-        listener.told_gateways = self._guard.quotas.divide
+        listener.told_gateways = self._authorizer.quotas.divide
         self._schedulers.start(listener, planes)
         _log.info("doors_open", grpc=self.grpc_port, http=self.http_port, admin=self.admin_port)
 
@@ -214,7 +220,7 @@ class GatewayProcess:
         """Ends what is unanswered and closes everything."""
         self._readiness.drain()
         self._admission.draining = True
-        self._desk.lag.stop()
+        self._pipeline.lag.stop()
         if self._keys_watch is not None:
             self._keys_watch.cancel()
             await asyncio.gather(self._keys_watch, return_exceptions=True)
@@ -236,15 +242,17 @@ class GatewayProcess:
 
     async def _open_inference(self) -> None:
         settings = self.settings
-        security = door_security(settings)
+        security = endpoint_security(settings)
         limit = settings.max_request_bytes + _MESSAGE_SLACK_BYTES
-        intake = inference_intake(
-            self._desk, _MESSAGE_SLACK_BYTES, max(settings.max_in_flight_bytes, limit)
+        call_policy = inference_call_policy(
+            self._pipeline, _MESSAGE_SLACK_BYTES, max(settings.max_in_flight_bytes, limit)
         )
-        server = create_server(security, intake=intake, max_message_bytes=limit)
-        service = InferenceService(self._desk, self._repository, settings.max_stream_requests)
+        server = create_server(security, call_policy=call_policy, max_message_bytes=limit)
+        service = InferenceService(self._pipeline, self._repository, settings.max_stream_requests)
         oip_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
-        generation_pb2_grpc.add_GenerationServicer_to_server(GenerationService(self._desk), server)
+        generation_pb2_grpc.add_GenerationServicer_to_server(
+            GenerationService(self._pipeline), server
+        )
         described = (
             oip.DESCRIPTOR.services_by_name["GRPCInferenceService"],
             generation_pb2.DESCRIPTOR.services_by_name["Generation"],
@@ -256,11 +264,11 @@ class GatewayProcess:
 
     async def _open_admin(self) -> None:
         settings = self.settings
-        security, guard = admin_security(settings, has_keys=self._keys.enabled)
-        # Operators without keys are known by their certificates: the guard's table holds them.
-        gate = DoorGate(self._desk) if guard is None else None
-        intake = Intake(gate, admin_longest())
-        server = create_server(security, guard=guard, intake=intake)
+        security, authorizer = admin_security(settings, has_keys=self._keys.enabled)
+        # Operators without keys are known by their certificates: the authorizer's table holds them.
+        call_authorizer = KeyAuthorizer(self._pipeline) if authorizer is None else None
+        call_policy = CallPolicy(call_authorizer, admin_longest())
+        server = create_server(security, authorizer=authorizer, call_policy=call_policy)
         admin_pb2_grpc.add_AdminServicer_to_server(self._admin_service, server)
         externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(self._scaler, server)
         described = (

@@ -12,15 +12,15 @@ from catenary_gateway.data_plane import DataPlane
 from catenary_gateway.generation.plane import SessionPlane
 from catenary_gateway.generation.text_codec import TextCodecs
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
-from catenary_services.transport.interface import Address
+from catenary_services.transport.interface import EndpointAddress
 from catenary_services.version import software_version
 
 
-class Hub(Protocol):
+class PeerHub(Protocol):
     """What is needed of `catenary_services.transport.hub.TransportHub`."""
 
     @property
-    def addresses(self) -> Sequence[Address]:
+    def addresses(self) -> Sequence[EndpointAddress]:
         """Where this process receives frames."""
         ...
 
@@ -29,7 +29,7 @@ class Hub(Protocol):
         ...
 
 
-class Listener:
+class MessageRouter:
     """Routes orders to the two planes and tables to those who keep them."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Listener:
         catalog: Catalog,
         codecs: TextCodecs,
         readiness: Readiness,
-        hub: Hub,
+        hub: PeerHub,
     ) -> None:
         self._gateway_id = gateway_id
         self._incarnation = random.SystemRandom().getrandbits(63)

@@ -21,12 +21,12 @@ class GatewaySettings(ProcessSettings):
         min_length=1,
         description="Name of this gateway, unique in the cluster.",
     )
-    host: str = Field(default="127.0.0.1", description="Address every door listens on.")
+    host: str = Field(default="127.0.0.1", description="Address every endpoint listens on.")
     grpc_port: int = Field(
-        default=8001, ge=0, le=65535, description="Port of the gRPC doors; 0: any free port."
+        default=8001, ge=0, le=65535, description="Port of the gRPC endpoints; 0: any free port."
     )
     http_port: int = Field(
-        default=8000, ge=0, le=65535, description="Port of the HTTP doors; 0: any free port."
+        default=8000, ge=0, le=65535, description="Port of the HTTP endpoints; 0: any free port."
     )
     admin_port: int = Field(
         default=8003, ge=0, le=65535, description="Port of the Admin service; 0: any free port."
@@ -56,12 +56,12 @@ class GatewaySettings(ProcessSettings):
     )
     doors_insecure: bool = Field(
         default=False,
-        description="Doors for clients without TLS although the cluster inside has it: behind a "
+        description="Endpoints for clients without TLS although the inside has it: behind a "
         "proxy that ends TLS, or on this machine only.",
     )
     door_cert_file: Path | None = Field(
         default=None,
-        description="PEM certificate chain the doors show to clients; unset: tls_cert_file.",
+        description="PEM certificate chain the endpoints show to clients; unset: tls_cert_file.",
     )
     door_key_file: Path | None = Field(
         default=None, description="PEM private key that belongs to door_cert_file."
@@ -77,7 +77,7 @@ class GatewaySettings(ProcessSettings):
     max_request_bytes: int = Field(
         default=32 * MEBIBYTE,
         gt=0,
-        description="Largest message a door accepts; one client alone can make a gateway hold it.",
+        description="Largest message an endpoint accepts; one client can make a gateway hold it.",
     )
     max_prompt_bytes: int = Field(
         default=8 * MEBIBYTE,

@@ -12,7 +12,7 @@ from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.errors import Overloaded
 
 
-class Plane(Protocol):
+class AuditedPlane(Protocol):
     """What is needed of the planes."""
 
     def waits_for(self, now_ns: int) -> list[scheduler_pb2.UnansweredRequest]:
@@ -20,7 +20,7 @@ class Plane(Protocol):
         ...
 
 
-class Link(Protocol):
+class AuditLink(Protocol):
     """What is needed of `SchedulerLink`."""
 
     def send(self, message: scheduler_pb2.GatewayMessage) -> None:
@@ -28,14 +28,14 @@ class Link(Protocol):
         ...
 
 
-class Audited:
+class AuditingListener:
     """Says what is waited for, and leaves everything else to another listener."""
 
     def __init__(
         self,
         listener: SchedulerListener,
-        link: Link,
-        planes: tuple[Plane, ...],
+        link: AuditLink,
+        planes: tuple[AuditedPlane, ...],
         mine: Callable[[int], bool] | None = None,
     ) -> None:
         """`mine` says by its number whether a request waits for that scheduler; None: all do."""

@@ -59,7 +59,7 @@ class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class CanaryKind:
     """What answers are compared within."""
 
     executor: str
@@ -87,7 +87,7 @@ class Canary:
         self._folder = folder / FOLDER
 
     async def check(
-        self, key: PartitionKey, kind: Kind, ask: Callable[[], Answer], on_thread: OnThread
+        self, key: PartitionKey, kind: CanaryKind, ask: Callable[[], Answer], on_thread: OnThread
     ) -> None:
         """Returns if the partition answers as the first of its kind did, or is the first.
 
@@ -110,7 +110,7 @@ class Canary:
         if answer:
             await asyncio.to_thread(self.compare, key, kind, answer)  # waits for the disk
 
-    def compare(self, key: PartitionKey, kind: Kind, answer: Answer) -> None:
+    def compare(self, key: PartitionKey, kind: CanaryKind, answer: Answer) -> None:
         """Compares an answer, or writes it down.
 
         Raises:
@@ -170,7 +170,7 @@ def _distance(answer: Answer, recorded: Sequence[Sequence[float]]) -> float:
     return off
 
 
-def _name(key: PartitionKey, kind: Kind) -> str:
+def _name(key: PartitionKey, kind: CanaryKind) -> str:
     facts = [_FORMAT, str(key), str(kind)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 

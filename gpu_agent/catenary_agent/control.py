@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from catenary_agent.engine.reporting import Notice
+from catenary_agent.engine.reporting import FixedMessage
 from catenary_agent.outbox import Outbox
 from catenary_protos.catenary.v1 import scheduler_pb2, scheduler_pb2_grpc
 from catenary_services.domain.groups import EPOCH_FIELD, is_epoch
@@ -46,7 +46,7 @@ _PACK = 1_024
 _Call = Any  # grpc.aio.StreamStreamCall; its stubs do not know our messages
 
 
-class Orders(Protocol):
+class CommandHandler(Protocol):
     """Carries out what the scheduler orders. Called on the loop; must not block."""
 
     @property
@@ -80,23 +80,23 @@ class Orders(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ControlTimes:
+class ControlTimeouts:
     """How often to speak and how long to listen."""
 
     heartbeat_s: float = 1.0
     silence_s: float = 3.0
 
 
-class Control:
+class ControlStream:
     """Keeps a session with whichever scheduler leads."""
 
     def __init__(
         self,
         addresses: Sequence[str],
         security: ClientSecurity,
-        orders: Orders,
+        orders: CommandHandler,
         outbox: Outbox,
-        times: ControlTimes | None = None,
+        times: ControlTimeouts | None = None,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
         """Sends what is put into `outbox`, gives orders to `orders`.
@@ -107,7 +107,7 @@ class Control:
         self._security = security
         self._orders = orders
         self._outbox = outbox
-        self._times = times or ControlTimes()
+        self._times = times or ControlTimeouts()
         self._metadata = tuple(metadata)
         self.connected = asyncio.Event()
         """Set while a leader has welcomed us."""
@@ -229,7 +229,7 @@ class Control:
         if epoch < self._orders.epoch:
             _log.warning("order_refused", order_epoch=epoch, agent_epoch=self._orders.epoch)
             self._orders.refused()
-            self._outbox.put(Notice(self._refusal(epoch)))
+            self._outbox.put(FixedMessage(self._refusal(epoch)))
             return
         if not is_epoch(epoch):
             raise InvalidInput("epoch", f"an order says {epoch}, which is no epoch")

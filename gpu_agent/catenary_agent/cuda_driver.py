@@ -20,7 +20,7 @@ _NAME_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class CudaDevice:
     """One GPU."""
 
     name: str
@@ -32,19 +32,19 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Driver:
+class CudaDriver:
     """An installed driver and the GPUs it lets this process see."""
 
     cuda: Version
     """The newest CUDA it can run, e.g. (12, 4)."""
-    cards: tuple[Card, ...]
+    cards: tuple[CudaDevice, ...]
 
 
 class NoDriverError(Exception):
     """The driver is absent or refuses; the message says which, as the rest of a sentence."""
 
 
-def ask_driver(free_of: int | None = None) -> Driver:
+def ask_driver(free_of: int | None = None) -> CudaDriver:
     """Returns the driver and its GPUs, in the order CUDA counts them.
 
     Args:
@@ -59,10 +59,10 @@ def ask_driver(free_of: int | None = None) -> Driver:
         wanted = free_of == index
         cards.append(library.card(index, free=wanted))
     version = library.number("cuDriverGetVersion")
-    return Driver((version // 1000, version % 1000 // 10), tuple(cards))
+    return CudaDriver((version // 1000, version % 1000 // 10), tuple(cards))
 
 
-def card_of(index: int) -> Card | None:
+def card_of(index: int) -> CudaDevice | None:
     """Returns GPU `index`, None if the driver is absent or does not show it."""
     try:
         cards = ask_driver().cards
@@ -90,7 +90,7 @@ class _Library:
         self._check(getattr(self._cuda, function)(ctypes.byref(value), *arguments))
         return value.value
 
-    def card(self, index: int, *, free: bool) -> Card:
+    def card(self, index: int, *, free: bool) -> CudaDevice:
         device = ctypes.c_int(self.number("cuDeviceGet", ctypes.c_int(index)))
         name = ctypes.create_string_buffer(_NAME_BYTES)
         self._check(self._cuda.cuDeviceGetName(name, ctypes.c_int(_NAME_BYTES), device))
@@ -101,7 +101,7 @@ class _Library:
         total = ctypes.c_size_t()
         self._check(self._cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device))
         left = self._free_bytes(device) if free else None
-        return Card(name.value.decode(errors="replace"), (major, minor), total.value, left)
+        return CudaDevice(name.value.decode(errors="replace"), (major, minor), total.value, left)
 
     def _free_bytes(self, device: ctypes.c_int) -> int | None:
         context = ctypes.c_void_p()

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from catenary_agent.cuda_driver import Card, Driver, NoDriverError, Version, ask_driver
+from catenary_agent.cuda_driver import CudaDevice, CudaDriver, NoDriverError, Version, ask_driver
 from catenary_agent.executors.device import Device
 from catenary_services.errors import InvalidInput
 from catenary_services.log import get_logger
@@ -34,7 +34,7 @@ _ARCHITECTURE = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)(?P
 
 
 @dataclass(frozen=True, slots=True)
-class Wheels:
+class InstalledLibraries:
     """What of the installed libraries matters for a GPU."""
 
     torch: str = ""
@@ -85,7 +85,7 @@ def check_device(device: Device, memory_bytes: int) -> None:
 
 
 def what_is_missing(
-    device: Device, driver: Driver, wheels: Wheels, memory_bytes: int
+    device: Device, driver: CudaDriver, wheels: InstalledLibraries, memory_bytes: int
 ) -> str | None:
     """Returns what keeps an agent from computing on a GPU, as one sentence; None if nothing does.
 
@@ -136,7 +136,7 @@ def runs_on(architectures: Sequence[str], capability: Version) -> bool:
     return False
 
 
-def _torch_fault(wheels: Wheels, driver: Driver, capability: Version) -> str | None:
+def _torch_fault(wheels: InstalledLibraries, driver: CudaDriver, capability: Version) -> str | None:
     if not wheels.torch:
         return "PyTorch is not installed"
     if wheels.torch_cuda is None:
@@ -151,7 +151,7 @@ def _torch_fault(wheels: Wheels, driver: Driver, capability: Version) -> str | N
     return None
 
 
-def _onnx_fault(wheels: Wheels, driver: Driver) -> str | None:
+def _onnx_fault(wheels: InstalledLibraries, driver: CudaDriver) -> str | None:
     if not wheels.onnx:
         return "ONNX Runtime is not installed"
     if CUDA_PROVIDER not in wheels.onnx_providers:
@@ -161,7 +161,7 @@ def _onnx_fault(wheels: Wheels, driver: Driver) -> str | None:
     return None
 
 
-def _driver_needed(cuda: Version, driver: Driver) -> str:
+def _driver_needed(cuda: Version, driver: CudaDriver) -> str:
     oldest = _OLDEST_DRIVERS.get(cuda[0])
     since = f" ({oldest} or newer)" if oldest else ""
     return (
@@ -169,7 +169,7 @@ def _driver_needed(cuda: Version, driver: Driver) -> str:
     )
 
 
-def _advice(card: Card, driver: Driver) -> str:
+def _advice(card: CudaDevice, driver: CudaDriver) -> str:
     """Says what to install, or to update; docs/gpus.md has the table."""
     if card.capability < _OLD_CARDS:
         return "install the extra cuda12 with a cu126 build of PyTorch (docs/gpus.md)"
@@ -178,9 +178,9 @@ def _advice(card: Card, driver: Driver) -> str:
     return "install the extra cuda13 (docs/gpus.md)"
 
 
-def installed_wheels() -> Wheels:
+def installed_wheels() -> InstalledLibraries:
     """Returns what of PyTorch and ONNX Runtime is installed here; imports them."""
-    return Wheels(**_torch_facts(), **_onnx_facts())  # type: ignore[arg-type]
+    return InstalledLibraries(**_torch_facts(), **_onnx_facts())  # type: ignore[arg-type]
 
 
 def _torch_facts() -> dict[str, object]:

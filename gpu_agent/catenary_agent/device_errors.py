@@ -25,7 +25,7 @@ from catenary_services.log import get_logger
 _log = get_logger("catenary_agent.device")
 
 
-class Trouble(enum.Enum):
+class DeviceErrorKind(enum.Enum):
     """What an exception says."""
 
     MEMORY = "memory"
@@ -81,7 +81,7 @@ _STICKY = (
 )
 
 
-def trouble_of(error: BaseException) -> Trouble:
+def error_kind_of(error: BaseException) -> DeviceErrorKind:
     """Returns what an exception, or what caused it, says of the device."""
     causes = list(_causes(error))
     text = "\n".join(str(each).lower() for each in causes)
@@ -89,10 +89,10 @@ def trouble_of(error: BaseException) -> Trouble:
     if any(isinstance(each, DeviceLost) for each in causes) or any(
         each in text for each in _STICKY
     ):
-        return Trouble.STICKY
+        return DeviceErrorKind.STICKY
     if any(_is_full(each) for each in causes) or any(each in text for each in _MEMORY):
-        return Trouble.MEMORY
-    return Trouble.STICKY if is_cuda else Trouble.OTHER
+        return DeviceErrorKind.MEMORY
+    return DeviceErrorKind.STICKY if is_cuda else DeviceErrorKind.OTHER
 
 
 def _is_full(error: BaseException) -> bool:
@@ -109,19 +109,19 @@ def failure(error: BaseException, **facts: object) -> CatenaryError:
     Its text may show what is inside a model: only our own log gets it.
     """
     incident = uuid.uuid4().hex[:12]
-    trouble = trouble_of(error)
+    kind = error_kind_of(error)
     # Formatted here and plainly: a renderer that shows local variables would print tensors and
     # prompts, and take longer than the batch.
     _log.error(
         "compute_failed",
         traceback="".join(traceback.format_exception(error)),
         incident=incident,
-        trouble=trouble.value,
+        trouble=kind.value,
         **facts,
     )
-    if trouble is Trouble.MEMORY:
+    if kind is DeviceErrorKind.MEMORY:
         return DeviceOutOfMemory(f"the device ran out of memory (incident {incident})")
-    if trouble is Trouble.STICKY:
+    if kind is DeviceErrorKind.STICKY:
         return DeviceLost(f"the device is lost to this process (incident {incident})")
     return DeviceFailed(f"the partition failed to compute (incident {incident})")
 
@@ -145,7 +145,7 @@ def of_executor(error: Exception, what: str, otherwise: CatenaryError | None) ->
         what: Failed.
         otherwise: If the device is not to blame; None: our bug.
     """
-    if otherwise is None or trouble_of(error) is not Trouble.OTHER:
+    if otherwise is None or error_kind_of(error) is not DeviceErrorKind.OTHER:
         text = (str(error).splitlines() or [""])[0][:300]
         return InternalError(f"{what} failed: {text}")  # `from error`, which says what it is
     return otherwise

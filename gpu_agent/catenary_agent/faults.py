@@ -52,7 +52,7 @@ class _Fault:
     once: bool = False
 
 
-class Faults:
+class FaultInjector:
     """Runs steps as the file of faults wants them; without a file as they are."""
 
     def __init__(self, file: Path | None) -> None:

@@ -14,17 +14,21 @@ from catenary_protos.catenary.v1 import scheduler_pb2
 
 if TYPE_CHECKING:
     from catenary_agent.engine.partitions import LoadedPartition
-    from catenary_agent.generation.state.lane import Lane
+    from catenary_agent.generation.state.partition_batcher import PartitionBatcher
     from catenary_agent.generation.state.session import Session
 
 
 class HoldingsAnswer:
-    """A message in the making: the ring's part, then that of the batches; an `Outgoing`."""
+    """A message in the making: the ring's part, then that of the batches; an `OutgoingMessage`."""
 
     droppable = True
 
     def __init__(
-        self, number: int, sessions: Iterable[Session], leads: Iterable[int], lanes: Sequence[Lane]
+        self,
+        number: int,
+        sessions: Iterable[Session],
+        leads: Iterable[int],
+        batchers: Sequence[PartitionBatcher],
     ) -> None:
         """Describes what the ring holds; on its thread.
 
@@ -32,13 +36,13 @@ class HoldingsAnswer:
             number: Of the question.
             sessions: That have slots here.
             leads: What sessions become whose moves are led here.
-            lanes: Every decoder partition whose memory is not free yet.
+            batchers: Every decoder partition whose memory is not free yet.
         """
         self._holdings = scheduler_pb2.Holdings(
             number=number,
             sessions=[_session(each) for each in sessions],
             leads_moves_to=leads,
-            partitions=[_caches(lane) for lane in lanes],
+            partitions=[_caches(batcher) for batcher in batchers],
         )
 
     def complete(
@@ -57,23 +61,23 @@ class HoldingsAnswer:
 
 
 def _session(session: Session) -> scheduler_pb2.SessionInAgent:
-    facts = session.facts
+    spec = session.spec
     return scheduler_pb2.SessionInAgent(
-        session_id=facts.session_id,
-        route=[facts.own_hop],
-        gateway_id=facts.opening.gateway_id,
-        request_id=facts.opening.request_id,
-        partition=key_message(session.lane.key),
+        session_id=spec.session_id,
+        route=[spec.own_hop],
+        gateway_id=spec.opening.gateway_id,
+        request_id=spec.opening.request_id,
+        partition=key_message(session.batcher.key),
         passed_on=session.introduced,
     )
 
 
-def _caches(lane: Lane) -> scheduler_pb2.PartitionInAgent:
-    executor = lane.executor
+def _caches(batcher: PartitionBatcher) -> scheduler_pb2.PartitionInAgent:
+    executor = batcher.executor
     return scheduler_pb2.PartitionInAgent(
-        key=key_message(lane.key),
+        key=key_message(batcher.key),
         memory_bytes=executor.memory_bytes,
         block_slots=executor.layout.block_slots,
-        used_block_slots=lane.used_block_slots,
+        used_block_slots=batcher.used_block_slots,
         cached_block_tokens=executor.cached_block_tokens,
     )

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from catenary_agent.canary import Canary, Kind, decoder_answer, part_answer
+from catenary_agent.canary import Canary, CanaryKind, decoder_answer, part_answer
 from catenary_agent.content import CONTENT, check_content, is_content_as_ordered
-from catenary_agent.decoders.loading import DecoderChoice
-from catenary_agent.device_errors import Trouble, trouble_of
+from catenary_agent.decoders.loading import DecoderOptions
+from catenary_agent.device_errors import DeviceErrorKind, error_kind_of
 from catenary_agent.engine.partitions import LoadedPartition
-from catenary_agent.engine.reporting import Notice, Outgoing, is_retryable
+from catenary_agent.engine.reporting import FixedMessage, OutgoingMessage, is_retryable
 from catenary_agent.executors.loading import load_executor
 from catenary_agent.generation.loop.loading import DecoderLoader
 from catenary_agent.measuring import measure_between_batches
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from catenary_agent.decoders.base import CacheLayout, DecoderExecutor
-    from catenary_agent.engine.engine import Engine
+    from catenary_agent.engine.engine import BatchEngine
     from catenary_agent.executors.base import Executor
     from catenary_agent.executors.device import Device
     from catenary_agent.generation.loop.engine import GenerationEngine
@@ -40,21 +40,21 @@ _LIMIT, _MEMORY = "limit", "memory"
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class LoadTarget:
     """What partitions are loaded from and onto."""
 
     repository: ModelRepository
     device: Device
     threads: int
     memory_bytes: int
-    decoders: DecoderChoice = field(default_factory=DecoderChoice)
+    decoders: DecoderOptions = field(default_factory=DecoderOptions)
     canary_class: str | None = None
     """Device class whose answers are compared; None: none are."""
     engine_cache: Path | None = None
     """Where TensorRT keeps its engines; None: it is not used."""
 
 
-class Loader:
+class PartitionLoader:
     """Carries out LoadPartition and UnloadPartition, one load at a time.
 
     Invariant: every LoadPartition is answered by PartitionLoaded or PartitionFailed; an order for
@@ -63,10 +63,10 @@ class Loader:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: BatchEngine,
         generation: GenerationEngine,
-        host: Host,
-        tell: Callable[[Outgoing], None],
+        host: LoadTarget,
+        tell: Callable[[OutgoingMessage], None],
     ) -> None:
         """Loads into `engine`, and decoders into `generation`; answers through `tell`."""
         self._engine = engine
@@ -92,7 +92,7 @@ class Loader:
             return
         here = self._here(key, order)
         if here is not None:
-            self._tell(Notice(scheduler_pb2.AgentMessage(partition_loaded=here)))
+            self._tell(FixedMessage(scheduler_pb2.AgentMessage(partition_loaded=here)))
             return
         task = asyncio.get_running_loop().create_task(self._load(key, order))
         self._loading[key] = task
@@ -146,7 +146,7 @@ class Loader:
                 self._tell(_failed(order, _told(failure)))
             else:
                 _log.info("partition_loaded", partition=str(key), **_times(told))
-                self._tell(Notice(scheduler_pb2.AgentMessage(partition_loaded=told)))
+                self._tell(FixedMessage(scheduler_pb2.AgentMessage(partition_loaded=told)))
             finally:
                 if self._loading.get(key) is asyncio.current_task():
                     del self._loading[key]
@@ -195,7 +195,7 @@ class Loader:
             return
         precision = "float16" if order.float16_boundaries else "fp32"
         precision = "cuda" if device.kind == "cuda" else precision
-        kind = Kind(type(executor).__name__, device_class, precision, content)
+        kind = CanaryKind(type(executor).__name__, device_class, precision, content)
         await Canary(self._host.repository.folder(executor.key.model)).check(
             executor.key, kind, lambda: part_answer(executor), self._engine.on_compute_thread
         )
@@ -212,7 +212,7 @@ class Loader:
             precision = "cuda" if precision == "fp32" else f"cuda-{precision}"
         await Canary(self._host.repository.folder(model)).check(
             executor.key,
-            Kind(name, device_class, precision, content),
+            CanaryKind(name, device_class, precision, content),
             lambda: decoder_answer(executor),
             self._generation.on_thread,
         )
@@ -339,16 +339,16 @@ def _is_as_ordered(loaded: LoadedPartition, order: scheduler_pb2.LoadPartition) 
 
 def _told(failure: Exception) -> CatenaryError:
     """Returns what the scheduler is told of an unexpected failure."""
-    if trouble_of(failure) is Trouble.MEMORY:
+    if error_kind_of(failure) is DeviceErrorKind.MEMORY:
         return PlanInfeasible("the device ran out of memory", details={_LIMIT: _MEMORY})
     return InternalError("the partition could not be loaded")
 
 
-def _failed(order: scheduler_pb2.LoadPartition, error: CatenaryError) -> Notice:
+def _failed(order: scheduler_pb2.LoadPartition, error: CatenaryError) -> FixedMessage:
     failure = common_pb2.Failure(
         reason=error.reason, message=error.message, retryable=is_retryable(error)
     )
-    return Notice(
+    return FixedMessage(
         scheduler_pb2.AgentMessage(
             partition_failed=scheduler_pb2.PartitionFailed(
                 key=order.key,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
-    from catenary_agent.engine.reporting import Outgoing
+    from catenary_agent.engine.reporting import OutgoingMessage
 
 _log = get_logger("catenary_agent.outbox")
 
@@ -34,7 +34,7 @@ class Outbox:
     def __init__(self, capacity: int = 16_384) -> None:
         """Holds at most `capacity` messages."""
         self._capacity = capacity
-        self._queue: deque[Outgoing] = deque()
+        self._queue: deque[OutgoingMessage] = deque()
         self._due = asyncio.Event()
         """Set when what is queued should go."""
         self._linger: asyncio.TimerHandle | None = None
@@ -44,7 +44,7 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def put(self, message: Outgoing) -> None:
+    def put(self, message: OutgoingMessage) -> None:
         """Queues a message; when full, drops the oldest report instead of failing."""
         self._queue.append(message)
         self._shrink()
@@ -53,7 +53,7 @@ class Outbox:
         elif self._linger is None and not self._due.is_set():
             self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._due.set)
 
-    async def take(self, limit: int, timeout_s: float) -> list[Outgoing]:
+    async def take(self, limit: int, timeout_s: float) -> list[OutgoingMessage]:
         """Returns everything queued (up to `limit`), after `timeout_s` even if that is nothing.
 
         Mere reports wait up to `LINGER_S` for more of them; anything else goes at once.
@@ -72,7 +72,7 @@ class Outbox:
             self._due.clear()
         return taken
 
-    def put_back(self, messages: Sequence[Outgoing]) -> None:
+    def put_back(self, messages: Sequence[OutgoingMessage]) -> None:
         """Queues what `take` returned in front again: the stream broke while it was sent."""
         self._queue.extendleft(reversed(messages))
         self._shrink()
@@ -83,7 +83,7 @@ class Outbox:
             return
         # Rare (a scheduler away for long under load), so a whole tenth goes at once.
         excess = len(self._queue) - self._capacity + self._capacity // 10
-        kept: deque[Outgoing] = deque()
+        kept: deque[OutgoingMessage] = deque()
         for message in self._queue:
             if excess > 0 and message.droppable:
                 excess -= 1

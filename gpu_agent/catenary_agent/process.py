@@ -9,24 +9,24 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from catenary_agent.control import Control, ControlTimes
-from catenary_agent.decoders.loading import DecoderChoice, commits_on_use, runtime_of
+from catenary_agent.control import ControlStream, ControlTimeouts
+from catenary_agent.decoders.loading import DecoderOptions, commits_on_use, runtime_of
 from catenary_agent.device_check import check_device
-from catenary_agent.ending import EXIT_DEVICE_LOST, EXIT_STUCK, Ending
-from catenary_agent.engine.engine import Engine, EngineLimits
-from catenary_agent.engine.meter import Meter
-from catenary_agent.engine.reporting import Notice, Outgoing
+from catenary_agent.engine.engine import BatchEngine, EngineLimits
+from catenary_agent.engine.meter import BatchMeter
+from catenary_agent.engine.reporting import FixedMessage, OutgoingMessage
 from catenary_agent.executors.device import Device
-from catenary_agent.faults import Faults
+from catenary_agent.faults import FaultInjector
+from catenary_agent.generation.context import GenerationContext, GenerationLimits
 from catenary_agent.generation.loop.engine import GenerationEngine
 from catenary_agent.generation.meter import GenerationMeter
-from catenary_agent.generation.state.lane import chunk_tokens_for
-from catenary_agent.generation.surroundings import GenerationLimits, Surroundings
+from catenary_agent.generation.state.partition_batcher import chunk_tokens_for
 from catenary_agent.holdings import HoldingsAnswer
-from catenary_agent.loading import Host, Loader
+from catenary_agent.loading import LoadTarget, PartitionLoader
 from catenary_agent.outbox import Outbox
-from catenary_agent.share import Claim, take_share
-from catenary_agent.steps import StepInHand
+from catenary_agent.share import ShareRequest, take_share
+from catenary_agent.steps import RunningStep
+from catenary_agent.termination import EXIT_DEVICE_LOST, EXIT_STUCK, ProcessTermination
 from catenary_agent.watchdog import Watchdog, WatchdogRules
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.domain.groups import chosen_group, metadata_of_group
@@ -68,7 +68,7 @@ class AgentProcess:
         """
         self.settings = settings
         # Before anything else: an MPS share counts only if CUDA has not been touched yet.
-        self.share = take_share(_claim_of(settings))
+        self.share = take_share(_share_request_of(settings))
         check_device(self.share.device, self.share.memory_bytes)
         self.incarnation = secrets.randbits(63)
         self.metrics = Metrics()
@@ -87,7 +87,7 @@ class AgentProcess:
             self._transport_settings(),
             lambda why: self.metrics.frames_refused.labels(why).inc(),
         )
-        self.engine = Engine(
+        self.engine = BatchEngine(
             settings.agent_id,
             self.hub,
             self._tell,
@@ -97,17 +97,17 @@ class AgentProcess:
                 settings.max_unpushed_batches,
                 settings.push_timeout_s,
                 settings.link_bytes_per_second if settings.emulated_link else None,
-                Faults(settings.faults_file),
+                FaultInjector(settings.faults_file),
             ),
             self._tracer,
-            Meter(self.metrics),
+            BatchMeter(self.metrics),
         )
-        self.ending = Ending(self._farewell)
+        self.ending = ProcessTermination(self._farewell)
         self.engine.steps.lost = self._device_lost
         self._watchdog = Watchdog(self.engine.steps, _rules_of(settings), self._stuck)
         self.generation = GenerationEngine(
             settings.agent_id,
-            Surroundings(
+            GenerationContext(
                 self.hub,
                 self._tell,
                 self.engine.held,
@@ -122,9 +122,9 @@ class AgentProcess:
             ),
         )
         self.engine.hand_sessions_to(self.generation.on_frame)
-        self._decoders = DecoderChoice(settings.decoder, settings.decoder_numbers)
+        self._decoders = DecoderOptions(settings.decoder, settings.decoder_numbers)
         self._runtime = _runtime_of(self.share.device, self._decoders)
-        host = Host(
+        host = LoadTarget(
             ModelRepository(settings.model_repository),
             self.share.device,
             self.share.threads,
@@ -133,13 +133,13 @@ class AgentProcess:
             self.share.device_class if settings.canary == "on" else None,
             settings.engine_cache_dir,
         )
-        self._loader = Loader(self.engine, self.generation, host, self._tell)
-        self.control = Control(
+        self._loader = PartitionLoader(self.engine, self.generation, host, self._tell)
+        self.control = ControlStream(
             settings.scheduler_addresses,
             self._client_security,
             self,
             self.outbox,
-            ControlTimes(settings.heartbeat_s, settings.silence_s),
+            ControlTimeouts(settings.heartbeat_s, settings.silence_s),
             metadata_of_group(
                 chosen_group(
                     settings.scheduler_group, settings.agent_id, settings.scheduler_groups
@@ -347,7 +347,7 @@ class AgentProcess:
         text = (str(error).splitlines() or [""])[0][:300]
         self.ending.begin(EXIT_DEVICE_LOST, DeviceLost.reason, f"{type(error).__name__}: {text}")
 
-    def _stuck(self, step: StepInHand, age_ns: Nanoseconds) -> None:
+    def _stuck(self, step: RunningStep, age_ns: Nanoseconds) -> None:
         """Called on the watchdog's thread."""
         what = f"a step ({step.kind.value}) of {step.partition or 'no partition'}"
         why = f"{what} goes on for {age_ns / 1e9:.1f} s; booked were {step.booked_ns / 1e9:.3f} s"
@@ -357,12 +357,12 @@ class AgentProcess:
         """Tells the scheduler, behind the failures of what was computed."""
         await asyncio.sleep(_LAST_WORDS_S)
         ending = scheduler_pb2.Ending(reason=reason, why=why)
-        self._tell(Notice(scheduler_pb2.AgentMessage(ending=ending)))
+        self._tell(FixedMessage(scheduler_pb2.AgentMessage(ending=ending)))
         await self.control.flush(1.0)
 
     # -- parts -----------------------------------------------------------------------------------
 
-    def _tell(self, message: Outgoing) -> None:
+    def _tell(self, message: OutgoingMessage) -> None:
         if isinstance(message, HoldingsAnswer):
             message.complete(self.engine.snapshot(computed=True), self.engine.partitions)
         self.outbox.put(message)
@@ -428,7 +428,7 @@ def _rules_of(settings: AgentSettings) -> WatchdogRules:
     )
 
 
-def _runtime_of(device: Device, choice: DecoderChoice) -> str:
+def _runtime_of(device: Device, choice: DecoderOptions) -> str:
     """Returns what decoders run with here; empty where nothing real does, or nothing can.
 
     Whoever orders one to be loaded is told why not.
@@ -440,14 +440,14 @@ def _runtime_of(device: Device, choice: DecoderChoice) -> str:
         return ""
 
 
-def _claim_of(settings: AgentSettings) -> Claim:
+def _share_request_of(settings: AgentSettings) -> ShareRequest:
     device = Device.parse(
         settings.device,
         slowdown=settings.emulated_slowdown,
         profile=settings.emulated_profile,
         virtual_level=settings.virtual_level,
     )
-    return Claim(
+    return ShareRequest(
         device,
         settings.device_class,
         settings.memory_bytes,
@@ -457,4 +457,4 @@ def _claim_of(settings: AgentSettings) -> Claim:
     )
 
 
-_DRAINED = Notice(scheduler_pb2.AgentMessage(drained=scheduler_pb2.Drained()))
+_DRAINED = FixedMessage(scheduler_pb2.AgentMessage(drained=scheduler_pb2.Drained()))

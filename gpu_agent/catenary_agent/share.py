@@ -32,7 +32,7 @@ _MPS_ANSWER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ShareRequest:
     """What an agent asks for; zeros and empty texts are filled in from the device."""
 
     device: Device
@@ -59,7 +59,7 @@ class DeviceShare:
     """In words: what keeps the virtual GPUs of the device apart."""
 
 
-def take_share(claim: Claim) -> DeviceShare:
+def take_share(request: ShareRequest) -> DeviceShare:
     """Sets this process up for its share and returns what that is.
 
     Has to come before anything in the process touches CUDA, and before compute libraries start
@@ -68,20 +68,20 @@ def take_share(claim: Claim) -> DeviceShare:
     Raises:
         InvalidInput: If the operating system refuses the cores.
     """
-    device = claim.device
-    if claim.cpu_cores:
-        _pin(claim.cpu_cores)
+    device = request.device
+    if request.cpu_cores:
+        _pin(request.cpu_cores)
     isolation = isolation_of(device)
     if isolation == MPS:
         # The operator's own choice counts more.
         os.environ.setdefault(MPS_PERCENTAGE, str(100 // device.virtual_level))
-    threads = claim.threads or default_threads(device, claim.host_devices, claim.cpu_cores)
+    threads = request.threads or default_threads(device, request.host_devices, request.cpu_cores)
     limit_threads(threads)
-    sharers = device.virtual_level * (claim.host_devices if device.kind != "cuda" else 1)
+    sharers = device.virtual_level * (request.host_devices if device.kind != "cuda" else 1)
     share = DeviceShare(
         device,
-        claim.device_class or default_device_class(str(device)),
-        claim.memory_bytes or default_memory_bytes(str(device), sharers),
+        request.device_class or default_device_class(str(device)),
+        request.memory_bytes or default_memory_bytes(str(device), sharers),
         threads,
         isolation,
     )

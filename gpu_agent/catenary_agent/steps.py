@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from catenary_agent.device_errors import Trouble, trouble_of
-from catenary_agent.faults import LOADING, SERVING, Faults
+from catenary_agent.device_errors import DeviceErrorKind, error_kind_of
+from catenary_agent.faults import LOADING, SERVING, FaultInjector
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.domain.ids import Nanoseconds, PartitionKey
 
@@ -42,7 +42,7 @@ _FAULTS = {
 }
 
 
-class StepInHand(NamedTuple):
+class RunningStep(NamedTuple):
     """A step that has begun and not ended."""
 
     kind: StepKind
@@ -53,22 +53,24 @@ class StepInHand(NamedTuple):
     began_ns: Nanoseconds
 
 
-class StepsInHand:
+class RunningSteps:
     """The steps of all threads. Any thread may call anything.
 
     Each operation on the table is one of a dictionary, which the interpreter does whole.
     """
 
     def __init__(
-        self, faults: Faults | None = None, clock: Callable[[], Nanoseconds] = time.monotonic_ns
+        self,
+        faults: FaultInjector | None = None,
+        clock: Callable[[], Nanoseconds] = time.monotonic_ns,
     ) -> None:
         """Steps are as the `faults` say, if tests want some."""
-        self._faults = faults or Faults(None)
+        self._faults = faults or FaultInjector(None)
         self._clock = clock
         self.lost: Callable[[BaseException], None] = lambda error: None
         """Told, on the thread that computes, what has lost the device to this process."""
         self._numbers = itertools.count()
-        self._steps: dict[int, StepInHand] = {}
+        self._steps: dict[int, RunningStep] = {}
 
     def run(
         self,
@@ -79,18 +81,18 @@ class StepsInHand:
     ) -> T:
         """Returns what `work` returns; it is in hand until then."""
         number = next(self._numbers)
-        self._steps[number] = StepInHand(kind, partition, booked_ns, self._clock())
+        self._steps[number] = RunningStep(kind, partition, booked_ns, self._clock())
         try:
             during = _FAULTS.get(kind)
             return work() if during is None else self._faults.run(work, during)
         except Exception as error:
-            if trouble_of(error) is Trouble.STICKY:
+            if error_kind_of(error) is DeviceErrorKind.STICKY:
                 self.lost(error)
             raise
         finally:
             del self._steps[number]
 
-    def in_hand(self) -> list[StepInHand]:
+    def in_hand(self) -> list[RunningStep]:
         """Returns what is computed now, the oldest first."""
         return sorted(self._steps.values(), key=lambda step: step.began_ns)
 

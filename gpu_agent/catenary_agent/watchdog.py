@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from catenary_agent.steps import StepInHand, StepKind, StepsInHand
+from catenary_agent.steps import RunningStep, RunningSteps, StepKind
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
 
 _LOOK_S = 0.25
@@ -29,7 +29,7 @@ class WatchdogRules:
     load_ns: Nanoseconds
     """Loading and measuring, for which nothing is booked."""
 
-    def bound_ns(self, step: StepInHand) -> Nanoseconds:
+    def bound_ns(self, step: RunningStep) -> Nanoseconds:
         """Returns how old a step may be."""
         if step.kind in {StepKind.LOADING, StepKind.MEASURING}:
             return self.load_ns
@@ -41,9 +41,9 @@ class Watchdog:
 
     def __init__(
         self,
-        steps: StepsInHand,
+        steps: RunningSteps,
         rules: WatchdogRules,
-        stuck: Callable[[StepInHand, Nanoseconds], None],
+        stuck: Callable[[RunningStep, Nanoseconds], None],
         clock: Callable[[], Nanoseconds] = time.monotonic_ns,
     ) -> None:
         self._steps = steps
@@ -51,7 +51,7 @@ class Watchdog:
         self._stuck = stuck
         self._clock = clock
         self._looked: Nanoseconds | None = None
-        self._ages: dict[StepInHand, Nanoseconds] = {}
+        self._ages: dict[RunningStep, Nanoseconds] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="watchdog", daemon=True)
 

@@ -36,7 +36,7 @@ from catenary_services.redis_client import connect
 from catenary_services.security.identity import Role
 from catenary_services.security.keys import ApiKeys
 from catenary_services.security.own_certificate import OwnCertificate
-from catenary_services.security.roles import Guard
+from catenary_services.security.roles import RoleAuthorizer
 from catenary_services.security.tls import ServerSecurity
 from catenary_services.telemetry.grouped import grouped
 from catenary_services.telemetry.metrics import Metrics, start_metrics_server
@@ -78,7 +78,7 @@ class SchedulerProcess:
         self._security = ServerSecurity.from_settings(settings)
         self._certificate = OwnCertificate(settings, Role.SCHEDULER, settings.scheduler_id)
         self._keys = ApiKeys.load(settings.api_keys_file)
-        self._guard = Guard(settings.cluster, self._keys, insecure=settings.insecure)
+        self._authorizer = RoleAuthorizer(settings.cluster, self._keys, insecure=settings.insecure)
         self._key_watch: asyncio.Task[None] | None = None
         self._redis = connect(settings.redis_address(), timeout_s=_REDIS_TIMEOUT_S, retries=1)
         self._group_leaders = self._make_group_leaders()
@@ -144,9 +144,9 @@ class SchedulerProcess:
         """
         settings = self._settings
         server = self._server = create_server(
-            self._security, guard=self._guard, max_message_bytes=_LONGEST_MESSAGE_BYTES
+            self._security, authorizer=self._authorizer, max_message_bytes=_LONGEST_MESSAGE_BYTES
         )
-        service = SchedulerService(self, self._guard)
+        service = SchedulerService(self, self._authorizer)
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(service, server)
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(self), server)
         self._health = enable_health_and_reflection(server, _SERVICES)

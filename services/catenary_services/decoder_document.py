@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import Any
 
-from catenary_services.domain.decoder import DecoderTable, Form, HeldSizes, StepSizes
+from catenary_services.domain.decoder import AllocatedSizes, DecoderForm, DecoderTable, StepSizes
 from catenary_services.errors import InvalidInput
 from catenary_services.json_fields import field, integers
 
@@ -62,28 +62,28 @@ def decoder_of_document(document: Any, where: str) -> DecoderTable:
     return table
 
 
-def _forms(document: Any, where: str) -> tuple[HeldSizes, ...]:
+def _forms(document: Any, where: str) -> tuple[AllocatedSizes, ...]:
     if "forms" not in document or field(document, "forms_version", int, where) != FORMS_VERSION:
         return ()
     found = field(document, "forms", dict, where)
-    known = set(Form)
+    known = set(DecoderForm)
     return tuple(
-        _held(Form(name), entry, f"{where}.forms.{name}")
+        _held(DecoderForm(name), entry, f"{where}.forms.{name}")
         for name, entry in found.items()
         if name in known
     )
 
 
-def _held(form: Form, entry: Any, where: str) -> HeldSizes:
+def _held(form: DecoderForm, entry: Any, where: str) -> AllocatedSizes:
     sizes: dict[str, Any] = {
         each.name: _amount(entry, each.name, where)
-        for each in fields(HeldSizes)
+        for each in fields(AllocatedSizes)
         if each.name not in _FORM_OTHERS
     }
     blocks = integers(field(entry, "block_bytes", list, where), 0, f"{where}.block_bytes")
     step = field(entry, "step", dict, where)
     steps = {each.name: _amount(step, each.name, f"{where}.step") for each in fields(StepSizes)}
-    return HeldSizes(form=form, block_bytes=blocks, step=StepSizes(**steps), **sizes)
+    return AllocatedSizes(form=form, block_bytes=blocks, step=StepSizes(**steps), **sizes)
 
 
 def _amount(entry: Any, name: str, where: str) -> int:

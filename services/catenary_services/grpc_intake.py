@@ -19,7 +19,7 @@ import grpc.aio
 
 from catenary_services.error_tables import abort
 from catenary_services.errors import CatenaryError, InvalidInput, InvalidMessage, PayloadTooLarge
-from catenary_services.grpc_receiving import MOST_OF_ONE_SOURCE, Receiving
+from catenary_services.grpc_receiving import MOST_OF_ONE_SOURCE, ReceivingMessages
 from catenary_services.rules.reading import checked
 
 CONTROL_BYTES = 1 << 20
@@ -34,7 +34,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
-class Gatekeeper(Protocol):
+class CallAuthorizer(Protocol):
     """Lets calls in."""
 
     def enter(self, method: str, context: Context, peer: str) -> str:
@@ -51,11 +51,11 @@ class Gatekeeper(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Intake:
+class CallPolicy:
     """What a server takes from its callers."""
 
-    gate: Gatekeeper | None = None
-    """Who may call what; None: the roles of the guard, or everybody."""
+    call_authorizer: CallAuthorizer | None = None
+    """Who may call what; None: the roles of the authorizer, or everybody."""
     most_bytes: Mapping[str, int] = field(default_factory=dict)
     """The longest message of each method that is named."""
     usual_bytes: int = CONTROL_BYTES
@@ -66,25 +66,25 @@ class Intake:
     """Of those of one source."""
 
 
-class CallIntake(grpc.aio.ServerInterceptor):
-    """Puts every handler of a server behind a gatekeeper."""
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Puts every handler of a server behind a `CallAuthorizer`."""
 
     def __init__(
         self,
-        gatekeeper: Gatekeeper,
-        receiving: Receiving,
+        call_authorizer: CallAuthorizer,
+        receiving: ReceivingMessages,
         most_bytes: Mapping[str, int],
         usual_bytes: int = CONTROL_BYTES,
     ) -> None:
         """Takes calls in.
 
         Args:
-            gatekeeper: Says who may call.
+            call_authorizer: Says who may call.
             receiving: Bounds what is held of messages that are arriving.
             most_bytes: The longest message of each method that is named.
             usual_bytes: That of every other.
         """
-        self._gatekeeper = gatekeeper
+        self._call_authorizer = call_authorizer
         self._receiving = receiving
         self._most_bytes = most_bytes
         self._usual_bytes = usual_bytes
@@ -115,7 +115,7 @@ class CallIntake(grpc.aio.ServerInterceptor):
         reader = _Reader(self._receiving, most, parse, empty)
         # A stream's messages are gRPC's to parse: handlers may read them themselves.
         parse = parse if handler.request_streaming else None
-        call = _Call(method, self._gatekeeper, reader, bool(handler.request_streaming))
+        call = _Call(method, self._call_authorizer, reader, bool(handler.request_streaming))
         if handler.response_streaming:
             name = "stream_stream" if handler.request_streaming else "unary_stream"
             behaviour = getattr(handler, name)
@@ -136,7 +136,7 @@ class _Reader:
 
     def __init__(
         self,
-        receiving: Receiving,
+        receiving: ReceivingMessages,
         most_bytes: int,
         parse: Callable[[bytes], Any] | None,
         empty: Callable[[], Any] | None,
@@ -193,10 +193,10 @@ class _Call:
     """What happens around the handler of one method."""
 
     def __init__(
-        self, method: str, gatekeeper: Gatekeeper, reader: _Reader, takes_stream: bool
+        self, method: str, call_authorizer: CallAuthorizer, reader: _Reader, takes_stream: bool
     ) -> None:
         self._method = method
-        self._gatekeeper = gatekeeper
+        self._call_authorizer = call_authorizer
         self._reader = reader
         self._takes_stream = takes_stream
 
@@ -226,13 +226,13 @@ class _Call:
     async def _request(self, requests: AsyncIterable[Any], context: Context) -> Any:
         try:
             peer = context.peer()
-            source = self._gatekeeper.enter(self._method, context, peer)
+            source = self._call_authorizer.enter(self._method, context, peer)
             if self._takes_stream:
                 return self._reader.all(requests, peer, source)
             try:
                 return await self._reader.one(context, peer, source)
             except CatenaryError as error:
-                self._gatekeeper.refused(self._method, context, error)
+                self._call_authorizer.refused(self._method, context, error)
                 raise
         except CatenaryError as error:
             await abort(context, error)

@@ -15,10 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from catenary_services.errors import Unavailable
-from catenary_services.grpc_intake import FIRST_WINDOW_BYTES, CallIntake, Intake
-from catenary_services.grpc_receiving import Receiving
+from catenary_services.grpc_intake import FIRST_WINDOW_BYTES, CallInterceptor, CallPolicy
+from catenary_services.grpc_receiving import ReceivingMessages
 from catenary_services.security.identity import Role, server_name_of
-from catenary_services.security.roles import Guard, OpenGate, RoleGate
+from catenary_services.security.roles import OpenCallAuthorizer, RoleAuthorizer, RoleCallAuthorizer
 from catenary_services.security.tls import ClientSecurity, ServerSecurity
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -99,8 +99,8 @@ def open_channel(
 def create_server(
     security: ServerSecurity,
     *,
-    guard: Guard | None = None,
-    intake: Intake | None = None,
+    authorizer: RoleAuthorizer | None = None,
+    call_policy: CallPolicy | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> grpc.aio.Server:
     """Returns a server without ports; give it one with `bind`.
@@ -109,18 +109,23 @@ def create_server(
 
     Args:
         security: What is shown to clients and demanded of them.
-        guard: Holds callers to `catenary_services.security.roles`; None for a door, which checks
+        authorizer: Holds callers to `catenary_services.security.roles`; None for an endpoint, which
+            checks
             API keys.
-        intake: What is taken of callers; None: of every method as much as of the longest.
+        call_policy: What is taken of callers; None: of every method as much as of the longest.
         max_message_bytes: Limit of one message.
     """
     security.server_credentials()
-    taken = intake or Intake(usual_bytes=max_message_bytes)
-    gate = taken.gate or (RoleGate(guard) if guard is not None else OpenGate())
-    receiving = Receiving(taken.receiving_bytes, most_of_one=taken.receiving_bytes_of_one)
+    taken = call_policy or CallPolicy(usual_bytes=max_message_bytes)
+    call_authorizer = taken.call_authorizer or (
+        RoleCallAuthorizer(authorizer) if authorizer is not None else OpenCallAuthorizer()
+    )
+    receiving = ReceivingMessages(taken.receiving_bytes, most_of_one=taken.receiving_bytes_of_one)
     return grpc.aio.server(
         options=[*_SERVER_OPTIONS, *_limits(max_message_bytes)],
-        interceptors=[CallIntake(gate, receiving, taken.most_bytes, taken.usual_bytes)],
+        interceptors=[
+            CallInterceptor(call_authorizer, receiving, taken.most_bytes, taken.usual_bytes)
+        ],
     )
 
 

@@ -30,7 +30,7 @@ SILENCE_S = 10.0
 LONGEST_S = 60.0
 """A message may take so long in all."""
 MOST_OF_ONE_SOURCE = 32 * 1024 * 1024
-"""Bytes of unfinished messages of one source at a door, or one message of any size it takes."""
+"""Bytes of one source's unfinished messages at an endpoint, or one message of any size it takes."""
 _SLACK_BYTES = 256 * 1024
 """Headers and frames beside the messages, and what the peer may send ahead of being asked."""
 _FRAMING_BYTES = 128
@@ -43,7 +43,7 @@ _RECEIVED_AT = 128
 _log = get_logger("catenary_services.grpc")
 
 
-class Arriving:
+class ArrivingMessage:
     """A message somebody waits for, inside of `with`.
 
     Attributes:
@@ -57,7 +57,7 @@ class Arriving:
 
     def __init__(
         self,
-        every: set[Arriving],
+        every: set[ArrivingMessage],
         peer: str,
         source: str,
         most_bytes: int,
@@ -73,7 +73,7 @@ class Arriving:
         self.since_s = time.monotonic()
         self.cut: CatenaryError | None = None
 
-    def __enter__(self) -> Arriving:
+    def __enter__(self) -> ArrivingMessage:
         self._all.add(self)
         return self
 
@@ -108,7 +108,7 @@ class _Connection:
         else:
             self._complete += nbytes + _FRAMING_BYTES
 
-    def look(self, now_s: float, awaited: list[Arriving]) -> None:
+    def look(self, now_s: float, awaited: list[ArrivingMessage]) -> None:
         """Notes what it holds now of the messages that are awaited."""
         self._awaited = len(awaited)
         if self._socket is None:  # nobody can know: as much as they may have
@@ -135,7 +135,7 @@ class _Connection:
             return 0
 
 
-class Receiving:
+class ReceivingMessages:
     """Watches over the messages that are arriving at one server."""
 
     def __init__(
@@ -151,7 +151,7 @@ class Receiving:
         self._most_bytes = most_bytes
         self._most_of_one = most_bytes // 2 if most_of_one is None else most_of_one
         self._silence_s = silence_s
-        self._arriving: set[Arriving] = set()
+        self._arriving: set[ArrivingMessage] = set()
         self._connections: dict[str, _Connection] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._is_idle = False
@@ -162,7 +162,9 @@ class Receiving:
         """Bytes of messages that have been arriving for a while."""
         return sum(connection.held for connection in self._connections.values())
 
-    def awaiting(self, peer: str, source: str, most_bytes: int, *, is_timed: bool) -> Arriving:
+    def awaiting(
+        self, peer: str, source: str, most_bytes: int, *, is_timed: bool
+    ) -> ArrivingMessage:
         """Returns what watches while a message is waited for, as a context.
 
         Raises at its end:
@@ -174,7 +176,7 @@ class Receiving:
         assert task is not None
         if self._timer is None or (is_timed and self._is_idle):
             self._look_in(LOOK_S)
-        return Arriving(self._arriving, peer, source, most_bytes, is_timed, task)
+        return ArrivingMessage(self._arriving, peer, source, most_bytes, is_timed, task)
 
     def took(self, peer: str, size: Callable[[], int]) -> None:
         """Notes that a message of a connection is complete; `size` is asked if that matters."""
@@ -191,13 +193,13 @@ class Receiving:
     def _look(self) -> None:
         self._timer = None
         now_s = time.monotonic()
-        awaited: dict[str, list[Arriving]] = {}
+        awaited: dict[str, list[ArrivingMessage]] = {}
         for arriving in self._arriving:
             if arriving.cut is None:
                 awaited.setdefault(arriving.peer, []).append(arriving)
         for peer in self._connections.keys() - awaited.keys():
             self._connections.pop(peer).close()
-        slow: dict[str, list[Arriving]] = {}
+        slow: dict[str, list[ArrivingMessage]] = {}
         before = self.held
         for peer, all_of_peer in awaited.items():
             late = [each for each in all_of_peer if now_s - each.since_s >= LOOK_S / 2]
@@ -215,7 +217,7 @@ class Receiving:
             self._look_in(_IDLE_LOOK_S if is_idle else LOOK_S)
 
     def _hold_to_limits(
-        self, connection: _Connection, waiting: list[Arriving], now_s: float
+        self, connection: _Connection, waiting: list[ArrivingMessage], now_s: float
     ) -> None:
         if connection.held > sum(each.most_bytes for each in waiting) + _SLACK_BYTES:
             for each in waiting:
@@ -227,10 +229,10 @@ class Receiving:
                 why = "the message did not arrive in time"
                 _cut(each, DeadlineExceeded(why, details={"stage": "arrival"}))
 
-    def _relieve(self, slow: dict[str, list[Arriving]]) -> None:
+    def _relieve(self, slow: dict[str, list[ArrivingMessage]]) -> None:
         """Cuts off who holds most until the rest may stay."""
         held: dict[str, int] = {}
-        of: dict[str, list[Arriving]] = {}
+        of: dict[str, list[ArrivingMessage]] = {}
         for peer, waiting in slow.items():
             source = waiting[0].source
             held[source] = held.get(source, 0) + self._connections[peer].held
@@ -249,7 +251,7 @@ class Receiving:
             give_back_soon()
 
 
-def _cut(arriving: Arriving, error: CatenaryError) -> None:
+def _cut(arriving: ArrivingMessage, error: CatenaryError) -> None:
     if arriving.cut is None:
         arriving.cut = error
         arriving.task.cancel()

@@ -49,7 +49,7 @@ class Process(Protocol):
 
 
 @runtime_checkable
-class Failing(Protocol):
+class FailureReporter(Protocol):
     """A process that can notice that it cannot go on."""
 
     async def failed(self) -> None:
@@ -136,7 +136,7 @@ def _calm_garbage_collector() -> None:
 
 
 async def _failure_of(process: Process) -> None:
-    if isinstance(process, Failing):
+    if isinstance(process, FailureReporter):
         await process.failed()
     else:
         await asyncio.Event().wait()

@@ -32,7 +32,7 @@ import yaml
 from catenary_services.bounded_files import LARGEST_JSON_BYTES, read_bounded, read_yaml_text
 from catenary_services.content.hashing import digests
 from catenary_services.content.keeping import ContentRecords, write_durably
-from catenary_services.content.reading import Reading
+from catenary_services.content.reading import VerifiedReading
 from catenary_services.content.record import RECORD_FILE, ContentRecord
 from catenary_services.decoder_document import decoder_of_document, document_of_decoder
 from catenary_services.domain.decoder import DecoderTable
@@ -203,18 +203,18 @@ class ModelRepository:
         files = [p.relative_to(root).as_posix() for p in (root / folder).rglob("*") if p.is_file()]
         self._records.update(root, str(key), files, derived=True)
 
-    def reading(self, key: ModelKey) -> Reading:
-        """Returns what checks the files of a version while they are read; see `Reading`.
+    def reading(self, key: ModelKey) -> VerifiedReading:
+        """Returns what checks the files of a version while they are read; see `VerifiedReading`.
 
         Raises:
             ContentMismatch: If the record is damaged.
         """
-        return Reading(str(key), self.folder(key), self.content(key), digests())
+        return VerifiedReading(str(key), self.folder(key), self.content(key), digests())
 
-    def _reading_known(self, key: ModelKey) -> Reading:
+    def _reading_known(self, key: ModelKey) -> VerifiedReading:
         """The same, without recording anything: before a version is whole its files are written."""
         folder = self.folder(key)
-        return Reading(str(key), folder, self._records.known(folder, str(key)), digests())
+        return VerifiedReading(str(key), folder, self._records.known(folder, str(key)), digests())
 
     def block_table(self, key: ModelKey) -> BlockTable:
         """Returns the model's blocks.

@@ -1,6 +1,6 @@
 """The port that probes ask: plain gRPC health, and nothing else.
 
-Kubernetes' own gRPC probes speak no TLS and bring no key, so that the doors, which have both,
+Kubernetes' own gRPC probes speak no TLS and bring no key, so that the endpoints, which have both,
 cannot answer them. This port tells how the process is and takes no other call. It names two
 services:
 

@@ -85,7 +85,7 @@ def test_a_local_cluster_with_tls_has_an_identity_for_every_process(tmp_path: Pa
     }
     assert not any(own["insecure"] for _, own in children.values())
     assert children["gateway"][1]["doors_insecure"]
-    # What proves an operator is the scheduler's; the doors stay as they are configured.
+    # What proves an operator is the scheduler's; the endpoints stay as they are configured.
     assert "api_keys_file" not in children["gateway"][1]
     keys = ApiKeys.load(children["scheduler"][1]["api_keys_file"])
     facts = LocalCertificates(tmp_path / "certs").facts()

@@ -13,12 +13,12 @@ import aiohttp
 import numpy as np
 import pytest
 
-from catenary_gateway.admission.admission import Admission
+from catenary_gateway.admission.concurrency_limiter import ConcurrencyLimiter
 from catenary_gateway.admission.quotas import Quotas
-from catenary_gateway.doors.http_bodies import inflated
+from catenary_gateway.endpoints.http_bodies import inflated
 from catenary_gateway.tensors.json_documents import document_of, inference_of
 from catenary_gateway.tensors.json_tensors import from_json
-from catenary_gateway.tensors.validation import Declared
+from catenary_gateway.tensors.validation import DeclaredInput
 from catenary_services.errors import InvalidInput, Overloaded, PayloadTooLarge, QuotaExceeded
 from catenary_services.security.key_file import add_key
 from gateway_harness import stage
@@ -66,7 +66,7 @@ def test_json_that_would_cost_much_is_refused_before_it_does(body: bytes) -> Non
 def tensor_in(data: object, *shape: int, datatype: str = "FP32") -> np.ndarray:
     body = json.dumps({"inputs": [{"data": data}]}).encode()
     raw = inference_of(body)["inputs"][0]["data"]  # type: ignore[index]
-    return from_json(raw, Declared("x", datatype, shape), "data")
+    return from_json(raw, DeclaredInput("x", datatype, shape), "data")
 
 
 def test_large_tensors_are_read_in_pieces_like_small_ones() -> None:
@@ -115,7 +115,7 @@ def test_millions_that_are_no_tensor_are_refused_before_they_are_made(
     tracemalloc.start()
     try:
         with pytest.raises(InvalidInput):
-            from_json(raw, Declared("x", "FP32", shape), "data")
+            from_json(raw, DeclaredInput("x", "FP32", shape), "data")
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -133,7 +133,7 @@ def test_a_body_has_a_thousand_inputs_and_some_thousand_lists_at_most() -> None:
 
 
 def test_one_source_holds_a_share_of_what_arrives_or_one_body_of_any_size() -> None:
-    admission = Admission(256 << 20, 100, 64 << 20)
+    admission = ConcurrencyLimiter(256 << 20, 100, 64 << 20)
     with (
         admission.admit(0) as first,
         admission.admit(0) as second,

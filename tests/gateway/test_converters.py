@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from catenary_gateway.catalog import Catalog, Model
-from catenary_gateway.inference import InferenceResponse, Intake, OutputForm
+from catenary_gateway.inference import ConversionContext, InferenceResponse, OutputFormat
 from catenary_gateway.oip import oip_json, oip_proto
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
@@ -19,7 +19,7 @@ from catenary_services.domain.tensors import DTYPE_OF
 from catenary_services.errors import DeadlineExceeded, InvalidInput
 from gateway_harness import echo
 
-INTAKE = Intake(max_bytes=1 << 20, now_unix_ns=10**18, default_id="made")
+INTAKE = ConversionContext(max_bytes=1 << 20, now_unix_ns=10**18, default_id="made")
 FIXED = sorted(DTYPE_OF)
 TYPED = [name for name in FIXED if name != "FP16"]
 
@@ -63,7 +63,7 @@ def test_grpc_round_trip(tensor: tuple[str, np.ndarray], raw: bool) -> None:
     datatype, array = tensor
     model = model_of(datatype, array.ndim)
     response = InferenceResponse(model, "id", (array,))
-    message = oip_proto.response_of(response, OutputForm(raw=raw), (0,))
+    message = oip_proto.response_of(response, OutputFormat(raw=raw), (0,))
     assert bool(message.raw_output_contents) == (raw or datatype == "FP16")
     wire = oip.ModelInferRequest.FromString(as_request(message).SerializeToString())
     request, form = oip_proto.request_of(wire, model, INTAKE)
@@ -81,7 +81,7 @@ def test_http_round_trip(tensor: tuple[str, np.ndarray], binary: bool, nested: b
     datatype, array = tensor
     model = model_of(datatype, array.ndim)
     response = InferenceResponse(model, "id", (array,))
-    body, size = oip_json.response_of(response, OutputForm(binary=(binary,)), (0,))
+    body, size = oip_json.response_of(response, OutputFormat(binary=(binary,)), (0,))
     document = json.loads(body[:size])
     (output,) = document["outputs"]
     output["name"] = "in_0"
@@ -136,8 +136,8 @@ def parameters(**values: object) -> oip.ModelInferRequest:
 )
 def test_parameters(given_parameters: dict[str, object], slo_ns: int | None, priority: int) -> None:
     request, _ = oip_proto.request_of(parameters(**given_parameters), model_of("UINT8", 1), INTAKE)
-    assert request.terms.slo_ns == slo_ns
-    assert request.terms.priority == priority
+    assert request.options.slo_ns == slo_ns
+    assert request.options.priority == priority
 
 
 @pytest.mark.parametrize(

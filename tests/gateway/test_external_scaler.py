@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import grpc.aio
 import pytest
 
-from catenary_gateway.doors.admin import SchedulerAdmin
+from catenary_gateway.endpoints.admin import SchedulerAdmin
 from catenary_gateway.scaling.external_scaler import METRIC, ExternalScaler
-from catenary_gateway.scaling.replicas import Share, replicas_of
+from catenary_gateway.scaling.replicas import StatefulSetShare, replicas_of
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_protos.externalscaler import externalscaler_pb2 as keda
 from catenary_protos.externalscaler import externalscaler_pb2_grpc as keda_grpc
@@ -181,14 +181,14 @@ async def test_with_keys_the_trigger_brings_one(
 # ---- how many ----
 
 
-L4 = Share("cat-agent-l4-", 1.0)
+L4 = StatefulSetShare("cat-agent-l4-", 1.0)
 
 
 def replicas(
     wanted: int,
     now: int,
     names: list[str],
-    share: Share = L4,
+    share: StatefulSetShare = L4,
     drains: bool = True,
     **retiring: bool,
 ) -> int:
@@ -236,6 +236,6 @@ def test_whoever_is_too_many_stays_until_the_scheduler_has_drained_it() -> None:
 
 def test_growth_is_shared_between_statefulsets() -> None:
     names = [*named(0, 1), "cat-agent-a100-0", "agent-7", "cat-agent-l4-x"]
-    assert replicas(9, 5, names, Share("cat-agent-l4-", 0.5)) == 4
-    assert replicas(9, 5, names, Share("cat-agent-a100-", 0.5)) == 3
-    assert replicas(9, 5, names, Share("cat-agent-a100-", 0.0)) == 1
+    assert replicas(9, 5, names, StatefulSetShare("cat-agent-l4-", 0.5)) == 4
+    assert replicas(9, 5, names, StatefulSetShare("cat-agent-a100-", 0.5)) == 3
+    assert replicas(9, 5, names, StatefulSetShare("cat-agent-a100-", 0.0)) == 1

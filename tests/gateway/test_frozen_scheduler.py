@@ -11,7 +11,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from catenary_gateway.doors.admin import FROZEN_AFTER_S, VIEW_TIMEOUT_S, SchedulerAdmin
+from catenary_gateway.endpoints.admin import FROZEN_AFTER_S, VIEW_TIMEOUT_S, SchedulerAdmin
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_services.errors import Unavailable
 

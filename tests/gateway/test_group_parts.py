@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from catenary_gateway.groups import sums
 from catenary_gateway.groups.admin import GroupsAdmin
-from catenary_gateway.groups.rotation import Rotation
+from catenary_gateway.groups.rotation import WeightedRotation
 from catenary_gateway.groups.router import GroupRouter
-from catenary_gateway.groups.tables import Directories, ModelTables
+from catenary_gateway.groups.tables import ModelTables, PeerDirectories
 from catenary_protos.catenary.v1 import admin_pb2, common_pb2, scheduler_pb2
 from catenary_services.domain.groups import first_id, next_epoch
 from catenary_services.errors import InvalidInput, Overloaded
@@ -25,7 +25,7 @@ Message = scheduler_pb2.GatewayMessage
 
 @given(st.dictionaries(st.integers(0, 5), st.integers(1, 9), min_size=1), st.integers(0, 40))
 def test_every_round_gives_each_group_its_weight(weights: dict[int, int], before: int) -> None:
-    rotation = Rotation()
+    rotation = WeightedRotation()
     for _ in range(before):
         rotation.next("m", weights)
     turns = Counter(rotation.next("m", weights) for _ in range(sum(weights.values())))
@@ -33,7 +33,7 @@ def test_every_round_gives_each_group_its_weight(weights: dict[int, int], before
 
 
 def test_turns_are_spread_and_each_model_has_its_own() -> None:
-    rotation = Rotation()
+    rotation = WeightedRotation()
     turns = [rotation.next("m", {0: 2, 1: 1}) for _ in range(6)]
     assert turns == [0, 1, 0, 0, 1, 0]
     assert [rotation.next("n", {0: 1, 1: 1}) for _ in range(4)] == [0, 1, 0, 1]
@@ -84,7 +84,7 @@ def test_a_peer_that_changed_groups_is_reached_where_it_is_now() -> None:
     def known() -> dict[str, int]:
         return {peer.peer_id: peer.incarnation for peer in directories.merged().peers}
 
-    directories = Directories()
+    directories = PeerDirectories()
     directories.update(0, peers(a=1, g=9))
     directories.update(1, peers(b=2, g=9))
     assert known() == {"a": 1, "b": 2, "g": 9}
@@ -98,7 +98,7 @@ def test_a_peer_that_changed_groups_is_reached_where_it_is_now() -> None:
 
 
 def test_the_number_of_gateways_is_what_the_group_says_that_knows_most() -> None:
-    directories = Directories()
+    directories = PeerDirectories()
     assert directories.merged().gateways == 0
     directories.update(0, scheduler_pb2.Directory(gateways=2))
     directories.update(1, scheduler_pb2.Directory(gateways=3))

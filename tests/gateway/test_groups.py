@@ -161,7 +161,7 @@ async def test_while_a_group_has_no_leader_the_other_serves_and_its_requests_wai
         first.script = lambda submit: held.append(submit) or []
         waiting = [asyncio.ensure_future(stage.ask(n)) for n in range(4)]
         await stage.until(lambda: len(held) == 2)
-        stage.gateway._schedulers._listeners[0]._together.grace_s = 30.0
+        stage.gateway._schedulers._listeners[0]._context.grace_s = 30.0
         await first.stop()
         await stage.until(lambda: not stage.links[0].is_connected)
         assert await stage.ask(7) == 7

@@ -1,4 +1,4 @@
-"""Who a gateway believes, how its doors are protected, and whose proof it passes on."""
+"""Who a gateway believes, how its endpoints are protected, and whose proof it passes on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from catenary_gateway.doors.security import door_security
+from catenary_gateway.endpoints.security import endpoint_security
 from catenary_gateway.settings import GatewaySettings
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc, frame_pb2
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
@@ -84,7 +84,7 @@ async def test_results_come_from_the_agent_they_were_ordered_from(
         assert count("catenary_frames_refused_total", labels) == 1
 
 
-# ---- doors ----
+# ---- endpoints ----
 
 
 async def live(target: str, security: ClientSecurity) -> bool:
@@ -114,8 +114,8 @@ async def test_doors_may_go_without_tls_while_the_inside_has_it(tmp_path: Path) 
 async def test_doors_may_show_another_certificate_than_the_inside(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path / "certs")
     public = Certificates(tmp_path / "public", "public")
-    door = public.files("gateway", "door")
-    files = {"door_cert_file": door["cert_file"], "door_key_file": door["key_file"]}
+    endpoint = public.files("gateway", "door")
+    files = {"door_cert_file": endpoint["cert_file"], "door_key_file": endpoint["key_file"]}
     async with stage(tmp_path, wait=False, **inside(certificates), **files) as running:
         assert await live(running.grpc, ClientSecurity(ca_file=public.ca_file))
         assert not await live(running.grpc, ClientSecurity(ca_file=certificates.ca_file))
@@ -134,7 +134,7 @@ def test_doors_that_contradict_themselves_are_refused(
     own = Certificates(tmp_path / "certs").settings("gateway", "g")
     settings = GatewaySettings(gateway_id="g", **own, **changes)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput) as caught:
-        door_security(settings)
+        endpoint_security(settings)
     assert caught.value.field == field
 
 
@@ -173,8 +173,8 @@ async def test_the_operators_key_goes_with_what_is_forwarded(tmp_path: Path) -> 
                 admin_pb2.DeployModelRequest(model="m"), metadata=metadata, timeout=5
             )
         async with grpc.aio.insecure_channel(running.grpc) as channel:
-            door: Any = oip_grpc.GRPCInferenceServiceStub(channel)
-            await door.RepositoryModelLoad(
+            endpoint: Any = oip_grpc.GRPCInferenceServiceStub(channel)
+            await endpoint.RepositoryModelLoad(
                 oip.RepositoryModelLoadRequest(model_name="m"), metadata=metadata, timeout=5
             )
         assert running.scheduler.presented == [f"Bearer {key}"] * 2

@@ -1,4 +1,4 @@
-"""What API keys may do and have, at the doors of a real gateway."""
+"""What API keys may do and have, at the endpoints of a real gateway."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from catenary_gateway.admission.quotas import Quotas
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.errors import QuotaExceeded
 from catenary_services.security.key_file import add_key, revoke_keys
-from catenary_services.security.key_limits import KeyLimits, Rate
+from catenary_services.security.key_limits import KeyLimits, RateLimit
 from catenary_services.security.keys import Principal
 from catenaryd.keys import create_key, list_keys, revoke_key
 from gateway_harness import Down, Stage, stage
@@ -164,7 +164,7 @@ async def test_every_gateway_gives_its_part_of_a_rate(tmp_path: Path) -> None:
         running.scheduler.send(
             Down(directory=scheduler_pb2.Directory(peers=running.scheduler.peers, gateways=4))
         )
-        await until(lambda: running.gateway._guard.quotas.gateways == 4)
+        await until(lambda: running.gateway._authorizer.quotas.gateways == 4)
         async with catenary.AsyncClient(running.grpc, api_key=key) as client:
             await client.infer("toy", ONE)
             await client.infer("toy", ONE)
@@ -190,19 +190,19 @@ async def test_tokens_are_reserved_at_the_beginning_and_given_back_at_the_end(
             await running.agent.session()
             assert first.usage is not None
             used = first.usage.prompt_tokens + first.usage.completion_tokens
-            left = running.gateway._guard.quotas._tokens["ci"].level(time.monotonic_ns())
+            left = running.gateway._authorizer.quotas._tokens["ci"].level(time.monotonic_ns())
             assert left == pytest.approx(100 - used, abs=0.1)
             with pytest.raises(catenary.QuotaExceededError, match="tokens per second"):
                 await client.generate("tiny", "Hello", max_tokens=99)
             running.agent.script = None
             call = asyncio.ensure_future(client.generate("tiny", "Hello", max_tokens=20))
             await running.agent.session()
-            held = running.gateway._guard.quotas._tokens["ci"].level(time.monotonic_ns())
+            held = running.gateway._authorizer.quotas._tokens["ci"].level(time.monotonic_ns())
             assert held < left - 20
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
             await running.scheduler.hear("cancel")
-        level = running.gateway._guard.quotas._tokens["ci"].level
+        level = running.gateway._authorizer.quotas._tokens["ci"].level
         assert level(time.monotonic_ns()) == pytest.approx(left, abs=0.1)
 
 
@@ -230,7 +230,7 @@ async def test_a_revoked_key_is_refused_on_streams_it_opened_before(tmp_path: Pa
 async def test_the_gateway_takes_up_a_changed_file_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("catenary_gateway.admission.guard.POLL_S", 0.02)
+    monkeypatch.setattr("catenary_gateway.admission.authorizer.POLL_S", 0.02)
     async with limited(tmp_path) as (running, key):
         fresh = add_key(tmp_path / "keys.json", "fresh", ["infer"])
         await until(lambda: "fresh" in running.gateway._keys.names)
@@ -252,8 +252,8 @@ async def test_what_cannot_be_answered_in_time_is_refused_at_once(tmp_path: Path
         async with catenary.AsyncClient(running.grpc, api_key=key) as client:
             first = asyncio.ensure_future(client.infer("toy", ONE))
             await asyncio.wait_for(running.agent.arrived.wait(), 5)
-            (gate,) = running.gateway._guard.fair._gates.values()
-            gate.limit.value = 1.0
+            (call_authorizer,) = running.gateway._authorizer.fair._limiters.values()
+            call_authorizer.limit.value = 1.0
             began = time.monotonic()
             with pytest.raises(catenary.OverloadedError) as caught:
                 await client.infer("toy", ONE)
@@ -268,7 +268,7 @@ async def test_what_cannot_be_answered_in_time_is_refused_at_once(tmp_path: Path
                 assert int(answer.headers["Retry-After"]) >= 1
             running.agent.answer(*running.agent.held[0])
             await first
-            assert gate.unanswered == 0
+            assert call_authorizer.unanswered == 0
             running.agent.hold = False
             await client.infer("toy", ONE)
 
@@ -279,7 +279,7 @@ async def test_what_cannot_be_answered_in_time_is_refused_at_once(tmp_path: Path
 def test_overlapping_keys_share_a_quota_and_other_keys_do_not() -> None:
     now = 0
     quotas = Quotas(lambda: now)
-    limits = KeyLimits(requests=Rate(1.0, 2.0))
+    limits = KeyLimits(requests=RateLimit(1.0, 2.0))
     old, new = (Principal("ci", frozenset(scopes), limits) for scopes in (["a"], ["b"]))
     quotas.enter(old)
     quotas.enter(new)
@@ -292,7 +292,7 @@ def test_overlapping_keys_share_a_quota_and_other_keys_do_not() -> None:
 
 def test_buckets_of_keys_that_are_gone_are_dropped() -> None:
     quotas = Quotas(lambda: 0)
-    limits = KeyLimits(requests=Rate(1.0, 1.0), tokens=Rate(1.0, 10.0))
+    limits = KeyLimits(requests=RateLimit(1.0, 1.0), tokens=RateLimit(1.0, 10.0))
     quotas.enter(Principal("gone", frozenset(), limits))
     quotas.reserve(Principal("gone", frozenset(), limits), 5).settle(1)
     quotas.forget_others(frozenset({"here"}))
@@ -302,7 +302,7 @@ def test_buckets_of_keys_that_are_gone_are_dropped() -> None:
 
 def test_a_reservation_is_settled_once() -> None:
     quotas = Quotas(lambda: 0)
-    key = Principal("ci", frozenset(), KeyLimits(tokens=Rate(1.0, 100.0)))
+    key = Principal("ci", frozenset(), KeyLimits(tokens=RateLimit(1.0, 100.0)))
     reserved = quotas.reserve(key, 60)
     reserved.settle(10)
     reserved.settle(0)

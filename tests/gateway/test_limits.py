@@ -1,4 +1,4 @@
-"""What is too large, too many or too slow for a door is refused, and said so."""
+"""What is too large, too many or too slow for an endpoint is refused, and said so."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 import catenary
-from catenary_gateway.doors.http_connections import Connections
+from catenary_gateway.endpoints.http_connections import ConnectionWatcher
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from gateway_harness import Stage, stage
@@ -127,7 +127,7 @@ async def test_a_chat_beyond_its_limits_never_reaches_the_template(
         assert (await answer.json())["error"]["param"] == field
 
 
-async def served(connections: Connections) -> tuple[web.AppRunner, int]:
+async def served(connections: ConnectionWatcher) -> tuple[web.AppRunner, int]:
     async def hello(request: web.Request) -> web.Response:
         return web.Response(text="hello")
 
@@ -148,7 +148,7 @@ async def opened(runner: web.AppRunner, count: int) -> list[Any]:
 
 
 async def test_a_connection_that_sends_no_request_is_closed_and_one_that_did_is_not() -> None:
-    connections = Connections(first_request_s=15.0)
+    connections = ConnectionWatcher(first_request_s=15.0)
     runner, port = await served(connections)
     try:
         slow_in, slow_out = await asyncio.open_connection("127.0.0.1", port)
@@ -170,7 +170,7 @@ async def test_a_connection_that_sends_no_request_is_closed_and_one_that_did_is_
 
 
 async def test_beyond_the_most_connections_the_youngest_silent_ones_are_closed() -> None:
-    connections = Connections(most=2)
+    connections = ConnectionWatcher(most=2)
     runner, port = await served(connections)
     try:
         streams = []

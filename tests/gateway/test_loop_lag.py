@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from catenary_gateway.admission.front_desk import answer_within_ns
 from catenary_gateway.admission.loop_lag import LoopLag
+from catenary_gateway.admission.request_pipeline import answer_within_ns
 
 MS = 1_000_000
 

@@ -1,4 +1,4 @@
-"""Malformed requests over both doors: the right status, the field named, and service goes on."""
+"""Malformed requests over both endpoints: the right status, the field named, and service goes on."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from catenary_gateway.catalog import Catalog
 from catenary_gateway.data_plane import DataPlane
-from catenary_gateway.inference import Arrival, InferenceRequest, Terms
-from catenary_gateway.observability.bookkeeping import Bookkeeping
+from catenary_gateway.inference import InferenceOptions, InferenceRequest, RequestArrival
+from catenary_gateway.observability.request_metrics import RequestMetrics
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from catenary_services.errors import InternalError
 from catenary_services.telemetry.metrics import Metrics
@@ -92,18 +92,18 @@ class Bench:
         self.catalog = Catalog()
         self.catalog.update(scheduler_pb2.ModelTable(models=MODELS))
         self.agent, self.outbox = Agent(), Outbox()
-        books = Bookkeeping(GATEWAY, Metrics(), Tracer("t", "t"))
-        self.plane = DataPlane(self.catalog, self.outbox, self.agent, books)
+        request_metrics = RequestMetrics(GATEWAY, Metrics(), Tracer("t", "t"))
+        self.plane = DataPlane(self.catalog, self.outbox, self.agent, request_metrics)
         self.scheduler = ScriptedScheduler()
 
     def ask(self, values: np.ndarray, model: str = "toy", slo_s: float = 20) -> asyncio.Task:
         chosen = self.catalog.find(model, "")
         names = [spec.name for spec in chosen.inputs]
         request = InferenceRequest(
-            chosen, "id", {names[0]: values}, len(values), (0,), Terms(int(slo_s * 1e9))
+            chosen, "id", {names[0]: values}, len(values), (0,), InferenceOptions(int(slo_s * 1e9))
         )
         now = time.monotonic_ns()
-        arrival = Arrival("m", now, time.time_ns(), TraceContext(1, 1, False), None)
+        arrival = RequestArrival("m", now, time.time_ns(), TraceContext(1, 1, False), None)
         return asyncio.create_task(self.plane.infer(request, arrival))
 
     async def order(self, slices: list[tuple[int, int, int, int]], rows: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from catenary_gateway.doors.admin import SchedulerAdmin
+from catenary_gateway.endpoints.admin import SchedulerAdmin
 from catenary_gateway.scaling import scaling_gauges
 from catenary_gateway.scaling.scaling_gauges import ScalingGauges
 from catenary_protos.catenary.v1 import admin_pb2

@@ -1,4 +1,4 @@
-"""Unmodified tritonclient against the gateway's doors."""
+"""Unmodified tritonclient against the gateway's endpoints."""
 
 from __future__ import annotations
 

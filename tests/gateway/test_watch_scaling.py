@@ -10,8 +10,8 @@ from typing import Any, ClassVar, cast
 import grpc.aio
 import pytest
 
-from catenary_gateway.doors.admin import AdminService, SchedulerAdmin
-from catenary_gateway.observability.bookkeeping import Bookkeeping
+from catenary_gateway.endpoints.admin import AdminService, SchedulerAdmin
+from catenary_gateway.observability.request_metrics import RequestMetrics
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_services.security.keys import ApiKeys, add_key
 
@@ -51,8 +51,8 @@ async def gateway(*, keys: ApiKeys, is_led: bool = True) -> AsyncIterator[Any]:
         if is_led:
             link.channel = await stack.enter_async_context(served(Scheduler()))
         nobody = cast(Any, None)
-        books = cast(Bookkeeping, None)
-        service = AdminService(keys, SchedulerAdmin(link), books, nobody, nobody)
+        request_metrics = cast(RequestMetrics, None)
+        service = AdminService(keys, SchedulerAdmin(link), request_metrics, nobody, nobody)
         channel = await stack.enter_async_context(served(service))
         yield admin_pb2_grpc.AdminStub(channel)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from catenary_agent.canary import FOLDER, TOLERANCES, Canary, Kind
+from catenary_agent.canary import FOLDER, TOLERANCES, Canary, CanaryKind
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import CanaryFailed
 
@@ -16,8 +16,8 @@ KEY = PartitionKey(ModelKey("net", "1"), 0, 4)
 RIGHT = np.random.default_rng(1).standard_normal(500)
 
 
-def kind(precision: str = "fp32", device: str = "cpu", content: str = "a" * 64) -> Kind:
-    return Kind("OnnxPart", device, precision, content)
+def kind(precision: str = "fp32", device: str = "cpu", content: str = "a" * 64) -> CanaryKind:
+    return CanaryKind("OnnxPart", device, precision, content)
 
 
 def recorded(folder: Path) -> list[Path]:
@@ -43,10 +43,10 @@ def test_an_answer_within_the_tolerance_of_its_precision_passes(
         kind("int8"),
         kind(device="l4"),
         kind(content="b" * 64),
-        Kind("TorchPart", "cpu", "fp32", "a" * 64),
+        CanaryKind("TorchPart", "cpu", "fp32", "a" * 64),
     ],
 )
-def test_unlike_kinds_are_not_compared(tmp_path: Path, other: Kind) -> None:
+def test_unlike_kinds_are_not_compared(tmp_path: Path, other: CanaryKind) -> None:
     Canary(tmp_path).compare(KEY, kind(), [RIGHT])
     Canary(tmp_path).compare(KEY, other, [-RIGHT])
     assert len(recorded(tmp_path)) == 2

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from catenary_agent.cuda_driver import Card, Driver, NoDriverError, ask_driver
+from catenary_agent.cuda_driver import CudaDevice, CudaDriver, NoDriverError, ask_driver
 from catenary_agent.device_check import (
     CUDA_PROVIDER,
-    Wheels,
+    InstalledLibraries,
     check_device,
     installed_wheels,
     runs_on,
@@ -29,34 +29,36 @@ GIGA = 10**9
 ROOT = Path(__file__).resolve().parents[2]
 GPU = Device("cuda")
 
-P4 = Card("Tesla P4", (6, 1), 8 * GIGA, 8 * GIGA)
-V100 = Card("Tesla V100-SXM2-16GB", (7, 0), 16 * GIGA, 16 * GIGA)
-T4 = Card("Tesla T4", (7, 5), 16 * GIGA, 15 * GIGA)
-A10 = Card("NVIDIA A10", (8, 6), 24 * GIGA, 23 * GIGA)
-L4 = Card("NVIDIA L4", (8, 9), 24 * GIGA, 23 * GIGA)
-H100 = Card("NVIDIA H100 80GB HBM3", (9, 0), 80 * GIGA, 79 * GIGA)
+P4 = CudaDevice("Tesla P4", (6, 1), 8 * GIGA, 8 * GIGA)
+V100 = CudaDevice("Tesla V100-SXM2-16GB", (7, 0), 16 * GIGA, 16 * GIGA)
+T4 = CudaDevice("Tesla T4", (7, 5), 16 * GIGA, 15 * GIGA)
+A10 = CudaDevice("NVIDIA A10", (8, 6), 24 * GIGA, 23 * GIGA)
+L4 = CudaDevice("NVIDIA L4", (8, 9), 24 * GIGA, 23 * GIGA)
+H100 = CudaDevice("NVIDIA H100 80GB HBM3", (9, 0), 80 * GIGA, 79 * GIGA)
 
 # As the builds of 2.11 for CUDA 13.0 and 12.6 list them.
 CU130 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
 CU126 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
-TORCH_13 = Wheels(torch="2.11.0+cu130", torch_cuda=(13, 0), torch_architectures=CU130)
-TORCH_126 = Wheels(torch="2.11.0+cu126", torch_cuda=(12, 6), torch_architectures=CU126)
-ON_CPU = Wheels(torch="2.13.0+cpu", onnx="1.31.1", onnx_providers=("CPUExecutionProvider",))
-ONNX_13 = Wheels(onnx="1.31.1", onnx_providers=(CUDA_PROVIDER,), onnx_cuda=(13, 0))
+TORCH_13 = InstalledLibraries(torch="2.11.0+cu130", torch_cuda=(13, 0), torch_architectures=CU130)
+TORCH_126 = InstalledLibraries(torch="2.11.0+cu126", torch_cuda=(12, 6), torch_architectures=CU126)
+ON_CPU = InstalledLibraries(
+    torch="2.13.0+cpu", onnx="1.31.1", onnx_providers=("CPUExecutionProvider",)
+)
+ONNX_13 = InstalledLibraries(onnx="1.31.1", onnx_providers=(CUDA_PROVIDER,), onnx_cuda=(13, 0))
 
 
-def missing(card: Card, wheels: Wheels, cuda: tuple[int, int] = (13, 0)) -> str:
+def missing(card: CudaDevice, wheels: InstalledLibraries, cuda: tuple[int, int] = (13, 0)) -> str:
     wanted = card.total_bytes * 9 // 10
-    return what_is_missing(GPU, Driver(cuda, (card,)), wheels, wanted) or ""
+    return what_is_missing(GPU, CudaDriver(cuda, (card,)), wheels, wanted) or ""
 
 
 @pytest.mark.parametrize("card", [T4, A10, L4, H100], ids=lambda card: card.name)
-def test_the_usual_wheels_fit_cards_since_turing(card: Card) -> None:
+def test_the_usual_wheels_fit_cards_since_turing(card: CudaDevice) -> None:
     assert missing(card, TORCH_13) == ""
 
 
 @pytest.mark.parametrize("card", [P4, V100], ids=lambda card: card.name)
-def test_older_cards_need_the_last_wheels_that_have_them(card: Card) -> None:
+def test_older_cards_need_the_last_wheels_that_have_them(card: CudaDevice) -> None:
     said = missing(card, TORCH_13)
     assert card.name in said
     assert "no kernels for compute capability" in said
@@ -84,7 +86,9 @@ def test_libraries_without_cuda_are_named() -> None:
     assert "PyTorch 2.13.0+cpu is built without CUDA" in said
     assert "ONNX Runtime 1.31.1 has no CUDA provider" in said
     assert "cuda13" in said
-    assert "PyTorch is not installed; ONNX Runtime is not installed" in missing(T4, Wheels())
+    assert "PyTorch is not installed; ONNX Runtime is not installed" in missing(
+        T4, InstalledLibraries()
+    )
 
 
 def test_one_library_that_fits_is_enough() -> None:
@@ -100,22 +104,23 @@ def test_memory_that_others_hold_is_missing() -> None:
         "6.0 GB of 24.0 GB are free and this agent counts on 21.6 GB; end what holds the rest, or "
         "set memory_bytes"
     )
-    driver = Driver((13, 0), (taken,))
+    driver = CudaDriver((13, 0), (taken,))
     assert what_is_missing(GPU, driver, TORCH_13, 6 * GIGA) is None
     # A sibling that shares the device holds half of it, and its context besides.
     half = replace(A10, free_bytes=11 * GIGA)
     assert (
-        what_is_missing(GPU, Driver((13, 0), (half,)), TORCH_13, A10.total_bytes * 9 // 20) is None
+        what_is_missing(GPU, CudaDriver((13, 0), (half,)), TORCH_13, A10.total_bytes * 9 // 20)
+        is None
     )
     unknown = replace(A10, free_bytes=None)
     assert missing(unknown, TORCH_13) == ""
 
 
 def test_a_gpu_that_is_not_there_is_said_so() -> None:
-    both = Driver((13, 0), (T4, T4))
+    both = CudaDriver((13, 0), (T4, T4))
     said = what_is_missing(Device("cuda", 2), both, TORCH_13, GIGA)
     assert said == "there is no such GPU; the driver shows 2 (cuda:0 to cuda:1)"
-    none = what_is_missing(GPU, Driver((13, 0), ()), TORCH_13, GIGA)
+    none = what_is_missing(GPU, CudaDriver((13, 0), ()), TORCH_13, GIGA)
     assert none == "the NVIDIA driver shows no GPU to this process"
 
 
@@ -238,6 +243,6 @@ def test_the_driver_is_asked_as_its_interface_wants(driver_folder: Path) -> None
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     described, facts = done.stdout.splitlines()
-    card = Card("Tesla T4", (7, 5), 16 * GIGA)
-    assert described == repr(Driver((12, 4), (card, replace(card, free_bytes=7 * GIGA))))
+    card = CudaDevice("Tesla T4", (7, 5), 16 * GIGA)
+    assert described == repr(CudaDriver((12, 4), (card, replace(card, free_bytes=7 * GIGA))))
     assert facts == f"T4 {16 * GIGA * 9 // 10 // 2} 0"

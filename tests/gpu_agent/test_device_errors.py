@@ -8,7 +8,13 @@ import weakref
 
 import pytest
 
-from catenary_agent.device_errors import Trouble, failure, let_go, of_executor, trouble_of
+from catenary_agent.device_errors import (
+    DeviceErrorKind,
+    error_kind_of,
+    failure,
+    let_go,
+    of_executor,
+)
 from catenary_agent.engine.reporting import is_retryable
 from catenary_services.errors import (
     DeviceFailed,
@@ -56,28 +62,28 @@ OTHER = [
 
 @pytest.mark.parametrize("text", STICKY)
 def test_what_a_context_cannot_recover_from_is_sticky(text):
-    assert trouble_of(RuntimeError(text)) is Trouble.STICKY
+    assert error_kind_of(RuntimeError(text)) is DeviceErrorKind.STICKY
 
 
 @pytest.mark.parametrize("text", MEMORY)
 def test_too_little_memory_is_told_from_its_text(text):
-    assert trouble_of(RuntimeError(text)) is Trouble.MEMORY
+    assert error_kind_of(RuntimeError(text)) is DeviceErrorKind.MEMORY
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OutOfMemoryError("x"), OSError(errno.ENOMEM, "")])
 def test_too_little_memory_is_told_from_its_class(error):
-    assert trouble_of(error) is Trouble.MEMORY
+    assert error_kind_of(error) is DeviceErrorKind.MEMORY
 
 
 @pytest.mark.parametrize("text", OTHER)
 def test_whatever_else_fails_costs_no_process(text):
-    assert trouble_of(RuntimeError(text)) is Trouble.OTHER
+    assert error_kind_of(RuntimeError(text)) is DeviceErrorKind.OTHER
 
 
 def test_the_cause_counts_whatever_was_raised_in_its_place():
     refused = InvalidInput("x", "the model refuses this size")
     refused.__cause__ = RuntimeError(STICKY[0])
-    assert trouble_of(refused) is Trouble.STICKY
+    assert error_kind_of(refused) is DeviceErrorKind.STICKY
 
 
 def test_a_device_that_fails_is_not_the_clients_fault():
@@ -121,4 +127,4 @@ def test_what_a_failed_step_held_is_free_while_its_error_is_handled():
         run()
     assert seen[0]() is None
     assert "in step" in "".join(traceback.format_exception(caught.value))
-    assert trouble_of(caught.value) is Trouble.MEMORY
+    assert error_kind_of(caught.value) is DeviceErrorKind.MEMORY

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from catenary_agent.faults import LOADING, Faults
+from catenary_agent.faults import LOADING, FaultInjector
 from catenary_agent.settings import AgentSettings
-from catenary_agent.steps import StepKind, StepsInHand
+from catenary_agent.steps import RunningSteps, StepKind
 
 
 @pytest.fixture
@@ -24,16 +24,16 @@ def say(tmp_path) -> Callable[..., None]:
 
 
 @pytest.fixture
-def faults(tmp_path) -> Faults:
-    return Faults(tmp_path / "faults.json")
+def faults(tmp_path) -> FaultInjector:
+    return FaultInjector(tmp_path / "faults.json")
 
 
-def test_without_a_file_steps_are_as_they_are(faults: Faults) -> None:
+def test_without_a_file_steps_are_as_they_are(faults: FaultInjector) -> None:
     assert faults.run(lambda: 7) == 7
-    assert Faults(None).run(lambda: 7) == 7
+    assert FaultInjector(None).run(lambda: 7) == 7
 
 
-def test_steps_fail_as_often_as_is_said(faults: Faults, say: Callable[..., None]) -> None:
+def test_steps_fail_as_often_as_is_said(faults: FaultInjector, say: Callable[..., None]) -> None:
     say(fail="CUDA error", count=2, after=1)
     assert faults.run(lambda: 7) == 7
     for _ in range(2):
@@ -45,7 +45,9 @@ def test_steps_fail_as_often_as_is_said(faults: Faults, say: Callable[..., None]
         faults.run(lambda: 7)
 
 
-def test_loading_fails_only_where_that_is_said(faults: Faults, say: Callable[..., None]) -> None:
+def test_loading_fails_only_where_that_is_said(
+    faults: FaultInjector, say: Callable[..., None]
+) -> None:
     say(fail="no", during=LOADING)
     assert faults.run(lambda: 7) == 7
     with pytest.raises(RuntimeError):
@@ -53,21 +55,21 @@ def test_loading_fails_only_where_that_is_said(faults: Faults, say: Callable[...
 
 
 def test_what_is_once_is_gone_for_the_next_process(
-    tmp_path, faults: Faults, say: Callable[..., None]
+    tmp_path, faults: FaultInjector, say: Callable[..., None]
 ) -> None:
     say(fail="no", once=True)
     for _ in range(2):
         with pytest.raises(RuntimeError):
             faults.run(lambda: 7)
     assert not (tmp_path / "faults.json").exists()
-    assert Faults(tmp_path / "faults.json").run(lambda: 7) == 7
+    assert FaultInjector(tmp_path / "faults.json").run(lambda: 7) == 7
 
 
 def test_a_step_that_hangs_is_in_hand_until_its_file_goes(
-    tmp_path, faults: Faults, say: Callable[..., None]
+    tmp_path, faults: FaultInjector, say: Callable[..., None]
 ) -> None:
     say(hang=True)
-    steps = StepsInHand(faults)
+    steps = RunningSteps(faults)
     results: list[int] = []
     begun = threading.Event()
 
@@ -89,7 +91,7 @@ def test_a_step_that_hangs_is_in_hand_until_its_file_goes(
     assert steps.in_hand() == []
 
 
-def test_what_cannot_be_read_is_no_fault(tmp_path, faults: Faults) -> None:
+def test_what_cannot_be_read_is_no_fault(tmp_path, faults: FaultInjector) -> None:
     (tmp_path / "faults.json").write_text('{"hang"')
     assert faults.run(lambda: 7) == 7
     (tmp_path / "faults.json").write_text('{"unknown": 1}')

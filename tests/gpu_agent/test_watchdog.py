@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from catenary_agent.ending import EXIT_STUCK, Ending
-from catenary_agent.steps import StepInHand, StepKind, StepsInHand
+from catenary_agent.steps import RunningStep, RunningSteps, StepKind
+from catenary_agent.termination import EXIT_STUCK, ProcessTermination
 from catenary_agent.watchdog import Watchdog, WatchdogRules
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.domain.ids import ModelKey, PartitionKey
@@ -21,8 +21,8 @@ RULES = WatchdogRules(5 * SECOND_NS, 10.0, 100 * SECOND_NS)
 class World:
     def __init__(self) -> None:
         self.now = SECOND_NS
-        self.steps = StepsInHand(clock=lambda: self.now)
-        self.stuck: list[StepInHand] = []
+        self.steps = RunningSteps(clock=lambda: self.now)
+        self.stuck: list[RunningStep] = []
         self.watchdog = Watchdog(
             self.steps, RULES, lambda step, age: self.stuck.append(step), lambda: self.now
         )
@@ -108,7 +108,7 @@ async def test_the_process_ends_once_and_says_why_first():
         codes.append(code)
         over.set()
 
-    ending = Ending(farewell, leave)
+    ending = ProcessTermination(farewell, leave)
     ending.start()
     assert not ending.has_begun
     for _ in range(3):
@@ -124,7 +124,7 @@ async def test_an_event_loop_that_hangs_as_well_keeps_no_process_alive():
     async def farewell(reason: str, why: str) -> None:
         await asyncio.Event().wait()
 
-    ending = Ending(farewell, lambda code: (codes.append(code), over.set()))
+    ending = ProcessTermination(farewell, lambda code: (codes.append(code), over.set()))
     ending.start()
     ending.begin(EXIT_STUCK, "DEVICE_FAILED", "why")
     assert await asyncio.to_thread(over.wait, 20)
@@ -145,8 +145,8 @@ async def test_a_process_ends_although_nobody_reads_what_it_says(monkeypatch: py
         codes.append(code)
         over.set()
 
-    monkeypatch.setattr("catenary_agent.ending._log.error", breaks)
-    ending = Ending(farewell, leave)
+    monkeypatch.setattr("catenary_agent.termination._log.error", breaks)
+    ending = ProcessTermination(farewell, leave)
     ending.start()
     ending.begin(EXIT_STUCK, "DEVICE_FAILED", "why")
     assert await asyncio.to_thread(over.wait, 20)
@@ -162,7 +162,7 @@ async def test_a_process_that_gets_no_more_threads_ends_at_once(monkeypatch: pyt
     def refuses(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    ending = Ending(farewell, codes.append)
+    ending = ProcessTermination(farewell, codes.append)
     ending.start()
     monkeypatch.setattr(threading.Thread, "start", refuses)
     ending.begin(EXIT_STUCK, "DEVICE_FAILED", "why")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from catenary_services.decoder_document import decoder_of_document, document_of_decoder
-from catenary_services.domain.decoder import DecoderTable, Form, HeldSizes, StepSizes
+from catenary_services.domain.decoder import AllocatedSizes, DecoderForm, DecoderTable, StepSizes
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import ModelManifest
 from catenary_services.errors import InvalidInput
@@ -21,8 +21,8 @@ STEP = StepSizes(1, 2, 3, 4, 5, 6, 1)
 TABLE = replace(
     PLAIN,
     forms=(
-        HeldSizes(Form.ONNX_INT4, (10, 11), 0, 30, 0, 0, 6, 4, STEP),
-        HeldSizes(Form.TORCH_BFLOAT16, (20, 21), 20, 30, 20, 7, 0, 2),
+        AllocatedSizes(DecoderForm.ONNX_INT4, (10, 11), 0, 30, 0, 0, 6, 4, STEP),
+        AllocatedSizes(DecoderForm.TORCH_BFLOAT16, (20, 21), 20, 30, 20, 7, 0, 2),
     ),
 )
 OLD = {

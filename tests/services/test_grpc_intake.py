@@ -17,8 +17,8 @@ from google.protobuf import empty_pb2, wrappers_pb2
 
 from attacks import HalfSent
 from catenary_services.errors import CatenaryError, Unauthenticated
-from catenary_services.grpc_intake import CallIntake
-from catenary_services.grpc_receiving import LOOK_S, Receiving
+from catenary_services.grpc_intake import CallInterceptor
+from catenary_services.grpc_receiving import LOOK_S, ReceivingMessages
 
 MIB = 1 << 20
 METHOD = "/t.T/Say"
@@ -55,9 +55,11 @@ async def fail(request: empty_pb2.Empty, context: Any) -> empty_pb2.Empty:
 
 
 @asynccontextmanager
-async def served(receiving: Receiving, most: int = 4 * MIB) -> AsyncIterator[tuple[str, Gate]]:
-    gate = Gate()
-    intake = CallIntake(gate, receiving, {METHOD: most, TALK: most})
+async def served(
+    receiving: ReceivingMessages, most: int = 4 * MIB
+) -> AsyncIterator[tuple[str, Gate]]:
+    call_authorizer = Gate()
+    intake = CallInterceptor(call_authorizer, receiving, {METHOD: most, TALK: most})
     server = grpc.aio.server(
         interceptors=[intake],
         options=[("grpc.http2.bdp_probe", 0), ("grpc.max_receive_message_length", 64 * MIB)],
@@ -75,7 +77,7 @@ async def served(receiving: Receiving, most: int = 4 * MIB) -> AsyncIterator[tup
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        yield f"127.0.0.1:{port}", gate
+        yield f"127.0.0.1:{port}", call_authorizer
     finally:
         await server.stop(0)
 
@@ -102,7 +104,7 @@ def half_sent(
 
 
 async def test_a_call_that_is_not_let_in_is_not_read() -> None:
-    async with served(Receiving(MIB)) as (target, _):
+    async with served(ReceivingMessages(MIB)) as (target, _):
         line = await asyncio.to_thread(
             half_sent, target, 3 * MIB, 20, until=lambda line: line.answers.total() == 20
         )
@@ -111,7 +113,7 @@ async def test_a_call_that_is_not_let_in_is_not_read() -> None:
 
 
 async def test_a_message_without_fields_is_not_read() -> None:
-    async with served(Receiving(MIB)) as (target, _):
+    async with served(ReceivingMessages(MIB)) as (target, _):
         line = await asyncio.to_thread(
             half_sent,
             target,
@@ -125,16 +127,19 @@ async def test_a_message_without_fields_is_not_read() -> None:
 
 
 async def test_whoever_holds_most_is_cut_off_and_told_to_come_back() -> None:
-    async with served(Receiving(8 * MIB)) as (target, gate):
+    async with served(ReceivingMessages(8 * MIB)) as (target, call_authorizer):
         line = await asyncio.to_thread(
             half_sent, target, 4 * MIB, 20, YES, until=lambda line: line.answers.total() == 20
         )
         assert line.answers == Counter(OVERLOADED=20)
-        assert all(error.retry_after_ns for error in gate.refusals)
+        assert all(error.retry_after_ns for error in call_authorizer.refusals)
 
 
 async def test_one_source_has_a_share_and_one_message_of_any_size() -> None:
-    async with served(Receiving(64 * MIB, most_of_one=2 * MIB), most=8 * MIB) as (target, _):
+    async with served(ReceivingMessages(64 * MIB, most_of_one=2 * MIB), most=8 * MIB) as (
+        target,
+        _,
+    ):
         line = await asyncio.to_thread(
             half_sent, target, 6 * MIB, 4, YES, until=lambda line: line.answers.total() == 4
         )
@@ -146,7 +151,7 @@ async def test_one_source_has_a_share_and_one_message_of_any_size() -> None:
 
 
 async def test_a_message_that_stops_arriving_is_given_up() -> None:
-    async with served(Receiving(64 * MIB, silence_s=0.3)) as (target, _):
+    async with served(ReceivingMessages(64 * MIB, silence_s=0.3)) as (target, _):
         line = await asyncio.to_thread(
             half_sent, target, MIB, 1, YES, until=lambda line: line.answers.total() == 1
         )
@@ -155,7 +160,7 @@ async def test_a_message_that_stops_arriving_is_given_up() -> None:
 
 async def test_a_message_larger_than_its_method_takes_is_refused() -> None:
     async with (
-        served(Receiving(64 * MIB), most=MIB) as (target, _),
+        served(ReceivingMessages(64 * MIB), most=MIB) as (target, _),
         grpc.aio.insecure_channel(target) as channel,
     ):
         call = channel.unary_unary(
@@ -170,7 +175,7 @@ async def test_a_message_larger_than_its_method_takes_is_refused() -> None:
 
 async def test_slow_messages_within_the_limits_arrive() -> None:
     async with (
-        served(Receiving(64 * MIB)) as (target, _),
+        served(ReceivingMessages(64 * MIB)) as (target, _),
         grpc.aio.insecure_channel(target) as channel,
     ):
         call = channel.unary_unary(METHOD)
@@ -184,7 +189,7 @@ async def test_frames_around_many_small_messages_are_not_held_against_an_idle_st
 ) -> None:
     monkeypatch.setattr("catenary_services.grpc_receiving._SLACK_BYTES", 4096)
     async with (
-        served(Receiving(64 * MIB), most=1024) as (target, _),
+        served(ReceivingMessages(64 * MIB), most=1024) as (target, _),
         grpc.aio.insecure_channel(target) as channel,
     ):
         stream = channel.stream_stream(TALK)(metadata=(YES,))
@@ -200,7 +205,7 @@ async def test_frames_around_many_small_messages_are_not_held_against_an_idle_st
 
 
 async def test_a_stream_may_be_silent_and_go_on() -> None:
-    receiving = Receiving(64 * MIB, silence_s=0.1)
+    receiving = ReceivingMessages(64 * MIB, silence_s=0.1)
     async with served(receiving) as (target, _), grpc.aio.insecure_channel(target) as channel:
         stream = channel.stream_stream(TALK)(metadata=(YES,))
         for size in (1, 3 * MIB, 1, MIB):

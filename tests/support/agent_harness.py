@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from catenary_agent.engine.engine import Engine, EngineLimits
+from catenary_agent.engine.engine import BatchEngine, EngineLimits
 from catenary_agent.engine.partitions import LoadedPartition
-from catenary_agent.engine.reporting import Outgoing
+from catenary_agent.engine.reporting import OutgoingMessage
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.tensors import ANY, DATATYPE_OF, TensorSpec
@@ -138,7 +138,7 @@ class Told:
         self.messages: list[scheduler_pb2.AgentMessage] = []
         self._changed = asyncio.Event()
 
-    def __call__(self, message: Outgoing) -> None:
+    def __call__(self, message: OutgoingMessage) -> None:
         self.messages.append(message.message())
         self._changed.set()
 
@@ -157,7 +157,7 @@ class Told:
 class Node:
     """An engine behind a real transport hub."""
 
-    engine: Engine
+    engine: BatchEngine
     hub: TransportHub
     told: Told
     executors: dict[tuple[int, int], ScriptedExecutor] = field(default_factory=dict)
@@ -176,7 +176,7 @@ class Net:
         self._folder = folder
         self._transports = transports
         self._hubs: dict[str, TransportHub] = {}
-        self._engines: list[Engine] = []
+        self._engines: list[BatchEngine] = []
 
     def _hub(self, peer_id: str) -> TransportHub:
         settings = hub_settings(self._folder, *self._transports)
@@ -201,7 +201,7 @@ class Net:
         tracer: Tracer | None = None,
     ) -> Node:
         hub, told = self._hub(agent_id), Told()
-        engine = Engine(agent_id, hub, told, limits, tracer)
+        engine = BatchEngine(agent_id, hub, told, limits, tracer)
         engine.start()
         await hub.start(engine.on_frame)
         self._engines.append(engine)

@@ -17,7 +17,7 @@ from catenary_protos.catenary.v1 import (
     generation_pb2,
     scheduler_pb2,
 )
-from catenary_services.rules.relations import RELATIONS, AtMost
+from catenary_services.rules.relations import RELATIONS, SumAtMost
 from catenary_services.rules.vocabulary import FLOATS, INTEGERS, TEXTS, bounds_of, is_nested, lowest
 
 _FILES = (admin_pb2, common_pb2, frame_pb2, generation_pb2, scheduler_pb2)
@@ -102,7 +102,7 @@ def _fill_well(draw: st.DrawFn, message: Message, least: tuple[str, ...]) -> Non
     """Sets fields within their bounds: `least` to their least, what bounds them to its most."""
     parts, mosts = {"peer_id", *least}, set[str]()
     for relation in RELATIONS.get(message.DESCRIPTOR.full_name, ()):
-        if isinstance(relation, AtMost):
+        if isinstance(relation, SumAtMost):
             parts.update(part for part in relation.parts if isinstance(part, str))
             mosts.update([relation.most] if isinstance(relation.most, str) else [])
         else:

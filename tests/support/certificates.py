@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from catenary_services.security.authority import AUTHORITY_FILE, Authority, Request
+from catenary_services.security.authority import (
+    AUTHORITY_FILE,
+    CertificateAuthority,
+    CertificateRequest,
+)
 from catenary_services.security.identity import Identity
 from catenary_services.security.tls import ClientSecurity, ServerSecurity
 from catenary_services.transport.settings import TransportSecurity
@@ -16,7 +20,7 @@ class Certificates:
     def __init__(self, folder: Path, cluster: str = "main") -> None:
         self.folder = folder
         self.cluster = cluster
-        self.authority = Authority(folder, cluster)
+        self.authority = CertificateAuthority(folder, cluster)
         self.authority.ensure()
 
     @property
@@ -26,7 +30,9 @@ class Certificates:
     def files(self, role: str, name: str, *names: str) -> dict[str, Path]:
         """Returns cert_file, key_file and ca_file, made if they are not there."""
         identity = Identity.of(self.cluster, role, name)
-        issued = self.authority.issue(Request(identity, names or ("localhost", "127.0.0.1")))
+        issued = self.authority.issue(
+            CertificateRequest(identity, names or ("localhost", "127.0.0.1"))
+        )
         return {
             "cert_file": issued.cert_file,
             "key_file": issued.key_file,

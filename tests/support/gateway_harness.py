@@ -1,6 +1,6 @@
 """A real gateway between scripted peers: a scheduler that answers by script, an agent that echoes.
 
-Everything between them is real: gRPC streams, transports, doors.
+Everything between them is real: gRPC streams, transports, endpoints.
 """
 
 from __future__ import annotations

@@ -203,9 +203,9 @@ class TextStage:
         plane, admission = self.gateway._sessions, self.gateway._admission
         return {
             "requests": len(plane._requests),
-            "sessions": len(plane._rings._sessions),
-            "successors": len(plane._rings._successors),
-            "deliveries": len(plane._rings._deliveries),
+            "sessions": len(plane._starts._sessions),
+            "successors": len(plane._starts._successors),
+            "deliveries": len(plane._starts._deliveries),
             "bytes": admission.bytes,
             "admitted": admission.requests,
         }

@@ -9,10 +9,10 @@ import subprocess
 import threading
 from pathlib import Path
 
-from catenary_services.jail.child import Room
+from catenary_services.jail.child import JailWorkspace
 
 
-def attempts(job: bytes, room: Room) -> bytes:
+def attempts(job: bytes, room: JailWorkspace) -> bytes:
     """Evaluates the job as Python and answers what that says, or how it fails."""
     names = {
         "os": os,
@@ -30,7 +30,7 @@ def attempts(job: bytes, room: Room) -> bytes:
         return f"refused {type(error).__name__}: {error}".encode()
 
 
-def runs(job: bytes, room: Room) -> bytes:
+def runs(job: bytes, room: JailWorkspace) -> bytes:
     """Executes the job as Python; what it raises is nobody's business here."""
     exec(job.decode(), {"os": os, "room": room, "Path": Path, "ctypes": ctypes})
     return b"done"

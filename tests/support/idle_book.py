@@ -17,8 +17,8 @@ def idle_book(
     Call it when every client has its answer. What the audits mended before is printed: it leaked.
 
     Args:
-        target: The gateway's gRPC door.
-        admin_target: Its admin door.
+        target: The gateway's gRPC endpoint.
+        admin_target: Its admin endpoint.
         test: What the figures are printed under.
         timeout_s: An AssertionError tells what is left after that.
         audits: So many must have been done on the idle cluster.

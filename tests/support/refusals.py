@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from catenary_protos.catenary.v1 import admin_pb2_grpc, common_pb2, scheduler_pb2_grpc
 from catenary_services.errors import CatenaryError
-from catenary_services.security.authority import Authority, Request
+from catenary_services.security.authority import CertificateAuthority, CertificateRequest
 from catenary_services.security.identity import Identity
 from catenary_services.security.keys import add_key
 from catenary_services.security.tls import ClientSecurity, ServerSecurity
@@ -62,7 +62,7 @@ class Scene:
     def certs(self) -> Path:
         return self.cluster.data_dir / "certs"
 
-    # ---- doors ----
+    # ---- endpoints ----
 
     def http(
         self,
@@ -83,8 +83,10 @@ class Scene:
         except urllib.error.HTTPError as error:
             return str(error.code)
 
-    def door(self, address: str, call: Callable[[grpc.Channel, Any], object], key: str = "") -> str:
-        """Returns the status of a call at a door, over gRPC."""
+    def endpoint(
+        self, address: str, call: Callable[[grpc.Channel, Any], object], key: str = ""
+    ) -> str:
+        """Returns the status of a call at an endpoint, over gRPC."""
         metadata = (("authorization", f"Bearer {self.keys.get(key, key)}"),) if key else ()
         with grpc.insecure_channel(address, _UNLIMITED) as channel:
             return _status(lambda: call(channel, metadata))
@@ -96,7 +98,7 @@ class Scene:
             rpc = getattr(admin_pb2_grpc.AdminStub(channel), method)
             return rpc(request, metadata=metadata, timeout=TIMEOUT_S)
 
-        return self.door(self.cluster.admin, call, key)
+        return self.endpoint(self.cluster.admin, call, key)
 
     # ---- inside ----
 
@@ -117,8 +119,8 @@ class Scene:
             return self.strangers.files(role, name)
         if of == "other cluster":
             return self._foreign(role, name)
-        issued = Authority(self.certs, "main").issue(
-            Request(Identity.of("main", role, name), ("localhost", "127.0.0.1"))
+        issued = CertificateAuthority(self.certs, "main").issue(
+            CertificateRequest(Identity.of("main", role, name), ("localhost", "127.0.0.1"))
         )
         return {
             "cert_file": issued.cert_file,

@@ -14,11 +14,11 @@ from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem
 from catenary_agent.decoders.numpy_arrays import numpy_chooser
 from catenary_agent.decoders.row_results import row_results
 from catenary_agent.decoders.slot_book import SlotBook
+from catenary_agent.generation.context import GenerationContext, GenerationLimits
 from catenary_agent.generation.loop.engine import GenerationEngine
 from catenary_agent.generation.loop.table import LoadedDecoder
 from catenary_agent.generation.meter import GenerationMeter
-from catenary_agent.generation.state.lane import Lane
-from catenary_agent.generation.surroundings import GenerationLimits, Surroundings
+from catenary_agent.generation.state.partition_batcher import PartitionBatcher
 from catenary_agent.kv import CacheSpan
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, generation_pb2
 from catenary_services.domain.decoder import DecoderTable
@@ -386,8 +386,8 @@ class RingNode:
     def host(self, decoder) -> object:
         """Serves an executor."""
         self.decoders.append(decoder)
-        lane = Lane(decoder, _COST)
-        self.generation.add_decoder(LoadedDecoder(lane, decoder.layout, _COST))
+        batcher = PartitionBatcher(decoder, _COST)
+        self.generation.add_decoder(LoadedDecoder(batcher, decoder.layout, _COST))
         return decoder
 
     async def settled(self) -> None:
@@ -412,7 +412,7 @@ class RingNet:
 
     async def agent(self, agent_id: str, *decoders, chunk: int = 128, **options) -> RingNode:
         node = await self.net.agent(agent_id, options.pop("engine_limits", None))
-        around = Surroundings(
+        around = GenerationContext(
             node.hub,
             node.told,
             node.engine.held,

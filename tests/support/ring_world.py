@@ -5,15 +5,20 @@ from __future__ import annotations
 import time
 from collections import deque
 
+from catenary_agent.generation.context import CacheLimits, GenerationLimits
 from catenary_agent.generation.frames import intake
 from catenary_agent.generation.frames.cache_wire import CacheFrame
 from catenary_agent.generation.frames.move_wire import MoveFrame
 from catenary_agent.generation.frames.wire import StepFrame, frames_of
-from catenary_agent.generation.loop.ring import Ring
-from catenary_agent.generation.state.events import Broken, CacheOut, CachePushed, CloseOrdered
-from catenary_agent.generation.state.lane import Lane
-from catenary_agent.generation.state.session import Arrived
-from catenary_agent.generation.surroundings import CacheLimits, GenerationLimits
+from catenary_agent.generation.loop.generation_loop import GenerationLoop
+from catenary_agent.generation.state.events import (
+    CacheOut,
+    CachePushed,
+    CloseOrdered,
+    SessionsBroken,
+)
+from catenary_agent.generation.state.partition_batcher import PartitionBatcher
+from catenary_agent.generation.state.session import ArrivalTime
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from catenary_services.errors import PartitionLost
 from tests.support.ring_harness import BLOCKS, TABLE, toy
@@ -51,14 +56,14 @@ class World:
         limits = GenerationLimits(chunk, caches=small)
         self.skipped_ns = 0
         self.epoch = 1
-        self.rings = {name: Ring(name, limits, self.now) for name in self.decoders}
+        self.rings = {name: GenerationLoop(name, limits, self.now) for name in self.decoders}
         for name, ring in self.rings.items():
-            ring.add_lane(Lane(self.decoders[name]))
+            ring.add_batcher(PartitionBatcher(self.decoders[name]))
         for name, last in (("e", 3), ("e", BLOCKS), ("f", 5)):
             decoder = self.decoders[f"{name}{last}"] = toy(
                 0 if name == "e" else 1, last, slots=SLOTS
             )
-            self.rings[name].add_lane(Lane(decoder))
+            self.rings[name].add_batcher(PartitionBatcher(decoder))
         self.frames: list[Copied] = []
         self.wires: dict[tuple[str, str], deque[tuple[bytes, bytes, CacheOut | None]]] = {}
         self.tokens: dict[int, list[frame_pb2.SessionToken]] = {}
@@ -96,7 +101,7 @@ class World:
             for token in header.session_tokens:
                 self.tokens.setdefault(token.session_id, []).append(token)
             return
-        arrived = Arrived(self.now())
+        arrived = ArrivalTime(self.now())
         if header.kind == frame_pb2.FRAME_KIND_SESSION_TOKENS:
             events = intake.token_events(header, arrived, to, self.epoch)
         elif header.kind == frame_pb2.FRAME_KIND_SESSION_MOVE:
@@ -125,7 +130,7 @@ class World:
             if header.move.step != frame_pb2.SessionMove.STEP_GIVE_UP:
                 lost |= {header.move.session_id} - {0}
         self.wires[wire].clear()
-        self.rings[wire[0]].handle(Broken(tuple(lost), PartitionLost("gone"), wire[1]))
+        self.rings[wire[0]].handle(SessionsBroken(tuple(lost), PartitionLost("gone"), wire[1]))
         for _, _, cache in frames:
             self._pushed(wire[0], cache)
         self._collect(wire[0])
@@ -167,7 +172,7 @@ class World:
             made = CacheFrame(cache, lambda _: None)
             payload = bytearray(made.nbytes)
             made.fill(memoryview(payload))
-            peer = cache.outlet.peer
+            peer = cache.cache_send.peer
             self._put(agent, peer, made.header(self.epoch, agent), bytes(payload), cache)
         for frame in out.consumed:
             frame.release()

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from catenary_agent.decoders.sampling import NOT_FINITE, NOTHING_ALLOWED, Sampler
+from catenary_agent.decoders.sampling import NOT_FINITE, NOTHING_ALLOWED, SessionSampler
 from catenary_services.domain.sampling import SamplingParameters
 
 ENDS = (2, 11)
 _WORD = (1 << 64) - 1
 
 
-def random_sampler(rng: np.random.Generator, vocabulary: int) -> Sampler:
+def random_sampler(rng: np.random.Generator, vocabulary: int) -> SessionSampler:
     """Returns a session with any parameters, often none, and some history."""
 
     def sometimes(values: Sequence[float], share: float = 0.4) -> float | None:
@@ -40,7 +40,7 @@ def random_sampler(rng: np.random.Generator, vocabulary: int) -> Sampler:
     history = rng.integers(0, vocabulary, int(rng.integers(1, 60))).tolist()
     seed = int(rng.integers(0, _WORD, dtype=np.uint64))
     parameters = SamplingParameters(seed=seed, **values)  # type: ignore[arg-type]
-    made = Sampler(parameters, history, int(rng.integers(1, len(history) + 1)), ENDS)
+    made = SessionSampler(parameters, history, int(rng.integers(1, len(history) + 1)), ENDS)
     if rng.random() < 0.1:
         made.allowed = rng.random(vocabulary) < rng.choice([0.01, 0.5, 0.99])
     return made
@@ -62,7 +62,7 @@ def random_logits(rng: np.random.Generator, rows: int, vocabulary: int) -> np.nd
     return logits.astype(np.float32)
 
 
-def chosen_one_by_one(logits: np.ndarray, sampler: Sampler) -> int:
+def chosen_one_by_one(logits: np.ndarray, sampler: SessionSampler) -> int:
     """Returns the token by the definition: every token's key, in Python's numbers."""
     p, count = sampler.parameters, np.float32
     row = [count(value) for value in logits]

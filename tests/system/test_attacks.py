@@ -29,11 +29,15 @@ import hostile_models
 from attacks import Target, Usage
 from attacks_from_within import CLUSTER, LIAR, identities
 from catenary_services.errors import PartitionLost
-from catenary_services.security.authority import AUTHORITY_FILE, Authority, Request
+from catenary_services.security.authority import (
+    AUTHORITY_FILE,
+    CertificateAuthority,
+    CertificateRequest,
+)
 from catenary_services.security.identity import Identity
 from catenary_services.security.keys import add_key
 from catenary_services.security.tls import ClientSecurity
-from catenary_services.transport.interface import Address
+from catenary_services.transport.interface import EndpointAddress
 from catenary_services.transport.settings import TransportSecurity, TransportSettings, host_id
 from catenary_services.transport.tcp import TcpEndpoint
 from catenaryd.models import ensure_model
@@ -154,9 +158,9 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
     config = {**CONFIG, "gateway": {**CONFIG["gateway"], "api_keys_file": str(keys)}}
     with running_cluster(folder, config=config, agents=2, tls=True) as cluster:
         certs = folder / "certs"
-        authority = Authority(certs, CLUSTER)
+        authority = CertificateAuthority(certs, CLUSTER)
         for role, name in identities():
-            authority.issue(Request(Identity.of(CLUSTER, role, name), ("localhost",)))
+            authority.issue(CertificateRequest(Identity.of(CLUSTER, role, name), ("localhost",)))
         hostile_models.make(folder / "hostile")
         pids = {name: int(pid) for name, pid in cluster.facts["pids"].items()}
         agents = sorted(name for name in pids if name.startswith("agent"))
@@ -267,7 +271,7 @@ async def honest_peers(stand: Stand, folder: Path, attempts: int) -> tuple[int, 
     """Returns how many of how many peers with a certificate got in."""
     settings = TransportSettings(runtime_dir=folder, security=stand.security)
     endpoint = TcpEndpoint("agent-1", settings)
-    address, let_in, tried = Address("tcp", stand.target.frames, host_id()), 0, 20
+    address, let_in, tried = EndpointAddress("tcp", stand.target.frames, host_id()), 0, 20
     for _ in range(tried):
         for _ in range(attempts):
             try:

@@ -21,7 +21,7 @@ import pytest
 
 import figures
 from catenary_agent.decoders.importing import ImportOptions, import_decoder
-from catenary_agent.generation.state.events import MoveSaid
+from catenary_agent.generation.state.events import MoveMessage
 from catenary_agent.process import AgentProcess
 from catenary_agent.settings import AgentSettings
 from catenary_gateway.process import GatewayProcess
@@ -152,12 +152,16 @@ async def parts(repository: ModelRepository, tmp_path: Path) -> AsyncIterator[Pa
         await gateway.wait_ready(60)
         for agent in agents:
             slow_down(agent)
-        door = grpc.aio.insecure_channel(f"127.0.0.1:{gateway.grpc_port}")
+        endpoint = grpc.aio.insecure_channel(f"127.0.0.1:{gateway.grpc_port}")
         office = grpc.aio.insecure_channel(f"127.0.0.1:{scheduler.port}")
-        stack.push_async_callback(door.close)
+        stack.push_async_callback(endpoint.close)
         stack.push_async_callback(office.close)
         yield Parts(
-            scheduler, gateway, agents, stubs.GenerationStub(door), admin_pb2_grpc.AdminStub(office)
+            scheduler,
+            gateway,
+            agents,
+            stubs.GenerationStub(endpoint),
+            admin_pb2_grpc.AdminStub(office),
         )
 
 
@@ -233,7 +237,7 @@ async def test_a_session_whose_order_to_move_was_lost_may_move_again(parts: Part
     post = leader.generation._post
 
     def deaf(events: Any) -> None:
-        post([event for event in events if not isinstance(event, MoveSaid)])
+        post([event for event in events if not isinstance(event, MoveMessage)])
 
     leader.generation._post = deaf  # type: ignore[method-assign]
     order = admin_pb2.MoveSessionRequest(session_id=view.session)

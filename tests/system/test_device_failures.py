@@ -20,7 +20,7 @@ import pytest
 
 import catenary
 import figures
-from catenary_agent.ending import EXIT_DEVICE_LOST, EXIT_STUCK
+from catenary_agent.termination import EXIT_DEVICE_LOST, EXIT_STUCK
 from catenary_services.domain.ids import ModelKey
 from catenary_services.model_repository import ModelRepository
 from catenaryd.demo_models import preprocess, sample_photographs

@@ -18,11 +18,11 @@ import pytest
 
 from catenary_agent.decoders.base import CacheLayout
 from catenary_agent.decoders.importing import ImportOptions, import_decoder
-from catenary_agent.decoders.loading import DecoderChoice, load_decoder, runtime_of
+from catenary_agent.decoders.loading import DecoderOptions, load_decoder, runtime_of
 from catenary_agent.executors.device import Device
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc, generation_pb2
 from catenary_protos.catenary.v1.generation_pb2_grpc import GenerationStub
-from catenary_services.domain.decoder import HeldSizes, LargestStep
+from catenary_services.domain.decoder import AllocatedSizes, LargestStep
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.model_repository import ModelRepository
 from catenaryd.local_cluster import ClusterOptions, LocalCluster
@@ -40,8 +40,8 @@ CUT = 2
 SESSIONS, SESSION_TOKENS, CHUNK = 3, 64, 16
 TOKENS = 20
 CPU = Device.parse("cpu")
-FLOAT32 = DecoderChoice("onnx")
-BFLOAT16 = DecoderChoice("torch", "bfloat16")
+FLOAT32 = DecoderOptions("onnx")
+BFLOAT16 = DecoderOptions("torch", "bfloat16")
 PROMPTS = [[5, 9, 77, 30, 4, 151, 8], [90, 3], [*range(20, 45)], [7, 7, 19, 120]]
 PARTS = ((0, CUT), (CUT, LAYERS))
 
@@ -57,21 +57,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelRepository, Mo
     return repository, key, whole
 
 
-def sizes_of(model: tuple[ModelRepository, ModelKey, Any], choice: DecoderChoice) -> HeldSizes:
+def sizes_of(
+    model: tuple[ModelRepository, ModelKey, Any], choice: DecoderOptions
+) -> AllocatedSizes:
     repository, key, _ = model
     runtime = runtime_of(CPU, choice)
     assert runtime is not None
     return repository.decoder_table(key).held_by(runtime, repository.manifest(key).precision)
 
 
-def needed(held: HeldSizes, part: tuple[int, int]) -> int:
+def needed(held: AllocatedSizes, part: tuple[int, int]) -> int:
     """What a part of the model takes with the caches of all sessions, and their steps."""
     step = LargestStep(SESSIONS, CHUNK, SESSION_TOKENS)
     return held.partition_bytes(part, (part[1] - part[0]) * SESSIONS * SESSION_TOKENS, step)
 
 
 def in_one_process(
-    model: tuple[ModelRepository, ModelKey, Any], choices: list[DecoderChoice]
+    model: tuple[ModelRepository, ModelKey, Any], choices: list[DecoderOptions]
 ) -> list[list[int]]:
     """What executors of the same forms say without any cluster."""
     repository, key, _ = model
@@ -95,7 +97,7 @@ def in_one_process(
 
 @asynccontextmanager
 async def cluster(
-    tmp_path: Path, model: tuple[ModelRepository, ModelKey, Any], choices: list[DecoderChoice]
+    tmp_path: Path, model: tuple[ModelRepository, ModelKey, Any], choices: list[DecoderOptions]
 ) -> AsyncIterator[LocalCluster]:
     """A ring of two agents, each with memory for its part of the model, and not for a byte more."""
     agents = tuple(
@@ -163,7 +165,7 @@ async def used_bytes(running: LocalCluster) -> list[int]:
 async def test_a_ring_of_two_forms_answers_as_its_executors_do(
     tmp_path: Path,
     model: tuple[ModelRepository, ModelKey, Any],
-    choices: list[DecoderChoice],
+    choices: list[DecoderOptions],
 ) -> None:
     booked = [
         needed(sizes_of(model, choice), part) for choice, part in zip(choices, PARTS, strict=True)
@@ -177,7 +179,7 @@ async def test_a_ring_of_two_forms_answers_as_its_executors_do(
 async def test_a_ring_of_two_libraries_in_float32_answers_as_the_whole_model(
     tmp_path: Path, model: tuple[ModelRepository, ModelKey, Any]
 ) -> None:
-    choices = [FLOAT32, DecoderChoice("torch")]
+    choices = [FLOAT32, DecoderOptions("torch")]
     async with cluster(tmp_path, model, choices) as running:
         answers = await ask(running)
     assert answers == [greedy(model[2], prompt, TOKENS) for prompt in PROMPTS]
@@ -186,7 +188,7 @@ async def test_a_ring_of_two_libraries_in_float32_answers_as_the_whole_model(
 def test_in_bfloat16_a_part_takes_half_but_for_what_steps_compute_in_float32(
     model: tuple[ModelRepository, ModelKey, Any],
 ) -> None:
-    large, small = sizes_of(model, DecoderChoice("torch")), sizes_of(model, BFLOAT16)
+    large, small = sizes_of(model, DecoderOptions("torch")), sizes_of(model, BFLOAT16)
     for name in ("embedding_bytes", "head_bytes", "cache_bytes_per_token", "largest_block_bytes"):
         assert getattr(large, name) == 2 * getattr(small, name)
     plain = dataclasses.replace(small, fixed_bytes=0)

@@ -19,7 +19,7 @@ import pytest
 import catenary
 import figures
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
-from catenary_services.security.authority import Authority
+from catenary_services.security.authority import CertificateAuthority
 from catenaryd.models import ensure_model
 from cluster_harness import MODEL, RunningCluster, running_cluster, wait_until
 from language_model import install
@@ -143,7 +143,7 @@ def test_certificates_and_authority_rotate_while_the_cluster_serves(
     old.mkdir()
     for file in certs.iterdir():
         (old / file.name).write_bytes(file.read_bytes())
-    authority = Authority(certs, "main")
+    authority = CertificateAuthority(certs, "main")
     with Load(cluster) as load:
         load.more()
         for number, step in enumerate(

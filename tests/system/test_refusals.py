@@ -1,4 +1,4 @@
-"""What must be refused, each with its status: at the doors, inside, by files, by Redis.
+"""What must be refused, each with its status: at the endpoints, inside, by files, by Redis.
 
 One row is one attempt against a real cluster with mutual TLS and API keys (or against the command or
 Redis server it is about). Afterwards the cluster serves as before, and its book is empty.
@@ -170,14 +170,14 @@ def infer_message(model: str = MODEL, nbytes: int = 8) -> oip.ModelInferRequest:
     return request
 
 
-def door(what: str, expected: str, key: str = "", *, extra: int = 0, **message: Any) -> Attempt:
+def endpoint(what: str, expected: str, key: str = "", *, extra: int = 0, **message: Any) -> Attempt:
     def run(scene: Scene) -> str:
         def call(channel: grpc.Channel, metadata: Any) -> object:
             given = (*metadata, ("x-extra", "x" * extra)) if extra else metadata
             stub = oip_grpc.GRPCInferenceServiceStub(channel)
             return stub.ModelInfer(infer_message(**message), metadata=given, timeout=20)
 
-        return scene.door(scene.cluster.grpc, call, key)
+        return scene.endpoint(scene.cluster.grpc, call, key)
 
     return Attempt(f"grpc: {what}", run, expected)
 
@@ -192,18 +192,18 @@ def load_by_door(scene: Scene) -> str:
         request = oip.RepositoryModelLoadRequest(model_name=MODEL)
         return stub.RepositoryModelLoad(request, metadata=metadata, timeout=20)
 
-    return scene.door(scene.cluster.grpc, call, "one")
+    return scene.endpoint(scene.cluster.grpc, call, "one")
 
 
 DRAIN = admin_pb2.DrainAgentRequest(agent_id="agent-0")
 CODE_IN_PLAN = "!!python/object/apply:os.system ['true']"
 GRPC = [
-    door("no key", "UNAUTHENTICATED"),
-    door("a key nobody knows", "UNAUTHENTICATED", "ctn_no"),
-    door("another model", "PERMISSION_DENIED", "one", model=CHAT),
-    door("a path as model", "NOT_FOUND", "root", model="../../etc/passwd"),
-    door("a message that is too large", "RESOURCE_EXHAUSTED", "root", nbytes=LIMIT_BYTES * 2),
-    door("metadata that are too large", "RESOURCE_EXHAUSTED", "root", extra=200_000),
+    endpoint("no key", "UNAUTHENTICATED"),
+    endpoint("a key nobody knows", "UNAUTHENTICATED", "ctn_no"),
+    endpoint("another model", "PERMISSION_DENIED", "one", model=CHAT),
+    endpoint("a path as model", "NOT_FOUND", "root", model="../../etc/passwd"),
+    endpoint("a message that is too large", "RESOURCE_EXHAUSTED", "root", nbytes=LIMIT_BYTES * 2),
+    endpoint("metadata that are too large", "RESOURCE_EXHAUSTED", "root", extra=200_000),
     Attempt("grpc: to load a model with a key that infers", load_by_door, "PERMISSION_DENIED"),
     operate("status without a key", "GetStatus", admin_pb2.GetStatusRequest(), "UNAUTHENTICATED"),
     operate(

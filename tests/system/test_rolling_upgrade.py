@@ -24,7 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import catenary
 import figures
-from catenary.attempts import Attempts
+from catenary.attempts import RetryAttempts
 from catenary_services.probes import LEADER, LIVE, READY
 from catenaryd.local_cluster import free_port
 from fault_cluster import FaultCluster, Member, fault_cluster, nothing_is_booked, ready, until
@@ -101,16 +101,16 @@ async def leader_first(cluster: FaultCluster) -> list[str]:
 def counted_attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """Counts what the SDK sends again, by method."""
     seen: Counter[str] = Counter()
-    again = Attempts.again
+    again = RetryAttempts.again
 
-    def counted(self: Attempts) -> None:
+    def counted(self: RetryAttempts) -> None:
         seen[self._call.method] += 1
         if getattr(self._call.request, "generated_token_ids", None):
             seen["answers that went on"] += 1
         again(self)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Attempts, "again", counted)
+        patched.setattr(RetryAttempts, "again", counted)
         yield seen
 
 

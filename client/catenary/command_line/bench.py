@@ -16,7 +16,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from catenary.client import Client
 from catenary.command_line.images import Normalisation
 from catenary.command_line.infer import ImageFile, InputFiles, gather_inputs
-from catenary.command_line.kit import Options, command, console, fail, print_json, table
+from catenary.command_line.kit import CommandOptions, command, console, fail, print_json, table
 from catenary.errors import InvalidInputError
 from catenary.load import LoadReport, LoadSettings, run_load
 from catenary.tensors import DTYPE_OF, Array
@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
 
 @command
 def bench(  # noqa: PLR0913 - one parameter an option
-    options: Options,
+    options: CommandOptions,
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     *,
     concurrency: Annotated[
@@ -72,7 +72,7 @@ def bench(  # noqa: PLR0913 - one parameter an option
 
 
 async def _measure(
-    options: Options,
+    options: CommandOptions,
     request: InferRequest,
     settings: LoadSettings,
     show: Callable[[LoadReport], None],

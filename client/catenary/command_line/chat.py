@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from catenary.client import Client
-from catenary.command_line.kit import Options, command, console, fail, print_json, table
+from catenary.command_line.kit import CommandOptions, command, console, fail, print_json, table
 from catenary.errors import CatenaryError, NotSupportedError
 from catenary.generation import (
     ChainChange,
@@ -36,7 +36,7 @@ def register(app: typer.Typer) -> None:
 
 @command
 def chat(  # noqa: PLR0913 - one parameter an option
-    options: Options,
+    options: CommandOptions,
     model: _MODEL,
     text: _TEXT = "",
     *,
@@ -96,7 +96,7 @@ def chat(  # noqa: PLR0913 - one parameter an option
 
 def _say(
     client: Client,
-    options: Options,
+    options: CommandOptions,
     model: str,
     said: tuple[list[dict[str, str]], str],
     asked: GenerationOptions,

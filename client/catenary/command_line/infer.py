@@ -12,7 +12,7 @@ import typer
 
 from catenary.client import Client
 from catenary.command_line.images import Normalisation, image_input, top_classes
-from catenary.command_line.kit import Options, command, console, fail, print_json, table
+from catenary.command_line.kit import CommandOptions, command, console, fail, print_json, table
 from catenary.errors import InvalidInputError
 from catenary.tensors import Array, datatype_of
 from catenary.types import InferRequest, InferResult
@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
 
 @command
 def infer(  # noqa: PLR0913 - one parameter an option
-    options: Options,
+    options: CommandOptions,
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     *,
     image: ImageFile = None,

@@ -27,7 +27,7 @@ _PLAIN_WIDTH = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class CommandOptions:
     """The options every command has."""
 
     target: Annotated[
@@ -93,22 +93,24 @@ class Options:
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command whose first parameter is `options: Options` those options, and its errors.
+    """Gives a command whose first parameter is `options: CommandOptions` these, and its errors.
 
     The options become keyword parameters of the signature that typer reads.
     """
     signature = inspect.signature(function, eval_str=True)
     own = [p for name, p in signature.parameters.items() if name != "options"]
-    hints = inspect.get_annotations(Options, eval_str=True)
+    hints = inspect.get_annotations(CommandOptions, eval_str=True)
     keyword = inspect.Parameter.KEYWORD_ONLY
     shared = [
         inspect.Parameter(item.name, keyword, default=item.default, annotation=hints[item.name])
-        for item in fields(Options)
+        for item in fields(CommandOptions)
     ]
 
     @functools.wraps(function)
     def run(**arguments: Any) -> None:
-        options = Options(**{item.name: arguments.pop(item.name) for item in fields(Options)})
+        options = CommandOptions(
+            **{item.name: arguments.pop(item.name) for item in fields(CommandOptions)}
+        )
         try:
             function(options, **arguments)
         except CatenaryError as error:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from catenary.client import Client
-from catenary.command_line.kit import Options, command, console, fail, print_json, table
+from catenary.command_line.kit import CommandOptions, command, console, fail, print_json, table
 from catenary.recent import MOST_REQUESTS
 from catenary.types import AgentInfo, ChainInfo, ClusterStatus
 from catenary.waterfall import render_waterfall, waterfall_markup
@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
 
 
 @command
-def status(options: Options) -> None:
+def status(options: CommandOptions) -> None:
     """Show scheduler, agents and models at this moment."""
     with options.client() as client:
         found = client.status()
@@ -44,7 +44,7 @@ def status(options: Options) -> None:
 
 
 @command
-def models(options: Options) -> None:
+def models(options: CommandOptions) -> None:
     """List the models of the server's repository."""
     with options.client() as client:
         found = client.models()
@@ -57,7 +57,7 @@ def models(options: Options) -> None:
 
 @command
 def top(
-    options: Options,
+    options: CommandOptions,
     interval: Annotated[float, typer.Option(help="Seconds between refreshes.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print once and end.")] = False,
 ) -> None:
@@ -75,7 +75,7 @@ def top(
 
 @command
 def requests(
-    options: Options,
+    options: CommandOptions,
     limit: Annotated[
         int, typer.Option(min=1, max=MOST_REQUESTS, help="How many, the newest first.")
     ] = 20,
@@ -94,7 +94,7 @@ def requests(
 
 @command
 def trace(
-    options: Options,
+    options: CommandOptions,
     request_id: Annotated[
         str, typer.Argument(help="Id of a recent request; the latest one if left out.")
     ] = "",

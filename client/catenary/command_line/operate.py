@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from catenary.command_line.kit import Options, command, fail, print_json
+from catenary.command_line.kit import CommandOptions, command, fail, print_json
 from catenary.types import ModelDowntime, Replanned, as_json
 
 
@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
 
 @command
 def deploy(  # noqa: PLR0913, PLR0917 - one parameter an option
-    options: Options,
+    options: CommandOptions,
     model: Annotated[str, typer.Argument(help="A model of the server's repository.")],
     version: Annotated[str, typer.Option(help="The latest if left out.")] = "",
     slo_ms: Annotated[float | None, typer.Option(help="Default SLO of its requests.")] = None,
@@ -58,7 +58,9 @@ def deploy(  # noqa: PLR0913, PLR0917 - one parameter an option
 
 
 @command
-def drain(options: Options, agent: Annotated[str, typer.Argument(help="Id of the agent.")]) -> None:
+def drain(
+    options: CommandOptions, agent: Annotated[str, typer.Argument(help="Id of the agent.")]
+) -> None:
     """Take an agent out of service: its running sessions move to other chains."""
     with options.operator() as client:
         drained = client.drain(agent)
@@ -71,7 +73,7 @@ def drain(options: Options, agent: Annotated[str, typer.Argument(help="Id of the
 
 
 @command
-def show_plan(options: Options) -> None:
+def show_plan(options: CommandOptions) -> None:
     """Print the plan in force and the last change of plan, in the form `plan apply` reads."""
     with options.client() as client:
         plan = client.plan()
@@ -82,7 +84,7 @@ def show_plan(options: Options) -> None:
 
 
 @command
-def explain_plan(options: Options) -> None:
+def explain_plan(options: CommandOptions) -> None:
     """Print why the plan looks as it does and what it promises."""
     with options.client() as client:
         plan = client.plan()
@@ -94,7 +96,7 @@ def explain_plan(options: Options) -> None:
 
 @command
 def apply_plan(
-    options: Options,
+    options: CommandOptions,
     file: Annotated[str, typer.Argument(help="A plan as JSON; - reads standard input.")],
 ) -> None:
     """Put a plan in force and print its id."""
@@ -104,7 +106,7 @@ def apply_plan(
 
 
 @command
-def replan(options: Options) -> None:
+def replan(options: CommandOptions) -> None:
     """Plan anew, in place of any plan applied by hand, and print what came of it."""
     with options.operator() as client:
         found = client.replan()
@@ -134,7 +136,7 @@ def _read_plan(file: str) -> dict[str, Any]:
     return document
 
 
-def _print_plan_id(options: Options, plan_id: str) -> None:
+def _print_plan_id(options: CommandOptions, plan_id: str) -> None:
     if options.as_json:
         print_json({"plan_id": plan_id})
     else:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from catenary.command_line.kit import Options, command, console, fail, print_json, table
+from catenary.command_line.kit import CommandOptions, command, console, fail, print_json, table
 from catenary.moving import MODES, SessionInfo
 
 
@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 @command
 def sessions(
-    options: Options,
+    options: CommandOptions,
     model: Annotated[str, typer.Option(help="Only those of this model.")] = "",
 ) -> None:
     """List the sessions that generate text now, and on which chain."""
@@ -46,7 +46,7 @@ def sessions(
 
 @command
 def move(
-    options: Options,
+    options: CommandOptions,
     session: Annotated[str, typer.Argument(help="A session, or the id of its request.")],
     to: Annotated[str, typer.Option("--to", help="The chain; the best one if left out.")] = "",
     by: Annotated[

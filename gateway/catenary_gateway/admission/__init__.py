@@ -1,1 +1,1 @@
-"""Who may ask for what, how much at once, and what a door does before a message is converted."""
+"""Who may ask for what, how much at once, and what an endpoint does before conversion."""

@@ -31,7 +31,7 @@ class Caller:
 
 
 caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
-"""Each gRPC call has a context of its own; the HTTP door sets it anew for each request."""
+"""Each gRPC call has a context of its own; the HTTP endpoint sets it anew for each request."""
 
 
 def entered() -> Principal:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from catenary_services.errors import QuotaExceeded
-from catenary_services.security.key_limits import Rate
+from catenary_services.security.key_limits import RateLimit
 from catenary_services.security.keys import Principal
 from catenary_services.security.token_bucket import TokenBucket
 
@@ -49,7 +49,7 @@ class Quotas:
         self, clock: Callable[[], int] | None = None, faults_per_s: float = FAULTS_PER_S
     ) -> None:
         self._clock = clock or time.monotonic_ns
-        self._fault_rate = Rate(faults_per_s, max(1.0, faults_per_s * _FAULT_BURST_S))
+        self._fault_rate = RateLimit(faults_per_s, max(1.0, faults_per_s * _FAULT_BURST_S))
         self._faults: dict[str, TokenBucket] = {}
         self._gateways = 1
         self._requests: dict[str, TokenBucket] = {}
@@ -131,9 +131,9 @@ class Quotas:
             for name in buckets.keys() - names:
                 del buckets[name]
 
-    def _bucket(self, buckets: dict[str, TokenBucket], name: str, rate: Rate) -> TokenBucket:
+    def _bucket(self, buckets: dict[str, TokenBucket], name: str, rate: RateLimit) -> TokenBucket:
         parts = self._gateways
-        mine = Rate(rate.per_s / parts, max(1.0, rate.burst / parts)) if parts > 1 else rate
+        mine = RateLimit(rate.per_s / parts, max(1.0, rate.burst / parts)) if parts > 1 else rate
         bucket = buckets.get(name)
         if bucket is None:
             if len(buckets) >= _MOST_NAMES:

@@ -23,7 +23,7 @@ Make = Callable[[], Awaitable[Callable[[], object]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class JsonDocument:
     """A JSON document, ready to be sent."""
 
     made_ns: int
@@ -35,14 +35,14 @@ class Answer:
 
 @dataclass(slots=True)
 class _Kept:
-    answer: Answer | None = None
+    answer: JsonDocument | None = None
     error: CatenaryError | None = None
     failed_ns: int = 0
-    task: asyncio.Task[Answer] | None = None
+    task: asyncio.Task[JsonDocument] | None = None
 
 
 @dataclass(slots=True)
-class Answers:
+class DocumentCache:
     """Keeps the latest answer of each kind; whoever asks meanwhile gets that one.
 
     Names of kinds come from us and never from callers, so there are few.
@@ -53,7 +53,7 @@ class Answers:
     clock: Callable[[], int] = time.monotonic_ns
     _kept: dict[str, _Kept] = field(default_factory=dict)
 
-    async def get(self, kind: str, make: Make) -> Answer:
+    async def get(self, kind: str, make: Make) -> JsonDocument:
         """Returns an answer that is not older than `max_age_ns`, made by `make` if need be.
 
         Raises:
@@ -77,7 +77,7 @@ class Answers:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _make(self, kept: _Kept, make: Make) -> Answer:
+    async def _make(self, kept: _Kept, make: Make) -> JsonDocument:
         try:
             asked_ns = self.clock()
             values = await make()
@@ -92,7 +92,7 @@ class Answers:
             kept.task = None
 
 
-def _written(values: Callable[[], object], made_ns: int) -> Answer:
+def _written(values: Callable[[], object], made_ns: int) -> JsonDocument:
     body = json.dumps(values(), separators=(",", ":"), allow_nan=False).encode()
     packed = gzip.compress(body, _FAST) if len(body) > _SMALL_BYTES else b""
-    return Answer(made_ns, body, packed)
+    return JsonDocument(made_ns, body, packed)

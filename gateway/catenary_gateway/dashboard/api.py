@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from aiohttp import ETag, web
 
-from catenary_gateway.admission.front_desk import FrontDesk
+from catenary_gateway.admission.request_pipeline import RequestPipeline
 from catenary_gateway.dashboard import files
-from catenary_gateway.dashboard.answers import Answer, Answers, Make
-from catenary_gateway.dashboard.sources import AsksScheduler, Sources, window_of
-from catenary_gateway.doors.http_calls import enter, json_response
+from catenary_gateway.dashboard.answers import DocumentCache, JsonDocument, Make
+from catenary_gateway.dashboard.sources import DashboardSources, SchedulerCaller, window_of
+from catenary_gateway.endpoints.http_calls import enter, json_response
 from catenary_services.errors import InvalidInput, PermissionDenied
 from catenary_services.security.keys import SCOPE_VIEW
 
@@ -36,16 +36,18 @@ class Dashboard:
     """Serves the page to everyone, and what it shows to callers that may look.
 
     Args:
-        desk: Knows keys and load of this gateway.
+        pipeline: Knows keys and load of this gateway.
         scheduler: Answers for the cluster.
         is_open: Without keys, whether everyone may look.
     """
 
-    def __init__(self, desk: FrontDesk, scheduler: AsksScheduler, *, is_open: bool) -> None:
-        self._desk = desk
+    def __init__(
+        self, pipeline: RequestPipeline, scheduler: SchedulerCaller, *, is_open: bool
+    ) -> None:
+        self._pipeline = pipeline
         self._is_open = is_open
-        self._sources = Sources(desk, scheduler)
-        self._answers = Answers()
+        self._sources = DashboardSources(pipeline, scheduler)
+        self._answers = DocumentCache()
         self._assets = files.load()
 
     def add_to(self, app: web.Application) -> None:
@@ -106,7 +108,7 @@ class Dashboard:
         answer = await self._answers.get(kind, make)
         return self._sent_json(request, answer)
 
-    def _sent_json(self, request: web.Request, answer: Answer) -> web.Response:
+    def _sent_json(self, request: web.Request, answer: JsonDocument) -> web.Response:
         age_ms = (self._answers.clock() - answer.made_ns) // 1_000_000
         headers = {**_NEVER_KEPT, AGE_HEADER: str(age_ms), "Vary": "Accept-Encoding"}
         packed = bool(answer.packed) and "gzip" in request.headers.get("Accept-Encoding", "")
@@ -123,7 +125,7 @@ class Dashboard:
             PermissionDenied: a key that may not look, or nothing tells who may.
         """
         enter(request).require(SCOPE_VIEW)
-        if not (self._desk.keys.enabled or self._is_open):
+        if not (self._pipeline.keys.enabled or self._is_open):
             # As on the admin port: behind TLS nobody is let in whom nothing identifies.
             raise PermissionDenied(
                 "the dashboard shows nothing without API keys; set api_keys_file, and give a key "

@@ -5,26 +5,26 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from catenary_gateway.admission.front_desk import FrontDesk
-from catenary_gateway.doors.repository import server_version
+from catenary_gateway.admission.request_pipeline import RequestPipeline
+from catenary_gateway.endpoints.repository import server_version
 from catenary_gateway.observability.outcomes import BUCKET_S, RecentOutcomes
 
 
-def gateway_facts(desk: FrontDesk) -> dict[str, Any]:
+def gateway_facts(pipeline: RequestPipeline) -> dict[str, Any]:
     """Returns the load of a gateway and the last minutes of every model it served."""
-    books, sessions = desk.plane.books, desk.sessions
-    outcomes, now_ns = books.outcomes, time.monotonic_ns()
-    labels = {*(model.label for model in desk.catalog.models()), *outcomes.models()}
+    request_metrics, sessions = pipeline.plane.request_metrics, pipeline.sessions
+    outcomes, now_ns = request_metrics.outcomes, time.monotonic_ns()
+    labels = {*(model.label for model in pipeline.catalog.models()), *outcomes.models()}
     return {
-        "gateway_id": desk.gateway_id,
+        "gateway_id": pipeline.gateway_id,
         "version": server_version(),
-        "ready": desk.readiness.ready,
-        "why_not_ready": desk.readiness.why_not,
-        "draining": desk.admission.draining,
-        "requests_in_flight": desk.plane.unanswered + sessions.unanswered,
+        "ready": pipeline.readiness.ready,
+        "why_not_ready": pipeline.readiness.why_not,
+        "draining": pipeline.admission.draining,
+        "requests_in_flight": pipeline.plane.unanswered + sessions.unanswered,
         "sessions_running": sessions.running,
         "sessions_waiting": sessions.unanswered - sessions.running,
-        "in_flight_bytes": desk.admission.bytes,
+        "in_flight_bytes": pipeline.admission.bytes,
         "bucket_s": BUCKET_S,
         "models": {label: model_facts(outcomes, label, now_ns) for label in sorted(labels)},
     }

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from catenary_gateway.admission.front_desk import FrontDesk
+from catenary_gateway.admission.request_pipeline import RequestPipeline
 from catenary_gateway.dashboard import converters
 from catenary_gateway.dashboard.local_facts import gateway_facts
 from catenary_gateway.observability.local_answers import (
@@ -31,7 +31,7 @@ _SHOWN_REQUESTS = 100
 Values = Callable[[], object]
 
 
-class AsksScheduler(Protocol):
+class SchedulerCaller(Protocol):
     """What is needed of `SchedulerAdmin`."""
 
     async def call(
@@ -42,16 +42,16 @@ class AsksScheduler(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class DashboardSources:
     """Gets what pages show; what the scheduler answers instead is raised as a `CatenaryError`."""
 
-    desk: FrontDesk
-    scheduler: AsksScheduler
+    pipeline: RequestPipeline
+    scheduler: SchedulerCaller
 
     async def status(self) -> Values:
         """The cluster as the scheduler sees it."""
         answer = await self._ask("GetStatus", admin_pb2.GetStatusRequest())
-        add_attainment(answer, self.desk.plane.books.outcomes)
+        add_attainment(answer, self.pipeline.plane.request_metrics.outcomes)
         return lambda: converters.values_of(answer)
 
     async def plan(self) -> Values:
@@ -62,7 +62,7 @@ class Sources:
     async def sessions(self) -> Values:
         """The sessions that generate, those of this gateway with the ids of their requests."""
         answer = await self._ask("ListSessions", admin_pb2.ListSessionsRequest())
-        name_requests(answer, self.desk.gateway_id, self.desk.sessions)
+        name_requests(answer, self.pipeline.gateway_id, self.pipeline.sessions)
         return lambda: converters.values_of(answer)
 
     async def timelines(self, seconds: int) -> Values:
@@ -73,8 +73,8 @@ class Sources:
 
     async def requests(self) -> Values:
         """What this gateway knows, whether a scheduler leads it or not."""
-        answer = recent_requests(self.desk.plane.books.recent, _SHOWN_REQUESTS)
-        facts = gateway_facts(self.desk)
+        answer = recent_requests(self.pipeline.plane.request_metrics.recent, _SHOWN_REQUESTS)
+        facts = gateway_facts(self.pipeline)
         return lambda: {"gateway": facts, **converters.values_of(answer)}
 
     def trace(self, request_id: str) -> dict[str, Any]:
@@ -83,11 +83,11 @@ class Sources:
         Raises:
             InvalidInput: this gateway does not remember it.
         """
-        books = self.desk.plane.books
-        found = books.recent.find(request_id)
+        request_metrics = self.pipeline.plane.request_metrics
+        found = request_metrics.recent.find(request_id)
         if found is None:
             raise InvalidInput("request_id", "is not among the recent requests of this gateway")
-        return converters.values_of(trace_of(found, books.gateway_id))
+        return converters.values_of(trace_of(found, request_metrics.gateway_id))
 
     async def _ask(self, method: str, request: Any) -> Any:
         try:

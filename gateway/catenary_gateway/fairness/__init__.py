@@ -1,10 +1,10 @@
 """Who is let in when more is asked than can be served (docs/security.md, "Fair share").
 
-    limit    how much of a model's work may be unanswered at a time, learnt from the time it takes
-    credits  who of those that want more than their share has had the least
-    gate     both for one model: lets a request in or not, at once
-    door     the gates of all models, and the errors callers get
+    limit          how much of a model's work may be unanswered, learnt from the time it takes
+    credits        who of those that want more than their share has had the least
+    fair_limiter   both for one model: lets a request in or not, at once
+    fair_limiters  the limiters of all models, and the errors callers get
 
-Everything but `door` is pure: time is an argument. A request is never queued here: a refusal costs
-a dictionary look-up and says when to come back.
+Everything but `fair_limiters` is pure: time is an argument. A request is never queued here: a
+refusal costs a dictionary look-up and says when to come back.
 """

@@ -1,4 +1,4 @@
-"""What a door holds of a generation while it reads it."""
+"""What an endpoint holds of a generation while it reads it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from types import TracebackType
 
 from catenary_gateway.generation.chain_changes import chain_changes
 from catenary_gateway.generation.objectives import objectives_report
-from catenary_gateway.generation.request import Piece
+from catenary_gateway.generation.request import AnswerChunk
 from catenary_gateway.generation.session import PendingSession
 from catenary_gateway.observability.generations import ChainChange, ObjectivesReport
 
 
-class Generation:
-    """One answer as its door sees it; leaving it early gives the answer up.
+class GenerationStream:
+    """One answer as its endpoint sees it; leaving it early gives the answer up.
 
     Used as a context manager around the loop that reads it.
     """
@@ -22,7 +22,7 @@ class Generation:
         self._session = session
         self._give_up = give_up
 
-    async def next(self) -> Piece | None:
+    async def next(self) -> AnswerChunk | None:
         """Returns what is ready, waiting for something; None after the last piece.
 
         Raises:
@@ -51,7 +51,7 @@ class Generation:
         """Where it went from one chain to another, so far."""
         return chain_changes(self._session)
 
-    def __enter__(self) -> Generation:
+    def __enter__(self) -> GenerationStream:
         return self
 
     def __exit__(

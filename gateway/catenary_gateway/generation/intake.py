@@ -12,8 +12,8 @@ from catenary_gateway.generation.request import (
     CHAT,
     TEXT_COMPLETION,
     ChatPrompt,
+    GenerationOptions,
     GenerationRequest,
-    GenerationTerms,
     Prompt,
     TextPrompt,
 )
@@ -35,7 +35,7 @@ async def request_of(
     request_id: str,
     prompt: Prompt,
     sampling: SamplingParameters,
-    terms: GenerationTerms,
+    options: GenerationOptions,
 ) -> GenerationRequest:
     """Returns the request the plane takes.
 
@@ -56,7 +56,7 @@ async def request_of(
         error.details["code"] = TOO_LONG
         raise
     sampling.check_vocabulary(codec.vocabulary_size)
-    _check_generated(terms.generated, resolved, codec.vocabulary_size)
+    _check_generated(options.generated, resolved, codec.vocabulary_size)
     return GenerationRequest(
         model=model,
         id=request_id,
@@ -64,7 +64,7 @@ async def request_of(
         prompt=array("I", ids),
         sampling=resolved,
         codec=codec,
-        terms=terms,
+        options=options,
     )
 
 

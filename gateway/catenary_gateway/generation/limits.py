@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from catenary_gateway.generation.request import GenerationRequest
-from catenary_gateway.inference import LONGEST_BUDGET_NS, Arrival
+from catenary_gateway.inference import LONGEST_BUDGET_NS, RequestArrival
 
 FIRST_TOKEN_NS = 300_000_000_000
 """For models that name no objective of their own."""
@@ -42,14 +42,14 @@ class AnswerLimits:
         return "no first token came in time"
 
 
-def limits_of(request: GenerationRequest, arrival: Arrival, silence_ns: int) -> AnswerLimits:
+def limits_of(request: GenerationRequest, arrival: RequestArrival, silence_ns: int) -> AnswerLimits:
     """Returns the limits of a request.
 
     The time for the whole answer is what its client says, in the request or as its own deadline;
     the model's objective is for the first token alone.
     """
-    said = [ns for ns in (request.terms.deadline_ns, arrival.budget_ns) if ns is not None]
+    said = [ns for ns in (request.options.deadline_ns, arrival.budget_ns) if ns is not None]
     whole_ns = min(*said, LONGEST_BUDGET_NS) if said else LONGEST_BUDGET_NS
-    first_ns = max(request.model.default_slo_ns, request.terms.time_to_first_token_ns or 0)
+    first_ns = max(request.model.default_slo_ns, request.options.time_to_first_token_ns or 0)
     begins_ns = arrival.monotonic_ns
     return AnswerLimits(begins_ns + whole_ns, begins_ns + (first_ns or FIRST_TOKEN_NS), silence_ns)

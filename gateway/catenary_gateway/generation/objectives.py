@@ -8,7 +8,7 @@ from catenary_gateway.observability.generations import ObjectivesReport
 
 def objectives_report(session: PendingSession) -> ObjectivesReport:
     """Returns how a generation does, as of its latest token."""
-    terms, starts = session.request.terms, session.starts
+    options, starts = session.request.options, session.starts
     order = starts[-1].order if starts else None
     first_slo_ns = order.first_token_slo_ns if order is not None else 0
     per_token_slo_ns = order.per_token_slo_ns if order is not None else 0
@@ -17,8 +17,8 @@ def objectives_report(session: PendingSession) -> ObjectivesReport:
     first_ns, behind = session.first_token_ns, own_tokens - 1
     return ObjectivesReport(
         # A scheduler that does not place by objectives names none; they are counted all the same.
-        first_token_slo_ns=first_slo_ns or terms.time_to_first_token_ns or 0,
-        per_token_slo_ns=per_token_slo_ns or terms.time_per_output_token_ns or 0,
+        first_token_slo_ns=first_slo_ns or options.time_to_first_token_ns or 0,
+        per_token_slo_ns=per_token_slo_ns or options.time_per_output_token_ns or 0,
         first_token_ns=first_ns - session.arrival.monotonic_ns if first_ns else 0,
         per_token_ns=(session.last_token_ns - first_ns) // behind if behind > 0 else 0,
         predicted_first_token_ns=fruitful[0].order.predicted_first_token_ns if fruitful else 0,

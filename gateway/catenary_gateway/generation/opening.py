@@ -5,14 +5,18 @@ from __future__ import annotations
 import time
 
 from catenary_gateway.generation.session import PendingSession
-from catenary_gateway.generation.start import Start
-from catenary_gateway.results.delivery import Links, left_s
+from catenary_gateway.generation.start import SessionStart
+from catenary_gateway.results.delivery import LinkSource, left_s
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from catenary_services.transport.acknowledgements import Lost
 
 
 async def open_session(
-    session: PendingSession, start: Start, gateway_id: str, hub: Links, lost: Lost | None = None
+    session: PendingSession,
+    start: SessionStart,
+    gateway_id: str,
+    hub: LinkSource,
+    lost: Lost | None = None,
 ) -> None:
     """Pushes the opening of a start, with the token history, to whoever is to know of it.
 
@@ -42,7 +46,7 @@ async def open_session(
         slot.release()
 
 
-def _opened(start: Start, opening: frame_pb2.SessionOpening) -> frame_pb2.FrameHeader:
+def _opened(start: SessionStart, opening: frame_pb2.SessionOpening) -> frame_pb2.FrameHeader:
     rows = frame_pb2.SessionRows(session_id=start.session_id, sample=True, opening=opening)
     return frame_pb2.FrameHeader(
         kind=frame_pb2.FRAME_KIND_SESSION_STEP,
@@ -56,7 +60,7 @@ def _opened(start: Start, opening: frame_pb2.SessionOpening) -> frame_pb2.FrameH
     )
 
 
-def _moved(start: Start, opening: frame_pb2.SessionOpening) -> frame_pb2.FrameHeader:
+def _moved(start: SessionStart, opening: frame_pb2.SessionOpening) -> frame_pb2.FrameHeader:
     order = start.order
     move = frame_pb2.SessionMove(
         session_id=start.session_id,

@@ -1,4 +1,4 @@
-"""The session plane behind every door that generates text."""
+"""The session plane behind every endpoint that generates text."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from catenary_gateway.data_plane import Outbox
-from catenary_gateway.generation.answer import Generation
+from catenary_gateway.generation.active_starts import ActiveStarts, StartDeps
+from catenary_gateway.generation.answer import GenerationStream
 from catenary_gateway.generation.limits import SILENCE_NS, AnswerLimits, limits_of
-from catenary_gateway.generation.progress import ProgressReports
+from catenary_gateway.generation.progress import ProgressReporter
 from catenary_gateway.generation.record import finished_session
 from catenary_gateway.generation.request import GenerationRequest
-from catenary_gateway.generation.rings import Rings, Surroundings
 from catenary_gateway.generation.session import PendingSession
-from catenary_gateway.inference import Arrival
-from catenary_gateway.observability.bookkeeping import OK, Bookkeeping
+from catenary_gateway.inference import RequestArrival
+from catenary_gateway.observability.request_metrics import OK, RequestMetrics
 from catenary_gateway.results.deadlines import Deadlines
-from catenary_gateway.results.delivery import Links
+from catenary_gateway.results.delivery import LinkSource
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from catenary_services.error_tables import error_of
 from catenary_services.errors import (
@@ -33,7 +33,7 @@ _Message = scheduler_pb2.GatewayMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class GenerationIntervals:
     """How often one hears of answers, and for how long one may hear nothing."""
 
     progress_interval_ns: int = 100_000_000
@@ -42,7 +42,7 @@ class Pace:
     """Without a token, after which an answer is given up."""
 
 
-class Watcher(Protocol):
+class GenerationObserver(Protocol):
     """Who wants to hear how a generation gets on."""
 
     def first_token(self) -> None:
@@ -64,20 +64,22 @@ class SessionPlane:
         self,
         gateway_id: str,
         outbox: Outbox,
-        hub: Links,
-        books: Bookkeeping,
+        hub: LinkSource,
+        request_metrics: RequestMetrics,
         numbers: Iterator[int],
-        pace: Pace | None = None,
+        pace: GenerationIntervals | None = None,
     ) -> None:
-        self.books = books
+        self.request_metrics = request_metrics
         self._outbox = outbox
         self._numbers = numbers
-        self._pace = pace or Pace()
+        self._pace = pace or GenerationIntervals()
         self._requests: dict[int, PendingSession] = {}
-        self._watchers: dict[int, Watcher] = {}
+        self._watchers: dict[int, GenerationObserver] = {}
         self._deadlines = Deadlines(self._expired, self._requests)
-        self._progress = ProgressReports(self._tell, self._pace.progress_interval_ns)
-        self._rings = Rings(Surroundings(gateway_id, hub, books, self._tell), self._took)
+        self._progress = ProgressReporter(self._tell, self._pace.progress_interval_ns)
+        self._starts = ActiveStarts(
+            StartDeps(gateway_id, hub, request_metrics, self._tell), self._took
+        )
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -89,12 +91,12 @@ class SessionPlane:
     @property
     def running(self) -> int:
         """Those of them that have a chain."""
-        return self._rings.running
+        return self._starts.running
 
     @property
     def dropped(self) -> int:
         """Tokens nobody waits for: late, twice, or of a session that goes on elsewhere."""
-        return self._rings.dropped
+        return self._starts.dropped
 
     def waits_for(self, now_ns: int) -> list[scheduler_pb2.UnansweredRequest]:
         """Returns every unanswered generation and its starts, for the scheduler's audit."""
@@ -112,13 +114,16 @@ class SessionPlane:
                 return session.current.session_id
         return None
 
-    def limits(self, request: GenerationRequest, arrival: Arrival) -> AnswerLimits:
+    def limits(self, request: GenerationRequest, arrival: RequestArrival) -> AnswerLimits:
         """Returns when a request is given up that gets no tokens, or no further ones."""
         return limits_of(request, arrival, self._pace.silence_ns)
 
     def open(
-        self, request: GenerationRequest, arrival: Arrival, watcher: Watcher | None = None
-    ) -> Generation:
+        self,
+        request: GenerationRequest,
+        arrival: RequestArrival,
+        observer: GenerationObserver | None = None,
+    ) -> GenerationStream:
         """Asks the scheduler for a chain; if it can, `watcher` hears of what becomes of it.
 
         Raises:
@@ -137,14 +142,14 @@ class SessionPlane:
             submission = session.submission(session.submitted_ns)
             self._outbox.send(_Message(submit_session=submission))
         except CatenaryError as error:
-            self.books.refused(request.model.label, error.reason)
+            self.request_metrics.refused(request.model.label, error.reason)
             raise
         self._requests[session.number] = session
-        if watcher is not None:
-            self._watchers[session.number] = watcher
+        if observer is not None:
+            self._watchers[session.number] = observer
         self._idle.clear()
         self._deadlines.add(session.number, session.due_ns)
-        return Generation(session, self.give_up)
+        return GenerationStream(session, self.give_up)
 
     def give_up(self, session: PendingSession) -> None:
         """Ends a generation nobody reads any more; nothing happens if it has ended."""
@@ -172,7 +177,7 @@ class SessionPlane:
         """Carries out the scheduler's order to open a session; again: somewhere else."""
         session = self._requests.get(order.request_id)
         if session is not None:
-            self._rings.start(session, order)
+            self._starts.start(session, order)
 
     def reject(self, order: scheduler_pb2.RejectRequest) -> None:
         """Ends a generation the scheduler gave up."""
@@ -190,7 +195,7 @@ class SessionPlane:
         Returns:
             False if `sender` is on none of the rings that some of them are to come from.
         """
-        return self._rings.tokens(header, sender)
+        return self._starts.tokens(header, sender)
 
     async def idle(self, timeout_s: float) -> bool:
         """Waits until no generation is unanswered; False if some still were at the end."""
@@ -207,13 +212,13 @@ class SessionPlane:
             self._end(session, error, "cancel")
         self._deadlines.close()
         self._progress.close()
-        await self._rings.close()
+        await self._starts.close()
 
     def _took(self, session: PendingSession) -> None:
         self._progress.took(session)
-        watcher = self._watchers.get(session.number)
-        if watcher is not None:
-            watcher.first_token()
+        observer = self._watchers.get(session.number)
+        if observer is not None:
+            observer.first_token()
         if session.finish_reason:
             self._end(session, None, "finished")
 
@@ -234,13 +239,13 @@ class SessionPlane:
         """Ends a generation exactly once: complete, or with `error`."""
         if self._requests.pop(session.number, None) is None:
             return
-        self._rings.leave(session)
+        self._starts.leave(session)
         self._progress.ended(session)
         session.end(error)
-        watcher = self._watchers.pop(session.number, None)
-        if watcher is not None:
+        observer = self._watchers.pop(session.number, None)
+        if observer is not None:
             own_tokens = len(session.generated) - session.continued
-            watcher.ended(error, len(session.request.prompt), own_tokens)
+            observer.ended(error, len(session.request.prompt), own_tokens)
         # At once: a free slot is what the head of the scheduler's queue waits for.
         if tell == "finished":
             finished = scheduler_pb2.RequestFinished(
@@ -252,8 +257,12 @@ class SessionPlane:
         if not self._requests:
             self._idle.set()
         outcome = OK if error is None else error.reason
-        done = finished_session(session, outcome, time.monotonic_ns(), self.books.gateway_id)
-        asyncio.get_running_loop().call_soon(self.books.finished, done, session.limits.whole_ns)
+        done = finished_session(
+            session, outcome, time.monotonic_ns(), self.request_metrics.gateway_id
+        )
+        asyncio.get_running_loop().call_soon(
+            self.request_metrics.finished, done, session.limits.whole_ns
+        )
 
     def _tell(self, message: scheduler_pb2.GatewayMessage) -> None:
         try:

@@ -11,7 +11,7 @@ from catenary_protos.catenary.v1 import scheduler_pb2
 Tell = Callable[[scheduler_pb2.GatewayMessage], None]
 
 
-class ProgressReports:
+class ProgressReporter:
     """Reports sessions that got tokens since the last report; no timer runs while none does."""
 
     def __init__(self, tell: Tell, interval_ns: int) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from catenary_gateway.generation.chain_changes import chain_changes
 from catenary_gateway.generation.objectives import objectives_report
 from catenary_gateway.generation.session import PendingSession
-from catenary_gateway.generation.start import Start
+from catenary_gateway.generation.start import SessionStart
 from catenary_gateway.observability.generations import SessionRecord
 from catenary_gateway.observability.recent_requests import FinishedRequest
-from catenary_gateway.observability.waterfall import Bar
+from catenary_gateway.observability.waterfall import WaterfallSpan
 from catenary_gateway.results.hop_times import HopTimes
 
 
@@ -43,7 +43,7 @@ def finished_session(
     )
 
 
-def _bars_of(session: PendingSession, finished_ns: int, gateway_id: str) -> Iterator[Bar]:
+def _bars_of(session: PendingSession, finished_ns: int, gateway_id: str) -> Iterator[WaterfallSpan]:
     """Yields where the time went: queue, first token hop by hop, then all the others'.
 
     Agents report durations only, so the bars of hops lie one behind the other; behind the first
@@ -54,17 +54,21 @@ def _bars_of(session: PendingSession, finished_ns: int, gateway_id: str) -> Iter
     waiting_ns = session.submitted_ns or finished_ns
     for number, start in enumerate(session.starts, 1):
         if start.moves is None:
-            yield Bar("gateway.queue", gateway_id, waiting_ns, start.started_ns, 0, number)
+            yield WaterfallSpan(
+                "gateway.queue", gateway_id, waiting_ns, start.started_ns, 0, number
+            )
             waiting_ns = max(start.started_ns, start.sent_ns)
         yield from _bars_of_start(start, gateway_id, number, finished_ns)
         waiting_ns = max(waiting_ns, start.last_token_ns)
     if not session.starts:
-        yield Bar("gateway.queue", gateway_id, waiting_ns, finished_ns)
+        yield WaterfallSpan("gateway.queue", gateway_id, waiting_ns, finished_ns)
 
 
-def _bars_of_start(start: Start, gateway_id: str, number: int, finished_ns: int) -> Iterator[Bar]:
-    def bar(name: str, begin_ns: int, end_ns: int) -> Bar:
-        return Bar(name, gateway_id, begin_ns, end_ns, start.session_id, number)
+def _bars_of_start(
+    start: SessionStart, gateway_id: str, number: int, finished_ns: int
+) -> Iterator[WaterfallSpan]:
+    def bar(name: str, begin_ns: int, end_ns: int) -> WaterfallSpan:
+        return WaterfallSpan(name, gateway_id, begin_ns, end_ns, start.session_id, number)
 
     before = start.moves
     if before is not None:
@@ -88,15 +92,15 @@ def _bars_of_start(start: Start, gateway_id: str, number: int, finished_ns: int)
 
 
 def _hops(
-    start: Start,
+    start: SessionStart,
     timings: Iterable[HopTimes],
     span: tuple[int, int],
     number: int,
-) -> Iterator[Bar]:
+) -> Iterator[WaterfallSpan]:
     at_ns, latest_ns = span
     for timing in timings:
         for name, duration_ns in timing.phases:
             # Clocks of several machines drift; a bar never reaches behind the token.
             end_ns = min(at_ns + duration_ns, max(at_ns, latest_ns))
-            yield Bar(name, timing.agent_id, at_ns, end_ns, start.session_id, number)
+            yield WaterfallSpan(name, timing.agent_id, at_ns, end_ns, start.session_id, number)
             at_ns = end_ns

@@ -1,4 +1,4 @@
-"""A generation as the plane behind the doors sees it: token ids and numbers, no protocol."""
+"""A generation as the plane behind the endpoints sees it: token ids and numbers, no protocol."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationTerms:
+class GenerationOptions:
     """What the caller asks beside the text."""
 
     deadline_ns: int | None = None
@@ -70,7 +70,7 @@ class GenerationRequest:
     sampling: SamplingParameters
     """Resolved: `max_tokens` and `seed` have values."""
     codec: TextCodec
-    terms: GenerationTerms
+    options: GenerationOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ class StepTiming:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """What a door is given at a time: everything since the piece before."""
+class AnswerChunk:
+    """What an endpoint is given at a time: everything since the piece before."""
 
     text: str
     token_ids: tuple[int, ...]

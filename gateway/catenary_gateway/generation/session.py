@@ -1,4 +1,4 @@
-"""One unanswered generation: its tokens so far, where they are made, and the door that reads."""
+"""One unanswered generation: its tokens so far, where they are made, and who reads them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from array import array
 
 from catenary_gateway.generation.answer_text import AnswerText
 from catenary_gateway.generation.limits import AnswerLimits
-from catenary_gateway.generation.request import GenerationRequest, Piece, StepTiming
-from catenary_gateway.generation.start import Start
-from catenary_gateway.inference import Arrival
+from catenary_gateway.generation.request import AnswerChunk, GenerationRequest, StepTiming
+from catenary_gateway.generation.start import SessionStart
+from catenary_gateway.inference import RequestArrival
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from catenary_services.errors import CatenaryError
 from catenary_services.sampling_messages import message_of_sampling
 
 
 class PendingSession:
-    """Keeps the token history of one generation, and what its door has not read yet.
+    """Keeps the token history of one generation, and what its endpoint has not read yet.
 
     Invariants: `generated` only grows, by the token of the next position, and begins with what
     its client has from another gateway; `current` is the start
@@ -48,17 +48,17 @@ class PendingSession:
     )
 
     def __init__(
-        self, number: int, request: GenerationRequest, arrival: Arrival, limits: AnswerLimits
+        self, number: int, request: GenerationRequest, arrival: RequestArrival, limits: AnswerLimits
     ) -> None:
         self.number = number
         self.request = request
         self.arrival = arrival
         self.limits = limits
         self.submitted_ns = 0
-        self.generated: array[int] = array("I", request.terms.generated)
-        self.starts: list[Start] = []
-        self.current: Start | None = None
-        self.successors: list[Start] = []
+        self.generated: array[int] = array("I", request.options.generated)
+        self.starts: list[SessionStart] = []
+        self.current: SessionStart | None = None
+        self.successors: list[SessionStart] = []
         self.text = AnswerText(
             request.codec.tokenizer, request.sampling.stop, request.sampling.min_tokens
         )
@@ -78,7 +78,7 @@ class PendingSession:
     @property
     def continued(self) -> int:
         """Number of tokens that were generated through another gateway."""
-        return len(self.request.terms.generated)
+        return len(self.request.options.generated)
 
     @property
     def next_position(self) -> int:
@@ -93,7 +93,7 @@ class PendingSession:
     @property
     def timed(self) -> bool:
         """True if agents are to say where the time of each token goes."""
-        return self.request.terms.timed or self.arrival.trace.sampled
+        return self.request.options.timed or self.arrival.trace.sampled
 
     def submission(self, now_ns: int) -> scheduler_pb2.SubmitSession:
         """Returns what the scheduler is to know, with the session that goes on if there is one."""
@@ -105,10 +105,10 @@ class PendingSession:
             prompt_tokens=len(request.prompt),
             max_tokens=request.sampling.max_tokens,
             budget_ns=max(0, self.limits.whole_ns - now_ns),
-            priority=request.terms.priority,
+            priority=request.options.priority,
             traceparent=trace.traceparent if trace.sampled else "",
-            first_token_slo_ns=request.terms.time_to_first_token_ns or 0,
-            per_token_slo_ns=request.terms.time_per_output_token_ns or 0,
+            first_token_slo_ns=request.options.time_to_first_token_ns or 0,
+            per_token_slo_ns=request.options.time_per_output_token_ns or 0,
             waited_ns=max(0, now_ns - self.arrival.monotonic_ns),
             progress=self.progress() if self.generated else None,
         )
@@ -141,7 +141,9 @@ class PendingSession:
             decode_ns=self.last_token_ns - first_ns,
         )
 
-    def opening(self, start: Start, gateway_id: str, now_ns: int) -> frame_pb2.SessionOpening:
+    def opening(
+        self, start: SessionStart, gateway_id: str, now_ns: int
+    ) -> frame_pb2.SessionOpening:
         """Returns all the agents of a start must know, with the tokens generated so far."""
         request, trace = self.request, self.arrival.trace
         sampling = message_of_sampling(request.sampling)
@@ -162,7 +164,7 @@ class PendingSession:
         opening.token_ids.extend(self.generated)
         return opening
 
-    def begin(self, start: Start) -> None:
+    def begin(self, start: SessionStart) -> None:
         """Notes a start: beside the current one if it moves that, else in its place."""
         self.starts.append(start)
         if start.moves is None:
@@ -170,11 +172,11 @@ class PendingSession:
         else:
             self.successors.append(start)
 
-    def believes(self, start: Start) -> bool:
+    def believes(self, start: SessionStart) -> bool:
         """True if a token of this start may be the next one."""
         return start is self.current or start in self.successors
 
-    def left(self, start: Start) -> None:
+    def left(self, start: SessionStart) -> None:
         """Takes no token of a start any more."""
         start.stop_waiting()
         if start is self.current:
@@ -182,13 +184,13 @@ class PendingSession:
         else:
             self.successors.remove(start)
 
-    def take_over(self, start: Start) -> None:
+    def take_over(self, start: SessionStart) -> None:
         """Makes a successor the current start: it has brought the next token."""
         self.left(start)
         start.history_tokens = len(self.generated)
         self.current = start
 
-    def is_early(self, start: Start, token: frame_pb2.SessionToken) -> bool:
+    def is_early(self, start: SessionStart, token: frame_pb2.SessionToken) -> bool:
         """Keeps a token that overtook others, which are still to come; False if it did not.
 
         Split phase: of a prompt the first token comes from one ring, the others from another. Live
@@ -210,7 +212,7 @@ class PendingSession:
             return None
         return start.early.pop(0)
 
-    def successor_due(self) -> Start | None:
+    def successor_due(self) -> SessionStart | None:
         """Returns the successor that has brought the next token, if one has."""
         for start in self.successors:
             if start.early and start.early[0].position == self.next_position:
@@ -228,7 +230,7 @@ class PendingSession:
         self.generated.append(token.token_id)
         if token.timings:
             self.current.add_hops(token.timings)
-        if self.request.terms.timed:
+        if self.request.options.timed:
             timing = StepTiming(token.token_id, now_ns - previous_ns, tuple(token.timings))
             self._timings.append(timing)
         reason = token.finish_reason
@@ -245,14 +247,14 @@ class PendingSession:
         self._awake.set()
 
     def end(self, error: CatenaryError | None) -> None:
-        """Lets the door read what there is, and then the end."""
+        """Lets the endpoint read what there is, and then the end."""
         self.ended = True
         self.error = error
         self.current = None
         self.successors.clear()
         self._awake.set()
 
-    async def read(self) -> Piece | None:
+    async def read(self) -> AnswerChunk | None:
         """Returns everything since the last call, waiting for something; None after the end.
 
         Raises:
@@ -268,8 +270,8 @@ class PendingSession:
             self._awake.clear()
             await self._awake.wait()
 
-    def _piece(self) -> Piece:
-        piece = Piece(
+    def _piece(self) -> AnswerChunk:
+        piece = AnswerChunk(
             "".join(self._ready),
             tuple(self.generated[self._read :]),
             self.finish_reason,

@@ -16,7 +16,7 @@ BY_KV, BY_TOKENS = "kv", "tokens"
 
 
 @dataclass(slots=True, eq=False)
-class Start:
+class SessionStart:
     """One start of a session on a chain. Times are of the monotonic clock; 0: not yet."""
 
     session_id: int
@@ -24,7 +24,7 @@ class Start:
     started_ns: int
     history_tokens: int
     """Generated before its first token, as far as was known; so part of what it began with."""
-    moves: Start | None = None
+    moves: SessionStart | None = None
     """Live migration: the start that it takes over from while that one goes on."""
     push_ns: int = 0
     sent_ns: int = 0
@@ -35,7 +35,7 @@ class Start:
     failed_ns: int = 0
     early: list[frame_pb2.SessionToken] = field(default_factory=list)
     """Tokens in a row that came before those of another ring that precede them."""
-    patience: asyncio.TimerHandle | None = None
+    overtake_timer: asyncio.TimerHandle | None = None
     """Ends the wait for those."""
     first_hops: tuple[HopTimes, ...] = ()
     later_hops: dict[tuple[str, int, int], HopTimes] = field(default_factory=dict)
@@ -77,9 +77,9 @@ class Start:
 
     def stop_waiting(self) -> None:
         """Nothing that it overtook is waited for any more."""
-        if self.patience is not None:
-            self.patience.cancel()
-            self.patience = None
+        if self.overtake_timer is not None:
+            self.overtake_timer.cancel()
+            self.overtake_timer = None
 
     def add_hops(self, timings: Sequence[common_pb2.HopTiming]) -> None:
         """Takes the hops of one more token into account."""

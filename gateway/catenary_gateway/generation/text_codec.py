@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from catenary_gateway.generation.chat_template import ChatTemplate, Message
 from catenary_services.bounded_files import LARGEST_JSON_BYTES, LARGEST_TEMPLATE_BYTES
 from catenary_services.content.hashing import digests
-from catenary_services.content.reading import Reading
+from catenary_services.content.reading import VerifiedReading
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import (
     ContentMismatch,
@@ -63,7 +63,7 @@ class TextCodec:
         self._longest_token = max(map(len, vocabulary), default=1)
 
     @classmethod
-    def load(cls, folder: Path, reading: Reading | None = None) -> TextCodec:
+    def load(cls, folder: Path, reading: VerifiedReading | None = None) -> TextCodec:
         """Reads the files of a model's folder; takes a while.
 
         Args:
@@ -75,7 +75,7 @@ class TextCodec:
             ValueError: a file is malformed.
             ContentMismatch: a file is not what was recorded.
         """
-        files = reading or Reading(folder.name, folder, None, digests())
+        files = reading or VerifiedReading(folder.name, folder, None, digests())
         text = files.content("tokenizer.json", LARGEST_JSON_BYTES).decode()
         try:
             tokenizer = Tokenizer.from_str(text)
@@ -182,7 +182,7 @@ class TextCodecs:
             _log.warning("tokenizer_not_loaded", model=str(model), why=why)
 
 
-def _document(files: Reading, name: str) -> dict[str, Any]:
+def _document(files: VerifiedReading, name: str) -> dict[str, Any]:
     try:
         document = json.loads(files.content(name, LARGEST_JSON_BYTES))
     except FileNotFoundError:
@@ -192,7 +192,7 @@ def _document(files: Reading, name: str) -> dict[str, Any]:
     return document
 
 
-def _template_source(files: Reading, config: Mapping[str, Any]) -> str | None:
+def _template_source(files: VerifiedReading, config: Mapping[str, Any]) -> str | None:
     try:
         return files.content("chat_template.jinja", LARGEST_TEMPLATE_BYTES).decode()
     except FileNotFoundError:

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc.aio
 
-from catenary_gateway.doors.admin import HasChannel, SchedulerAdmin
+from catenary_gateway.endpoints.admin import HasChannel, SchedulerAdmin
 from catenary_gateway.groups import sums
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_services.domain.groups import GROUP_METADATA

@@ -6,21 +6,21 @@ import asyncio
 from dataclasses import dataclass, field
 
 from catenary_gateway.groups.router import GroupRouter
-from catenary_gateway.groups.tables import Directories, ModelTables
-from catenary_gateway.scheduler_listener import Listener
+from catenary_gateway.groups.tables import ModelTables, PeerDirectories
+from catenary_gateway.scheduler_listener import MessageRouter
 from catenary_protos.catenary.v1 import scheduler_pb2
 
 _Down = scheduler_pb2.SchedulerToGatewayMessage
 
 
 @dataclass(slots=True)
-class Together:
+class ListenerContext:
     """What the listeners of all groups share."""
 
-    listener: Listener
+    listener: MessageRouter
     router: GroupRouter
     models: ModelTables
-    directories: Directories
+    directories: PeerDirectories
     grace_s: float
     """A group that nobody leads for longer serves nothing."""
     connected: set[int] = field(default_factory=set)
@@ -40,53 +40,53 @@ class Together:
 class GroupListener:
     """Implements `SchedulerListener` for one group."""
 
-    def __init__(self, group: int, together: Together) -> None:
+    def __init__(self, group: int, context: ListenerContext) -> None:
         self._group = group
-        self._together = together
+        self._context = context
         self._timer: asyncio.TimerHandle | None = None
 
     def hello(self) -> scheduler_pb2.GatewayHello:
         """Returns who this gateway is: the same for every group."""
-        return self._together.listener.hello()
+        return self._context.listener.hello()
 
     def connected(self, epoch: int) -> None:
         """Says again what is unfinished of this group, and what nobody has."""
         self._stop_timer()
-        together = self._together
-        together.connected.add(self._group)
-        together.gone.discard(self._group)
-        together.forget_gone()
-        together.router.connected(self._group)
-        together.listener.connected(epoch, together.router.is_due(self._group))
+        context = self._context
+        context.connected.add(self._group)
+        context.gone.discard(self._group)
+        context.forget_gone()
+        context.router.connected(self._group)
+        context.listener.connected(epoch, context.router.is_due(self._group))
 
     def disconnected(self) -> None:
         """The group is missed after a while, and the gateway is not ready when all are away."""
-        together = self._together
-        together.connected.discard(self._group)
-        if not together.connected:
-            together.listener.disconnected()
+        context = self._context
+        context.connected.discard(self._group)
+        if not context.connected:
+            context.listener.disconnected()
         self._stop_timer()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(together.grace_s, self._give_up)
+        self._timer = loop.call_later(context.grace_s, self._give_up)
 
     def received(self, message: scheduler_pb2.SchedulerToGatewayMessage) -> None:
         """Carries out one message."""
-        together, group = self._together, self._group
+        context, group = self._context, self._group
         match message.WhichOneof("kind"):
             case "reject":
-                if not together.router.refused(message.reject, group):
-                    together.listener.received(message)
+                if not context.router.refused(message.reject, group):
+                    context.listener.received(message)
             case "start_session":
-                if not together.router.is_elsewhere(message.start_session.request_id, group):
-                    together.listener.received(message)
+                if not context.router.is_elsewhere(message.start_session.request_id, group):
+                    context.listener.received(message)
             case "directory":
-                together.directories.update(group, message.directory)
-                together.listener.received(_Down(directory=together.directories.merged()))
+                context.directories.update(group, message.directory)
+                context.listener.received(_Down(directory=context.directories.merged()))
             case "models":
-                together.models.update(group, message.models)
-                together.listener.received(_Down(models=together.models.merged()))
+                context.models.update(group, message.models)
+                context.listener.received(_Down(models=context.models.merged()))
             case _:
-                together.listener.received(message)
+                context.listener.received(message)
 
     def close(self) -> None:
         """Waits for nothing any more."""
@@ -94,10 +94,10 @@ class GroupListener:
 
     def _give_up(self) -> None:
         self._timer = None
-        together = self._together
-        together.router.away(self._group)
-        together.gone.add(self._group)
-        together.forget_gone()
+        context = self._context
+        context.router.away(self._group)
+        context.gone.add(self._group)
+        context.forget_gone()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-class Rotation:
+class WeightedRotation:
     """Deals requests out to groups in proportion to their weights, as evenly as can be.
 
     Any `sum(weights)` turns in a row with the same weights give each group exactly its weight.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from catenary_gateway.groups.rotation import Rotation
+from catenary_gateway.groups.rotation import WeightedRotation
 from catenary_gateway.groups.tables import ModelTables
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.domain.groups import group_of_id
@@ -40,7 +40,7 @@ AWAY = "GROUP_AWAY"
 """Reason in the metric: nobody led the request's group for long."""
 
 
-class Link(Protocol):
+class RoutedLink(Protocol):
     """What is needed of `SchedulerLink`."""
 
     @property
@@ -57,7 +57,7 @@ class Link(Protocol):
         ...
 
 
-class Plane(Protocol):
+class ResubmittingPlane(Protocol):
     """What is needed of the planes."""
 
     def resubmission(self, number: int) -> scheduler_pb2.GatewayMessage | None:
@@ -72,19 +72,19 @@ class GroupRouter:
     """
 
     def __init__(
-        self, links: Sequence[Link], tables: ModelTables, rerouted: Callable[[str], None]
+        self, links: Sequence[RoutedLink], tables: ModelTables, rerouted: Callable[[str], None]
     ) -> None:
         """Link N is that of group N; `rerouted` is told why a request went to another group."""
         self._links = tuple(links)
         self._tables = tables
         self._rerouted = rerouted
-        self._rotation = Rotation()
-        self._planes: tuple[Plane, ...] = ()
+        self._rotation = WeightedRotation()
+        self._planes: tuple[ResubmittingPlane, ...] = ()
         self._group_of: dict[int, int] = {}
         self._moved: set[int] = set()
         self._left_behind: defaultdict[int, set[int]] = defaultdict(set)
 
-    def serve(self, *planes: Plane) -> None:
+    def serve(self, *planes: ResubmittingPlane) -> None:
         """Says whose requests these are; they need us first."""
         self._planes = planes
 

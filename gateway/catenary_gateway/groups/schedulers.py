@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 
 from catenary_gateway.data_plane import DataPlane, Outbox
-from catenary_gateway.doors.admin import SchedulerAdmin
+from catenary_gateway.endpoints.admin import SchedulerAdmin
 from catenary_gateway.generation.plane import SessionPlane
 from catenary_gateway.groups.admin import GroupsAdmin
-from catenary_gateway.groups.listener import GroupListener, Together
+from catenary_gateway.groups.listener import GroupListener, ListenerContext
 from catenary_gateway.groups.router import GroupRouter
-from catenary_gateway.groups.tables import Directories, ModelTables
+from catenary_gateway.groups.tables import ModelTables, PeerDirectories
 from catenary_gateway.scheduler_link import SchedulerLink, SchedulerListener
-from catenary_gateway.scheduler_listener import Listener
+from catenary_gateway.scheduler_listener import MessageRouter
 from catenary_gateway.settings import GatewaySettings
-from catenary_gateway.unanswered import Audited
+from catenary_gateway.unanswered import AuditingListener
 from catenary_services.domain.groups import metadata_of_group
 from catenary_services.security.tls import ClientSecurity
 from catenary_services.telemetry.metrics import Metrics
 
 
-class Schedulers:
+class SchedulerLinks:
     """Keeps up the links of one gateway.
 
     Attributes:
@@ -50,7 +50,7 @@ class Schedulers:
         self._listeners: list[GroupListener] = []
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self, listener: Listener, planes: tuple[DataPlane, SessionPlane]) -> None:
+    def start(self, listener: MessageRouter, planes: tuple[DataPlane, SessionPlane]) -> None:
         """Begins to look for whoever leads, and tells `listener` what they say."""
         self._tasks = [
             asyncio.create_task(link.run(each), name="scheduler-link")
@@ -58,15 +58,17 @@ class Schedulers:
         ]
 
     def _ears(
-        self, listener: Listener, planes: tuple[DataPlane, SessionPlane]
+        self, listener: MessageRouter, planes: tuple[DataPlane, SessionPlane]
     ) -> list[SchedulerListener]:
         if len(self.links) == 1:
-            return [Audited(listener, self.links[0], planes)]
+            return [AuditingListener(listener, self.links[0], planes)]
         self._router.serve(*planes)
-        together = Together(listener, self._router, self._models, Directories(), self._grace_s)
+        together = ListenerContext(
+            listener, self._router, self._models, PeerDirectories(), self._grace_s
+        )
         self._listeners = [GroupListener(group, together) for group in range(len(self.links))]
         return [
-            Audited(each, self.links[group], planes, self._router.is_due(group))
+            AuditingListener(each, self.links[group], planes, self._router.is_due(group))
             for group, each in enumerate(self._listeners)
         ]
 

@@ -58,7 +58,7 @@ class ModelTables:
                     self._weights.setdefault(key, {})[group] = max(1, served.workers)
 
 
-class Directories:
+class PeerDirectories:
     """The last directory of every group."""
 
     def __init__(self) -> None:

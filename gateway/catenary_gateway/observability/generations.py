@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from catenary_gateway.observability.waterfall import Bar
+from catenary_gateway.observability.waterfall import WaterfallSpan
 
 RESTART = "restart"
 
@@ -89,7 +89,7 @@ class SessionRecord:
     """On the monotonic clock, as the next; 0: there was none."""
     last_token_ns: int
     objectives: ObjectivesReport
-    bars: tuple[Bar, ...]
+    bars: tuple[WaterfallSpan, ...]
     """Where the time went, behind the receiving of the request; see `_bars_of`."""
     chain_changes: tuple[ChainChange, ...]
 

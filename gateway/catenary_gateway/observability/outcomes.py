@@ -19,7 +19,7 @@ _BINS = 21 * _BINS_PER_OCTAVE
 
 
 @dataclass(slots=True)
-class Bucket:
+class OutcomeBucket:
     """The requests that ended within some seconds."""
 
     number: int
@@ -37,7 +37,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcomes:
+class ModelOutcomes:
     """One model over the last minutes."""
 
     seconds: int
@@ -62,7 +62,7 @@ class RecentOutcomes:
     """Counts by model; a bounded memory, however many requests there are."""
 
     def __init__(self) -> None:
-        self._models: dict[str, deque[Bucket]] = {}
+        self._models: dict[str, deque[OutcomeBucket]] = {}
 
     def add(self, model: str, now_ns: int, *, met: bool, duration_ns: int, rows: int) -> None:
         """Counts a request that was answered well; `met` says whether in time."""
@@ -80,13 +80,13 @@ class RecentOutcomes:
             now_ns: On the monotonic clock.
             reason: Of the error.
             counts: False if its deadline is no matter, because its client went away or it was
-                refused at the door.
+                refused at the endpoint.
         """
         bucket = self._bucket(model, now_ns)
         bucket.finished += counts
         bucket.errors[reason] += 1
 
-    def of(self, model: str, now_ns: int) -> Outcomes:
+    def of(self, model: str, now_ns: int) -> ModelOutcomes:
         """Returns the last minutes of one model."""
         buckets = list(self._fresh(model, now_ns))
         errors: Counter[str] = Counter()
@@ -95,7 +95,7 @@ class RecentOutcomes:
             errors.update(bucket.errors)
             bins.update(bucket.bins)
         now = _number_of(now_ns)
-        return Outcomes(
+        return ModelOutcomes(
             seconds=BUCKET_S * BUCKETS,
             finished=sum(bucket.finished for bucket in buckets),
             met=sum(bucket.met for bucket in buckets),
@@ -113,16 +113,16 @@ class RecentOutcomes:
         """Returns the labels of all models of which anything was counted."""
         return tuple(self._models)
 
-    def _bucket(self, model: str, now_ns: int) -> Bucket:
+    def _bucket(self, model: str, now_ns: int) -> OutcomeBucket:
         buckets = self._models.get(model)
         if buckets is None:
             buckets = self._models[model] = deque(maxlen=BUCKETS)
         number = _number_of(now_ns)
         if not buckets or buckets[-1].number < number:
-            buckets.append(Bucket(number))
+            buckets.append(OutcomeBucket(number))
         return buckets[-1]
 
-    def _fresh(self, model: str, now_ns: int) -> Iterator[Bucket]:
+    def _fresh(self, model: str, now_ns: int) -> Iterator[OutcomeBucket]:
         oldest = _number_of(now_ns) - BUCKETS
         return (each for each in self._models.get(model, ()) if each.number > oldest)
 

@@ -7,8 +7,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from catenary_gateway.inference import Arrival
-from catenary_gateway.results.pending import Attempt, PendingRequest
+from catenary_gateway.inference import RequestArrival
+from catenary_gateway.results.pending import BatchAttempt, PendingRequest
 
 if TYPE_CHECKING:
     from catenary_gateway.observability.generations import SessionRecord
@@ -24,10 +24,10 @@ class FinishedRequest:
     model: str
     outcome: str
     """"OK" or the reason it failed."""
-    arrival: Arrival
+    arrival: RequestArrival
     submitted_ns: int
     finished_ns: int
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[BatchAttempt, ...]
     session: SessionRecord | None = None
     """Of a generation, which has no attempts."""
     rows: int = 1

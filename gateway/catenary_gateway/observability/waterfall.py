@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from catenary_gateway.observability.recent_requests import FinishedRequest
-from catenary_gateway.results.pending import Attempt
+from catenary_gateway.results.pending import BatchAttempt
 from catenary_protos.catenary.v1 import admin_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class WaterfallSpan:
     """One stretch of time, on the gateway's monotonic clock."""
 
     name: str
@@ -27,33 +27,37 @@ class Bar:
     attempt: int = 0
 
 
-def bars_of(request: FinishedRequest, gateway_id: str) -> list[Bar]:
+def bars_of(request: FinishedRequest, gateway_id: str) -> list[WaterfallSpan]:
     """Returns where the time went, in order of attempts and hops."""
-    bars: list[Bar] = []
+    bars: list[WaterfallSpan] = []
     arrived_ns = request.arrival.monotonic_ns
     submitted_ns = request.submitted_ns or request.finished_ns
-    bars.append(Bar("gateway.receive", gateway_id, arrived_ns, submitted_ns))
+    bars.append(WaterfallSpan("gateway.receive", gateway_id, arrived_ns, submitted_ns))
     if request.session is not None:
         bars.extend(request.session.bars)
         return _until(request.finished_ns, bars)
     waiting_ns = submitted_ns
     if not request.attempts:
-        bars.append(Bar("gateway.queue", gateway_id, submitted_ns, request.finished_ns))
+        bars.append(WaterfallSpan("gateway.queue", gateway_id, submitted_ns, request.finished_ns))
     for number, attempt in enumerate(request.attempts, 1):
         dispatched_ns = min(attempt.dispatched_ns, request.finished_ns)
         batch = attempt.batch_id
-        bars.append(Bar("gateway.queue", gateway_id, waiting_ns, dispatched_ns, batch, number))
+        bars.append(
+            WaterfallSpan("gateway.queue", gateway_id, waiting_ns, dispatched_ns, batch, number)
+        )
         waiting_ns = dispatched_ns
         if attempt.sent_ns:
             bars.append(
-                Bar("gateway.send", gateway_id, dispatched_ns, attempt.sent_ns, batch, number)
+                WaterfallSpan(
+                    "gateway.send", gateway_id, dispatched_ns, attempt.sent_ns, batch, number
+                )
             )
         bars.extend(_hops(attempt, gateway_id, number))
     # A batch shared with other requests may go on after this one was answered.
     return _until(request.finished_ns, bars)
 
 
-def _until(end_ns: int, bars: list[Bar]) -> list[Bar]:
+def _until(end_ns: int, bars: list[WaterfallSpan]) -> list[WaterfallSpan]:
     return [
         replace(bar, start_ns=min(bar.start_ns, end_ns), end_ns=min(bar.end_ns, end_ns))
         for bar in bars
@@ -84,7 +88,7 @@ def trace_of(request: FinishedRequest, gateway_id: str) -> admin_pb2.GetTraceRes
     )
 
 
-def _hops(attempt: Attempt, gateway_id: str, number: int) -> Iterator[Bar]:
+def _hops(attempt: BatchAttempt, gateway_id: str, number: int) -> Iterator[WaterfallSpan]:
     if not attempt.result_ns:
         return
     at_ns = attempt.push_ns or attempt.dispatched_ns
@@ -92,9 +96,11 @@ def _hops(attempt: Attempt, gateway_id: str, number: int) -> Iterator[Bar]:
         for name, duration_ns in timing.phases:
             # Clocks of several machines drift; a bar never reaches behind the result.
             end_ns = min(at_ns + duration_ns, max(at_ns, attempt.result_ns))
-            yield Bar(name, timing.agent_id, at_ns, end_ns, attempt.batch_id, number)
+            yield WaterfallSpan(name, timing.agent_id, at_ns, end_ns, attempt.batch_id, number)
             at_ns = end_ns
-    yield Bar("gateway.return", gateway_id, at_ns, attempt.result_ns, attempt.batch_id, number)
-    yield Bar(
+    yield WaterfallSpan(
+        "gateway.return", gateway_id, at_ns, attempt.result_ns, attempt.batch_id, number
+    )
+    yield WaterfallSpan(
         "gateway.merge", gateway_id, attempt.result_ns, attempt.merged_ns, attempt.batch_id, number
     )

@@ -8,12 +8,12 @@ from typing import Any
 import grpc.aio
 
 from catenary_gateway.admission.callers import charge, entered, presented
-from catenary_gateway.admission.front_desk import FrontDesk
-from catenary_gateway.doors.grpc_calls import answered, metadata_of
-from catenary_gateway.doors.ordered_stream import answer_in_order
-from catenary_gateway.doors.repository import EXTENSIONS, Repository, server_version
-from catenary_gateway.doors.security import on_behalf_of
-from catenary_gateway.inference import Arrival
+from catenary_gateway.admission.request_pipeline import RequestPipeline
+from catenary_gateway.endpoints.grpc_calls import answered, metadata_of
+from catenary_gateway.endpoints.ordered_stream import answer_in_order
+from catenary_gateway.endpoints.repository import EXTENSIONS, Repository, server_version
+from catenary_gateway.endpoints.security import on_behalf_of
+from catenary_gateway.inference import RequestArrival
 from catenary_gateway.oip import oip_proto
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
@@ -31,8 +31,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     """Every method checks the key, converts, calls and converts back."""
 
-    def __init__(self, desk: FrontDesk, repository: Repository, max_stream_requests: int) -> None:
-        self._desk = desk
+    def __init__(
+        self, pipeline: RequestPipeline, repository: Repository, max_stream_requests: int
+    ) -> None:
+        self._pipeline = pipeline
         self._repository = repository
         self._max_stream_requests = max_stream_requests
 
@@ -48,7 +50,7 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
         self, request: oip.ServerReadyRequest, context: Context
     ) -> oip.ServerReadyResponse:
         """True if a scheduler leads and every model is ready; needs no key."""
-        return oip.ServerReadyResponse(ready=self._desk.readiness.ready)
+        return oip.ServerReadyResponse(ready=self._pipeline.readiness.ready)
 
     @answered
     async def ModelReady(  # noqa: N802
@@ -56,7 +58,7 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     ) -> oip.ModelReadyResponse:
         """True if this model takes requests."""
         self._identify(context)
-        model = self._desk.catalog.find(request.name, request.version)
+        model = self._pipeline.catalog.find(request.name, request.version)
         return oip.ModelReadyResponse(ready=model.ready)
 
     @answered
@@ -75,8 +77,8 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     ) -> oip.ModelMetadataResponse:
         """The signature of a model."""
         self._identify(context)
-        model = self._desk.catalog.find(request.name, request.version)
-        return oip_proto.metadata_of(model, self._desk.catalog.versions(request.name))
+        model = self._pipeline.catalog.find(request.name, request.version)
+        return oip_proto.metadata_of(model, self._pipeline.catalog.versions(request.name))
 
     @answered
     async def ModelInfer(  # noqa: N802
@@ -84,7 +86,7 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     ) -> oip.ModelInferResponse:
         """One inference."""
         traceparent = presented().get("traceparent")
-        arrival = self._desk.arrive(INFER, traceparent, context.time_remaining())
+        arrival = self._pipeline.arrive(INFER, traceparent, context.time_remaining())
         return await self._infer(request, arrival, entered())
 
     @answered
@@ -97,7 +99,7 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
         metadata, address = metadata_of(context), address_of(context.peer())
 
         async def answer(request: oip.ModelInferRequest) -> oip.ModelStreamInferResponse:
-            arrival = self._desk.arrive(
+            arrival = self._pipeline.arrive(
                 STREAM_INFER, metadata.get("traceparent"), context.time_remaining()
             )
             # Anew each time: a key that was revoked is refused on streams it opened before, too.
@@ -137,23 +139,27 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
         return oip.RepositoryModelUnloadResponse()
 
     def _identify(self, context: Context) -> Principal:
-        return self._desk.identify(metadata_of(context).get("authorization"))
+        return self._pipeline.identify(metadata_of(context).get("authorization"))
 
     async def _infer(
-        self, message: oip.ModelInferRequest, arrival: Arrival, principal: Principal
+        self, message: oip.ModelInferRequest, arrival: RequestArrival, principal: Principal
     ) -> oip.ModelInferResponse:
-        desk, name, version = self._desk, message.model_name, message.model_version
-        with desk.visit(principal, name, version, message.ByteSize()) as visit:
-            request, form = oip_proto.request_of(message, visit.model, desk.intake())
-            response = await visit.infer(request, arrival)
+        pipeline, name, version = self._pipeline, message.model_name, message.model_version
+        with pipeline.admit(principal, name, version, message.ByteSize()) as admitted:
+            request, form = oip_proto.request_of(message, admitted.model, pipeline.conversion())
+            response = await admitted.infer(request, arrival)
             return oip_proto.response_of(response, form, request.outputs)
 
     async def _infer_in_stream(
-        self, message: oip.ModelInferRequest, arrival: Arrival, presented: str | None, address: str
+        self,
+        message: oip.ModelInferRequest,
+        arrival: RequestArrival,
+        presented: str | None,
+        address: str,
     ) -> oip.ModelStreamInferResponse:
         answer = oip.ModelStreamInferResponse()
         try:
-            principal = self._desk.enter(presented, address)
+            principal = self._pipeline.enter(presented, address)
             answer.infer_response.CopyFrom(await self._infer(message, arrival, principal))
         except Exception as exc:
             error = error_of_exception(exc)

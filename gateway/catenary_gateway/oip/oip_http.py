@@ -5,14 +5,14 @@ from __future__ import annotations
 from aiohttp import web
 
 from catenary_gateway.admission.callers import charged_subject
-from catenary_gateway.doors.http_bodies import OFF_LOOP, body_of
-from catenary_gateway.doors.http_calls import (
-    DESK,
+from catenary_gateway.endpoints.http_bodies import OFF_LOOP, body_of
+from catenary_gateway.endpoints.http_calls import (
+    PIPELINE,
     REQUEST_ID,
     enter,
     json_response,
 )
-from catenary_gateway.doors.repository import EXTENSIONS, Repository, server_version
+from catenary_gateway.endpoints.repository import EXTENSIONS, Repository, server_version
 from catenary_gateway.oip import oip_json
 from catenary_gateway.tensors.json_documents import document_of
 from catenary_services.errors import InvalidInput
@@ -50,7 +50,7 @@ async def _live(request: web.Request) -> web.Response:
 
 
 async def _ready(request: web.Request) -> web.Response:
-    why_not = request.app[DESK].readiness.why_not
+    why_not = request.app[PIPELINE].readiness.why_not
     if not why_not:
         return json_response({"ready": True})
     return json_response({"ready": False, "error": why_not}, status=503)
@@ -64,17 +64,17 @@ async def _server_metadata(request: web.Request) -> web.Response:
 
 
 async def _model_metadata(request: web.Request) -> web.Response:
-    desk = request.app[DESK]
+    pipeline = request.app[PIPELINE]
     enter(request)
     name, version = _named(request)
-    model = desk.catalog.find(name, version)
-    return json_response(oip_json.metadata_of(model, desk.catalog.versions(name)))
+    model = pipeline.catalog.find(name, version)
+    return json_response(oip_json.metadata_of(model, pipeline.catalog.versions(name)))
 
 
 async def _model_ready(request: web.Request) -> web.Response:
-    desk = request.app[DESK]
+    pipeline = request.app[PIPELINE]
     enter(request)
-    model = desk.catalog.find(*_named(request))
+    model = pipeline.catalog.find(*_named(request))
     document = {"name": model.key.name, "ready": model.ready}
     return json_response(document, status=200 if model.ready else 503)
 
@@ -91,24 +91,24 @@ async def _repository_index(request: web.Request) -> web.Response:
 
 
 async def _infer(request: web.Request) -> web.Response:
-    desk = request.app[DESK]
-    arrival = desk.arrive(_INFER_ROUTE, request.headers.get("traceparent"))
+    pipeline = request.app[PIPELINE]
+    arrival = pipeline.arrive(_INFER_ROUTE, request.headers.get("traceparent"))
     # Before the body is read: what cannot be taken is not even received.
     principal = enter(request, counts=True)
     name, version = _named(request)
-    largest = desk.admission.max_request_bytes
-    with desk.visit(principal, name, version, request.content_length or 0) as visit:
+    largest = pipeline.admission.max_request_bytes
+    with pipeline.admit(principal, name, version, request.content_length or 0) as admitted:
         # What is announced may come; only what is there is held.
-        visit.lease.hold(0)
-        with visit.lease.arriving(charged_subject()):
-            body = await body_of(request, largest, visit.lease)
-            intake = desk.intake(request.headers.get(REQUEST_ID))
+        admitted.permit.hold(0)
+        with admitted.permit.arriving(charged_subject()):
+            body = await body_of(request, largest, admitted.permit)
+            conversion = pipeline.conversion(request.headers.get(REQUEST_ID))
             json_size = _json_size(request, body)
             wanted, form = await request.app[OFF_LOOP].run(
                 len(body) if json_size is None else json_size,
-                lambda: oip_json.request_of(body, json_size, visit.model, intake),
+                lambda: oip_json.request_of(body, json_size, admitted.model, conversion),
             )
-        response = await visit.infer(wanted, arrival)
+        response = await admitted.infer(wanted, arrival)
         document, json_size = oip_json.response_of(response, form, wanted.outputs)
     headers = {REQUEST_ID: response.id} if response.id.isprintable() else {}
     if json_size is None:

@@ -10,32 +10,32 @@ import json
 from collections.abc import Mapping, Sequence
 
 from catenary_gateway.catalog import Model
-from catenary_gateway.doors.parameters import terms_of
+from catenary_gateway.endpoints.parameters import terms_of
 from catenary_gateway.inference import (
+    ConversionContext,
     InferenceRequest,
     InferenceResponse,
-    Intake,
-    OutputForm,
+    OutputFormat,
     Tensor,
 )
 from catenary_gateway.tensors import json_tensors, raw_tensors
 from catenary_gateway.tensors.json_documents import Document, inference_of
-from catenary_gateway.tensors.validation import Declared, check_id, check_inputs, check_outputs
+from catenary_gateway.tensors.validation import DeclaredInput, check_id, check_inputs, check_outputs
 from catenary_services.errors import InvalidInput
 
 _BINARY_SIZE = "binary_data_size"
 
 
 def request_of(
-    body: bytes, json_size: int | None, model: Model, intake: Intake
-) -> tuple[InferenceRequest, OutputForm]:
+    body: bytes, json_size: int | None, model: Model, conversion: ConversionContext
+) -> tuple[InferenceRequest, OutputFormat]:
     """Returns the request in `body`, and how its answer shall look.
 
     Args:
         body: The whole body; the arrays may be views of it.
         json_size: Bytes of the JSON at its beginning; None if there is nothing else.
         model: Whom the path names.
-        intake: Limits, time and the id of a request without one.
+        conversion: Limits, time and the id of a request without one.
 
     Raises:
         InvalidInput: something in it is wrong; the field is named.
@@ -43,7 +43,7 @@ def request_of(
     document = inference_of(body if json_size is None else memoryview(body)[:json_size])
     tensors = _objects(document, "inputs")
     declared = [_declared(tensor, f"inputs[{at}]") for at, tensor in enumerate(tensors)]
-    rows = check_inputs(model, declared, intake.max_bytes)
+    rows = check_inputs(model, declared, conversion.max_bytes)
     binary = memoryview(body)[len(body) if json_size is None else json_size :]
     given = _arrays(tensors, declared, binary)
     outputs = _objects(document, "outputs") if document.get("outputs") is not None else []
@@ -53,17 +53,17 @@ def request_of(
     parameters = _mapping(document, "parameters", "parameters")
     request = InferenceRequest(
         model=model,
-        id=check_id(_text(document, "id", "", default="")) or intake.default_id,
+        id=check_id(_text(document, "id", "", default="")) or conversion.default_id,
         inputs={spec.name: given[spec.name] for spec in model.inputs},
         rows=rows,
         outputs=wanted,
-        terms=terms_of(parameters, intake.now_unix_ns),
+        options=terms_of(parameters, conversion.now_unix_ns),
     )
-    return request, OutputForm(binary=_binary_outputs(outputs, parameters, len(wanted)))
+    return request, OutputFormat(binary=_binary_outputs(outputs, parameters, len(wanted)))
 
 
 def response_of(
-    response: InferenceResponse, form: OutputForm, wanted: tuple[int, ...]
+    response: InferenceResponse, form: OutputFormat, wanted: tuple[int, ...]
 ) -> tuple[bytes, int | None]:
     """Returns the body for `response`, and the size of its JSON if bytes follow."""
     model = response.model
@@ -136,15 +136,17 @@ def _mapping(item: Document, key: str, field: str) -> Mapping[str, object]:
     return value
 
 
-def _declared(tensor: Document, field: str) -> Declared:
+def _declared(tensor: Document, field: str) -> DeclaredInput:
     shape = tensor.get("shape")
     if not isinstance(shape, list) or not all(type(size) is int for size in shape):
         raise InvalidInput(f"{field}.shape", "must be a list of integers")
-    return Declared(_text(tensor, "name", field), _text(tensor, "datatype", field), tuple(shape))
+    return DeclaredInput(
+        _text(tensor, "name", field), _text(tensor, "datatype", field), tuple(shape)
+    )
 
 
 def _arrays(
-    tensors: Sequence[Document], declared: Sequence[Declared], binary: memoryview
+    tensors: Sequence[Document], declared: Sequence[DeclaredInput], binary: memoryview
 ) -> dict[str, Tensor]:
     arrays: dict[str, Tensor] = {}
     at = 0

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from catenary_gateway.catalog import Model
-from catenary_gateway.doors.parameters import terms_of
+from catenary_gateway.endpoints.parameters import terms_of
 from catenary_gateway.inference import (
+    ConversionContext,
     InferenceRequest,
     InferenceResponse,
-    Intake,
-    OutputForm,
+    OutputFormat,
     Tensor,
 )
 from catenary_gateway.tensors import raw_tensors, typed_contents
-from catenary_gateway.tensors.validation import Declared, check_id, check_inputs, check_outputs
+from catenary_gateway.tensors.validation import DeclaredInput, check_id, check_inputs, check_outputs
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_services.errors import InvalidInput
 
 
 def request_of(
-    message: oip.ModelInferRequest, model: Model, intake: Intake
-) -> tuple[InferenceRequest, OutputForm]:
+    message: oip.ModelInferRequest, model: Model, conversion: ConversionContext
+) -> tuple[InferenceRequest, OutputFormat]:
     """Returns the request in `message`, and how its answer shall look.
 
     The arrays may be views of bytes `message` holds.
@@ -30,24 +30,25 @@ def request_of(
         InvalidInput: something in it is wrong; the field is named.
     """
     declared = [
-        Declared(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in message.inputs
+        DeclaredInput(tensor.name, tensor.datatype, tuple(tensor.shape))
+        for tensor in message.inputs
     ]
-    rows = check_inputs(model, declared, intake.max_bytes)
+    rows = check_inputs(model, declared, conversion.max_bytes)
     raw = len(message.raw_input_contents) > 0
     given = _raw_inputs(message, declared) if raw else _typed_inputs(message, declared)
     request = InferenceRequest(
         model=model,
-        id=check_id(message.id) or intake.default_id,
+        id=check_id(message.id) or conversion.default_id,
         inputs={spec.name: given[spec.name] for spec in model.inputs},
         rows=rows,
         outputs=check_outputs(model, [output.name for output in message.outputs]),
-        terms=terms_of(plain_parameters(message.parameters), intake.now_unix_ns),
+        options=terms_of(plain_parameters(message.parameters), conversion.now_unix_ns),
     )
-    return request, OutputForm(raw=raw)
+    return request, OutputFormat(raw=raw)
 
 
 def response_of(
-    response: InferenceResponse, form: OutputForm, wanted: tuple[int, ...]
+    response: InferenceResponse, form: OutputFormat, wanted: tuple[int, ...]
 ) -> oip.ModelInferResponse:
     """Returns the message for `response`, raw if asked raw or if an output has no other form."""
     model = response.model
@@ -86,7 +87,7 @@ def plain_parameters(parameters: Mapping[str, oip.InferParameter]) -> dict[str, 
     return plain
 
 
-def _raw_inputs(message: oip.ModelInferRequest, declared: list[Declared]) -> dict[str, Tensor]:
+def _raw_inputs(message: oip.ModelInferRequest, declared: list[DeclaredInput]) -> dict[str, Tensor]:
     for at, tensor in enumerate(message.inputs):
         if tensor.HasField("contents") and tensor.contents.ByteSize():
             raise InvalidInput(
@@ -103,7 +104,9 @@ def _raw_inputs(message: oip.ModelInferRequest, declared: list[Declared]) -> dic
     }
 
 
-def _typed_inputs(message: oip.ModelInferRequest, declared: list[Declared]) -> dict[str, Tensor]:
+def _typed_inputs(
+    message: oip.ModelInferRequest, declared: list[DeclaredInput]
+) -> dict[str, Tensor]:
     return {
         tensor.name: typed_contents.from_contents(
             message.inputs[at].contents, tensor, f"inputs[{at}].contents"

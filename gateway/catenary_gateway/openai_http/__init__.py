@@ -1,4 +1,4 @@
-"""The OpenAI doors: models, chat completions and completions, streamed or not.
+"""The OpenAI endpoints: models, chat completions and completions, streamed or not.
 
 `wanted` reads a body into what the generation plane takes, and refuses what cannot be honoured;
 `answers` writes the objects OpenAI's clients parse; `stream` writes server-sent events; `routes`

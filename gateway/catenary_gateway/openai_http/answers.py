@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from catenary_gateway.catalog import Model
-from catenary_gateway.generation.answer import Generation
+from catenary_gateway.generation.answer import GenerationStream
 
 OWNER = "catenary"
 
@@ -25,7 +25,7 @@ def model_document(model: Model, reference: str) -> dict[str, Any]:
     }
 
 
-def usage_of(generation: Generation) -> dict[str, Any]:
+def usage_of(generation: GenerationStream) -> dict[str, Any]:
     """Returns how many tokens went in and came out."""
     prompt, completion = generation.prompt_tokens, generation.completion_tokens
     return {
@@ -36,7 +36,7 @@ def usage_of(generation: Generation) -> dict[str, Any]:
     }
 
 
-def prediction_headers(generation: Generation) -> dict[str, str]:
+def prediction_headers(generation: GenerationStream) -> dict[str, str]:
     """Returns what the scheduler expected of an answer that has begun, in milliseconds.
 
     Bodies are OpenAI's, and have no place for it; nothing is said where nothing was known.
@@ -50,7 +50,7 @@ def prediction_headers(generation: Generation) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class AnswerWriter:
     """Writes the answer to one request, whole or chunk by chunk."""
 
     id: str

@@ -7,29 +7,33 @@ from collections.abc import Callable
 from aiohttp import web
 
 from catenary_gateway.admission.callers import charged_subject
-from catenary_gateway.admission.front_desk import FrontDesk
+from catenary_gateway.admission.request_pipeline import RequestPipeline
 from catenary_gateway.catalog import Model
-from catenary_gateway.doors.http_bodies import OFF_LOOP, body_of, require_announced
-from catenary_gateway.doors.http_calls import (
-    DESK,
+from catenary_gateway.endpoints.http_bodies import OFF_LOOP, body_of, require_announced
+from catenary_gateway.endpoints.http_calls import (
+    PIPELINE,
     REQUEST_ID,
     enter,
     json_response,
     request_id_of,
 )
-from catenary_gateway.doors.parameters import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
-from catenary_gateway.doors.repository import server_version
-from catenary_gateway.generation.answer import Generation
-from catenary_gateway.generation.request import GenerationTerms
+from catenary_gateway.endpoints.parameters import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
+from catenary_gateway.endpoints.repository import server_version
+from catenary_gateway.generation.answer import GenerationStream
+from catenary_gateway.generation.request import GenerationOptions
 from catenary_gateway.openai_http.answers import (
-    Writer,
+    AnswerWriter,
     model_document,
     prediction_headers,
     usage_of,
 )
+from catenary_gateway.openai_http.completion_request import (
+    CompletionRequest,
+    chat_of,
+    completion_of,
+)
 from catenary_gateway.openai_http.fields import Fields
 from catenary_gateway.openai_http.stream import stream_answer
-from catenary_gateway.openai_http.wanted import Wanted, chat_of, completion_of
 from catenary_gateway.tensors.json_documents import document_of
 from catenary_services.errors import InvalidInput, ModelNotFound
 
@@ -53,28 +57,28 @@ async def _version(request: web.Request) -> web.Response:
 
 
 async def _models(request: web.Request) -> web.Response:
-    desk = request.app[DESK]
+    pipeline = request.app[PIPELINE]
     enter(request)
-    listed = [model_document(model, name) for name, model in _generating(desk).items()]
+    listed = [model_document(model, name) for name, model in _generating(pipeline).items()]
     return json_response({"object": "list", "data": listed})
 
 
 async def _model(request: web.Request) -> web.Response:
-    desk = request.app[DESK]
+    pipeline = request.app[PIPELINE]
     enter(request)
     reference = request.match_info["model"]
     name, _, version = reference.partition(":")
-    model = desk.catalog.find(name, version)
+    model = pipeline.catalog.find(name, version)
     if not model.generates:
         shown = reference[:_SHOWN]
         raise ModelNotFound(f"no model {shown!r} that generates text", details={"model": shown})
     return json_response(model_document(model, reference))
 
 
-def _generating(desk: FrontDesk) -> dict[str, Model]:
+def _generating(pipeline: RequestPipeline) -> dict[str, Model]:
     """Returns the models that generate text, the newest version of each, by name."""
-    names = dict.fromkeys(model.key.name for model in desk.catalog.models() if model.generates)
-    return {name: desk.catalog.find(name, "") for name in names}
+    names = dict.fromkeys(model.key.name for model in pipeline.catalog.models() if model.generates)
+    return {name: pipeline.catalog.find(name, "") for name in names}
 
 
 async def _chat(request: web.Request) -> web.StreamResponse:
@@ -86,23 +90,25 @@ async def _completion(request: web.Request) -> web.StreamResponse:
 
 
 async def _complete(
-    request: web.Request, read: Callable[[Fields], Wanted], *, chat: bool
+    request: web.Request, read: Callable[[Fields], CompletionRequest], *, chat: bool
 ) -> web.StreamResponse:
-    desk = request.app[DESK]
-    arrival = desk.arrive(request.path, request.headers.get("traceparent"))
+    pipeline = request.app[PIPELINE]
+    arrival = pipeline.arrive(request.path, request.headers.get("traceparent"))
     # Before the body is read: what cannot be taken is not even received.
     principal = enter(request, counts=True)
-    require_announced(request, desk.max_prompt_bytes)
-    with desk.admitted(0) as lease:
-        with lease.arriving(charged_subject()):
-            body = await body_of(request, desk.max_prompt_bytes, lease)
+    require_announced(request, pipeline.max_prompt_bytes)
+    with pipeline.admitted(0) as permit:
+        with permit.arriving(charged_subject()):
+            body = await body_of(request, pipeline.max_prompt_bytes, permit)
             off_loop = request.app[OFF_LOOP]
             wanted = await off_loop.run(len(body), lambda: read(document_of(body)))
-        terms = _terms(request, wanted)
-        own_id = request_id_of(request) or desk.new_id()
-        with desk.generating_visit(principal, wanted.model) as visit:
-            opened = await visit.generate(own_id, wanted.prompt, wanted.sampling, terms, arrival)
-            writer = Writer(f"{'chatcmpl' if chat else 'cmpl'}-{own_id}", wanted.model, chat)
+        options = _terms(request, wanted)
+        own_id = request_id_of(request) or pipeline.new_id()
+        with pipeline.admit_generation(principal, wanted.model) as admitted:
+            opened = await admitted.generate(
+                own_id, wanted.prompt, wanted.sampling, options, arrival
+            )
+            writer = AnswerWriter(f"{'chatcmpl' if chat else 'cmpl'}-{own_id}", wanted.model, chat)
             headers = {REQUEST_ID: own_id}
             with opened as generation:
                 if wanted.stream:
@@ -112,7 +118,7 @@ async def _complete(
             return json_response(document, headers=headers)
 
 
-async def _whole(writer: Writer, generation: Generation) -> dict[str, object]:
+async def _whole(writer: AnswerWriter, generation: GenerationStream) -> dict[str, object]:
     parts: list[str] = []
     finish_reason = ""
     while (piece := await generation.next()) is not None:
@@ -121,8 +127,8 @@ async def _whole(writer: Writer, generation: Generation) -> dict[str, object]:
     return writer.whole("".join(parts), finish_reason, usage_of(generation))
 
 
-def _terms(request: web.Request, wanted: Wanted) -> GenerationTerms:
-    return GenerationTerms(
+def _terms(request: web.Request, wanted: CompletionRequest) -> GenerationOptions:
+    return GenerationOptions(
         deadline_ns=_duration_ns(request, "x-deadline-ms"),
         time_to_first_token_ns=_duration_ns(request, "x-slo-ttft-ms"),
         time_per_output_token_ns=_duration_ns(request, "x-slo-tpot-ms"),

@@ -6,16 +6,16 @@ import asyncio
 
 from aiohttp import web
 
-from catenary_gateway.generation.answer import Generation
-from catenary_gateway.generation.request import Piece
+from catenary_gateway.generation.answer import GenerationStream
+from catenary_gateway.generation.request import AnswerChunk
 from catenary_gateway.openai_http.answers import (
     LAST_EVENT,
-    Writer,
+    AnswerWriter,
     event_of,
     prediction_headers,
     usage_of,
 )
-from catenary_gateway.openai_http.wanted import Wanted
+from catenary_gateway.openai_http.completion_request import CompletionRequest
 from catenary_services.error_tables import error_of_exception, openai_body
 
 READ_GRACE_S = 30.0
@@ -24,9 +24,9 @@ READ_GRACE_S = 30.0
 
 async def stream_answer(
     request: web.Request,
-    wanted: Wanted,
-    writer: Writer,
-    generation: Generation,
+    wanted: CompletionRequest,
+    writer: AnswerWriter,
+    generation: GenerationStream,
     headers: dict[str, str],
 ) -> web.StreamResponse:
     """Streams an answer, waiting for its first token before anything is sent.
@@ -73,10 +73,10 @@ async def _send(response: web.StreamResponse, event: bytes) -> None:
 
 async def _write(
     response: web.StreamResponse,
-    wanted: Wanted,
-    writer: Writer,
-    generation: Generation,
-    piece: Piece | None,
+    wanted: CompletionRequest,
+    writer: AnswerWriter,
+    generation: GenerationStream,
+    piece: AnswerChunk | None,
 ) -> None:
     continuous = wanted.continuous_usage
     if writer.chat:

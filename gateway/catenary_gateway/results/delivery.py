@@ -10,7 +10,7 @@ import numpy as np
 
 from catenary_gateway.catalog import Model
 from catenary_gateway.inference import Tensor
-from catenary_gateway.results.pending import Attempt, PendingRequest, SentSlice
+from catenary_gateway.results.pending import BatchAttempt, PendingRequest, RequestSlice
 from catenary_gateway.tensors.raw_tensors import to_raw
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from catenary_services.domain.tensors import ANY, TensorSpec
@@ -21,7 +21,7 @@ from catenary_services.transport.interface import Link
 LONGEST_PUSH_S = 5.0
 
 
-class Links(Protocol):
+class LinkSource(Protocol):
     """What is needed of `catenary_services.transport.hub.TransportHub`."""
 
     async def link_to(self, peer_id: str, timeout_s: float) -> Link:
@@ -30,10 +30,10 @@ class Links(Protocol):
 
 
 async def deliver(
-    attempt: Attempt,
+    attempt: BatchAttempt,
     dispatch: scheduler_pb2.DispatchBatch,
     requests: Mapping[int, PendingRequest],
-    hub: Links,
+    hub: LinkSource,
 ) -> None:
     """Pushes this gateway's rows of a batch to the first agent of its route.
 
@@ -94,7 +94,7 @@ class _Rows:
 
 
 async def _push_run(
-    attempt: Attempt,
+    attempt: BatchAttempt,
     dispatch: scheduler_pb2.DispatchBatch,
     run: Sequence[common_pb2.Slice],
     rows: _Rows,
@@ -210,9 +210,9 @@ def left_s(deadline_ns: int) -> float:
     return min(left, LONGEST_PUSH_S)
 
 
-def slices_of(dispatch: scheduler_pb2.DispatchBatch) -> tuple[SentSlice, ...]:
+def slices_of(dispatch: scheduler_pb2.DispatchBatch) -> tuple[RequestSlice, ...]:
     """Returns the slices of an order as they are remembered."""
     return tuple(
-        SentSlice(piece.request_id, piece.request_row, piece.rows, piece.batch_row)
+        RequestSlice(piece.request_id, piece.request_row, piece.rows, piece.batch_row)
         for piece in dispatch.slices
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from catenary_gateway.inference import Arrival, InferenceRequest, Tensor
+from catenary_gateway.inference import InferenceRequest, RequestArrival, Tensor
 from catenary_gateway.results.hop_times import HopTimes
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.domain.tensors import DTYPE_OF
@@ -16,7 +16,7 @@ from catenary_services.errors import InternalError
 
 
 @dataclass(frozen=True, slots=True)
-class SentSlice:
+class RequestSlice:
     """Rows `[request_row, request_row + rows)` of a request, at `batch_row` of a batch."""
 
     request_id: int
@@ -26,12 +26,12 @@ class SentSlice:
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
+class BatchAttempt:
     """A batch with rows of this gateway. Times are of the monotonic clock; 0: not yet."""
 
     batch_id: int
     batch_rows: int
-    slices: tuple[SentSlice, ...]
+    slices: tuple[RequestSlice, ...]
     dispatched_ns: int
     expected_ns: int
     """When the scheduler expects the last hop to be done."""
@@ -72,7 +72,7 @@ class PendingRequest:
         self,
         number: int,
         request: InferenceRequest,
-        arrival: Arrival,
+        arrival: RequestArrival,
         deadline_ns: int,
         future: asyncio.Future[tuple[Tensor, ...]],
     ) -> None:
@@ -82,7 +82,7 @@ class PendingRequest:
         self.deadline_ns = deadline_ns
         self.future = future
         self.submitted_ns = 0
-        self.attempts: list[Attempt] = []
+        self.attempts: list[BatchAttempt] = []
         self.have = bytearray(request.rows)
         self.missing = request.rows
         self.outputs: list[Tensor] | None = None
@@ -96,7 +96,7 @@ class PendingRequest:
             model_version=request.model.key.version,
             rows=request.rows,
             budget_ns=max(0, self.deadline_ns - now_ns),
-            priority=request.terms.priority,
+            priority=request.options.priority,
         )
         if trace.sampled:
             message.traceparent = trace.traceparent
@@ -181,7 +181,7 @@ class PendingRequest:
 
     def _in_flight(self, now_ns: int) -> Iterator[scheduler_pb2.InFlight]:
         """Yields, run by run, which batch brings (or has brought) which rows."""
-        owner: list[Attempt | None] = [None] * self.request.rows
+        owner: list[BatchAttempt | None] = [None] * self.request.rows
         for attempt in self.attempts:
             for piece in attempt.slices:
                 if piece.request_id != self.number:

@@ -9,12 +9,12 @@ import numpy as np
 
 from catenary_gateway.inference import Tensor
 from catenary_gateway.results.hop_times import HopTimes
-from catenary_gateway.results.pending import Attempt, PendingRequest
+from catenary_gateway.results.pending import BatchAttempt, PendingRequest
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2
 from catenary_services.errors import CatenaryError, InternalError, InvalidInput, InvalidMessage
 from catenary_services.log import get_logger
 from catenary_services.transport.frames import decode_bytes, read_header, tensor_views
-from catenary_services.transport.interface import ReceivedFrame, Sender
+from catenary_services.transport.interface import FrameSender, ReceivedFrame
 
 _log = get_logger("catenary_gateway.results.results")
 
@@ -29,7 +29,7 @@ class ResultMerger:
     def __init__(
         self,
         requests: Mapping[int, PendingRequest],
-        attempts: Mapping[int, Attempt],
+        attempts: Mapping[int, BatchAttempt],
         complete: Callable[[PendingRequest], None],
         failed: Callable[[PendingRequest, CatenaryError], None],
     ) -> None:
@@ -88,13 +88,13 @@ class ResultMerger:
                 views[tensor.name] = decode_bytes(raw, tensor.shape)
         self._merge(header, attempt, views)
 
-    def _refuse(self, sender: Sender) -> None:
+    def _refuse(self, sender: FrameSender) -> None:
         self.refused += 1
         self.on_refused()
         _log.warning("frame_refused", sender=sender.name, why="nothing was ordered from it")
 
     def _merge(
-        self, header: frame_pb2.FrameHeader, attempt: Attempt, views: Mapping[str, Tensor]
+        self, header: frame_pb2.FrameHeader, attempt: BatchAttempt, views: Mapping[str, Tensor]
     ) -> None:
         _check_rows(header, views)
         ordered = {(piece.request_id, piece.request_row): piece for piece in attempt.slices}
@@ -111,7 +111,7 @@ class ResultMerger:
     def _merge_slice(
         self,
         request: PendingRequest,
-        attempt: Attempt,
+        attempt: BatchAttempt,
         piece: common_pb2.Slice,
         views: Mapping[str, Tensor],
         at: int,
@@ -131,7 +131,7 @@ class ResultMerger:
             self._complete(request)
 
 
-def _is_ordered(header: frame_pb2.FrameHeader, attempt: Attempt, sender: Sender) -> bool:
+def _is_ordered(header: frame_pb2.FrameHeader, attempt: BatchAttempt, sender: FrameSender) -> bool:
     """Returns whether a frame comes from the agent that was to send it."""
     if header.kind == frame_pb2.FRAME_KIND_RESULT:
         return not attempt.agents or sender.may_be(attempt.agents[-1])

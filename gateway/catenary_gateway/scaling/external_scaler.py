@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from catenary_gateway.doors.grpc_calls import answered, metadata_of
-from catenary_gateway.scaling.replicas import Share, replicas_of
+from catenary_gateway.endpoints.grpc_calls import answered, metadata_of
+from catenary_gateway.scaling.replicas import StatefulSetShare, replicas_of
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_protos.externalscaler import externalscaler_pb2 as keda
 from catenary_protos.externalscaler import externalscaler_pb2_grpc as keda_grpc
@@ -34,7 +34,7 @@ names that end in "FromEnv" are taken from the environment of the scaled pods; t
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class Scheduler(Protocol):
+class ScalingSource(Protocol):
     """What is needed of `SchedulerAdmin`."""
 
     async def call(
@@ -53,7 +53,7 @@ class Scheduler(Protocol):
 class ExternalScaler(keda_grpc.ExternalScalerServicer):
     """Needs a key with the scope `view` or `admin` if keys are configured."""
 
-    def __init__(self, keys: ApiKeys, scheduler: Scheduler) -> None:
+    def __init__(self, keys: ApiKeys, scheduler: ScalingSource) -> None:
         self._keys = keys
         self._scheduler = scheduler
 
@@ -134,7 +134,7 @@ class ExternalScaler(keda_grpc.ExternalScalerServicer):
         )
         return list(answer.agents)
 
-    def _admit(self, reference: keda.ScaledObjectRef, context: Context) -> Share:
+    def _admit(self, reference: keda.ScaledObjectRef, context: Context) -> StatefulSetShare:
         """Returns whom a call is for.
 
         Raises:
@@ -150,7 +150,7 @@ class ExternalScaler(keda_grpc.ExternalScalerServicer):
         return share_of(metadata)
 
 
-def share_of(metadata: Mapping[str, str]) -> Share:
+def share_of(metadata: Mapping[str, str]) -> StatefulSetShare:
     """Returns which agents a trigger scales, from its metadata.
 
     Raises:
@@ -167,4 +167,4 @@ def share_of(metadata: Mapping[str, str]) -> Share:
         growth = -1.0
     if not 0.0 <= growth <= 1.0:
         raise InvalidInput("scalerMetadata.growthShare", "must be a number in 0..1")
-    return Share(prefix, growth)
+    return StatefulSetShare(prefix, growth)

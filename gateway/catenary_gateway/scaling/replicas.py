@@ -16,7 +16,7 @@ _LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class StatefulSetShare:
     """The agents of one StatefulSet.
 
     Attributes:
@@ -35,7 +35,9 @@ class Share:
 
 
 def replicas_of(
-    share: Share, advice: admin_pb2.ScalingAdvice, agents: Iterable[admin_pb2.AgentStatus]
+    share: StatefulSetShare,
+    advice: admin_pb2.ScalingAdvice,
+    agents: Iterable[admin_pb2.AgentStatus],
 ) -> int:
     """Returns how many replicas there should be.
 

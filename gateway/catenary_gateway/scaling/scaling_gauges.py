@@ -10,7 +10,7 @@ import asyncio
 
 import grpc.aio
 
-from catenary_gateway.doors.admin import SchedulerAdmin
+from catenary_gateway.endpoints.admin import SchedulerAdmin
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_services.errors import CatenaryError
 from catenary_services.log import get_logger

@@ -11,7 +11,7 @@ from catenary_gateway.inference import Tensor
 from catenary_gateway.tensors import bytes_tensors
 from catenary_gateway.tensors.json_documents import decoded, has_few
 from catenary_gateway.tensors.typed_contents import narrowed
-from catenary_gateway.tensors.validation import BYTES, Declared
+from catenary_gateway.tensors.validation import BYTES, DeclaredInput
 from catenary_services.domain.tensors import DTYPE_OF
 from catenary_services.errors import InvalidInput
 
@@ -32,7 +32,7 @@ _lists = msgspec.json.Decoder(list[_List])
 _rows = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def from_json(data: object, tensor: Declared, field: str) -> Tensor:
+def from_json(data: object, tensor: DeclaredInput, field: str) -> Tensor:
     """Returns the array in the text of a JSON value.
 
     Raises:
@@ -54,7 +54,7 @@ def from_json(data: object, tensor: Declared, field: str) -> Tensor:
     return array.reshape(tensor.shape)
 
 
-def _array(text: memoryview, tensor: Declared, field: str) -> Tensor:
+def _array(text: memoryview, tensor: DeclaredInput, field: str) -> Tensor:
     dtype = DTYPE_OF[tensor.datatype]
     if len(text) <= _PIECE_BYTES:
         return _numbers(decoded(text, field, msgspec.json.decode), dtype, field)
@@ -174,7 +174,7 @@ def _large_integers(shape: tuple[int, ...], data: list[object], field: str) -> T
         raise InvalidInput(field, "elements must be 0 to 18446744073709551615") from None
 
 
-def _strings(data: list[object], tensor: Declared, field: str) -> Tensor:
+def _strings(data: list[object], tensor: DeclaredInput, field: str) -> Tensor:
     flat = _flat(data)
     if not all(isinstance(item, str) for item in flat):
         raise InvalidInput(field, "BYTES elements are strings")

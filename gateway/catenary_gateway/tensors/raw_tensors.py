@@ -1,4 +1,4 @@
-"""Raw tensor bytes to arrays and back; the fast path of both doors: no copy on the way in."""
+"""Raw tensor bytes to arrays and back; the fast path of both endpoints: no copy on the way in."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import numpy as np
 
 from catenary_gateway.inference import Tensor
 from catenary_gateway.tensors import bytes_tensors
-from catenary_gateway.tensors.validation import BYTES, Declared
+from catenary_gateway.tensors.validation import BYTES, DeclaredInput
 from catenary_services.domain.tensors import DTYPE_OF
 from catenary_services.errors import InvalidInput
 from catenary_services.transport.frames import encode_bytes
 
 
-def from_raw(raw: bytes | memoryview, tensor: Declared, field: str) -> Tensor:
+def from_raw(raw: bytes | memoryview, tensor: DeclaredInput, field: str) -> Tensor:
     """Returns a view of `raw` (a new array for BYTES).
 
     Raises:

@@ -11,7 +11,7 @@ import numpy as np
 
 from catenary_gateway.inference import Tensor
 from catenary_gateway.tensors import bytes_tensors
-from catenary_gateway.tensors.validation import Declared
+from catenary_gateway.tensors.validation import DeclaredInput
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_services.domain.tensors import DTYPE_OF
 from catenary_services.errors import InvalidInput
@@ -44,7 +44,7 @@ def has_typed_form(datatype: str) -> bool:
     return datatype in FIELD_OF
 
 
-def from_contents(contents: oip.InferTensorContents, tensor: Declared, field: str) -> Tensor:
+def from_contents(contents: oip.InferTensorContents, tensor: DeclaredInput, field: str) -> Tensor:
     """Returns the array in `contents`.
 
     Raises:

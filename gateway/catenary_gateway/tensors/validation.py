@@ -1,6 +1,6 @@
 """Checks what a request declares about its tensors against the model, before any byte is read.
 
-Both doors call these, so that one mistake has one message. Fields are named as in the message:
+Both endpoints call these, so that one mistake has one message. Fields are named as in the message:
 `inputs[0].shape`.
 """
 
@@ -25,7 +25,7 @@ LONGEST_ID = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredInput:
     """What a request says of one of its inputs."""
 
     name: str
@@ -38,7 +38,7 @@ class Declared:
         return math.prod(self.shape)
 
 
-def check_inputs(model: Model, declared: Sequence[Declared], max_bytes: int) -> int:
+def check_inputs(model: Model, declared: Sequence[DeclaredInput], max_bytes: int) -> int:
     """Returns the number of rows of a request that declares these inputs.
 
     Raises:
@@ -99,7 +99,7 @@ def check_outputs(model: Model, names: Sequence[str]) -> tuple[int, ...]:
     return tuple(wanted)
 
 
-def _check_tensor(tensor: Declared, spec: TensorSpec, field: str, max_bytes: int) -> int:
+def _check_tensor(tensor: DeclaredInput, spec: TensorSpec, field: str, max_bytes: int) -> int:
     """Returns the bytes the tensor has at least."""
     if tensor.datatype != spec.datatype:
         known = "" if tensor.datatype in DATATYPES else " (not a datatype of the protocol)"

@@ -20,12 +20,12 @@ import numpy as np
 
 from catenary_agent.kv.arrays import CacheArray
 from catenary_agent.kv.span import CacheSpan
-from catenary_services.domain.decoder import DecoderTable, HeldSizes
+from catenary_services.domain.decoder import AllocatedSizes, DecoderTable
 from catenary_services.domain.ids import Nanoseconds, PartitionKey
 from catenary_services.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from catenary_agent.decoders.sampling import Sampler
+    from catenary_agent.decoders.sampling import SessionSampler
 
 Want = Literal["hidden", "token", "logits", "nothing"]
 
@@ -81,7 +81,7 @@ class StepItem:
     `sampler` chooses behind the last row, or a negative number of `sampling.NO_TOKEN`. "logits":
     float32 [vocabulary] of the last row. Both only where the model's last block is. "nothing": fill
     the cache only."""
-    sampler: Sampler | None = None
+    sampler: SessionSampler | None = None
     """Of the session, for "token": at the position behind these inputs. Nothing is accepted."""
 
 
@@ -124,7 +124,7 @@ class DecoderExecutor(Protocol):
 
     key: PartitionKey
     table: DecoderTable
-    sizes: HeldSizes
+    sizes: AllocatedSizes
     """Of the model in the form that this executor holds it in."""
     commits_on_use: bool
     """Memory of a cache is taken as it is written, and given back when its session is closed."""

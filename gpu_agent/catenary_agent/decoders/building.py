@@ -15,7 +15,7 @@ from catenary_agent.decoders.sizes import ONNX_FORMS, read_table
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import NotSupported
 from catenary_services.jail.orders import JailLimits
-from catenary_services.jail.run import Work, run_jailed
+from catenary_services.jail.run import JailedWork, run_jailed
 from catenary_services.model_repository import ModelRepository
 
 _NEEDED = ("transformers", "torch")
@@ -82,7 +82,7 @@ def ensure_graph(repository: ModelRepository, key: ModelKey, precision: str) -> 
                 " (decoder: torch), or after an import with --target both"
             )
         check_libraries()
-        work = Work(
+        work = JailedWork(
             target=f"{graph_in_jail.__module__}:{graph_in_jail.__name__}",
             job=precision.encode(),
             subject=str(key),

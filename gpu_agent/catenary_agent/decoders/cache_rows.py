@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class RowMove:
     """The cache of a session has to go to another row, in blocks from `entry_block` on."""
 
     source: int
@@ -40,7 +40,7 @@ class CacheRows:
         """Returns how many sessions run through a block: the rows used of its cache."""
         return bisect.bisect_right(self.entries, block)
 
-    def add(self, session: int, entry_block: int) -> list[Move]:
+    def add(self, session: int, entry_block: int) -> list[RowMove]:
         """Gives a session a row; returns the moves that make room for it, in order."""
         hole = len(self.sessions)
         self.sessions.append(session)
@@ -53,7 +53,7 @@ class CacheRows:
         self._put(session, entry_block, hole)
         return moves
 
-    def remove(self, session: int) -> list[Move]:
+    def remove(self, session: int) -> list[RowMove]:
         """Takes a session out; returns the moves that close the hole, in order."""
         hole = self.row_of.pop(session)
         moves = []
@@ -72,10 +72,10 @@ class CacheRows:
         self.entries.pop()
         return moves
 
-    def _move(self, source: int, target: int) -> Move:
+    def _move(self, source: int, target: int) -> RowMove:
         session, entry = self.sessions[source], self.entries[source]
         self._put(session, entry, target)
-        return Move(source, target, entry)
+        return RowMove(source, target, entry)
 
     def _put(self, session: int, entry_block: int, row: int) -> None:
         self.sessions[row] = session

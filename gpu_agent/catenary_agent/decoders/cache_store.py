@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from catenary_agent.decoders.base import CacheLayout
-from catenary_agent.decoders.cache_rows import Move
+from catenary_agent.decoders.cache_rows import RowMove
 from catenary_agent.kv.span import CacheSpan
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import PartitionKey
@@ -81,7 +81,7 @@ class CacheStore:
         shape = self.shape
         return shape.heads * shape.tokens * shape.head_size * _FLOAT32_BYTES
 
-    def move(self, move: Move, tokens: int) -> None:
+    def move(self, move: RowMove, tokens: int) -> None:
         """Copies the first `tokens` of a row to another, in the blocks its session uses.
 
         What the target had beyond them is given back.

@@ -22,7 +22,7 @@ from catenary_agent.decoders.weights import (
     stored_tensors,
 )
 from catenary_services.bounded_files import LARGEST_JSON_BYTES, read_bounded
-from catenary_services.content.reading import Reading
+from catenary_services.content.reading import VerifiedReading
 from catenary_services.errors import InvalidInput
 
 _MOST_SHARDS = 1024
@@ -63,7 +63,7 @@ class Checkpoint:
         return {name: tensor.shape for name, (_, tensor) in self.tensors.items()}
 
 
-def places_in(reading: Reading) -> Places:
+def places_in(reading: VerifiedReading) -> Places:
     """Returns where every tensor of a model in the repository is, its headers checked.
 
     Raises:

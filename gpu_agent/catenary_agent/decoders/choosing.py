@@ -1,9 +1,10 @@
 """Choosing the next token of every session of a step, from logits that stay where they are.
 
-One algorithm for NumPy and PyTorch; what they do differently, or name differently, is an `Arrays`.
-No vocabulary is sorted unless it must be: top-k and top-p are lower bounds of the scaled logits,
-found among the largest few, and only where those few have not the share that was asked for, all of
-them are looked at. Tokens with exactly the bound stay, so a row has one answer whatever the order.
+One algorithm for NumPy and PyTorch; what they do differently, or name differently, is an
+`ArrayBackend`. No vocabulary is sorted unless it must be: top-k and top-p are lower bounds of the
+scaled logits, found among the largest few, and only where those few have not the share that was
+asked for, all of them are looked at. Tokens with exactly the bound stay, so a row has one answer
+whatever the order.
 
 Probabilities are added up as integers: their sum does not depend on the order a device adds in,
 and a row's token not on the other rows of the call.
@@ -25,10 +26,10 @@ from catenary_agent.decoders.gumbel import (
     random_bits_of,
     rough_noise,
 )
-from catenary_agent.decoders.sampling import NOT_FINITE, NOTHING_ALLOWED, Sampler
+from catenary_agent.decoders.sampling import NOT_FINITE, NOTHING_ALLOWED, SessionSampler
 from catenary_services.domain.sampler_sizes import rows_at_a_time
 
-Asked = tuple[int, Sampler]
+Asked = tuple[int, SessionSampler]
 """A session by its number, and its way of choosing."""
 
 _UNDECIDED = -9
@@ -39,7 +40,7 @@ _UNIT = 2.0**40
 """A probability of one, relative to the likeliest token's; the sum of 2^22 fits in 63 bits."""
 
 
-class Few(NamedTuple):
+class SelectedColumns(NamedTuple):
     """Some columns of each row, [rows, n] each."""
 
     ids: Any
@@ -60,7 +61,7 @@ def most_few(vocabulary: int) -> int:
     return max(64, vocabulary // 8)
 
 
-class Arrays(Protocol):
+class ArrayBackend(Protocol):
     """What a library of arrays does in its own way."""
 
     xp: Any
@@ -79,7 +80,7 @@ class Arrays(Protocol):
         """Returns `table[i, columns[i, j]]`, [rows, columns]."""
         ...
 
-    def likeliest(self, values: Any, count: int) -> Few:
+    def likeliest(self, values: Any, count: int) -> SelectedColumns:
         """Returns a few of the largest values of each row, of which 0 is one: `count` or more."""
         ...
 
@@ -115,15 +116,15 @@ class _Finalists(NamedTuple):
     """int64: their noise."""
 
 
-Way = Callable[[Any, Any, Sequence[Sampler]], _Finalists]
+Way = Callable[[Any, Any, Sequence[SessionSampler]], _Finalists]
 """Scales the logits of a block, [rows, vocabulary], ours to change, by their highest, [rows, 1],
 and returns the finalists."""
 
 
-class Chooser:
+class TokenSampler:
     """Chooses tokens from the logits of one executor."""
 
-    def __init__(self, arrays: Arrays, vocabulary: int) -> None:
+    def __init__(self, arrays: ArrayBackend, vocabulary: int) -> None:
         """Keeps what the sessions' penalties need from one step to the next.
 
         Args:
@@ -257,17 +258,19 @@ class Chooser:
 
     # Ways to choose, each for a block of rows that is ours.
 
-    def _likeliest(self, values: Any, highest: Any, samplers: Sequence[Sampler]) -> _Finalists:
+    def _likeliest(
+        self, values: Any, highest: Any, samplers: Sequence[SessionSampler]
+    ) -> _Finalists:
         xp = self._arrays.xp
         best = xp.argmax(values, 1)[:, None]
         return _Finalists(best, xp.zeros_like(highest), xp.zeros_like(best))
 
-    def _any(self, values: Any, highest: Any, samplers: Sequence[Sampler]) -> _Finalists:
+    def _any(self, values: Any, highest: Any, samplers: Sequence[SessionSampler]) -> _Finalists:
         """Draws from all tokens, or from those that min-p leaves."""
         self._scale(values, highest, samplers)
         return self._drawn(values, self._least(samplers), samplers)
 
-    def _few(self, values: Any, highest: Any, samplers: Sequence[Sampler]) -> _Finalists:
+    def _few(self, values: Any, highest: Any, samplers: Sequence[SessionSampler]) -> _Finalists:
         """Draws from what top-k and top-p leave, if that is among the likeliest few."""
         xp = self._arrays.xp
         self._scale(values, highest, samplers)
@@ -281,7 +284,7 @@ class Chooser:
         ids = xp.where(is_sure, self._arrays.take(few.ids, found.ids), _UNDECIDED)
         return found._replace(ids=ids)
 
-    def _all(self, values: Any, highest: Any, samplers: Sequence[Sampler]) -> _Finalists:
+    def _all(self, values: Any, highest: Any, samplers: Sequence[SessionSampler]) -> _Finalists:
         """Draws from what top-k and top-p leave, looked for among all tokens."""
         self._scale(values, highest, samplers)
         bound, _ = self._bound(None, self._arrays.descending(values), None, samplers)
@@ -289,12 +292,12 @@ class Chooser:
 
     # Their parts.
 
-    def _scale(self, values: Any, highest: Any, samplers: Sequence[Sampler]) -> None:
+    def _scale(self, values: Any, highest: Any, samplers: Sequence[SessionSampler]) -> None:
         """Makes logits what softmax is taken of: 0 at the likeliest token."""
         values -= highest
         values /= self._column([each.parameters.temperature for each in samplers], np.float32)
 
-    def _least(self, samplers: Sequence[Sampler]) -> Any:
+    def _least(self, samplers: Sequence[SessionSampler]) -> Any:
         """Returns the lowest scaled logit that min-p leaves in each row; None if it leaves all."""
         shares = [sampler.parameters.min_p for sampler in samplers]
         if not any(shares):
@@ -302,7 +305,7 @@ class Chooser:
         return self._column([math.log(each) if each else -math.inf for each in shares], np.float32)
 
     def _bound(
-        self, values: Any, ordered: Any, floor: Any, samplers: Sequence[Sampler]
+        self, values: Any, ordered: Any, floor: Any, samplers: Sequence[SessionSampler]
     ) -> tuple[Any, Any]:
         """Returns the lowest scaled logit that all filters leave, and whether that is sure.
 
@@ -351,7 +354,7 @@ class Chooser:
             weights = xp.where(scaled >= least, weights, xp.zeros_like(least))
         return xp.asarray(weights, dtype=xp.int64)
 
-    def _drawn(self, values: Any, bound: Any, samplers: Sequence[Sampler]) -> _Finalists:
+    def _drawn(self, values: Any, bound: Any, samplers: Sequence[SessionSampler]) -> _Finalists:
         """Returns the finalists of all tokens that are not below their row's bound."""
         if self._counted is None:
             self._counted = self._arrays.put(counters(np, self._vocabulary))
@@ -377,7 +380,7 @@ class Chooser:
             scaled = xp.where(scaled >= bound, scaled, self._never)
         return _Finalists(two, scaled, xp.asarray(take(bits, two), dtype=xp.int64))
 
-    def _streams(self, samplers: Sequence[Sampler]) -> Any:
+    def _streams(self, samplers: Sequence[SessionSampler]) -> Any:
         return self._arrays.put(np.array([each.stream for each in samplers], np.int64))
 
     def _column(self, numbers: Any, dtype: Any) -> Any:

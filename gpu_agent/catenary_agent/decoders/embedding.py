@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from catenary_agent.decoders.weights import checked_tensors
-from catenary_services.content.reading import Reading
+from catenary_services.content.reading import VerifiedReading
 from catenary_services.errors import InvalidInput, NotSupported
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -22,7 +22,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 class Embedding:
     """Rows of a matrix in a safetensors file, as float32."""
 
-    def __init__(self, file: Path, reading: Reading, name: str = EMBEDDING) -> None:
+    def __init__(self, file: Path, reading: VerifiedReading, name: str = EMBEDDING) -> None:
         """Maps one tensor of the file, which `reading` checks.
 
         Raises:

@@ -39,7 +39,7 @@ from catenary_agent.decoders.slot_book import SlotBook
 from catenary_agent.executors.device import Device
 from catenary_agent.kv.arrays import CacheArray
 from catenary_agent.kv.span import CacheSpan
-from catenary_services.domain.decoder import DecoderTable, Form, form_of
+from catenary_services.domain.decoder import DecoderForm, DecoderTable, form_of
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.errors import InvalidInput
 from catenary_services.model_repository import ModelRepository
@@ -54,9 +54,9 @@ _TIMES = (
     "prefill_floor_ns",
 )
 """In the order of `DecoderCost`."""
-_NUMBERS: dict[Form | None, np.dtype[Any]] = {
-    Form.TORCH_FLOAT16: np.dtype(np.float16),
-    Form.TORCH_BFLOAT16: np.dtype(np.float16),
+_NUMBERS: dict[DecoderForm | None, np.dtype[Any]] = {
+    DecoderForm.TORCH_FLOAT16: np.dtype(np.float16),
+    DecoderForm.TORCH_BFLOAT16: np.dtype(np.float16),
 }
 """What caches travel in where it is not float32."""
 _OTHERS = ("head_blocks", "way_ns", "side_by_side")

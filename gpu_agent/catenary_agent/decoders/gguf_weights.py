@@ -1,7 +1,7 @@
 """GGUF files for PyTorch agents: quantised as they are where agents compute so, else in 16 bits.
 
 Q4_0, Q4_1 and Q4_K are codes of four bits with a scale and an offset for every 32 weights, which is
-what `torch_quantised.FourBit` computes with: codes are kept, scales and offsets are exact in
+what `torch_quantised.FourBitLinear` computes with: codes are kept, scales and offsets are exact in
 float32. Everything else is turned into float16, a piece at a time. This runs in the jail.
 """
 

@@ -26,15 +26,20 @@ from catenary_agent.decoders.checkpoint import Checkpoint, write_alone
 from catenary_agent.decoders.embedding import EMBEDDING
 from catenary_agent.decoders.families import FAMILIES, GRAPH_FAMILIES, why_not
 from catenary_agent.decoders.gguf_weights import write_weights
-from catenary_agent.decoders.quantisation import GROUP, Layout, stored_as, why_not_precision
+from catenary_agent.decoders.quantisation import (
+    GROUP,
+    QuantisedLayout,
+    stored_as,
+    why_not_precision,
+)
 from catenary_agent.decoders.sizes import GraphBytes, end_token_ids, graph_bytes, table_from
 from catenary_agent.decoders.weights import WEIGHTS_FILE, is_own_file
 from catenary_services.bounded_files import LARGEST_CONFIG_BYTES, read_bounded
-from catenary_services.domain.decoder import DecoderTable, Form
+from catenary_services.domain.decoder import DecoderForm, DecoderTable
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey
 from catenary_services.domain.model import ModelManifest
 from catenary_services.errors import InvalidInput, NotSupported
-from catenary_services.jail.child import Room
+from catenary_services.jail.child import JailWorkspace
 from catenary_services.model_repository import ModelRepository
 
 COPIED = (
@@ -79,7 +84,7 @@ class ImportOrder(msgspec.Struct, frozen=True):
     options: ImportOptions
 
 
-class Imported(msgspec.Struct, frozen=True):
+class ImportedModel(msgspec.Struct, frozen=True):
     """What the jail has found; small files, and weights that were converted, lie in its output."""
 
     table: DecoderTable
@@ -90,7 +95,7 @@ class Imported(msgspec.Struct, frozen=True):
     """Of all tensors."""
 
 
-class Graphed(msgspec.Struct, frozen=True):
+class BuiltGraph(msgspec.Struct, frozen=True):
     """What the jail has built; the graph lies in its output."""
 
     table: DecoderTable
@@ -99,8 +104,8 @@ class Graphed(msgspec.Struct, frozen=True):
     """Of each block, on this CPU."""
 
 
-def make_in_jail(job: bytes, room: Room) -> bytes:
-    """Makes the folder of an `ImportOrder`, the weights apart; answers `Imported`."""
+def make_in_jail(job: bytes, room: JailWorkspace) -> bytes:
+    """Makes the folder of an `ImportOrder`, the weights apart; answers `ImportedModel`."""
     order = msgspec.json.decode(job, type=ImportOrder)
     source, folder = room.inputs[0], room.output
     if order.gguf:
@@ -121,7 +126,7 @@ def make_in_jail(job: bytes, room: Room) -> bytes:
     if order.options.target == "gpu":
         _check_tensors(folder, checkpoint)
     table = _table(folder, checkpoint, order.options, {})
-    held = table.held(Form.TORCH_FLOAT16)  # what nobody knows the form of is a GPU, too
+    held = table.held(DecoderForm.TORCH_FLOAT16)  # what nobody knows the form of is a GPU, too
     table = replace(
         table,
         block_bytes=held.largest_block_bytes,
@@ -130,11 +135,11 @@ def make_in_jail(job: bytes, room: Room) -> bytes:
     )
     places = {name: file.name for name, (file, _) in checkpoint.tensors.items()}
     size = sum(tensor.nbytes for _, tensor in checkpoint.tensors.values())
-    return msgspec.json.encode(Imported(table, {} if order.gguf else places, size))
+    return msgspec.json.encode(ImportedModel(table, {} if order.gguf else places, size))
 
 
-def graph_and_times_in_jail(job: bytes, room: Room) -> bytes:
-    """Writes `onnx-<precision>/` for the model in the first input; answers `Graphed`."""
+def graph_and_times_in_jail(job: bytes, room: JailWorkspace) -> bytes:
+    """Writes `onnx-<precision>/` for the model in the first input; answers `BuiltGraph`."""
     from catenary_agent.decoders.timing import time_blocks
 
     order, source = msgspec.json.decode(job, type=ImportOrder), room.inputs[0]
@@ -159,7 +164,7 @@ def graph_and_times_in_jail(job: bytes, room: Room) -> bytes:
     for path in folder.iterdir():
         if path.is_file():
             path.unlink()
-    return msgspec.json.encode(Graphed(table, compute_ns))
+    return msgspec.json.encode(BuiltGraph(table, compute_ns))
 
 
 def _check_tensors(folder: Path, checkpoint: Checkpoint) -> None:
@@ -267,7 +272,7 @@ def keep_gguf(file: Path, folder: Path, *, keep: bool, tell: Callable[[str], Non
     }
     if keep:
         facts["quantization_config"] = {
-            "quant_method": Layout.PLAIN,
+            "quant_method": QuantisedLayout.PLAIN,
             "bits": 4,
             "group_size": GROUP,
         }
@@ -305,7 +310,7 @@ def build_graph(folder: Path, precision: str, target: Path) -> None:
         runpy.run_module(_BUILDER, run_name="__main__", alter_sys=True)
 
 
-def graph_in_jail(job: bytes, room: Room) -> bytes:
+def graph_in_jail(job: bytes, room: JailWorkspace) -> bytes:
     """Writes `onnx-<precision>/` for the model in the first input; the job names the precision."""
     precision = job.decode()
     room.tell(f"building the {precision} graph")

@@ -27,8 +27,8 @@ from catenary_agent.decoders.building import check_libraries, import_limits
 from catenary_agent.decoders.checkpoint import index_text
 from catenary_agent.decoders.import_worker import (
     COPIED,
-    Graphed,
-    Imported,
+    BuiltGraph,
+    ImportedModel,
     ImportOptions,
     ImportOrder,
     check_config,
@@ -41,12 +41,12 @@ from catenary_agent.decoders.weights import INDEX_FILE, WEIGHTS_FILE
 from catenary_agent.partitioning.jailed import answer_of
 from catenary_agent.profiling.decoder_roofline import decode_ns
 from catenary_services.content.hashing import digests
-from catenary_services.domain.decoder import DecoderTable, HeldSizes
+from catenary_services.domain.decoder import AllocatedSizes, DecoderTable
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import BlockTable, Boundary
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import InvalidInput
-from catenary_services.jail.run import Work, run_jailed
+from catenary_services.jail.run import JailedWork, run_jailed
 from catenary_services.model_repository import PRECISIONS, TARGETS, ModelRepository
 
 __all__ = ["ImportOptions", "block_table", "import_decoder"]
@@ -113,7 +113,7 @@ def _bring_in(
     folder, graph = repository.folder(key), options.target != "gpu"
     folder.mkdir(parents=True)
     order = msgspec.json.encode(ImportOrder(key, gguf, options))
-    work = Work(
+    work = JailedWork(
         target=f"{make_in_jail.__module__}:{make_in_jail.__name__}",
         job=order,
         subject=source.name,
@@ -122,7 +122,7 @@ def _bring_in(
         wanted=(*COPIED, WEIGHTS_FILE) if gguf else COPIED,
         limits=import_limits(source, options.target),
     )
-    made = answer_of(run_jailed(work, folder, progress), Imported, source.name)
+    made = answer_of(run_jailed(work, folder, progress), ImportedModel, source.name)
     check_config(folder, options)
     _check_sizes(made.table, source.name)
     if made.places:
@@ -145,7 +145,7 @@ def _with_graph(
 ) -> tuple[DecoderTable, tuple[int, ...]]:
     """Has the graph of a model built and timed; returns its sizes and times."""
     graph = f"onnx-{options.precision}"
-    work = Work(
+    work = JailedWork(
         target=f"{graph_and_times_in_jail.__module__}:{graph_and_times_in_jail.__name__}",
         job=order,
         subject=folder.parent.name,
@@ -155,7 +155,7 @@ def _with_graph(
         limits=import_limits(folder),
     )
     with tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as scratch:
-        built = answer_of(run_jailed(work, Path(scratch), progress), Graphed, work.subject)
+        built = answer_of(run_jailed(work, Path(scratch), progress), BuiltGraph, work.subject)
         (Path(scratch) / folder.parent.name / folder.name / graph).rename(folder / graph)
     _check_sizes(built.table, work.subject)
     times = built.compute_ns
@@ -164,7 +164,7 @@ def _with_graph(
     return built.table, times
 
 
-def _weights_file(folder: Path, made: Imported, subject: str) -> str:
+def _weights_file(folder: Path, made: ImportedModel, subject: str) -> str:
     """Returns the file that stands for the weights: the only one, or an index of our making."""
     files = sorted(set(made.places.values()))
     if files in ([], [WEIGHTS_FILE]):
@@ -186,7 +186,7 @@ def _check_sizes(table: DecoderTable, subject: str) -> None:
         raise InvalidInput(subject, "has sizes that no model has")
 
 
-def _can_be(sizes: HeldSizes, blocks: int) -> bool:
+def _can_be(sizes: AllocatedSizes, blocks: int) -> bool:
     """Returns False for sizes that no form of a model has."""
     some = [*sizes.block_bytes, sizes.head_bytes, sizes.cache_bytes_per_token]
     maybe = [sizes.embedding_bytes, sizes.shared_bytes, sizes.fixed_bytes, sizes.entry_bytes]

@@ -7,7 +7,7 @@ from typing import Literal
 
 from catenary_agent.decoders.base import CacheLayout, DecoderExecutor
 from catenary_agent.executors.device import Device
-from catenary_services.domain.decoder import Runtime
+from catenary_services.domain.decoder import DecoderRuntime
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.errors import NotSupported
 from catenary_services.model_repository import ModelRepository
@@ -17,7 +17,7 @@ DecoderNumbers = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderChoice:
+class DecoderOptions:
     """How an agent is to run decoders."""
 
     library: DecoderLibrary = "auto"
@@ -26,7 +26,7 @@ class DecoderChoice:
     """PyTorch only, what weights are kept in; "auto": float32 on a CPU, float16 on CUDA."""
 
 
-def runtime_of(device: Device, choice: DecoderChoice = DecoderChoice()) -> Runtime | None:
+def runtime_of(device: Device, choice: DecoderOptions = DecoderOptions()) -> DecoderRuntime | None:
     """Returns what decoders run with on a device; None on an emulated one that stands for none.
 
     Raises:
@@ -35,11 +35,11 @@ def runtime_of(device: Device, choice: DecoderChoice = DecoderChoice()) -> Runti
     if device.kind == "emulated" and choice.library == "auto":
         return None
     if choice.library == "onnx" or (choice.library == "auto" and device.kind == "cpu"):
-        return Runtime.ONNX
+        return DecoderRuntime.ONNX
     if choice.numbers != "auto":
-        return Runtime(f"torch-{choice.numbers}")
+        return DecoderRuntime(f"torch-{choice.numbers}")
     if device.kind == "emulated":
-        return Runtime.TORCH_FLOAT16
+        return DecoderRuntime.TORCH_FLOAT16
     from catenary_agent.decoders import torch_weights as weights
 
     return weights.runtime_of(weights.compute_dtype(weights.torch_device(device)))
@@ -79,7 +79,7 @@ def load_decoder(  # noqa: PLR0913, PLR0917  (two of them are settings of the ag
     if device.kind == "emulated":
         from catenary_agent.decoders.emulated import EmulatedDecoder
 
-        stands_for = runtime_of(device, DecoderChoice(library, numbers)) or ""
+        stands_for = runtime_of(device, DecoderOptions(library, numbers)) or ""
         return EmulatedDecoder(repository, key, device, layout, stands_for)
     if device.kind == "cuda" and library == "onnx":
         raise NotSupported("decoders run on CUDA with PyTorch, not with ONNX Runtime")

@@ -1,4 +1,4 @@
-"""What NumPy does in its own way when tokens are chosen; see `choosing.Arrays`."""
+"""What NumPy does in its own way when tokens are chosen; see `choosing.ArrayBackend`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from catenary_agent.decoders.choosing import Asked, Chooser, Few, most_few
+from catenary_agent.decoders.choosing import Asked, SelectedColumns, TokenSampler, most_few
 from catenary_services.domain.sampler_sizes import CPU_BLOCK_NUMBERS
 
 _NEAR = np.float32(10)
@@ -18,12 +18,12 @@ _GROUP_SHARE = 4
 """Groups' maxima stand for the whole as long as they are so many times what is looked for."""
 
 
-def numpy_chooser(vocabulary: int) -> Chooser:
+def numpy_chooser(vocabulary: int) -> TokenSampler:
     """Returns what chooses from logits in NumPy arrays."""
-    return Chooser(NumpyArrays(), vocabulary)
+    return TokenSampler(NumpyArrayBackend(), vocabulary)
 
 
-class NumpyArrays:
+class NumpyArrayBackend:
     """Arrays of NumPy."""
 
     xp: Any = np
@@ -37,8 +37,8 @@ class NumpyArrays:
         found: NDArray[Any] = table[np.arange(len(table))[:, None], columns]
         return found
 
-    def likeliest(self, values: NDArray[Any], count: int) -> Few:
-        """Takes what is near the largest; see `Arrays.likeliest`."""
+    def likeliest(self, values: NDArray[Any], count: int) -> SelectedColumns:
+        """Takes what is near the largest; see `ArrayBackend.likeliest`."""
         floor = np.full((len(values), 1), -_NEAR)
         if count:
             np.minimum(floor, _below_the_largest(values, count), out=floor)
@@ -55,7 +55,9 @@ class NumpyArrays:
         starts = np.searchsorted(rows, np.arange(len(values)))
         columns = np.arange(len(rows)) - starts[rows]
         shape = (len(values), int(columns.max(initial=0)) + 1)
-        few = Few(np.zeros(shape, np.int64), np.full(shape, -np.inf, np.float32), None, floor)
+        few = SelectedColumns(
+            np.zeros(shape, np.int64), np.full(shape, -np.inf, np.float32), None, floor
+        )
         few.ids[rows, columns] = ids
         few.values[rows, columns] = values.ravel()[places]
         return few._replace(ordered=self.descending(few.values))
@@ -71,7 +73,7 @@ class NumpyArrays:
     def penalise(
         self, values: NDArray[Any], rows: NDArray[np.int64], asked: Sequence[Asked]
     ) -> None:
-        """Touches only what was said; see `Arrays.penalise`."""
+        """Touches only what was said; see `ArrayBackend.penalise`."""
         for row, (_, sampler) in zip(rows, asked, strict=True):
             said, p = sampler.said, sampler.parameters
             assert said is not None

@@ -23,14 +23,14 @@ from catenary_agent.decoders.cache_store import CacheShape, CacheStore
 from catenary_agent.decoders.checkpoint import places_in
 from catenary_agent.decoders.embedding import EMBEDDING, Embedding
 from catenary_agent.decoders.numpy_arrays import numpy_chooser
-from catenary_agent.decoders.onnx_segment import DecodeBuffers, Head, Segment
+from catenary_agent.decoders.onnx_segment import BlockSegment, DecodeBuffers, LanguageModelHead
 from catenary_agent.decoders.row_results import row_results
 from catenary_agent.decoders.sizes import graph_bytes
 from catenary_agent.decoders.slot_book import SlotBook
 from catenary_agent.kv.arrays import CacheArray, to_float32
 from catenary_agent.kv.span import CacheSpan
-from catenary_services.content.reading import Reading
-from catenary_services.domain.decoder import Runtime, form_of
+from catenary_services.content.reading import VerifiedReading
+from catenary_services.domain.decoder import DecoderRuntime, form_of
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.errors import InvalidInput
 from catenary_services.model_repository import ModelRepository
@@ -45,7 +45,7 @@ class PreparedLayout:
     """A layout and the sessions it needs."""
 
     layout: CacheLayout
-    segments: tuple[Segment, ...]
+    segments: tuple[BlockSegment, ...]
 
 
 class OnnxDecoder:
@@ -71,14 +71,14 @@ class OnnxDecoder:
         manifest = repository.manifest(key.model)
         self._folder = ensure_graph(repository, key.model, manifest.precision)
         self.table = repository.decoder_table(key.model)
-        self.sizes = self.table.held(form_of(Runtime.ONNX, manifest.precision))
+        self.sizes = self.table.held(form_of(DecoderRuntime.ONNX, manifest.precision))
         if not 0 <= key.first_block < key.last_block <= self.table.blocks:
             raise InvalidInput("partition", f"{key} is not within {self.table.blocks} blocks")
         self._threads = threads
         self._chooser = numpy_chooser(self.table.vocabulary_size)
         self._book = SlotBook(key, self.table, layout)
         self._rows = CacheRows()
-        self._segments: tuple[Segment, ...] = ()
+        self._segments: tuple[BlockSegment, ...] = ()
         with repository.reading(key.model) as reading:
             self._segments = self._prepare(layout, reading).segments
             self._install(CacheStore(CacheShape.of(key, self.table, layout)))
@@ -89,9 +89,9 @@ class OnnxDecoder:
             if key.first_block == 0:
                 file, _ = places_in(reading)[EMBEDDING]
                 self._embedding = Embedding(file, reading)
-            self._head: Head | None = None
+            self._head: LanguageModelHead | None = None
             if key.last_block == self.table.blocks:
-                self._head = Head(self._folder, threads, reading)
+                self._head = LanguageModelHead(self._folder, threads, reading)
                 self._block_bytes += stored.head
         self.bridged_rows = _BRIDGED_ROWS[manifest.precision]
         """Holes of up to so many rows are computed rather than the weights read again."""
@@ -194,7 +194,7 @@ class OnnxDecoder:
         with self._repository.reading(self.key.model) as reading:
             return self._prepare(layout, reading)
 
-    def _prepare(self, layout: CacheLayout, reading: Reading) -> PreparedLayout:
+    def _prepare(self, layout: CacheLayout, reading: VerifiedReading) -> PreparedLayout:
         layout.check(self.key)
         if layout.session_tokens > self.table.context_tokens:
             most = self.table.context_tokens
@@ -251,13 +251,13 @@ class OnnxDecoder:
         return set(self._book.entries.copy().values())
 
     def _segments_of(
-        self, entries: set[int], reading: Reading, also: Sequence[Segment] = ()
-    ) -> tuple[Segment, ...]:
+        self, entries: set[int], reading: VerifiedReading, also: Sequence[BlockSegment] = ()
+    ) -> tuple[BlockSegment, ...]:
         """Returns the segments between entries; those in force, or in `also`, are kept."""
         present = {(each.first, each.last): each for each in (*self._segments, *also)}
         edges = [*sorted(entries), self.key.last_block]
         return tuple(
-            present.get(edge) or Segment(self._folder, *edge, self._threads, reading)
+            present.get(edge) or BlockSegment(self._folder, *edge, self._threads, reading)
             for edge in pairwise(edges)
         )
 

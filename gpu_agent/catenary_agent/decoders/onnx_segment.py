@@ -20,17 +20,19 @@ from catenary_agent.decoders.onnx_graph import (
     cut_blocks,
     cut_head,
 )
-from catenary_services.content.reading import Reading
+from catenary_services.content.reading import VerifiedReading
 from catenary_services.errors import InternalError
 
 _BINDINGS_KEPT = 128
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
-class Segment:
+class BlockSegment:
     """Blocks `[first, last)` that every session of a call runs through."""
 
-    def __init__(self, folder: Path, first: int, last: int, threads: int, reading: Reading) -> None:
+    def __init__(
+        self, folder: Path, first: int, last: int, threads: int, reading: VerifiedReading
+    ) -> None:
         """Loads them from the graph in `folder`, which `reading` checks."""
         reading.begin(folder / GRAPH_FILE, first=True)
         graph = cut_blocks(folder, first, last)
@@ -118,10 +120,10 @@ class DecodeBuffers:
         self.total = np.zeros((), np.int32)
 
 
-class Head:
+class LanguageModelHead:
     """The last norm and the projection to the vocabulary."""
 
-    def __init__(self, folder: Path, threads: int, reading: Reading) -> None:
+    def __init__(self, folder: Path, threads: int, reading: VerifiedReading) -> None:
         """Loads it from the graph in `folder`, which `reading` checks."""
         reading.begin(folder / GRAPH_FILE, first=True)
         content, weights = cut_head(folder)
@@ -134,7 +136,7 @@ class Head:
         return np.asarray(logits)[:, 0]
 
 
-def _begin_weights(reading: Reading, folder: Path, weights: WeightRanges) -> None:
+def _begin_weights(reading: VerifiedReading, folder: Path, weights: WeightRanges) -> None:
     for name, ranges in weights.items():
         reading.begin(folder / name, ranges)
 

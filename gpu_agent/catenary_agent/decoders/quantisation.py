@@ -29,7 +29,7 @@ QUANTISED_PARTS = (".qweight", ".qzeros", ".scales", ".offsets", ".g_idx")
 _CODES_PER_WORD = 8
 
 
-class Layout(StrEnum):
+class QuantisedLayout(StrEnum):
     """How a file stores codes of four bits."""
 
     GPTQ = "gptq"
@@ -43,18 +43,18 @@ class Layout(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredQuantisation:
     """How the files of a model are quantised."""
 
-    layout: Layout
+    layout: QuantisedLayout
     group: int
 
     def shape(self, codes: tuple[int, ...]) -> tuple[int, int]:
         """Returns outputs and inputs of a matrix whose codes have a shape."""
         first, second = codes
-        if self.layout is Layout.PLAIN:
+        if self.layout is QuantisedLayout.PLAIN:
             return first, 2 * second
-        if self.layout is Layout.AWQ:
+        if self.layout is QuantisedLayout.AWQ:
             return _CODES_PER_WORD * second, first
         return second, _CODES_PER_WORD * first
 
@@ -62,14 +62,14 @@ class Stored:
         """Returns what files have of a matrix besides an index of groups: ending -> shape."""
         groups = inputs // self.group
         words = outputs // _CODES_PER_WORD
-        if self.layout is Layout.PLAIN:
+        if self.layout is QuantisedLayout.PLAIN:
             each = (groups, outputs)
             return {CODES: (outputs, inputs // 2), "scales": each, "offsets": each}
-        codes = (inputs, words) if self.layout is Layout.AWQ else (inputs // 8, outputs)
+        codes = (inputs, words) if self.layout is QuantisedLayout.AWQ else (inputs // 8, outputs)
         return {CODES: codes, "qzeros": (groups, words), "scales": (groups, outputs)}
 
 
-def stored_as(config: Mapping[str, Any]) -> Stored | None:
+def stored_as(config: Mapping[str, Any]) -> StoredQuantisation | None:
     """Returns how a model's files are quantised, None if they are not.
 
     Raises:
@@ -79,7 +79,7 @@ def stored_as(config: Mapping[str, Any]) -> Stored | None:
     if not said:
         return None
     method = said.get("quant_method") if isinstance(said, Mapping) else None
-    if method not in {"gptq", "awq", Layout.PLAIN}:
+    if method not in {"gptq", "awq", QuantisedLayout.PLAIN}:
         raise NotSupported(f"it is quantised by {method!r}, which no agent reads")
     bits, group = (
         said.get("bits", said.get("w_bit")),
@@ -98,19 +98,21 @@ def stored_as(config: Mapping[str, Any]) -> Stored | None:
         if said.get("dynamic"):
             raise NotSupported("its layers are quantised in different ways (dynamic)")
         version = said.get("checkpoint_format") or "gptq"
-        if version not in {Layout.GPTQ, Layout.GPTQ_V2}:
+        if version not in {QuantisedLayout.GPTQ, QuantisedLayout.GPTQ_V2}:
             raise NotSupported(f"its weights are laid out as {version!r}, which no agent reads")
-        return Stored(Layout(version), group)
+        return StoredQuantisation(QuantisedLayout(version), group)
     if method == "awq":
         version = str(said.get("version", "gemm")).lower()
         if version != "gemm":
             raise NotSupported(f"its weights are laid out as {version!r}, which no agent reads")
         if not said.get("zero_point", True):
             raise NotSupported("its weights have no zero points, which AWQ's layout wants")
-    return Stored(Layout(method), group)
+    return StoredQuantisation(QuantisedLayout(method), group)
 
 
-def why_not_precision(stored: Stored | None, precision: str, target: str = "gpu") -> str | None:
+def why_not_precision(
+    stored: StoredQuantisation | None, precision: str, target: str = "gpu"
+) -> str | None:
     """Returns why a model's files cannot be held in a precision, or run by a target; else None."""
     if stored is None:
         return None

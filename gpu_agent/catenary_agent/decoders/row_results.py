@@ -14,15 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from catenary_agent.decoders.base import StepItem
-from catenary_agent.decoders.choosing import Asked, Chooser
+from catenary_agent.decoders.choosing import Asked, TokenSampler
 from catenary_agent.decoders.sampling import NOT_CHOSEN
-from catenary_agent.device_errors import Trouble, trouble_of
+from catenary_agent.device_errors import DeviceErrorKind, error_kind_of
 from catenary_services.log import get_logger
 
 _log = get_logger("catenary_agent.decoders")
 
 
-def row_results(chooser: Chooser, logits: Any, items: Sequence[StepItem]) -> list[NDArray[Any]]:
+def row_results(
+    chooser: TokenSampler, logits: Any, items: Sequence[StepItem]
+) -> list[NDArray[Any]]:
     """Returns what each item wants of its row, on the host.
 
     Args:
@@ -45,12 +47,12 @@ def row_results(chooser: Chooser, logits: Any, items: Sequence[StepItem]) -> lis
 
 
 def _tokens(
-    chooser: Chooser, logits: Any, asked: Sequence[Asked], rows: Sequence[int]
+    chooser: TokenSampler, logits: Any, asked: Sequence[Asked], rows: Sequence[int]
 ) -> list[int]:
     try:
         return chooser.choose(logits, asked, rows)
     except Exception as error:
-        if trouble_of(error) is not Trouble.OTHER:
+        if error_kind_of(error) is not DeviceErrorKind.OTHER:
             raise
         if len(asked) > 1:
             return [

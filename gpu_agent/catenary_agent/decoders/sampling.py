@@ -36,7 +36,7 @@ NO_TOKEN = {
 }
 
 
-class Sampler:
+class SessionSampler:
     """One session's way of choosing: its parameters and the tokens there are so far."""
 
     def __init__(
@@ -57,10 +57,10 @@ class Sampler:
         self.parameters = parameters
         self.position = len(token_ids)
         """Index in the whole sequence of the token chosen next."""
-        self.said: TokensSaid | None = None
+        self.said: TokenOccurrences | None = None
         """Only where it matters what was said."""
         if parameters.penalised:
-            self.said = TokensSaid(token_ids[:prompt_tokens], token_ids[prompt_tokens:])
+            self.said = TokenOccurrences(token_ids[:prompt_tokens], token_ids[prompt_tokens:])
         self.ends = np.array(sorted(set(end_token_ids)), np.int64)
         self.biased = np.array([token for token, _ in parameters.logit_bias], np.int64)
         self.bias = np.array([bias for _, bias in parameters.logit_bias], np.float32)
@@ -101,7 +101,7 @@ class Sampler:
         return LENGTH if self.generated == self.parameters.max_tokens else ""
 
 
-class TokensSaid:
+class TokenOccurrences:
     """Which tokens occurred in prompt and answer, and how often in the answer."""
 
     def __init__(self, prompt: Sequence[int], answer: Sequence[int]) -> None:

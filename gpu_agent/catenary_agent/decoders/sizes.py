@@ -19,19 +19,27 @@ from catenary_agent.decoders.embedding import EMBEDDING
 from catenary_agent.decoders.quantisation import (
     CODES,
     QUANTISED_PARTS,
-    Stored,
+    StoredQuantisation,
     matrix_bytes,
     stored_as,
     unpacking_bytes,
 )
 from catenary_agent.decoders.weights import StoredTensor, stored_tensors
-from catenary_services.domain.decoder import DecoderTable, Form, HeldSizes, StepSizes
+from catenary_services.domain.decoder import AllocatedSizes, DecoderForm, DecoderTable, StepSizes
 from catenary_services.errors import InvalidInput
 
 _FLOAT32_BYTES = 4
-TORCH_ITEM_BYTES = {Form.TORCH_FLOAT32: 4, Form.TORCH_BFLOAT16: 2, Form.TORCH_FLOAT16: 2}
+TORCH_ITEM_BYTES = {
+    DecoderForm.TORCH_FLOAT32: 4,
+    DecoderForm.TORCH_BFLOAT16: 2,
+    DecoderForm.TORCH_FLOAT16: 2,
+}
 """Of a weight and of a number in the caches."""
-ONNX_FORMS = {"fp32": Form.ONNX_FP32, "int8": Form.ONNX_INT8, "int4": Form.ONNX_INT4}
+ONNX_FORMS = {
+    "fp32": DecoderForm.ONNX_FP32,
+    "int8": DecoderForm.ONNX_INT8,
+    "int4": DecoderForm.ONNX_INT4,
+}
 _TORCH_SCRATCH_BYTES = 1 << 17
 """Of matrix products and attention, on a CPU: up to 80,000 bytes were measured."""
 TILE_BYTES = 1 << 20
@@ -94,7 +102,7 @@ def table_from(
                 "config.json", f"names other layers than the graph's {len(graph.blocks)}"
             )
         forms.append(onnx_sizes(config, graph, ONNX_FORMS[name]))
-    plain_form = ONNX_FORMS[precision] if precision in (graphs or {}) else Form.TORCH_FLOAT32
+    plain_form = ONNX_FORMS[precision] if precision in (graphs or {}) else DecoderForm.TORCH_FLOAT32
     plain = next(each for each in forms if each.form is plain_form)
     return DecoderTable(
         model_hash=model_hash,
@@ -111,9 +119,9 @@ def table_from(
 def torch_sizes(
     config: Mapping[str, Any],
     tensors: Mapping[str, StoredTensor],
-    form: Form,
+    form: DecoderForm,
     precision: str = "fp32",
-) -> HeldSizes:
+) -> AllocatedSizes:
     """Returns the sizes of a model in a form of PyTorch.
 
     Every tensor is in the form's numbers, but for matrices of layers that are quantised.
@@ -138,7 +146,7 @@ def torch_sizes(
     step = _torch_step(_widths(config, tensors), facts, form)
     _tensor(tensors, _NORM)
     norm = sum(math.prod(t.shape) for name, t in tensors.items() if name.startswith(_NORM_PARTS))
-    return HeldSizes(
+    return AllocatedSizes(
         form=form,
         block_bytes=tuple(blocks),
         embedding_bytes=embedding,
@@ -160,7 +168,11 @@ def _rotated(config: Mapping[str, Any], facts: Mapping[str, int]) -> int:
 
 
 def _held_bytes(
-    name: str, tensor: StoredTensor, item_bytes: int, precision: str, stored: Stored | None
+    name: str,
+    tensor: StoredTensor,
+    item_bytes: int,
+    precision: str,
+    stored: StoredQuantisation | None,
 ) -> tuple[int, int]:
     """Returns what PyTorch holds of a tensor of a layer, and what it takes to turn it to numbers.
 
@@ -180,10 +192,10 @@ def _held_bytes(
     return math.prod(tensor.shape) * item_bytes, 0
 
 
-def onnx_sizes(config: Mapping[str, Any], graph: GraphBytes, form: Form) -> HeldSizes:
+def onnx_sizes(config: Mapping[str, Any], graph: GraphBytes, form: DecoderForm) -> AllocatedSizes:
     """Returns the sizes of a model in a form of ONNX Runtime, which keeps caches in float32."""
     facts = _facts(config)
-    return HeldSizes(
+    return AllocatedSizes(
         form=form,
         block_bytes=graph.blocks,
         embedding_bytes=0,  # rows are looked up in the file, which is mapped
@@ -273,7 +285,7 @@ def _widths(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> _
     )
 
 
-def _torch_step(widths: _Widths, facts: Mapping[str, int], form: Form) -> StepSizes:
+def _torch_step(widths: _Widths, facts: Mapping[str, int], form: DecoderForm) -> StepSizes:
     """Returns what layers of `transformers` hold at a time, row by row, in float32.
 
     Alive throughout: the angles, two per number of a head. In the feed-forward part: its input, the
@@ -281,10 +293,10 @@ def _torch_step(widths: _Widths, facts: Mapping[str, int], form: Form) -> StepSi
     two of the hidden width, keys and values, and four of the queries while these are rotated.
     """
     hidden, query, kept = widths.hidden, widths.query, TORCH_ITEM_BYTES[form]
-    narrow = 0 if form is Form.TORCH_FLOAT32 else kept
+    narrow = 0 if form is DecoderForm.TORCH_FLOAT32 else kept
     # What enters a matrix is kept for the next one; bfloat16's come out twice, and are added.
     entering = 2 * narrow
-    twice = _FLOAT32_BYTES if form is Form.TORCH_BFLOAT16 else 0
+    twice = _FLOAT32_BYTES if form is DecoderForm.TORCH_BFLOAT16 else 0
     angles = 2 * facts["head_size"] * _FLOAT32_BYTES
     stages = [
         _FLOAT32_BYTES * (3 * widths.inner + 3 * hidden) + twice * widths.inner,
@@ -300,7 +312,7 @@ def _torch_step(widths: _Widths, facts: Mapping[str, int], form: Form) -> StepSi
     return StepSizes(
         base_bytes=_TORCH_SCRATCH_BYTES
         + (TILE_BYTES if narrow else 0)
-        + (2 * GATHERED_BYTES if form is Form.TORCH_FLOAT16 else 0),
+        + (2 * GATHERED_BYTES if form is DecoderForm.TORCH_FLOAT16 else 0),
         row_bytes=angles + max(stages) + indices,
         output_bytes=angles + 2 * _FLOAT32_BYTES * hidden + indices,
         logits_bytes=(_FLOAT32_BYTES + 2 * twice) * facts["vocabulary_size"]

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from catenary_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem, Want
-from catenary_agent.decoders.sampling import Sampler
+from catenary_agent.decoders.sampling import SessionSampler
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.model_repository import ModelRepository
@@ -52,7 +52,7 @@ def time_blocks(repository: ModelRepository, key: ModelKey) -> tuple[int, ...]:
     tokens = min(64, table.context_tokens)
     executor = OnnxDecoder(repository, partition, CacheLayout(table.blocks, tokens, (0,)))
     try:
-        probe = Probe(executor)
+        probe = StepTimer(executor)
         whole = _least(partial(probe.decode, 1))
     finally:
         executor.close()
@@ -61,7 +61,7 @@ def time_blocks(repository: ModelRepository, key: ModelKey) -> tuple[int, ...]:
     return tuple(round(whole * share / sum(weights)) for share in weights)
 
 
-class Probe:
+class StepTimer:
     """Steps of random rows through an executor, each with sessions of its own."""
 
     def __init__(self, executor: DecoderExecutor) -> None:
@@ -71,7 +71,7 @@ class Probe:
         self.most_sessions = executor.free_block_slots // self._blocks
         self.most_tokens = executor.layout.session_tokens
         self._want: Want = "token" if key.last_block == table.blocks else "hidden"
-        self._sampler = Sampler(SamplingParameters(), (), 0, ())  # greedy
+        self._sampler = SessionSampler(SamplingParameters(), (), 0, ())  # greedy
         self._random = np.random.default_rng(0)
         self._depths: dict[int, int] = {}
         """Filled sessions -> tokens they have cached."""

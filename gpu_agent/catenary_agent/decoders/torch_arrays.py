@@ -1,4 +1,4 @@
-"""What PyTorch does in its own way when tokens are chosen, on any device; see `choosing.Arrays`."""
+"""What PyTorch does in its own way when tokens are chosen; see `choosing.ArrayBackend`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from catenary_agent.decoders.choosing import Asked, Chooser, Few, most_few
+from catenary_agent.decoders.choosing import Asked, SelectedColumns, TokenSampler, most_few
 from catenary_services.domain.sampler_sizes import (
     COUNTED_SESSIONS,
     CPU_BLOCK_NUMBERS,
@@ -26,13 +26,13 @@ _SEEN, _SAID = 1, 2
 in the answer in the others."""
 
 
-def torch_chooser(device: torch.device, vocabulary: int) -> Chooser:
+def torch_chooser(device: torch.device, vocabulary: int) -> TokenSampler:
     """Returns what chooses from logits on a device."""
-    return Chooser(TorchArrays(device, vocabulary), vocabulary)
+    return TokenSampler(TorchArrayBackend(device, vocabulary), vocabulary)
 
 
-class TorchArrays:
-    """`Arrays` of PyTorch, on one device."""
+class TorchArrayBackend:
+    """`ArrayBackend` of PyTorch, on one device."""
 
     xp: Any = torch
 
@@ -49,14 +49,14 @@ class TorchArrays:
     def take(self, table: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
         return table.gather(1, columns)
 
-    def likeliest(self, values: torch.Tensor, count: int) -> Few:
+    def likeliest(self, values: torch.Tensor, count: int) -> SelectedColumns:
         vocabulary = values.shape[1]
         most = most_few(vocabulary)
         is_few = count <= most
         wanted = max(count, min(most, _FEW)) if is_few else 1
         found = values.topk(min(vocabulary, wanted), 1)
         floor = found.values[:, -1:] if is_few else torch.full_like(values[:, :1], math.inf)
-        return Few(found.indices, found.values, found.values, floor)
+        return SelectedColumns(found.indices, found.values, found.values, floor)
 
     def descending(self, values: torch.Tensor) -> torch.Tensor:
         return values.sort(1, descending=True).values
@@ -67,7 +67,7 @@ class TorchArrays:
     def penalise(
         self, values: torch.Tensor, rows: NDArray[np.int64], asked: Sequence[Asked]
     ) -> None:
-        """Changes whole rows; see `Arrays.penalise`."""
+        """Changes whole rows; see `ArrayBackend.penalise`."""
         counts = self._counts.of(asked)
         parameters = [sampler.parameters for _, sampler in asked]
         repetition, frequency, presence = (

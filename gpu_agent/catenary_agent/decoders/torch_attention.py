@@ -33,7 +33,7 @@ ATTENTION = "catenary"
 """Name under which `transformers` knows `attend`."""
 
 
-class Kernel(Enum):
+class AttentionKernel(Enum):
     """How attention is computed."""
 
     FLASH = "flash"
@@ -41,7 +41,7 @@ class Kernel(Enum):
     EACH = "each"
 
 
-class StepPlan:
+class AttentionMetadata:
     """Where the tokens of one step lie. Sessions are ordered by the layer they enter at."""
 
     def __init__(
@@ -77,10 +77,10 @@ class StepPlan:
 class StepTensors:
     """A plan on the device. Under a CUDA graph the tensors keep their addresses."""
 
-    plan: StepPlan | None
+    plan: AttentionMetadata | None
     """None under a CUDA graph, where no kernel may look at it."""
     pool: SlotPool
-    kernel: Kernel
+    kernel: AttentionKernel
     writes: torch.Tensor
     """int64 [layers, rows]."""
     query_starts: torch.Tensor
@@ -94,12 +94,12 @@ class StepTensors:
     masks: dict[tuple[int, int | None], torch.Tensor | None] = field(default_factory=dict)
 
     @staticmethod
-    def of(plan: StepPlan, pool: SlotPool, kernel: Kernel) -> StepTensors:
+    def of(plan: AttentionMetadata, pool: SlotPool, kernel: AttentionKernel) -> StepTensors:
         """Copies a plan to the pool's device."""
         device = pool.shape.device
         empty = torch.empty(0, dtype=torch.int32)
         query_starts = key_starts = used = empty
-        if kernel is Kernel.FLASH:
+        if kernel is AttentionKernel.FLASH:
             query_starts = torch.tensor(plan.bounds, dtype=torch.int32).to(device)
             padded = np.pad(plan.starts, ((0, 0), (0, 1)), mode="edge")
             key_starts = torch.from_numpy(padded.astype(np.int32)).to(device)
@@ -152,13 +152,13 @@ def attend(  # noqa: PLR0913, PLR0917  (transformers fixes the signature)
     step.pool.write(
         step.writes[call.layer, :rows], key[0].transpose(0, 1), value[0].transpose(0, 1)
     )
-    if step.kernel is Kernel.FLASH:
+    if step.kernel is AttentionKernel.FLASH:
         return _flash(call, query[0].transpose(0, 1), scaling, sliding_window)[None], None
     output = torch.empty_like(query.transpose(1, 2))
     plan = step.plan
     assert plan is not None  # only FLASH runs under a CUDA graph
     singly = list(range(call.sessions))
-    if step.kernel is Kernel.PADDED:
+    if step.kernel is AttentionKernel.PADDED:
         groups = _gathered(step, [i for i in singly if plan.counts[i] == 1])
         singly = sorted(set(singly) - {i for group in groups for i in group})
         for decoding in groups:

@@ -20,7 +20,7 @@ from catenary_services.errors import Overloaded
 
 
 @dataclass(frozen=True, slots=True)
-class CacheShape:
+class TokenCacheShape:
     """What one token takes in one block."""
 
     heads: int
@@ -47,7 +47,7 @@ class SlotPool:
     Not cleared when a slot changes hands: readers look at no row behind a session's length.
     """
 
-    def __init__(self, slots: int, tokens: int, layers: int, shape: CacheShape) -> None:
+    def __init__(self, slots: int, tokens: int, layers: int, shape: TokenCacheShape) -> None:
         """Allocates the pool. Pages of slots never used are not committed on a CPU.
 
         Args:

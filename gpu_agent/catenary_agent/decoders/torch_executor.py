@@ -17,13 +17,13 @@ from catenary_agent.decoders.base import CacheLayout, StepItem
 from catenary_agent.decoders.row_results import row_results
 from catenary_agent.decoders.slot_book import SlotBook
 from catenary_agent.decoders.torch_arrays import torch_chooser
-from catenary_agent.decoders.torch_attention import Kernel, StepPlan, StepTensors
-from catenary_agent.decoders.torch_cache import CacheShape, SessionCache, SlotPool
+from catenary_agent.decoders.torch_attention import AttentionKernel, AttentionMetadata, StepTensors
+from catenary_agent.decoders.torch_cache import SessionCache, SlotPool, TokenCacheShape
 from catenary_agent.decoders.torch_flash import why_not_flash
 from catenary_agent.decoders.torch_graphs import DecodeGraphs, graphable
 from catenary_agent.decoders.torch_model import BlockModel
 from catenary_agent.decoders.torch_weights import (
-    Numbers,
+    WeightFormat,
     cache_dtype,
     compute_dtype,
     load_blocks,
@@ -95,11 +95,11 @@ class TorchDecoder:
         with self._on_stream():
             with repository.reading(key.model) as reading:
                 blocks = load_blocks(
-                    reading, key, self.table.blocks, Numbers(self._device, numbers, precision)
+                    reading, key, self.table.blocks, WeightFormat(self._device, numbers, precision)
                 )
             self._model = BlockModel(blocks)
             heads, size = self.table.key_value_heads, self.table.head_size
-            self._shape = CacheShape(heads, size, cache_dtype(numbers), self._device)
+            self._shape = TokenCacheShape(heads, size, cache_dtype(numbers), self._device)
             self._kernel = self._choose_kernel()
             self._pool = self._new_pool(layout.block_slots, layout.session_tokens)
             self.memory_bytes = blocks.memory_bytes + self._pool.spare_bytes
@@ -206,7 +206,7 @@ class TorchDecoder:
     def _run(self, items: Sequence[StepItem]) -> list[np.ndarray | None]:
         caches = [self._caches[item.session] for item in items]
         counts = [len(item.inputs) for item in items]
-        plan = StepPlan(caches, counts, [item.position for item in items])
+        plan = AttentionMetadata(caches, counts, [item.position for item in items])
         joining = self._joining(items)
         done = None
         if self._graphs is not None and graphable(plan):
@@ -229,7 +229,9 @@ class TorchDecoder:
                     results[i] = states[plan.bounds[i] : plan.bounds[i + 1]]
         return results
 
-    def _run_eagerly(self, plan: StepPlan, joining: dict[int, torch.Tensor]) -> torch.Tensor:
+    def _run_eagerly(
+        self, plan: AttentionMetadata, joining: dict[int, torch.Tensor]
+    ) -> torch.Tensor:
         step = StepTensors.of(plan, self._pool, self._kernel)
         positions = torch.from_numpy(plan.positions).to(self._device)
         sessions = [plan.active(layer) for layer in range(self._layers)]
@@ -280,20 +282,20 @@ class TorchDecoder:
         return SlotPool(slots, tokens, self._layers, self._shape)
 
     def _renew_graphs(self) -> None:
-        if self._kernel is Kernel.FLASH:
+        if self._kernel is AttentionKernel.FLASH:
             self._graphs = DecodeGraphs(self._model, self._pool, self.table.hidden_size)
             if not self._caches:  # otherwise sessions wait: buckets are captured as they come
                 with torch.inference_mode():
                     self._graphs.capture(max(1, self.layout.block_slots // self._layers))
 
-    def _choose_kernel(self) -> Kernel:
+    def _choose_kernel(self) -> AttentionKernel:
         if self._device.type == "cpu":
-            return Kernel.EACH
+            return AttentionKernel.EACH
         reason = why_not_flash(self._shape, self.table.attention_heads)
         if reason is None:
-            return Kernel.FLASH
+            return AttentionKernel.FLASH
         _log.warning("flash_attention_unavailable", partition=str(self.key), reason=reason)
-        return Kernel.PADDED
+        return AttentionKernel.PADDED
 
     def _on_stream(self) -> contextlib.AbstractContextManager[object]:
         return torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext()

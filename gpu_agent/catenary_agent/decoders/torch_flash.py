@@ -5,14 +5,20 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from catenary_agent.decoders.torch_attention import Kernel, LayerCall, StepPlan, StepTensors, attend
-from catenary_agent.decoders.torch_cache import CacheShape, SessionCache, SlotPool
+from catenary_agent.decoders.torch_attention import (
+    AttentionKernel,
+    AttentionMetadata,
+    LayerCall,
+    StepTensors,
+    attend,
+)
+from catenary_agent.decoders.torch_cache import SessionCache, SlotPool, TokenCacheShape
 
 _TOLERANCE = 0.05
 """bfloat16 has 8 bits, and what is compared is about 1."""
 
 
-def why_not_flash(shape: CacheShape, query_heads: int) -> str | None:
+def why_not_flash(shape: TokenCacheShape, query_heads: int) -> str | None:
     """Tries FlashAttention on extents in arbitrary order against plain attention.
 
     Args:
@@ -34,7 +40,7 @@ def why_not_flash(shape: CacheShape, query_heads: int) -> str | None:
     return None
 
 
-def difference(shape: CacheShape, query_heads: int, counts: tuple[int, int, int]) -> float:
+def difference(shape: TokenCacheShape, query_heads: int, counts: tuple[int, int, int]) -> float:
     """Returns how far FlashAttention is from plain attention for three sessions.
 
     Args:
@@ -50,7 +56,7 @@ def difference(shape: CacheShape, query_heads: int, counts: tuple[int, int, int]
     caches = [SessionCache(0, np.array([slot])) for slot in (2, 0, 3)]
     for cache in caches:
         cache.starts = cache.slots * pool.tokens
-    plan = StepPlan(caches, counts, (33, 4, 0))
+    plan = AttentionMetadata(caches, counts, (33, 4, 0))
     query, key = (
         torch.empty(1, heads, sum(counts), shape.head_size, dtype=dtype, device=device)
         for heads in (query_heads, shape.heads)
@@ -58,7 +64,7 @@ def difference(shape: CacheShape, query_heads: int, counts: tuple[int, int, int]
     query.normal_(generator=random)
     key.normal_(generator=random)
     results = []
-    for kernel in (Kernel.FLASH, Kernel.EACH):
+    for kernel in (AttentionKernel.FLASH, AttentionKernel.EACH):
         call = LayerCall(StepTensors.of(plan, pool, kernel), 0, len(counts))
         with torch.inference_mode():
             output, _ = attend(torch.nn.Identity(), query, key, key, None, 0.125, catenary=call)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from catenary_agent.decoders.torch_attention import Kernel, StepPlan, StepTensors
+from catenary_agent.decoders.torch_attention import AttentionKernel, AttentionMetadata, StepTensors
 from catenary_agent.decoders.torch_cache import SlotPool
 from catenary_agent.decoders.torch_model import BlockModel
 from catenary_services.log import get_logger
@@ -29,7 +29,7 @@ def bucket_of(sessions: int) -> int | None:
     return next((size for size in BUCKETS if size >= sessions), None)
 
 
-def graphable(plan: StepPlan) -> bool:
+def graphable(plan: AttentionMetadata) -> bool:
     """True if every session decodes one token and enters at the first layer."""
     return (
         max(plan.counts) == 1 and plan.entries[-1] == 0 and bucket_of(len(plan.counts)) is not None
@@ -54,7 +54,7 @@ class StaticStep:
         self.step = StepTensors(
             plan=None,
             pool=pool,
-            kernel=Kernel.FLASH,
+            kernel=AttentionKernel.FLASH,
             writes=torch.full((layers, size), pool.scratch, dtype=long, device=device),
             query_starts=torch.arange(size + 1, dtype=short, device=device),
             key_starts=torch.full(starts, pool.scratch, dtype=short, device=device),
@@ -71,7 +71,7 @@ class StaticStep:
         head = self._model.blocks.head
         return hidden, self._model.logits(hidden) if head is not None else None
 
-    def fill(self, plan: StepPlan, entering: torch.Tensor) -> None:
+    def fill(self, plan: AttentionMetadata, entering: torch.Tensor) -> None:
         """Sets the first rows to those of a plan; the others are padding again."""
         sessions = len(plan.counts)
         spare = self.size - sessions
@@ -106,7 +106,7 @@ class DecodeGraphs:
         self._broken = False
 
     def run(
-        self, plan: StepPlan, entering: torch.Tensor
+        self, plan: AttentionMetadata, entering: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """Replays the graph of a step's bucket, capturing it first if need be.
 

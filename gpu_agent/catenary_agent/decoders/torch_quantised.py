@@ -14,7 +14,12 @@ from typing import Any
 
 import torch
 
-from catenary_agent.decoders.quantisation import GROUP, Layout, Stored, is_quantised
+from catenary_agent.decoders.quantisation import (
+    GROUP,
+    QuantisedLayout,
+    StoredQuantisation,
+    is_quantised,
+)
 from catenary_agent.decoders.torch_wide import joined, product, rounded
 from catenary_services.errors import InvalidInput
 from catenary_services.log import get_logger
@@ -33,7 +38,7 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word of AWQ's the code of each of eight outputs is."""
 
 
-class EightBit(torch.nn.Module):
+class EightBitLinear(torch.nn.Module):
     """Whole numbers of -127 to 127 times one scale per output."""
 
     codes: torch.Tensor
@@ -63,7 +68,7 @@ class EightBit(torch.nn.Module):
         return result if bias is None else result + bias
 
 
-class FourBit(torch.nn.Module):
+class FourBitLinear(torch.nn.Module):
     """One of 16 steps times a scale plus an offset, of every group of inputs."""
 
     codes: torch.Tensor
@@ -97,7 +102,7 @@ class FourBit(torch.nn.Module):
         return result if bias is None else result + bias
 
 
-Quantised = EightBit | FourBit
+Quantised = EightBitLinear | FourBitLinear
 
 
 def quantised(
@@ -113,7 +118,7 @@ def quantised(
         # The scale that is used, not the one before rounding, decides which code is the nearest.
         used = scales.to(dtype)
         codes = (plain / used.float()[:, None]).round_().clamp_(-_HIGHEST_8, _HIGHEST_8)
-        return EightBit(codes.to(torch.int8), used, bias)
+        return EightBitLinear(codes.to(torch.int8), used, bias)
     groups = plain.view(outputs, -1, GROUP)
     least, most = groups.amin(2), groups.amax(2)
     scales = (most - least).clamp(min=1e-12) / _HIGHEST_4
@@ -121,16 +126,16 @@ def quantised(
     scale, offset = steps.float().unbind(-1)
     near = (groups - offset[..., None]) / scale[..., None] + _MIDDLE
     codes = near.round_().clamp_(0, _HIGHEST_4).to(torch.uint8).view(outputs, inputs)
-    return FourBit(packed(codes), steps.transpose(0, 1).contiguous(), bias)
+    return FourBitLinear(packed(codes), steps.transpose(0, 1).contiguous(), bias)
 
 
 def from_files(
-    stored: Stored,
+    stored: StoredQuantisation,
     read: Callable[[str], torch.Tensor],
     bias: torch.Tensor | None,
     dtype: torch.dtype,
     index: torch.Tensor | None,
-) -> FourBit:
+) -> FourBitLinear:
     """Returns a layer whose codes are those of a file.
 
     Args:
@@ -144,22 +149,22 @@ def from_files(
         InvalidInput: If the groups are not those of neighbouring inputs.
     """
     scales = read("scales").float()
-    if stored.layout is Layout.PLAIN:
+    if stored.layout is QuantisedLayout.PLAIN:
         codes, offsets = read("qweight"), read("offsets").float() + _MIDDLE * scales
     else:
         words, zeros = read("qweight"), _nibbles(read("qzeros"))
-        if stored.layout is Layout.AWQ:
+        if stored.layout is QuantisedLayout.AWQ:
             whole = _nibbles(words)[..., _AWQ_ORDER].flatten(1)
             zeros = zeros[..., _AWQ_ORDER]
         else:
             whole = _nibbles(words).transpose(1, 2).flatten(0, 1)
-        zeros = zeros.flatten(1).float() + (stored.layout is Layout.GPTQ)
+        zeros = zeros.flatten(1).float() + (stored.layout is QuantisedLayout.GPTQ)
         codes, offsets = packed(whole.T.contiguous()), (_MIDDLE - zeros) * scales
     if index is not None:
         usual = torch.arange(len(index), device=index.device) // stored.group
         if not torch.equal(index.long(), usual):
             raise InvalidInput("g_idx", "orders groups by activations, which no agent does")
-    return FourBit(codes, torch.stack((scales, offsets), -1).to(dtype).contiguous(), bias)
+    return FourBitLinear(codes, torch.stack((scales, offsets), -1).to(dtype).contiguous(), bias)
 
 
 def packed(codes: torch.Tensor) -> torch.Tensor:

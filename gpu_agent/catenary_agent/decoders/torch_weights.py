@@ -19,17 +19,17 @@ from catenary_agent.decoders.embedding import EMBEDDING
 from catenary_agent.decoders.families import embedding_scale, logit_scale, why_not
 from catenary_agent.decoders.quantisation import (
     CODES,
-    Stored,
+    StoredQuantisation,
     is_quantised,
     stored_as,
     why_not_precision,
 )
 from catenary_agent.decoders.torch_attention import ATTENTION, attend
 from catenary_agent.decoders.torch_quantised import Quantised, from_files, quantised, step_dtype
-from catenary_agent.decoders.torch_wide import Entering, widened
+from catenary_agent.decoders.torch_wide import OperandCache, widened
 from catenary_agent.executors.device import Device
-from catenary_services.content.reading import Reading
-from catenary_services.domain.decoder import Runtime
+from catenary_services.content.reading import VerifiedReading
+from catenary_services.domain.decoder import DecoderRuntime
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.errors import InvalidInput, NotSupported
 
@@ -54,13 +54,13 @@ class DecoderBlocks:
     """Where the last block is."""
     head: Any | None
     """Where the last block is: hidden states -> logits."""
-    entering: Entering
+    entering: OperandCache
     """What its matrices share in a step."""
     memory_bytes: int
     """Of weights, tied ones once, and of the angles of positions."""
 
 
-class Scaled(torch.nn.Module):
+class ScaledModule(torch.nn.Module):
     """A module whose results are multiplied with a number."""
 
     def __init__(self, inner: torch.nn.Module, factor: float) -> None:
@@ -75,7 +75,7 @@ class Scaled(torch.nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class WeightFormat:
     """What weights are held in, and where."""
 
     device: torch.device
@@ -86,7 +86,7 @@ class Numbers:
 
 
 def load_blocks(
-    reading: Reading, key: PartitionKey, blocks: int, numbers: Numbers
+    reading: VerifiedReading, key: PartitionKey, blocks: int, numbers: WeightFormat
 ) -> DecoderBlocks:
     """Reads blocks `[first, last)`, with embedding and head where they belong.
 
@@ -118,7 +118,7 @@ def load_blocks(
     rotary = type(base.rotary_emb)(config=config).to(device)
     memory += sum(buffer.nbytes for buffer in rotary.buffers())
     last = key.last_block == blocks
-    entering = Entering()
+    entering = OperandCache()
 
     def ready(module: torch.nn.Module) -> torch.nn.Module:
         return module if dtype is torch.float32 else widened(module, entering)
@@ -160,7 +160,9 @@ def check_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
             _check_there(_stored_name(prefix + name, shapes), tuple(expected.shape), shapes)
 
 
-def skeleton(folder: Path, dtype: torch.dtype, what: str) -> tuple[Any, Any, Stored | None]:
+def skeleton(
+    folder: Path, dtype: torch.dtype, what: str
+) -> tuple[Any, Any, StoredQuantisation | None]:
     """Returns configuration, model and how its files are quantised; the model is without memory.
 
     Raises:
@@ -235,9 +237,9 @@ def cache_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype is torch.float32 else torch.float16
 
 
-def runtime_of(dtype: torch.dtype) -> Runtime:
+def runtime_of(dtype: torch.dtype) -> DecoderRuntime:
     """Returns what an executor that computes in a datatype is called."""
-    return Runtime(f"torch-{str(dtype).removeprefix('torch.')}")
+    return DecoderRuntime(f"torch-{str(dtype).removeprefix('torch.')}")
 
 
 def _modules(model: Any, first: int, last: int) -> dict[str, Any]:
@@ -252,7 +254,7 @@ def _modules(model: Any, first: int, last: int) -> dict[str, Any]:
 
 
 def _scaled(module: torch.nn.Module, factor: float) -> torch.nn.Module:
-    return module if factor == 1.0 else Scaled(module, factor)
+    return module if factor == 1.0 else ScaledModule(module, factor)
 
 
 def _stored_name(name: str, stored: Mapping[str, object]) -> str:
@@ -284,7 +286,7 @@ def _linears(prefix: str, module: torch.nn.Module) -> list[tuple[str, Any]]:
 class _Files:
     """Tensors of a model's files, each read when it is wanted, straight to its device."""
 
-    def __init__(self, reading: Reading, device: torch.device) -> None:
+    def __init__(self, reading: VerifiedReading, device: torch.device) -> None:
         self._reading = reading
         self.device = device
         self._readers: dict[Path, Any] = {}
@@ -318,7 +320,9 @@ class _Files:
         return tensor
 
 
-def _fill(wanted: dict[str, Any], files: _Files, numbers: Numbers, stored: Stored | None) -> int:
+def _fill(
+    wanted: dict[str, Any], files: _Files, numbers: WeightFormat, stored: StoredQuantisation | None
+) -> int:
     """Gives the modules their weights; returns the bytes they take, shared ones counted once."""
     read: dict[str, torch.Tensor] = {}
     memory = 0
@@ -352,7 +356,7 @@ def _converted(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Ten
 
 
 def _quantised(
-    name: str, linear: Any, files: _Files, numbers: Numbers, stored: Stored | None
+    name: str, linear: Any, files: _Files, numbers: WeightFormat, stored: StoredQuantisation | None
 ) -> Quantised | None:
     """Returns what takes the place of a matrix; None if it stays as it is."""
     shape = linear.out_features, linear.in_features

@@ -29,7 +29,7 @@ _LARGEST = 32768.0
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class MatrixOperand:
     """Rows as a matrix is multiplied with them."""
 
     rows: torch.Tensor
@@ -40,28 +40,28 @@ class Operand:
     """The upper parts of all rows, then the lower ones."""
 
 
-def rounded(rows: torch.Tensor, dtype: torch.dtype) -> Operand:
+def rounded(rows: torch.Tensor, dtype: torch.dtype) -> MatrixOperand:
     """Returns rows [n, inputs] for matrices of a datatype."""
     on_cpu = rows.device.type == "cpu"
     if dtype is torch.float32 or rows.dtype is dtype:
-        return Operand(rows.float() if on_cpu or dtype is torch.float32 else rows)
+        return MatrixOperand(rows.float() if on_cpu or dtype is torch.float32 else rows)
     if dtype is torch.float16:
         largest = torch.linalg.vector_norm(rows, torch.inf, dim=-1, keepdim=True)
         scale = (largest / _LARGEST).clamp_(min=1.0)
         narrow = (rows / scale).to(dtype)
-        return Operand(narrow.float() if on_cpu else narrow, scale)
+        return MatrixOperand(narrow.float() if on_cpu else narrow, scale)
     rows = rows.float()
     if on_cpu:
         upper = rows.to(dtype).float()
-        return Operand(upper.add_((rows - upper).to(dtype)))
+        return MatrixOperand(upper.add_((rows - upper).to(dtype)))
     count = len(rows)
     both = torch.empty((2 * count, rows.shape[1]), dtype=dtype, device=rows.device)
     both[:count].copy_(rows)
     both[count:].copy_(rows - both[:count])
-    return Operand(both, halves=True)
+    return MatrixOperand(both, halves=True)
 
 
-def product(entering: Operand, weight: torch.Tensor) -> torch.Tensor:
+def product(entering: MatrixOperand, weight: torch.Tensor) -> torch.Tensor:
     """Returns float32 [n, outputs]: rows times a matrix [outputs, inputs]."""
     if weight.dtype is torch.float32:
         return functional.linear(entering.rows, weight)
@@ -72,7 +72,7 @@ def product(entering: Operand, weight: torch.Tensor) -> torch.Tensor:
     return joined(entering, result)
 
 
-def joined(entering: Operand, result: torch.Tensor) -> torch.Tensor:
+def joined(entering: MatrixOperand, result: torch.Tensor) -> torch.Tensor:
     """Returns float32 [n, outputs] of what a kernel made of the rows of an operand."""
     result = result.float()
     if entering.halves:
@@ -93,15 +93,15 @@ def _in_tiles(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return result
 
 
-class Entering:
+class OperandCache:
     """What entered the last matrix, as it was rounded: several matrices read the same rows."""
 
     def __init__(self) -> None:
         """Begins with nothing."""
         self._source: weakref.ref[torch.Tensor] | None = None
-        self._made: Operand | None = None
+        self._made: MatrixOperand | None = None
 
-    def of(self, rows: torch.Tensor, dtype: torch.dtype) -> Operand:
+    def of(self, rows: torch.Tensor, dtype: torch.dtype) -> MatrixOperand:
         """Returns rows [.., inputs] for matrices of a datatype, all of which have the same one."""
         if self._made is None or self._source is None or self._source() is not rows:
             self.forget()
@@ -114,10 +114,10 @@ class Entering:
         self._source = self._made = None
 
 
-class Matrix(torch.nn.Module):
+class WideLinear(torch.nn.Module):
     """What `torch.nn.Linear` is, with weights of 16 bits and results in float32."""
 
-    def __init__(self, linear: Any, entering: Entering) -> None:
+    def __init__(self, linear: Any, entering: OperandCache) -> None:
         """Takes over the parameters of a linear layer."""
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
@@ -131,7 +131,7 @@ class Matrix(torch.nn.Module):
         return result.view(*rows.shape[:-1], -1)
 
 
-class Widened(torch.nn.Module):
+class WideModule(torch.nn.Module):
     """A module whose results are made float32: an embedding."""
 
     def __init__(self, inner: torch.nn.Module) -> None:
@@ -159,14 +159,14 @@ class WideNorm(torch.nn.Module):
         return functional.layer_norm(rows, self._shape, weight, bias, self._epsilon)
 
 
-def widened(module: torch.nn.Module, entering: Entering) -> torch.nn.Module:
+def widened(module: torch.nn.Module, entering: OperandCache) -> torch.nn.Module:
     """Returns a module whose matrices and norms take and give float32, itself if it can be kept."""
     if isinstance(module, torch.nn.Linear):
-        return Matrix(module, entering)
+        return WideLinear(module, entering)
     if isinstance(module, torch.nn.LayerNorm):
         return WideNorm(module)
     if isinstance(module, torch.nn.Embedding):
-        return Widened(module)
+        return WideModule(module)
     for name, child in module.named_children():
         setattr(module, name, widened(child, entering))
     return module

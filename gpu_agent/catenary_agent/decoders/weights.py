@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from catenary_services.content.reading import Reading
+from catenary_services.content.reading import VerifiedReading
 from catenary_services.errors import InvalidInput
 
 _LARGEST_HEADER_BYTES = 100_000_000
@@ -131,7 +131,7 @@ def _check_disjoint(tensors: dict[str, StoredTensor], start: int) -> None:
         at += tensor.nbytes
 
 
-def checked_tensors(file: Path, reading: Reading) -> dict[str, StoredTensor]:
+def checked_tensors(file: Path, reading: VerifiedReading) -> dict[str, StoredTensor]:
     """Returns the same, after `reading` has checked the header.
 
     Raises:

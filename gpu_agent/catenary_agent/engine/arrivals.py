@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from catenary_agent.engine import intake
 from catenary_agent.engine.assembly import Assembler
-from catenary_agent.engine.batch import Batch, Payload, Piece
-from catenary_agent.engine.memory import Held
+from catenary_agent.engine.batch import Batch, Payload, PayloadSlice
+from catenary_agent.engine.memory import HeldBatches
 from catenary_agent.engine.partitions import LoadedPartition, PartitionTable, key_of_hop
 from catenary_services.errors import CatenaryError, DeadlineExceeded
 from catenary_services.log import get_logger
@@ -27,7 +27,7 @@ _NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class ArrivedFrame:
     """A frame whose header was read."""
 
     header: frame_pb2.FrameHeader
@@ -41,7 +41,7 @@ class Arrival:
         return self.received_ns - self.transfer_ns + self.header.budget_ns
 
 
-class Arrivals:
+class BatchReceiver:
     """Takes frames, refuses wrong ones, and hands on batches whose rows are all here.
 
     Invariant: the memory of a frame is given back exactly once, here or by the batch it became
@@ -52,9 +52,11 @@ class Arrivals:
         self,
         agent_id: str,
         partitions: PartitionTable,
-        held: Held,
+        held: HeldBatches,
         assembler: Assembler,
-        handlers: tuple[Callable[[Batch], None], Callable[[Batch | Arrival, CatenaryError], None]],
+        handlers: tuple[
+            Callable[[Batch], None], Callable[[Batch | ArrivedFrame, CatenaryError], None]
+        ],
     ) -> None:
         """Calls the first of `handlers` with complete batches, the second with failed ones."""
         self.epoch = 0
@@ -101,7 +103,7 @@ class Arrivals:
         transfer_ns = 0
         if frame.capabilities.same_host and 0 < header.sent_monotonic_ns <= received_ns:
             transfer_ns = received_ns - header.sent_monotonic_ns
-        arrival = Arrival(header, received_ns, transfer_ns)
+        arrival = ArrivedFrame(header, received_ns, transfer_ns)
         try:
             tensors = tensor_views(header.tensors, frame.payload)
         except CatenaryError as error:
@@ -126,10 +128,10 @@ class Arrivals:
         # Boundary tensors are in the same order on both sides; their names are the reader's.
         tensors = dict(zip(names, outputs, strict=False))
         nbytes = sum(output.nbytes for output in outputs)
-        arrival = Arrival(header, time.monotonic_ns(), 0)
+        arrival = ArrivedFrame(header, time.monotonic_ns(), 0)
         self.take(arrival, Payload(tensors, nbytes, _nothing))
 
-    def take(self, arrival: Arrival, payload: Payload) -> None:
+    def take(self, arrival: ArrivedFrame, payload: Payload) -> None:
         """Checks an arrival and makes it (part of) a batch, or refuses it."""
         header = arrival.header
         if self._is_useless(header):
@@ -157,7 +159,7 @@ class Arrivals:
         is_open = header.position == 0 and self._assembler.get(header.batch_id) is not None
         return (header.batch_id, header.position) in self._held and not is_open
 
-    def _admit(self, arrival: Arrival, payload: Payload) -> Batch | None:
+    def _admit(self, arrival: ArrivedFrame, payload: Payload) -> Batch | None:
         """Returns the batch if it is complete now."""
         header = arrival.header
         hop = intake.check_route(header, self._agent_id, self.epoch)
@@ -181,17 +183,17 @@ class Arrivals:
             raise
 
     def _whole(
-        self, arrival: Arrival, hop: common_pb2.Hop, loaded: LoadedPartition, payload: Payload
+        self, arrival: ArrivedFrame, hop: common_pb2.Hop, loaded: LoadedPartition, payload: Payload
     ) -> Batch:
         batch = self._new(arrival, hop, loaded)
         batch.slices = list(arrival.header.slices)
         batch.payloads = [payload]
-        batch.pieces = [Piece(payload, 0, batch.rows, 0)]
+        batch.pieces = [PayloadSlice(payload, 0, batch.rows, 0)]
         batch.nbytes = payload.nbytes
         return batch
 
     def _assemble(
-        self, arrival: Arrival, hop: common_pb2.Hop, loaded: LoadedPartition, payload: Payload
+        self, arrival: ArrivedFrame, hop: common_pb2.Hop, loaded: LoadedPartition, payload: Payload
     ) -> Batch | None:
         """Adds rows to a batch that begins here; returns it if none is missing now."""
         header = arrival.header
@@ -214,7 +216,7 @@ class Arrivals:
 
     def _new(
         self,
-        arrival: Arrival,
+        arrival: ArrivedFrame,
         hop: common_pb2.Hop,
         loaded: LoadedPartition,
         register: Callable[[Batch], None] | None = None,
@@ -238,7 +240,7 @@ class Arrivals:
         self._held.add(batch)
         return batch
 
-    def _refuse(self, arrival: Arrival, error: CatenaryError) -> None:
+    def _refuse(self, arrival: ArrivedFrame, error: CatenaryError) -> None:
         """Fails the batch a wrong frame belongs to, with whatever of it is here."""
         batch = None
         if arrival.header.position == 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from catenary_agent.engine.batch import Batch, Piece
+from catenary_agent.engine.batch import Batch, PayloadSlice
 from catenary_protos.catenary.v1 import common_pb2
 from catenary_services.errors import InvalidInput, Overloaded
 
@@ -68,7 +68,7 @@ class Assembler:
             _check_alike(batch.payloads[0], payload)
         for start, end in runs:
             missing[start:end] = bytes(end - start)
-            batch.pieces.append(Piece(payload, start - first_row, end - start, start))
+            batch.pieces.append(PayloadSlice(payload, start - first_row, end - start, start))
             batch.slices.extend(_clip(slices, start, end))
         batch.payloads.append(payload)
         batch.nbytes += payload.nbytes

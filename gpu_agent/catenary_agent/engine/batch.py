@@ -37,7 +37,7 @@ class Payload:
 
 
 @dataclass(slots=True)
-class Piece:
+class PayloadSlice:
     """Rows `[start, start + rows)` of a payload are rows `[batch_row, ...)` of the batch."""
 
     payload: Payload
@@ -57,7 +57,7 @@ class Batch:
     slices: list[common_pb2.Slice]
     """In batch row order, covering every row that has arrived."""
     payloads: list[Payload]
-    pieces: list[Piece]
+    pieces: list[PayloadSlice]
     nbytes: int
     deadline_ns: int
     """On this process's monotonic clock: the earliest deadline of the slices."""

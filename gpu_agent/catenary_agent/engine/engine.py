@@ -19,19 +19,25 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from catenary_agent.engine.arrivals import Arrival, Arrivals
+from catenary_agent.engine.arrivals import ArrivedFrame, BatchReceiver
 from catenary_agent.engine.assembly import Assembler
 from catenary_agent.engine.batch import Batch
 from catenary_agent.engine.compute import ComputeThread
 from catenary_agent.engine.emulated_link import EmulatedLink
-from catenary_agent.engine.feeder import Feeder, Job, Step, run_job, unstage
-from catenary_agent.engine.memory import Held
-from catenary_agent.engine.meter import Meter
-from catenary_agent.engine.outbound import DeliveryError, Hub, Outbound, destinations, next_header
+from catenary_agent.engine.feeder import ComputeJob, Feeder, Job, run_job, unstage
+from catenary_agent.engine.memory import HeldBatches
+from catenary_agent.engine.meter import BatchMeter
+from catenary_agent.engine.outbound import (
+    DeliveryError,
+    LinkHub,
+    OutputSender,
+    destinations,
+    next_header,
+)
 from catenary_agent.engine.partitions import LoadedPartition, PartitionTable, key_of_hop
-from catenary_agent.engine.reporting import Outgoing, batch_failed, record_spans, stage_done
-from catenary_agent.faults import Faults
-from catenary_agent.steps import StepsInHand
+from catenary_agent.engine.reporting import OutgoingMessage, batch_failed, record_spans, stage_done
+from catenary_agent.faults import FaultInjector
+from catenary_agent.steps import RunningSteps
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.errors import CatenaryError, InternalError
 from catenary_services.log import get_logger
@@ -54,39 +60,39 @@ class EngineLimits:
     push_timeout_s: float = 2.0
     emulated_link_bytes_per_second: int | None = None
     """Frames between agents take as long as on a link of this speed; None: as long as they do."""
-    faults: Faults = field(default_factory=partial(Faults, None))
+    faults: FaultInjector = field(default_factory=partial(FaultInjector, None))
     """What tests want to go wrong."""
 
 
-class Engine:
+class BatchEngine:
     """Runs partitions on batches in the order of their reservations."""
 
     def __init__(
         self,
         agent_id: str,
-        hub: Hub,
-        tell: Callable[[Outgoing], None],
+        hub: LinkHub,
+        tell: Callable[[OutgoingMessage], None],
         limits: EngineLimits | None = None,
         tracer: Tracer | None = None,
-        meter: Meter | None = None,
+        meter: BatchMeter | None = None,
     ) -> None:
         """Tells the scheduler through `tell`, which must neither block nor raise."""
         limits = limits or EngineLimits()
         self.agent_id = agent_id
         self.partitions = PartitionTable(self._close_partition)
-        self.steps = StepsInHand(limits.faults)
+        self.steps = RunningSteps(limits.faults)
         """What is computed now, also by others of this agent."""
         self._tell = tell
         self._tracer = tracer
-        self._meter = meter or Meter()
-        self._held = Held(limits.max_held_bytes)
+        self._meter = meter or BatchMeter()
+        self._held = HeldBatches(limits.max_held_bytes)
         speed = limits.emulated_link_bytes_per_second
         self._link = None if speed is None else EmulatedLink(speed)
-        self._outbound = Outbound(hub, agent_id, limits.push_timeout_s, self._link)
+        self._outbound = OutputSender(hub, agent_id, limits.push_timeout_s, self._link)
         self._feeder = Feeder(
             self._outbound.stage, self._failed, limits.max_unpushed_batches, deque()
         )
-        self._arrivals = Arrivals(
+        self._arrivals = BatchReceiver(
             agent_id,
             self.partitions,
             self._held,
@@ -165,7 +171,7 @@ class Engine:
         self._arrivals.epoch = 0
 
     @property
-    def held(self) -> Held:
+    def held(self) -> HeldBatches:
         """Counts the bytes of received tensors of the whole agent."""
         return self._held
 
@@ -255,7 +261,7 @@ class Engine:
 
     def add_step(self, work: Callable[[], int]) -> asyncio.Future[int]:
         """Queues `work` for the compute thread; steps are done in the order they were added."""
-        step = Step(work, asyncio.get_running_loop().create_future())
+        step = ComputeJob(work, asyncio.get_running_loop().create_future())
         self._feeder.add_step(step)
         return step.done
 
@@ -264,7 +270,7 @@ class Engine:
     def _computed(self, job: Job) -> None:
         """Runs on the loop when the thread is done with a job."""
         self._feeder.finished(job)
-        if isinstance(job, Step):
+        if isinstance(job, ComputeJob):
             if job.done.done():  # nobody waits any more
                 return
             if job.error is not None:
@@ -308,7 +314,7 @@ class Engine:
             self._feeder.pushed()
             self._close(batch)
 
-    def _failed(self, subject: Batch | Arrival, error: CatenaryError) -> None:
+    def _failed(self, subject: Batch | ArrivedFrame, error: CatenaryError) -> None:
         """Ends a batch without a result."""
         header = subject.header
         if isinstance(subject, Batch):

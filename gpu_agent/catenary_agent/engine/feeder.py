@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from catenary_agent.engine.batch import Array
     from catenary_agent.engine.compute import ComputeThread
     from catenary_agent.engine.outbound import StagedOutput
-    from catenary_agent.steps import StepsInHand
+    from catenary_agent.steps import RunningSteps
 
 _log = get_logger("catenary_agent.engine")
 
@@ -41,7 +41,7 @@ _BATCHES_PER_STEP = 8
 
 
 @dataclass(slots=True, eq=False)
-class Step:
+class ComputeJob:
     """A short piece of other work for the compute thread, e.g. one measurement."""
 
     work: Callable[[], int]
@@ -50,7 +50,7 @@ class Step:
     error: Exception | None = None
 
 
-Job = Batch | Step
+Job = Batch | ComputeJob
 
 
 class Feeder:
@@ -65,7 +65,7 @@ class Feeder:
         stage: Callable[[Batch], Awaitable[StagedOutput | None]],
         failed: Callable[[Batch, CatenaryError], None],
         max_unpushed: int,
-        steps: deque[Step],
+        steps: deque[ComputeJob],
     ) -> None:
         """Stages outputs with `stage`, and fails batches whose deadline passed with `failed`."""
         self._stage = stage
@@ -95,7 +95,7 @@ class Feeder:
                 self._take_back(waiting)
         self._wake.set()
 
-    def add_step(self, step: Step) -> None:
+    def add_step(self, step: ComputeJob) -> None:
         """Queues other work: done when no batch is ready, or after a few batches."""
         self._steps.append(step)
         self._wake.set()
@@ -192,9 +192,9 @@ def out_of_time() -> DeadlineExceeded:
     )
 
 
-def run_job(job: Job, steps: StepsInHand) -> None:
+def run_job(job: Job, steps: RunningSteps) -> None:
     """Does a job on the compute thread; what goes wrong is kept in the job."""
-    if isinstance(job, Step):
+    if isinstance(job, ComputeJob):
         try:
             job.result = steps.run(job.work, StepKind.MEASURING)
         except Exception as error:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from catenary_agent.engine.batch import Array
     from catenary_agent.engine.partitions import LoadedPartition
     from catenary_protos.catenary.v1 import common_pb2
-    from catenary_services.transport.interface import ReceivedFrame, Sender
+    from catenary_services.transport.interface import FrameSender, ReceivedFrame
 
 MAX_HOPS = 256
 MAX_SLICES = 65_536
@@ -42,7 +42,7 @@ def parse_header(frame: ReceivedFrame) -> frame_pb2.FrameHeader:
     return header
 
 
-def is_planned(header: frame_pb2.FrameHeader, sender: Sender) -> bool:
+def is_planned(header: frame_pb2.FrameHeader, sender: FrameSender) -> bool:
     """Returns whether a feature map comes from whom its route says.
 
     That is the hop before; the first hop gets rows from the gateway that is to be answered. Nobody

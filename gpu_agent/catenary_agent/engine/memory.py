@@ -18,7 +18,7 @@ _REMEMBERED = 8_192
 K = TypeVar("K")
 
 
-class Held:
+class HeldBatches:
     """The batches in this agent, and the ones it has finished lately.
 
     Invariant: `nbytes` is the sum over received payloads that were not given back yet.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _NS = 1e-9
 
 
-class Meter:
+class BatchMeter:
     """Counts batches, phases and frames."""
 
     def __init__(self, metrics: Metrics | None = None) -> None:

@@ -44,7 +44,7 @@ _COPY_ON_LOOP_BYTES = 128 * 1024
 """Copies larger than this (about 30 microseconds) are left to a thread."""
 
 
-class Hub(Protocol):
+class LinkHub(Protocol):
     """What is needed of `catenary_services.transport.hub.TransportHub`."""
 
     async def link_to(self, peer_id: str, timeout_s: float) -> Link:
@@ -100,11 +100,11 @@ def _receivers(batch: Batch) -> list[Destination]:
     return [Destination(gateway, slices) for gateway, slices in by_gateway.items()]
 
 
-class Outbound:
+class OutputSender:
     """Delivers outputs over the links of a transport hub."""
 
     def __init__(
-        self, hub: Hub, agent_id: str, push_timeout_s: float, uplink: EmulatedLink | None = None
+        self, hub: LinkHub, agent_id: str, push_timeout_s: float, uplink: EmulatedLink | None = None
     ) -> None:
         """Waits at most `push_timeout_s` for a peer to connect, to have memory, to accept.
 

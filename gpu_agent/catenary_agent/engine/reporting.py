@@ -19,7 +19,7 @@ SPAN_TRANSFER = "transfer"
 """Inside a hop: from the sender's push to the frame being complete here."""
 
 
-class Outgoing(Protocol):
+class OutgoingMessage(Protocol):
     """A message to the scheduler. Offsets in it are counted from when it is really sent."""
 
     @property
@@ -33,7 +33,7 @@ class Outgoing(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class FixedMessage:
     """A message that says the same whenever it is sent."""
 
     content: scheduler_pb2.AgentMessage
@@ -91,7 +91,7 @@ def is_retryable(error: CatenaryError) -> bool:
     return isinstance(error, OverloadError | PeerError | StaleEpoch)
 
 
-def batch_failed(batch_id: int, position: int, error: CatenaryError, agent_id: str) -> Notice:
+def batch_failed(batch_id: int, position: int, error: CatenaryError, agent_id: str) -> FixedMessage:
     """Returns the message that a batch ended here without a result.
 
     Args:
@@ -106,7 +106,7 @@ def batch_failed(batch_id: int, position: int, error: CatenaryError, agent_id: s
         agent_id=agent_id,
         retryable=is_retryable(error),
     )
-    return Notice(
+    return FixedMessage(
         scheduler_pb2.AgentMessage(
             batch_failed=scheduler_pb2.BatchFailed(
                 batch_id=batch_id, position=position, failure=failure

@@ -23,7 +23,7 @@ class Executor(Protocol):
     key: PartitionKey
     memory_bytes: int
     """Weights held, as far as known when loaded."""
-    ends: Ends
+    ends: PartitionSignature
     """What goes in and out, with example shapes."""
     batched: bool
     """Whether dimension 0 of every tensor is the batch; if not, a call is one request."""
@@ -72,7 +72,7 @@ def wire_boundary(
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class PartitionSignature:
     """What goes into a partition and what comes out, as it travels."""
 
     key: PartitionKey
@@ -84,7 +84,9 @@ class Ends:
     example_outputs: tuple[Shape, ...]
 
     @staticmethod
-    def of(repository: ModelRepository, key: PartitionKey, float16_boundaries: bool) -> Ends:
+    def of(
+        repository: ModelRepository, key: PartitionKey, float16_boundaries: bool
+    ) -> PartitionSignature:
         """Returns the ends of a partition.
 
         Raises:
@@ -96,7 +98,7 @@ class Ends:
             text = f"{key} is not a range of the model's {table.blocks} blocks"
             raise InvalidInput("partition", text)
         examples = repository.example_shapes(key.model)
-        return Ends(
+        return PartitionSignature(
             key=key,
             batched=table.batched,
             inputs=wire_boundary(table, key.first_block, float16_boundaries),
@@ -141,7 +143,9 @@ def check_arrays(specs: Sequence[TensorSpec], arrays: Sequence[np.ndarray], batc
             )
 
 
-def shapes_from_specs(ends: Ends, input_shapes: Sequence[Shape]) -> list[Shape] | None:
+def shapes_from_specs(
+    ends: PartitionSignature, input_shapes: Sequence[Shape]
+) -> list[Shape] | None:
     """Returns the output shapes that follow from the specs alone, None if they do not."""
     named = zip(ends.inputs, input_shapes, strict=True)
     given = {spec.name: tuple(shape) for spec, shape in named}

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from catenary_agent.executors.base import (
-    Ends,
+    PartitionSignature,
     Shape,
     check_arrays,
     check_outputs,
@@ -43,7 +43,7 @@ class EmulatedPart:
 
     def __init__(
         self,
-        ends: Ends,
+        ends: PartitionSignature,
         compute_ns: Sequence[int],
         device: Device,
         profile: ModelProfile | None = None,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from catenary_agent.executors.base import Ends, Executor
+from catenary_agent.executors.base import Executor, PartitionSignature
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.emulated import EmulatedPart
 from catenary_services.domain.ids import PartitionKey
@@ -44,7 +44,7 @@ def load_executor(
     """
     if device.kind == "emulated":
         compute_ns = repository.block_table(key.model).compute_ns
-        ends = Ends.of(repository, key, float16_boundaries)
+        ends = PartitionSignature.of(repository, key, float16_boundaries)
         return EmulatedPart(ends, compute_ns, device, repository.profile(key.model))
     if repository.manifest(key.model).platform == "pytorch_exported":
         from catenary_agent.executors.torch_part import load_torch_part

@@ -19,7 +19,7 @@ import onnxruntime
 from catenary_agent.device import cuda_memory_bytes
 from catenary_agent.device_errors import of_executor
 from catenary_agent.executors.base import (
-    Ends,
+    PartitionSignature,
     Shape,
     check_arrays,
     check_outputs,
@@ -42,7 +42,7 @@ from catenary_agent.partitioning.parts import CACHE_FOLDER, PartName, part_folde
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.model import BlockTable
 from catenary_services.errors import InvalidInput
-from catenary_services.jail.child import Room
+from catenary_services.jail.child import JailWorkspace
 from catenary_services.model_repository import ModelRepository
 
 _CAST = ".float16"
@@ -82,7 +82,7 @@ class OnnxOptions:
 class OnnxPart:
     """An executor over one ONNX Runtime session."""
 
-    def __init__(self, ends: Ends, path: Path, options: OnnxOptions) -> None:
+    def __init__(self, ends: PartitionSignature, path: Path, options: OnnxOptions) -> None:
         """Loads an extracted part; `load_onnx_part` is the usual way here."""
         self.ends = ends
         self.key = ends.key
@@ -203,7 +203,7 @@ def load_onnx_part(
     repository: ModelRepository, key: PartitionKey, float16_boundaries: bool, options: OnnxOptions
 ) -> OnnxPart:
     """Returns the executor of a partition; extracts the part first if it is not in the cache."""
-    ends = Ends.of(repository, key, float16_boundaries)
+    ends = PartitionSignature.of(repository, key, float16_boundaries)
     table = repository.block_table(key.model)
     file = repository.model_file(key.model)
 
@@ -219,14 +219,16 @@ def load_onnx_part(
         return OnnxPart(ends, folder / "part.onnx", options)
 
 
-def write_part_in_jail(job: bytes, room: Room) -> bytes:
+def write_part_in_jail(job: bytes, room: JailWorkspace) -> bytes:
     """Writes the part of an encoded `PartOrder`."""
     order = msgspec.json.decode(job, type=PartOrder)
     write_part(load_onnx(room.inputs[0] / order.file), order.table, order.ends, room.output)
     return b""
 
 
-def write_part(source: OnnxModel, table: BlockTable, ends: Ends, folder: Path) -> None:
+def write_part(
+    source: OnnxModel, table: BlockTable, ends: PartitionSignature, folder: Path
+) -> None:
     """Writes `part.onnx` (and, if large, `part.data`) for a range of blocks into `folder`."""
     given = table.boundaries[ends.key.first_block].tensors
     names = {spec.name for spec in given}

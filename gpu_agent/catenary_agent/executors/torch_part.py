@@ -15,7 +15,7 @@ from torch.export.passes import move_to_device_pass
 
 from catenary_agent.device_errors import let_go, of_executor
 from catenary_agent.executors.base import (
-    Ends,
+    PartitionSignature,
     Shape,
     check_arrays,
     check_outputs,
@@ -29,7 +29,7 @@ from catenary_agent.partitioning.torch_graph import TorchModel, extract_part, lo
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.tensors import DTYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput, NotSupported
-from catenary_services.jail.child import Room
+from catenary_services.jail.child import JailWorkspace
 from catenary_services.model_repository import ModelRepository
 
 _TORCH_OF = {name: torch.from_numpy(np.empty(0, dtype)).dtype for name, dtype in DTYPE_OF.items()}
@@ -38,7 +38,7 @@ _TORCH_OF = {name: torch.from_numpy(np.empty(0, dtype)).dtype for name, dtype in
 class TorchPart:
     """An executor over one exported part."""
 
-    def __init__(self, ends: Ends, path: Path, device: Device) -> None:
+    def __init__(self, ends: PartitionSignature, path: Path, device: Device) -> None:
         """Loads an extracted part; `load_torch_part` is the usual way here.
 
         Raises:
@@ -139,13 +139,13 @@ def load_torch_part(
 
     PyTorch has one thread pool per process, so the last `threads` given holds for all its parts.
     """
-    ends = Ends.of(repository, key, float16_boundaries)
+    ends = PartitionSignature.of(repository, key, float16_boundaries)
     table = repository.block_table(key.model)
     file = repository.model_file(key.model)
     torch.set_num_threads(threads)
 
     def build(folder: Path) -> None:
-        own = Ends.of(repository, key, False)
+        own = PartitionSignature.of(repository, key, False)
         order = PartOrder("pytorch_exported", file.name, table, own)
         with repository.reading(key.model) as reading:
             reading.begin_own()
@@ -161,14 +161,14 @@ def load_torch_part(
         return TorchPart(ends, folder / "part.pt2", device)
 
 
-def write_part_in_jail(job: bytes, room: Room) -> bytes:
+def write_part_in_jail(job: bytes, room: JailWorkspace) -> bytes:
     """Writes the part of an encoded `PartOrder`."""
     order = msgspec.json.decode(job, type=PartOrder)
     write_part(load_torch(room.inputs[0] / order.file), order.ends, room.output)
     return b""
 
 
-def write_part(source: TorchModel, ends: Ends, folder: Path) -> None:
+def write_part(source: TorchModel, ends: PartitionSignature, folder: Path) -> None:
     """Writes `part.pt2` for a range of blocks; `ends` in the model's own datatypes."""
     given = {spec.name for spec in ends.inputs}
     wanted = [spec for spec in ends.outputs if spec.name not in given]

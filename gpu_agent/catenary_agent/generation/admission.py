@@ -5,53 +5,59 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from catenary_agent.decoders.sampling import Sampler
+from catenary_agent.decoders.sampling import SessionSampler
 from catenary_agent.engine.intake import not_loaded
 from catenary_agent.generation.cache.cache_pushing import outlets_of
 from catenary_agent.generation.state.incidents import incident
-from catenary_agent.generation.state.session import Awaited, Session
-from catenary_agent.kv import CacheIntake
+from catenary_agent.generation.state.session import PendingCache, Session
+from catenary_agent.kv import CacheReceiveProgress
 from catenary_services.errors import CatenaryError, InvalidInput, Overloaded
 from catenary_services.sampling_messages import sampling_of_message
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.state.events import Opened
-    from catenary_agent.generation.state.lane import Lane
-    from catenary_agent.generation.state.session import Arriving, Facts, Hidden
-    from catenary_agent.kv import CacheOutlet
+    from catenary_agent.generation.state.events import SessionOpened
+    from catenary_agent.generation.state.partition_batcher import PartitionBatcher
+    from catenary_agent.generation.state.session import Hidden, IncomingMigration, SessionSpec
+    from catenary_agent.kv import CacheSendProgress
     from catenary_protos.catenary.v1 import common_pb2, frame_pb2
 
 
 def try_admit(
-    event: Opened, lanes: Sequence[Lane], arriving: Arriving | None = None
+    event: SessionOpened,
+    batchers: Sequence[PartitionBatcher],
+    incoming: IncomingMigration | None = None,
 ) -> Session | CatenaryError:
     """Returns a session that holds its block slots, or why there is none; see `admit`."""
     try:
-        return admit(event, lanes, arriving)
+        return admit(event, batchers, incoming)
     except CatenaryError as error:
         return error
     except Exception:
-        for lane in lanes:
-            lane.executor.close_session(event.facts.session_id)
+        for batcher in batchers:
+            batcher.executor.close_session(event.spec.session_id)
         return incident("the session could not be opened")
 
 
-def admit(event: Opened, lanes: Sequence[Lane], arriving: Arriving | None = None) -> Session:
+def admit(
+    event: SessionOpened,
+    batchers: Sequence[PartitionBatcher],
+    incoming: IncomingMigration | None = None,
+) -> Session:
     """Returns a session that holds its block slots.
 
     Args:
         event: What is known of it.
-        lanes: Those of this agent.
-        arriving: Where it comes from, if it moves here.
+        batchers: Those of this agent.
+        incoming: Where it comes from, if it moves here.
 
     Raises:
-        PartitionLost: no lane runs these blocks.
+        PartitionLost: no batcher runs these blocks.
         Overloaded: too few block slots are free, which the scheduler's book should have known.
         InvalidInput: the opening contradicts the model or itself.
     """
-    facts, opening = event.facts, event.facts.opening
-    lane = _lane_for(facts.own_hop, facts.own_hop.agent_id, lanes)
-    executor, table = lane.executor, lane.executor.table
+    spec, opening = event.spec, event.spec.opening
+    batcher = _batcher_for(spec.own_hop, spec.own_hop.agent_id, batchers)
+    executor, table = batcher.executor, batcher.executor.table
     limit = executor.layout.session_tokens
     tokens = list(opening.token_ids)
     if not 0 < opening.prompt_tokens <= len(tokens):
@@ -60,48 +66,50 @@ def admit(event: Opened, lanes: Sequence[Lane], arriving: Arriving | None = None
         raise InvalidInput("token_ids", f"{len(tokens)} tokens; a session has at most {limit}")
     if max(tokens) >= table.vocabulary_size:
         raise InvalidInput("token_ids", f"{max(tokens)} is not in the vocabulary")
-    if facts.is_last != (facts.own_hop.last_block == table.blocks):
+    if spec.is_last != (spec.own_hop.last_block == table.blocks):
         raise InvalidInput("route", "does not end at the model's last block")
     room = _room(opening, limit)
     sampler = None
-    if facts.is_last:
+    if spec.is_last:
         parameters = sampling_of_message(opening.sampling)
         parameters.check_vocabulary(table.vocabulary_size)
-        sampler = Sampler(parameters, tokens, opening.prompt_tokens, table.end_token_ids)
-    executor.open_session(facts.session_id, facts.own_hop.first_block, room)
+        sampler = SessionSampler(parameters, tokens, opening.prompt_tokens, table.end_token_ids)
+    executor.open_session(spec.session_id, spec.own_hop.first_block, room)
     return Session(
-        facts,
-        lane,
+        spec,
+        batcher,
         room,
         event.arrived,
-        tokens=tokens if facts.is_first else [],
+        tokens=tokens if spec.is_first else [],
         sampler=sampler,
         opened_ns=event.arrived.received_ns,
-        expected=len(tokens) if facts.side == "decode" else 0,
-        awaited=_awaited_of(facts, room, arriving),
-        arriving=arriving,
-        outlets=_outlets_of(facts, room),
-        introduced=arriving is not None,
+        expected=len(tokens) if spec.side == "decode" else 0,
+        pending_cache=_awaited_of(spec, room, incoming),
+        incoming=incoming,
+        cache_sends=_outlets_of(spec, room),
+        introduced=incoming is not None,
     )
 
 
-def _awaited_of(facts: Facts, room: int, arriving: Arriving | None) -> Awaited | None:
+def _awaited_of(
+    spec: SessionSpec, room: int, incoming: IncomingMigration | None
+) -> PendingCache | None:
     """Returns what a session waits for whose caches come from elsewhere."""
-    own = facts.own_hop
-    if facts.side == "decode":
-        intake = CacheIntake(own.first_block, own.last_block, facts.history)
-        return Awaited(intake, facts.is_first or facts.is_last)
-    if arriving is None or arriving.by_tokens:
+    own = spec.own_hop
+    if spec.side == "decode":
+        intake = CacheReceiveProgress(own.first_block, own.last_block, spec.history)
+        return PendingCache(intake, spec.is_first or spec.is_last)
+    if incoming is None or incoming.by_tokens:
         return None
-    intake = CacheIntake(own.first_block, own.last_block, room)
-    return Awaited(intake, word=True, leader=arriving.leader)
+    intake = CacheReceiveProgress(own.first_block, own.last_block, room)
+    return PendingCache(intake, word=True, leader=incoming.leader)
 
 
-def _outlets_of(facts: Facts, room: int) -> tuple[CacheOutlet, ...]:
+def _outlets_of(spec: SessionSpec, room: int) -> tuple[CacheSendProgress, ...]:
     """Returns who gets the caches of a prompt; with room for one more token nobody needs them."""
-    if facts.side != "prefill" or room <= facts.history + 1:
+    if spec.side != "prefill" or room <= spec.history + 1:
         return ()
-    return outlets_of(facts.session_id, facts.own_hop, facts.opening.decode_route)
+    return outlets_of(spec.session_id, spec.own_hop, spec.opening.decode_route)
 
 
 def _room(opening: frame_pb2.SessionOpening, limit: int) -> int:
@@ -114,24 +122,26 @@ def _room(opening: frame_pb2.SessionOpening, limit: int) -> int:
     return min(whole, limit)
 
 
-def _lane_for(hop: common_pb2.Hop, agent_id: str, lanes: Sequence[Lane]) -> Lane:
-    """Returns the lane that runs a hop: of several, the tightest that has room."""
+def _batcher_for(
+    hop: common_pb2.Hop, agent_id: str, batchers: Sequence[PartitionBatcher]
+) -> PartitionBatcher:
+    """Returns the batcher that runs a hop: of several, the tightest that has room."""
     fitting = [
-        lane
-        for lane in lanes
-        if not lane.retired
-        and lane.key.model == (hop.model, hop.model_version)
-        and lane.key.last_block == hop.last_block
-        and hop.first_block in lane.executor.layout.entry_blocks
+        batcher
+        for batcher in batchers
+        if not batcher.retired
+        and batcher.key.model == (hop.model, hop.model_version)
+        and batcher.key.last_block == hop.last_block
+        and hop.first_block in batcher.executor.layout.entry_blocks
     ]
     if not fitting:
         raise not_loaded(hop, agent_id)
     wanted = hop.last_block - hop.first_block
-    free = [lane for lane in fitting if lane.executor.free_block_slots >= wanted]
+    free = [batcher for batcher in fitting if batcher.executor.free_block_slots >= wanted]
     if not free:
-        have = max(lane.executor.free_block_slots for lane in fitting)
+        have = max(batcher.executor.free_block_slots for batcher in fitting)
         raise Overloaded(f"{have} block slots are free on {agent_id}, {wanted} are needed")
-    return max(free, key=lambda lane: lane.key.first_block)
+    return max(free, key=lambda batcher: batcher.key.first_block)
 
 
 def check_rows(session: Session, position: int, rows: Hidden) -> None:
@@ -142,7 +152,7 @@ def check_rows(session: Session, position: int, rows: Hidden) -> None:
     """
     if position != session.expected:
         raise InvalidInput("position", f"{position}; {session.expected} comes next")
-    if len(rows) == 0 or rows.shape[1] != session.lane.executor.table.hidden_size:
+    if len(rows) == 0 or rows.shape[1] != session.batcher.executor.table.hidden_size:
         raise InvalidInput("payload", f"has the shape {list(rows.shape)}")
     if position + len(rows) > session.limit:
         raise InvalidInput("tokens", f"{position + len(rows)}; at most {session.limit} are kept")
@@ -157,7 +167,7 @@ def check_token(session: Session, position: int, token_id: int) -> None:
     expected = len(session.tokens)
     if position != expected or session.cached != expected:
         raise InvalidInput("position", f"{position}; {expected} comes next")
-    if token_id >= session.lane.executor.table.vocabulary_size:
+    if token_id >= session.batcher.executor.table.vocabulary_size:
         raise InvalidInput("token_id", f"{token_id} is not in the vocabulary")
     if position >= session.limit:
         raise InvalidInput("position", f"{position}; at most {session.limit} tokens are kept")

@@ -10,7 +10,7 @@ from catenary_services.telemetry.metrics import Metrics
 if TYPE_CHECKING:
     from prometheus_client import Counter, Histogram
 
-    from catenary_agent.generation.state.events import Outflow, StepDone
+    from catenary_agent.generation.state.events import LoopOutput, StepDone
 
 _NS = 1e-9
 
@@ -45,14 +45,14 @@ class GenerationMeter:
             resolved[2].inc(step.prefill_tokens)
             self._metrics.device_busy_seconds.inc(seconds)
 
-    def flowed_out(self, out: Outflow) -> None:
+    def flowed_out(self, out: LoopOutput) -> None:
         """Counts what came out of a ring."""
         metrics = self._metrics
         self.steps(out.steps)
         for model, duration_ns in out.handed_over:
             metrics.handover_seconds.labels(model).observe(duration_ns * _NS)
         for cache in out.caches:
-            model = cache.session.lane.key.model.name
+            model = cache.session.batcher.key.model.name
             metrics.cache_bytes.labels(model).inc(cache.rows.nbytes)
         for model, outcome in out.outcomes:
             metrics.generation_sessions_ended.labels(model, outcome).inc()

@@ -27,7 +27,7 @@ SMALLEST_BLOCK_NS = 150_000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class CutCandidates:
     """Possible cuts of one graph: positions, bytes over each, cost before each."""
 
     positions: tuple[int, ...]
@@ -36,12 +36,12 @@ class Candidates:
     total_cost: float
 
     @staticmethod
-    def of(graph: CutGraph) -> Candidates:
+    def of(graph: CutGraph) -> CutCandidates:
         """Returns every position of `graph` where it may be cut."""
         positions = graph.cut_positions()
         sets = graph.crossing_sets()
         running = np.concatenate(([0.0], np.cumsum([node.cost_ns for node in graph.nodes])))
-        return Candidates(
+        return CutCandidates(
             positions=tuple(positions),
             crossing_bytes=tuple(
                 sum(graph.value_bytes[value] for value in sets[position]) for position in positions
@@ -74,14 +74,14 @@ def choose_cuts(graph: CutGraph, blocks: int, smallest_ns: float | None = None) 
         blocks: Wanted number of blocks. Small models get fewer.
         smallest_ns: None below this; `SMALLEST_BLOCK_NS` if not given.
     """
-    candidates = Candidates.of(graph)
+    candidates = CutCandidates.of(graph)
     smallest_ns = SMALLEST_BLOCK_NS if smallest_ns is None else smallest_ns
     affordable = max(1, int(candidates.total_cost // smallest_ns))
     count = min(blocks, affordable, len(candidates.positions) + 1)
     return tuple(candidates.positions[i] for i in best_choice(candidates, count))
 
 
-def best_choice(candidates: Candidates, blocks: int) -> tuple[int, ...]:
+def best_choice(candidates: CutCandidates, blocks: int) -> tuple[int, ...]:
     """Returns the indices of the `blocks - 1` cuts with the least objective."""
     cuts = blocks - 1
     if cuts <= 0 or candidates.total_cost <= 0:

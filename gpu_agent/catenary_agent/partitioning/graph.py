@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class GraphNode:
     """One operation."""
 
     reads: tuple[str, ...]
@@ -33,7 +33,7 @@ class CutGraph:
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[GraphNode, ...]
     """In a topological order."""
     value_bytes: Mapping[str, int]
     """Size of each value for one row."""

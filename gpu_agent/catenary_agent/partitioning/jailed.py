@@ -7,13 +7,13 @@ from typing import TypeVar
 
 import msgspec
 
-from catenary_agent.executors.base import Ends
+from catenary_agent.executors.base import PartitionSignature
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import BlockTable
 from catenary_services.domain.tensors import ANY, DTYPE_OF
 from catenary_services.errors import InvalidInput
 from catenary_services.jail.orders import JailLimits
-from catenary_services.jail.run import Work, run_jailed
+from catenary_services.jail.run import JailedWork, run_jailed
 from catenary_services.model_repository import ExampleShapes, document_of_table, table_of_document
 
 _T = TypeVar("_T")
@@ -54,10 +54,10 @@ class PartOrder(msgspec.Struct, frozen=True):
     platform: str
     file: str
     table: BlockTable
-    ends: Ends
+    ends: PartitionSignature
 
 
-class Made(msgspec.Struct, frozen=True):
+class CutModel(msgspec.Struct, frozen=True):
     """A model that was cut."""
 
     table: BlockTable
@@ -66,7 +66,7 @@ class Made(msgspec.Struct, frozen=True):
 
 def work_on_model(
     file: Path, platform: str, target: str, job: bytes, wanted: tuple[str, ...] = ()
-) -> Work:
+) -> JailedWork:
     """Returns work that reads a model's file and what lies beside it.
 
     Args:
@@ -77,7 +77,7 @@ def work_on_model(
         wanted: Files it may leave.
     """
     size = sum(each.stat().st_size for each in file.parent.iterdir() if each.is_file())
-    return Work(
+    return JailedWork(
         target=target,
         job=job,
         subject=file.name,

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
-from catenary_agent.partitioning.graph import CutGraph, Node
+from catenary_agent.partitioning.graph import CutGraph, GraphNode
 from catenary_agent.partitioning.onnx_file import read_onnx
 from catenary_services.domain.tensors import ANY, DTYPE_OF, TensorSpec
 
@@ -69,7 +69,7 @@ class OnnxModel:
         """Returns the graph to cut, with measured sizes and times."""
         computed = {_name(v) for node in self.data_nodes for v in node.outputs} | set(self.inputs)
         nodes = tuple(
-            Node(
+            GraphNode(
                 reads=tuple(n for n in map(_name, values_read(node)) if n in computed),
                 writes=tuple(_name(value) for value in node.outputs if value.name),
                 cost_ns=cost,

@@ -11,18 +11,18 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from catenary_agent.executors.base import Ends, Executor
+from catenary_agent.executors.base import Executor, PartitionSignature
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.onnx_part import OnnxOptions, OnnxPart, write_part
 from catenary_agent.partitioning.graph import CutGraph
 from catenary_agent.partitioning.onnx_graph import OnnxModel, load_onnx
-from catenary_agent.partitioning.probe import Probe, Probed, Values, probe_model
+from catenary_agent.partitioning.probe import ProbedModel, ProbeResult, Values, probe_model
 from catenary_services.domain.model import BlockTable
 from catenary_services.domain.tensors import ANY, DATATYPE_OF, TensorSpec
 from catenary_services.errors import NotSupported
 
 
-def probe_onnx(file: Path, example: Values | None) -> Probed:
+def probe_onnx(file: Path, example: Values | None) -> ProbedModel:
     """Returns what `prepare` needs to know of an ONNX model."""
     source = load_onnx(file)
     with OnnxProbe(source) as whole:
@@ -30,14 +30,14 @@ def probe_onnx(file: Path, example: Values | None) -> Probed:
         node_costs = whole.node_costs(probe.example)
         shapes = {name: array.shape for name, array in whole.run(probe.example).items()}
 
-    def graph(probe: Probe, costs: Sequence[float], immovable: frozenset[str]) -> CutGraph:
+    def graph(probe: ProbeResult, costs: Sequence[float], immovable: frozenset[str]) -> CutGraph:
         return source.cut_graph(probe.row_bytes, costs, immovable)
 
-    def build(table: BlockTable, ends: Ends, folder: Path) -> Executor:
+    def build(table: BlockTable, ends: PartitionSignature, folder: Path) -> Executor:
         write_part(source, table, ends, folder)
         return OnnxPart(ends, folder / "part.onnx", OnnxOptions(Device("cpu")))
 
-    return Probed(probe, shapes, source.outputs, tuple(node_costs), graph, build)
+    return ProbedModel(probe, shapes, source.outputs, tuple(node_costs), graph, build)
 
 
 def input_specs(source: OnnxModel) -> list[TensorSpec]:

@@ -29,7 +29,7 @@ from catenary_services.bounded_files import read_bounded
 from catenary_services.content.hashing import digests
 from catenary_services.content.keeping import locked, sync_folder
 from catenary_services.content.making import file_record
-from catenary_services.content.reading import Reading
+from catenary_services.content.reading import VerifiedReading
 from catenary_services.content.record import FORMAT, ContentRecord, FileRecord, machine
 from catenary_services.domain.tensors import TensorSpec
 from catenary_services.errors import CatenaryError, ContentMismatch
@@ -95,7 +95,7 @@ def part_folder(cache: Path, name: PartName, build: Callable[[Path], None]) -> I
         yield Path(made)
 
 
-def _cached(cache: Path, name: PartName, build: Callable[[Path], None]) -> Reading | None:
+def _cached(cache: Path, name: PartName, build: Callable[[Path], None]) -> VerifiedReading | None:
     """Returns a part of the cache, built now if it is not there whole; None without a cache."""
     final = cache / name.folder
     reading = _checked(final, name)
@@ -134,7 +134,7 @@ def _cached(cache: Path, name: PartName, build: Callable[[Path], None]) -> Readi
     return reading
 
 
-def _checked(final: Path, name: PartName, *, quiet: bool = False) -> Reading | None:
+def _checked(final: Path, name: PartName, *, quiet: bool = False) -> VerifiedReading | None:
     """Returns the part in a folder if it is whole; says why it is not, unless it is not there."""
     if not os.path.lexists(final):
         return None
@@ -152,7 +152,7 @@ def _checked(final: Path, name: PartName, *, quiet: bool = False) -> Reading | N
         return None
 
 
-def _check(final: Path, name: PartName) -> Reading:
+def _check(final: Path, name: PartName) -> VerifiedReading:
     """Returns the reading of a part whose files all are what `part.json` says."""
     stored = msgspec.json.decode(read_bounded(final / PART_FILE, _LARGEST_BYTES), type=_Stored)
     if stored.made_of != asdict(name):
@@ -161,7 +161,7 @@ def _check(final: Path, name: PartName) -> Reading:
     if there != stored.files.keys() or not there:
         said = ", ".join(sorted(there)) or "nothing"
         raise ContentMismatch(f"it has {said} instead of {', '.join(sorted(stored.files))}")
-    reading = Reading(final.name, final, ContentRecord(FORMAT, stored.files), digests())
+    reading = VerifiedReading(final.name, final, ContentRecord(FORMAT, stored.files), digests())
     for file in stored.files:
         if not (final / file).is_file():
             raise ContentMismatch(f"{file} is not a file")

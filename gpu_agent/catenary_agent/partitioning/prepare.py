@@ -19,25 +19,25 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from catenary_agent.executors.base import Ends, wire_boundary
+from catenary_agent.executors.base import PartitionSignature, wire_boundary
 from catenary_agent.partitioning import cutting
 from catenary_agent.partitioning.cutting import choose_cuts
 from catenary_agent.partitioning.graph import CutGraph
 from catenary_agent.partitioning.jailed import (
+    CutModel,
     CutOrder,
-    Made,
     SentArray,
     answer_of,
     checked_examples,
     checked_table,
     work_on_model,
 )
-from catenary_agent.partitioning.probe import Probe, Probed, Values
+from catenary_agent.partitioning.probe import ProbedModel, ProbeResult, Values
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.model import BlockTable, Boundary
 from catenary_services.domain.tensors import DATATYPE_OF, DTYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput, NotSupported
-from catenary_services.jail.child import Room
+from catenary_services.jail.child import JailWorkspace
 from catenary_services.jail.run import run_jailed
 from catenary_services.model_repository import ExampleShapes, ModelRepository
 
@@ -87,15 +87,15 @@ def prepare_model(
     )
     target = f"{cut_in_jail.__module__}:{cut_in_jail.__name__}"
     work = work_on_model(file, manifest.platform, target, msgspec.json.encode(order))
-    made = answer_of(run_jailed(work), Made, file.name)
+    made = answer_of(run_jailed(work), CutModel, file.name)
     table = replace(checked_table(made.table, file.name), model_hash=model_hash)
     repository.write_block_table(key, table, checked_examples(made.examples, table, file.name))
     repository.record_content(key)
     return table
 
 
-def cut_in_jail(job: bytes, room: Room) -> bytes:
-    """Probes and cuts the model of an encoded `CutOrder`; answers an encoded `Made`."""
+def cut_in_jail(job: bytes, room: JailWorkspace) -> bytes:
+    """Probes and cuts the model of an encoded `CutOrder`; answers an encoded `CutModel`."""
     order = msgspec.json.decode(job, type=CutOrder)
     file = room.inputs[0] / order.file
     example = {name: _received(sent) for name, sent in order.example.items()} or None
@@ -108,7 +108,7 @@ def cut_in_jail(job: bytes, room: Room) -> bytes:
 
         probed = probe_onnx(file, example)
     table = _cut(probed, order)
-    return msgspec.json.encode(Made(table, _example_shapes(probed, table)))
+    return msgspec.json.encode(CutModel(table, _example_shapes(probed, table)))
 
 
 def _sent(array: np.ndarray) -> SentArray:
@@ -119,7 +119,7 @@ def _received(sent: SentArray) -> np.ndarray:
     return np.frombuffer(sent.content, DTYPE_OF[sent.datatype]).reshape(sent.shape).copy()
 
 
-def _cut(probed: Probed, order: CutOrder) -> BlockTable:
+def _cut(probed: ProbedModel, order: CutOrder) -> BlockTable:
     key, blocks, smallest_ns = order.key, order.blocks, order.smallest_ns
     probe = probed.probe
     ends = [spec for name, spec in probe.specs.items() if name in probe.example]
@@ -155,7 +155,7 @@ def _imbalance(table: BlockTable) -> float:
     return float(max(table.compute_ns))
 
 
-def _table(probe: Probe, graph: CutGraph, cuts: Sequence[int], batched: bool) -> BlockTable:
+def _table(probe: ProbeResult, graph: CutGraph, cuts: Sequence[int], batched: bool) -> BlockTable:
     sets = graph.crossing_sets()
     boundaries = []
     for position in (0, *cuts, len(graph.nodes)):
@@ -169,13 +169,13 @@ def _spec(spec: TensorSpec, batched: bool) -> TensorSpec:
     return TensorSpec(spec.name, spec.datatype, (-1, *spec.shape[1:])) if batched else spec
 
 
-def _timed(probed: Probed, key: ModelKey, table: BlockTable) -> BlockTable:
+def _timed(probed: ProbedModel, key: ModelKey, table: BlockTable) -> BlockTable:
     """Runs the chain of blocks on the probing input, each as it would be served."""
     values = [probed.probe.example[t.name] for t in table.boundaries[0].tensors]
     shapes = _example_shapes(probed, table)
     compute_ns = []
     for block in range(table.blocks):
-        ends = Ends(
+        ends = PartitionSignature(
             key=PartitionKey(key, block, block + 1),
             batched=table.batched,
             inputs=wire_boundary(table, block, False),
@@ -197,7 +197,7 @@ def _timed(probed: Probed, key: ModelKey, table: BlockTable) -> BlockTable:
     return BlockTable(table.model_hash, table.batched, table.boundaries, tuple(compute_ns))
 
 
-def _example_shapes(probed: Probed, table: BlockTable) -> ExampleShapes:
+def _example_shapes(probed: ProbedModel, table: BlockTable) -> ExampleShapes:
     return tuple(
         tuple(probed.shapes[tensor.name] for tensor in boundary.tensors)
         for boundary in table.boundaries

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from catenary_agent.executors.base import Ends, Executor
+from catenary_agent.executors.base import Executor, PartitionSignature
 from catenary_agent.partitioning.graph import CutGraph
 from catenary_services.domain.model import BlockTable
 from catenary_services.domain.tensors import ANY, DATATYPE_OF, DTYPE_OF, TensorSpec
@@ -28,7 +28,7 @@ FREE_SIZES = ((224, 192), (64, 96), (48, 64), (32, 48), (16, 32), (8, 12), (4, 6
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ProbeResult:
     """Result of the probing runs."""
 
     batched: frozenset[str]
@@ -46,20 +46,22 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class ProbedModel:
     """A model a front end has loaded and run."""
 
-    probe: Probe
+    probe: ProbeResult
     shapes: dict[str, tuple[int, ...]]
     """Of every value at one row."""
     outputs: tuple[str, ...]
     node_costs: tuple[float, ...]
-    graph: Callable[[Probe, Sequence[float], frozenset[str]], CutGraph]
-    build: Callable[[BlockTable, Ends, Path], Executor]
+    graph: Callable[[ProbeResult, Sequence[float], frozenset[str]], CutGraph]
+    build: Callable[[BlockTable, PartitionSignature, Path], Executor]
     """Extracts a part into a folder and loads it."""
 
 
-def probe_model(inputs: Sequence[TensorSpec], run: RunAll, example: Values | None = None) -> Probe:
+def probe_model(
+    inputs: Sequence[TensorSpec], run: RunAll, example: Values | None = None
+) -> ProbeResult:
     """Runs a model at one and two rows, and at a second size if sizes are free.
 
     Args:
@@ -99,7 +101,7 @@ def probe_model(inputs: Sequence[TensorSpec], run: RunAll, example: Values | Non
     }
     for spec in inputs:
         specs[spec.name] = spec
-    return Probe(
+    return ProbeResult(
         batched=batched,
         specs=specs,
         row_bytes={name: int(array.nbytes) for name, array in one.items()},

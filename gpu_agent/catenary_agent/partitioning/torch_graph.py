@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from catenary_agent.partitioning.graph import CutGraph, Node
+from catenary_agent.partitioning.graph import CutGraph, GraphNode
 from catenary_agent.partitioning.torch_archive import load_program
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import InvalidInput, NotSupported
@@ -97,7 +97,7 @@ class TorchModel:
         """Returns the graph to cut, with measured sizes and times."""
         known = set(self.data_nodes) | set(self.placeholders)
         nodes = tuple(
-            Node(
+            GraphNode(
                 reads=tuple(source.name for source in node.all_input_nodes if source in known),
                 writes=(node.name,),
                 cost_ns=cost,

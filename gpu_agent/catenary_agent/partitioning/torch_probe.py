@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import fx
 
-from catenary_agent.executors.base import Ends, Executor
+from catenary_agent.executors.base import Executor, PartitionSignature
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.torch_part import TorchPart, write_part
 from catenary_agent.partitioning.graph import CutGraph
-from catenary_agent.partitioning.probe import Probe, Probed, Values, probe_model
+from catenary_agent.partitioning.probe import ProbedModel, ProbeResult, Values, probe_model
 from catenary_agent.partitioning.torch_graph import load_torch
 from catenary_services.domain.model import BlockTable
 
@@ -41,7 +41,7 @@ class _Recorder(fx.Interpreter):
         return result
 
 
-def probe_torch(file: Path, example: Values | None) -> Probed:
+def probe_torch(file: Path, example: Values | None) -> ProbedModel:
     """Returns what `prepare` needs to know of an exported program."""
     source = load_torch(file)
     recorder = _Recorder(source.module)
@@ -59,13 +59,13 @@ def probe_torch(file: Path, example: Values | None) -> Probed:
         shapes = {name: array.shape for name, array in run(probe.example).items()}
     costs = tuple(float(recorder.least_ns[node.name]) for node in source.data_nodes)
 
-    def graph(probe: Probe, costs: Sequence[float], immovable: frozenset[str]) -> CutGraph:
+    def graph(probe: ProbeResult, costs: Sequence[float], immovable: frozenset[str]) -> CutGraph:
         unsent = {node.name for node in source.data_nodes} - probe.specs.keys()
         sizes = dict.fromkeys(unsent, 0) | dict(probe.row_bytes)
         return source.cut_graph(sizes, costs, immovable | unsent)
 
-    def build(table: BlockTable, ends: Ends, folder: Path) -> Executor:
+    def build(table: BlockTable, ends: PartitionSignature, folder: Path) -> Executor:
         write_part(source, ends, folder)
         return TorchPart(ends, folder / "part.pt2", Device("cpu"))
 
-    return Probed(probe, shapes, source.outputs, costs, graph, build)
+    return ProbedModel(probe, shapes, source.outputs, costs, graph, build)

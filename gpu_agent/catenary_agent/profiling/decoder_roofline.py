@@ -9,7 +9,7 @@ from __future__ import annotations
 from catenary_agent.profiling.catalogue import CATALOGUE, DeviceClass
 from catenary_agent.profiling.costs import KernelCost
 from catenary_agent.profiling.roofline import estimate
-from catenary_services.domain.decoder import DecoderTable, Form
+from catenary_services.domain.decoder import DecoderForm, DecoderTable
 
 _CLASS = "L4"
 """Of which class the times are: the smallest current one, and calibrated."""
@@ -20,7 +20,7 @@ _ITEM_BYTES = 2
 
 def decode_ns(table: DecoderTable, device: DeviceClass = CATALOGUE[_CLASS]) -> tuple[int, ...]:
     """Returns the time of one decode token in each block, in 16 bits; the last has the head."""
-    held = table.held(Form.TORCH_FLOAT16)
+    held = table.held(DecoderForm.TORCH_FLOAT16)
     blocks = [[size / _KERNELS] * _KERNELS for size in held.block_bytes]
     blocks[-1].append(held.head_bytes)
     costs = tuple(tuple(_kernel(size / _ITEM_BYTES) for size in block) for block in blocks)

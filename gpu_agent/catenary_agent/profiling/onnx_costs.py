@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from catenary_agent.executors.base import Ends
+from catenary_agent.executors.base import PartitionSignature
 from catenary_agent.partitioning.onnx_graph import extract_part, load_onnx
 from catenary_agent.partitioning.onnx_probe import OnnxProbe
 from catenary_agent.profiling.costs import BlockCosts, KernelCost, Operation, kernels_of
@@ -90,7 +90,7 @@ _FEW_CHANNELS = 16
 """Convolutions with fewer input channels per group do not fill tensor cores."""
 
 
-def count_onnx(file: Path, table: BlockTable, parts: Sequence[Ends]) -> BlockCosts:
+def count_onnx(file: Path, table: BlockTable, parts: Sequence[PartitionSignature]) -> BlockCosts:
     """Returns the kernels of every block, for one row."""
     source = load_onnx(file)
     example = {

@@ -10,15 +10,15 @@ from pathlib import Path
 import msgspec
 
 from catenary_agent.device import default_device_class
-from catenary_agent.executors.base import Ends
+from catenary_agent.executors.base import PartitionSignature
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.loading import load_executor
 from catenary_agent.partitioning.jailed import answer_of, work_on_model
 from catenary_agent.profiling.catalogue import PRECISIONS, device_class
 from catenary_agent.profiling.costs import BlockCosts
-from catenary_agent.profiling.progress import Progress, Step
+from catenary_agent.profiling.progress import MeasurementStep, ProfileProgress
 from catenary_agent.profiling.roofline import estimate
-from catenary_agent.profiling.sweep import Subject, Sweep, count_left, measure_device
+from catenary_agent.profiling.sweep import ProfiledModel, ProfileSweep, count_left, measure_device
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.model import BlockTable
 from catenary_services.domain.profile import (
@@ -30,7 +30,7 @@ from catenary_services.domain.profile import (
     tensors_at_cuts,
 )
 from catenary_services.errors import InvalidInput
-from catenary_services.jail.child import Room
+from catenary_services.jail.child import JailWorkspace
 from catenary_services.jail.run import run_jailed
 from catenary_services.model_repository import ModelRepository, write_file
 
@@ -88,12 +88,12 @@ class ProfileOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Callbacks:
+class ProfileCallbacks:
     """Told how far the work is."""
 
     begin: Callable[[int], None] = lambda _steps: None
     """So many measurements are left."""
-    step: Callable[[Step], None] = lambda _step: None
+    step: Callable[[MeasurementStep], None] = lambda _step: None
     """One is done."""
 
 
@@ -102,7 +102,7 @@ def profile_model(
     key: ModelKey,
     order: ProfileOrder,
     target: Path,
-    callbacks: Callbacks | None = None,
+    callbacks: ProfileCallbacks | None = None,
 ) -> ModelProfile:
     """Writes the model's profile: what the file has already, and what was ordered. Returns it.
 
@@ -122,20 +122,20 @@ def profile_model(
         CatenaryError: If the device cannot run the model.
     """
     order = order.checked()
-    callbacks = callbacks or Callbacks()
+    callbacks = callbacks or ProfileCallbacks()
     table = repository.block_table(key)
     repository.model_hash(key)  # the file has to be there
     if not table.batched:
         order = replace(order, batch_sizes=(1,))
     fresh = describe_model(repository, key, table)
     known = _still_good(target, table)
-    progress = Progress(target.with_name(f"{target.name}.partial"), table)
+    progress = ProfileProgress(target.with_name(f"{target.name}.partial"), table)
     if not order.again:
         progress.take_up(known)
     devices: list[DeviceProfile] = []
     if order.device is not None:
-        subject = Subject(repository, key, table.blocks)
-        sweep = Sweep(
+        subject = ProfiledModel(repository, key, table.blocks)
+        sweep = ProfileSweep(
             Device.parse(order.device),
             order.device_class,
             order.levels,
@@ -190,7 +190,10 @@ def count_costs(repository: ModelRepository, key: ModelKey, table: BlockTable) -
     platform, file = repository.manifest(key).platform, repository.model_file(key)
     blocks = [PartitionKey(key, block, block + 1) for block in range(table.blocks)]
     order = CostOrder(
-        platform, file.name, table, tuple(Ends.of(repository, block, False) for block in blocks)
+        platform,
+        file.name,
+        table,
+        tuple(PartitionSignature.of(repository, block, False) for block in blocks),
     )
     target = f"{count_in_jail.__module__}:{count_in_jail.__name__}"
     answer = run_jailed(work_on_model(file, platform, target, msgspec.json.encode(order)))
@@ -206,10 +209,10 @@ class CostOrder(msgspec.Struct, frozen=True):
     platform: str
     file: str
     table: BlockTable
-    blocks: tuple[Ends, ...]
+    blocks: tuple[PartitionSignature, ...]
 
 
-def count_in_jail(job: bytes, room: Room) -> bytes:
+def count_in_jail(job: bytes, room: JailWorkspace) -> bytes:
     """Counts the kernels of an encoded `CostOrder`; answers encoded `BlockCosts`."""
     order = msgspec.json.decode(job, type=CostOrder)
     file = room.inputs[0] / order.file

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from catenary_agent.profiling.samples import Summary
+from catenary_agent.profiling.samples import MeasurementSummary
 from catenary_services.domain.model import BlockTable
 from catenary_services.domain.profile import DeviceProfile, ModelProfile, tensors_at_cuts
 from catenary_services.model_repository import write_file
@@ -15,7 +15,7 @@ from catenary_services.model_repository import write_file
 PARTIAL_FORMAT = "catenary-profile-partial"
 
 
-class Step(NamedTuple):
+class MeasurementStep(NamedTuple):
     """One measurement: of a block at a batch size, on a device shared by so many."""
 
     level: int
@@ -23,7 +23,7 @@ class Step(NamedTuple):
     rows: int
 
 
-class Progress:
+class ProfileProgress:
     """Steps measured of one model file, cut one way, by one kind of measurement per level.
 
     What was measured with other settings stays in the file, but is not this measurement's.
@@ -59,14 +59,16 @@ class Progress:
             entries = self._entries(device.device_class, device.source)
             for block, (p50, p95) in enumerate(zip(device.p50_ns, device.p95_ns, strict=True)):
                 for rows, a, b in zip(device.batch_sizes, p50, p95, strict=True):
-                    step = Step(device.virtual_level, block, rows)
+                    step = MeasurementStep(device.virtual_level, block, rows)
                     entries.setdefault(_text(step), [a, b])
 
-    def is_done(self, device_class: str, source: str, step: Step) -> bool:
+    def is_done(self, device_class: str, source: str, step: MeasurementStep) -> bool:
         """Returns whether this step was measured before in the same way."""
         return _text(step) in self._entries(device_class, source)
 
-    def add(self, device_class: str, source: str, step: Step, summary: Summary) -> None:
+    def add(
+        self, device_class: str, source: str, step: MeasurementStep, summary: MeasurementSummary
+    ) -> None:
         """Notes a measurement and writes the file, whole or not at all."""
         self._entries(device_class, source)[_text(step)] = [summary.p50_ns, summary.p95_ns]
         write_file(self._path, json.dumps({**self._identity, "measured": self._measured}))
@@ -77,7 +79,7 @@ class Progress:
         """Returns the times of a level all of whose steps are done."""
         entries = self._entries(device_class, source)
         found = [
-            [entries[_text(Step(level, block, rows))] for rows in batch_sizes]
+            [entries[_text(MeasurementStep(level, block, rows))] for rows in batch_sizes]
             for block in range(blocks)
         ]
         return DeviceProfile(
@@ -98,5 +100,5 @@ class Progress:
         return self._measured.setdefault(f"{device_class}: {source}", {})
 
 
-def _text(step: Step) -> str:
+def _text(step: MeasurementStep) -> str:
     return "/".join(map(str, step))

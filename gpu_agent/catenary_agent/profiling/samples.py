@@ -26,7 +26,7 @@ Runs = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class MeasurementSummary:
     """What a measurement of one block at one batch size says."""
 
     p50_ns: int
@@ -40,7 +40,7 @@ def busy_window(all_runs: Sequence[Runs]) -> tuple[int, int]:
     return max(runs[0][0] for runs in all_runs), min(runs[-1][1] for runs in all_runs)
 
 
-def summarise(all_runs: Sequence[Runs]) -> Summary | None:
+def summarise(all_runs: Sequence[Runs]) -> MeasurementSummary | None:
     """Returns p50 and p95 over the runs of all virtual GPUs, None if they never overlapped.
 
     Args:
@@ -61,7 +61,7 @@ def summarise(all_runs: Sequence[Runs]) -> Summary | None:
     durations = np.concatenate(single)
     p50 = max(1, round(float(np.median(grouped))))
     p95 = round(float(np.percentile(durations, 95)))
-    return Summary(p50, max(p50, p95), len(durations))
+    return MeasurementSummary(p50, max(p50, p95), len(durations))
 
 
 def _groups(moments: npt.NDArray[np.int64], span_ns: int) -> list[float]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from catenary_agent.executors.device import Device
 from catenary_agent.profiling.samples import Runs
-from catenary_agent.profiling.worker import Failed, Load, Meeting, Run, serve
+from catenary_agent.profiling.worker import LoadBlock, OrderFailed, RunBlock, SiblingBarriers, serve
 from catenary_services.errors import InternalError, Unavailable, error_of_reason
 
 ANSWER_S = 900.0
@@ -20,7 +20,7 @@ ANSWER_S = 900.0
 _END_S = 5.0
 
 
-class Siblings:
+class SiblingProcesses:
     """As many processes as a device has virtual GPUs. All of them do the same at the same time."""
 
     def __init__(self, processes: list[SpawnProcess], connections: list[Connection]) -> None:
@@ -33,7 +33,7 @@ class Siblings:
         """Their process ids."""
         return [process.pid for process in self._processes if process.pid is not None]
 
-    def load(self, order: Load) -> None:
+    def load(self, order: LoadBlock) -> None:
         """Returns when all of them have loaded a block.
 
         Raises:
@@ -42,7 +42,7 @@ class Siblings:
         """
         self._ask(order)
 
-    def run(self, order: Run) -> list[Runs]:
+    def run(self, order: RunBlock) -> list[Runs]:
         """Returns when each run began and ended, per virtual GPU.
 
         Raises:
@@ -51,14 +51,14 @@ class Siblings:
         """
         return [answer for answer in self._ask(order) if isinstance(answer, list)]
 
-    def _ask(self, order: Load | Run) -> list[object]:
+    def _ask(self, order: LoadBlock | RunBlock) -> list[object]:
         for number, connection in enumerate(self._connections):
             try:
                 connection.send(order)
             except OSError:
                 raise self._died(number) from None
         answers = self._answers(time.monotonic() + ANSWER_S)
-        failures = [answer for answer in answers if isinstance(answer, Failed)]
+        failures = [answer for answer in answers if isinstance(answer, OrderFailed)]
         # A worker whose sibling failed first only says that; the cause is what people want.
         failures.sort(key=lambda failure: failure.reason == InternalError.reason)
         if failures:
@@ -66,7 +66,7 @@ class Siblings:
         return answers
 
     def _answers(self, deadline: float) -> list[object]:
-        """Waits for all at once: one that died leaves its siblings waiting at the gate."""
+        """Waits for all at once: one that died leaves its siblings waiting at the barrier."""
         number_of = {connection: number for number, connection in enumerate(self._connections)}
         answers: dict[int, object] = {}
         while len(answers) < len(number_of):
@@ -94,12 +94,12 @@ class Siblings:
 
 
 @contextlib.contextmanager
-def virtual_gpus(repository: Path, device: Device) -> Iterator[Siblings]:
+def virtual_gpus(repository: Path, device: Device) -> Iterator[SiblingProcesses]:
     """Runs `device.virtual_level` processes, one per virtual GPU; ends them whatever happens."""
     # Not fork: threads, locks and a CUDA context of this process would be copied.
     context = multiprocessing.get_context("spawn")
     level = device.virtual_level
-    meeting = Meeting(context.Barrier(level), context.Value("i", 0), level)
+    barriers = SiblingBarriers(context.Barrier(level), context.Value("i", 0), level)
     processes: list[SpawnProcess] = []
     connections: list[Connection] = []
     try:
@@ -107,7 +107,7 @@ def virtual_gpus(repository: Path, device: Device) -> Iterator[Siblings]:
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=serve,
-                args=(theirs, meeting, repository, device),
+                args=(theirs, barriers, repository, device),
                 name=f"virtual-gpu-{number}",
                 daemon=True,
             )
@@ -115,7 +115,7 @@ def virtual_gpus(repository: Path, device: Device) -> Iterator[Siblings]:
             process.start()
             theirs.close()  # so that its end is seen when the process dies
             processes.append(process)
-        yield Siblings(processes, connections)
+        yield SiblingProcesses(processes, connections)
     finally:
         for connection in connections:
             connection.close()

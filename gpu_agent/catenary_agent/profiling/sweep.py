@@ -10,10 +10,10 @@ from pathlib import Path
 
 from catenary_agent.device import default_device_class
 from catenary_agent.executors.device import Device
-from catenary_agent.profiling.progress import Progress, Step
-from catenary_agent.profiling.samples import SHARED_SPAN_NS, Summary, summarise
-from catenary_agent.profiling.siblings import Siblings, virtual_gpus
-from catenary_agent.profiling.worker import Load, Run
+from catenary_agent.profiling.progress import MeasurementStep, ProfileProgress
+from catenary_agent.profiling.samples import SHARED_SPAN_NS, MeasurementSummary, summarise
+from catenary_agent.profiling.siblings import SiblingProcesses, virtual_gpus
+from catenary_agent.profiling.worker import LoadBlock, RunBlock
 from catenary_agent.share import default_threads, host_cores, isolation_of
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.profile import DeviceProfile
@@ -24,7 +24,7 @@ _ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class ProfileSweep:
     """What to measure."""
 
     device: Device
@@ -36,7 +36,7 @@ class Sweep:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ProfiledModel:
     """What is measured."""
 
     repository: ModelRepository
@@ -45,7 +45,10 @@ class Subject:
 
 
 def measure_device(
-    subject: Subject, sweep: Sweep, progress: Progress, on_step: Callable[[Step], None]
+    subject: ProfiledModel,
+    sweep: ProfileSweep,
+    progress: ProfileProgress,
+    on_step: Callable[[MeasurementStep], None],
 ) -> list[DeviceProfile]:
     """Returns the times of every level; steps that `progress` has already are not repeated.
 
@@ -60,9 +63,9 @@ def measure_device(
         name = sweep.device_class
         left = [
             [
-                Step(level, block, rows)
+                MeasurementStep(level, block, rows)
                 for rows in sweep.batch_sizes
-                if not progress.is_done(name, source, Step(level, block, rows))
+                if not progress.is_done(name, source, MeasurementStep(level, block, rows))
             ]
             for block in range(subject.blocks)
         ]
@@ -77,13 +80,13 @@ def measure_device(
     return found
 
 
-def count_left(subject: Subject, sweep: Sweep, progress: Progress) -> int:
+def count_left(subject: ProfiledModel, sweep: ProfileSweep, progress: ProfileProgress) -> int:
     """Returns how many steps `measure_device` will take."""
     return sum(
         not progress.is_done(
             sweep.device_class,
             describe_measurement(subject, replace(sweep.device, virtual_level=level), sweep.runs),
-            Step(level, block, rows),
+            MeasurementStep(level, block, rows),
         )
         for level in sweep.levels
         for block in range(subject.blocks)
@@ -92,21 +95,21 @@ def count_left(subject: Subject, sweep: Sweep, progress: Progress) -> int:
 
 
 def _measure(
-    subject: Subject, siblings: Siblings, left: list[list[Step]], runs: int
-) -> Iterator[tuple[Step, Summary]]:
+    subject: ProfiledModel, siblings: SiblingProcesses, left: list[list[MeasurementStep]], runs: int
+) -> Iterator[tuple[MeasurementStep, MeasurementSummary]]:
     float16 = subject.repository.manifest(subject.key).float16_boundaries
     for block, steps in enumerate(left):
         if not steps:
             continue
-        siblings.load(Load(PartitionKey(subject.key, block, block + 1), float16))
+        siblings.load(LoadBlock(PartitionKey(subject.key, block, block + 1), float16))
         for step in steps:
             yield step, _one_step(siblings, step, runs)
 
 
-def _one_step(siblings: Siblings, step: Step, runs: int) -> Summary:
+def _one_step(siblings: SiblingProcesses, step: MeasurementStep, runs: int) -> MeasurementSummary:
     span_ns = SHARED_SPAN_NS * runs if step.level > 1 else 0
     for _ in range(_ATTEMPTS):
-        summary = summarise(siblings.run(Run(step.rows, runs, span_ns)))
+        summary = summarise(siblings.run(RunBlock(step.rows, runs, span_ns)))
         if summary is not None:
             return summary
     raise Unavailable(
@@ -114,7 +117,7 @@ def _one_step(siblings: Siblings, step: Step, runs: int) -> Summary:
     )
 
 
-def describe_measurement(subject: Subject, device: Device, runs: int) -> str:
+def describe_measurement(subject: ProfiledModel, device: Device, runs: int) -> str:
     """Returns in words how a level is measured. Equal words mean that results may be mixed."""
     torch = subject.repository.manifest(subject.key).platform == "pytorch_exported"
     runtime = "torch" if torch else "onnxruntime"

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from catenary_agent.executors.base import Ends
+from catenary_agent.executors.base import PartitionSignature
 from catenary_agent.partitioning.torch_graph import extract_part, load_torch
 from catenary_agent.profiling.costs import BlockCosts, KernelCost, Operation, kernels_of
 
@@ -24,7 +24,7 @@ _FEW_CHANNELS = 16
 """Convolutions with fewer input channels per group do not fill tensor cores."""
 
 
-def count_torch(file: Path, parts: Sequence[Ends]) -> BlockCosts:
+def count_torch(file: Path, parts: Sequence[PartitionSignature]) -> BlockCosts:
     """Returns the kernels of every block, for one row."""
     source = load_torch(file)
     blocks = []

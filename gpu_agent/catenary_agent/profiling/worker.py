@@ -17,7 +17,7 @@ from threading import BrokenBarrierError
 from typing import TYPE_CHECKING, Any, Protocol
 
 from catenary_agent.executors.device import Device
-from catenary_agent.share import Claim, take_share
+from catenary_agent.share import ShareRequest, take_share
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.errors import CatenaryError, InternalError
 from catenary_services.log import configure_logging
@@ -26,13 +26,13 @@ from catenary_services.model_repository import ModelRepository
 if TYPE_CHECKING:
     from catenary_agent.executors.base import Executor
 
-GATE_S = 120.0
+BARRIER_S = 120.0
 """Siblings that take longer to warm up a batch than this are lost."""
 _WARM_UP_RUNS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadBlock:
     """Order: load this block; answered by the bytes of its weights."""
 
     key: PartitionKey
@@ -40,7 +40,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunBlock:
     """Order: run the block at `rows` until all siblings have done this much; answered by Runs."""
 
     rows: int
@@ -49,14 +49,14 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class OrderFailed:
     """Answer to an order that could not be carried out."""
 
     reason: str
     message: str
 
 
-class Counter(Protocol):
+class SharedCounter(Protocol):
     """A `multiprocessing.Value`: how many siblings have run enough."""
 
     value: int
@@ -67,20 +67,20 @@ class Counter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class SiblingBarriers:
     """What the siblings keep in step by."""
 
-    gate: Barrier
-    enough: Counter
+    barrier: Barrier
+    enough: SharedCounter
     level: int
 
 
-def serve(orders: Connection, meeting: Meeting, repository: Path, device: Device) -> None:
+def serve(orders: Connection, barriers: SiblingBarriers, repository: Path, device: Device) -> None:
     """Carries out orders until the other end closes the connection. Runs in its own process."""
     # Ctrl-C reaches the whole group of processes; the one that gave us orders ends us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_logging("profile", f"virtual-gpu-{os.getpid()}", "error", False)
-    virtual_gpu = _VirtualGpu(meeting, ModelRepository(repository), device)
+    virtual_gpu = _VirtualGpu(barriers, ModelRepository(repository), device)
     while True:
         try:
             order = orders.recv()
@@ -89,13 +89,13 @@ def serve(orders: Connection, meeting: Meeting, repository: Path, device: Device
         try:
             answer: object = virtual_gpu.obey(order)
         except CatenaryError as error:
-            answer = Failed(error.reason, error.message)
+            answer = OrderFailed(error.reason, error.message)
         except BrokenBarrierError:
-            answer = Failed(InternalError.reason, "a sibling gave up")
+            answer = OrderFailed(InternalError.reason, "a sibling gave up")
         except Exception as error:  # whatever a runtime raises has to reach the person who waits
-            answer = Failed(InternalError.reason, f"{type(error).__name__}: {error}")
-        if isinstance(answer, Failed):
-            meeting.gate.abort()
+            answer = OrderFailed(InternalError.reason, f"{type(error).__name__}: {error}")
+        if isinstance(answer, OrderFailed):
+            barriers.barrier.abort()
         try:
             orders.send(answer)
         except OSError:
@@ -105,20 +105,22 @@ def serve(orders: Connection, meeting: Meeting, repository: Path, device: Device
 class _VirtualGpu:
     """The block loaded at present, and how to run it."""
 
-    def __init__(self, meeting: Meeting, repository: ModelRepository, device: Device) -> None:
-        self._meeting = meeting
+    def __init__(
+        self, barriers: SiblingBarriers, repository: ModelRepository, device: Device
+    ) -> None:
+        self._barriers = barriers
         self._repository = repository
         self._device = device
         self._threads = 0
         self._executor: Executor | None = None
 
-    def obey(self, order: Load | Run) -> object:
+    def obey(self, order: LoadBlock | RunBlock) -> object:
         """Returns the answer to an order."""
-        return self._load(order) if isinstance(order, Load) else self._run(order)
+        return self._load(order) if isinstance(order, LoadBlock) else self._run(order)
 
-    def _load(self, order: Load) -> int:
+    def _load(self, order: LoadBlock) -> int:
         if not self._threads:  # before any runtime is imported
-            self._threads = take_share(Claim(self._device)).threads
+            self._threads = take_share(ShareRequest(self._device)).threads
         from catenary_agent.executors.loading import load_executor
 
         if self._executor is not None:
@@ -132,10 +134,10 @@ class _VirtualGpu:
         )
         return self._executor.memory_bytes
 
-    def _run(self, order: Run) -> list[tuple[int, int]]:
+    def _run(self, order: RunBlock) -> list[tuple[int, int]]:
         executor = self._executor
         assert executor is not None
-        meeting = self._meeting
+        barriers = self._barriers
         arrays = executor.ends.example_arrays(order.rows)
         outputs = None
         for _ in range(_WARM_UP_RUNS):
@@ -144,19 +146,19 @@ class _VirtualGpu:
             known = executor.output_shapes([array.shape for array in arrays]) is not None
             outputs = results if known and all(r.flags.writeable for r in results) else None
         # The first to arrive clears the count of the last order; nobody runs before all are here.
-        if meeting.gate.wait(GATE_S) == 0:
-            meeting.enough.value = 0
-        meeting.gate.wait(GATE_S)
+        if barriers.barrier.wait(BARRIER_S) == 0:
+            barriers.enough.value = 0
+        barriers.barrier.wait(BARRIER_S)
         runs: list[tuple[int, int]] = []
         begun = time.monotonic_ns()
         said = False
-        while meeting.enough.value < meeting.level:
+        while barriers.enough.value < barriers.level:
             started = time.monotonic_ns()
             executor.run(arrays, outputs)
             ended = time.monotonic_ns()
             runs.append((started, ended))
             if not said and len(runs) >= order.at_least_runs and ended - begun >= order.at_least_ns:
                 said = True
-                with meeting.enough.get_lock():
-                    meeting.enough.value += 1
+                with barriers.enough.get_lock():
+                    barriers.enough.value += 1
         return runs

@@ -10,7 +10,7 @@ from functools import partial
 from catenary_scheduler.planning import DeployedModel
 from catenary_scheduler.storage.values.codec import encode_document
 from catenary_scheduler.storage.values.stored import StoredDeploymentSpec
-from catenary_services.domain.decoder import DecoderTable, HeldSizes, why_not_loaded
+from catenary_services.domain.decoder import AllocatedSizes, DecoderTable, why_not_loaded
 from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.packing import PackingGoal
@@ -78,7 +78,7 @@ class Deployment:
             return self.block_weight_bytes
         return (-(-self.file_bytes // self.table.blocks),) * self.table.blocks
 
-    def held_by(self, agent: Agent) -> HeldSizes:
+    def held_by(self, agent: Agent) -> AllocatedSizes:
         """Returns the sizes of a model that generates text where an agent holds it."""
         assert self.decoder is not None
         return self.decoder.held_by(agent.runtime, self.manifest.precision)

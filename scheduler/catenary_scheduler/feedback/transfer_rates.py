@@ -17,7 +17,7 @@ from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.dispatch.events import Event, MoveCostsMeasured
 from catenary_scheduler.observed.utilisation import Utilisation
 from catenary_scheduler.storage.clock import now_ns
-from catenary_services.domain.decoder import Runtime
+from catenary_services.domain.decoder import DecoderRuntime
 from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds
 from catenary_services.domain.plan import Plan
 from catenary_services.log import get_logger
@@ -65,7 +65,7 @@ class TransferRates:
             if deployment is not None and deployment.decoder is not None:
                 decoder, precision = deployment.decoder, deployment.manifest.precision
                 cache_bytes.append((model.model, decoder.cache_bytes_per_token))
-                for runtime in Runtime:
+                for runtime in DecoderRuntime:
                     held = decoder.held_by(runtime, precision)
                     held_bytes.append((model.model, str(runtime), held.cache_bytes_per_token))
         if cache_bytes:

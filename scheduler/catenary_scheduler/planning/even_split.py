@@ -16,7 +16,7 @@ from catenary_scheduler.planning.placement import (
     Placement,
     StagePlacement,
 )
-from catenary_services.domain.decoder import DecoderTable, HeldSizes, why_not_loaded
+from catenary_services.domain.decoder import AllocatedSizes, DecoderTable, why_not_loaded
 from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds
 from catenary_services.domain.latency import TokenObjectives
 from catenary_services.domain.model import BlockTable
@@ -57,7 +57,7 @@ class DeployedModel:
     target: str = "both"
     """Of such a model: what it was imported for, "cpu", "gpu" or "both"."""
 
-    def held_by(self, agent: Agent) -> HeldSizes:
+    def held_by(self, agent: Agent) -> AllocatedSizes:
         """Returns the sizes of a model that generates text where an agent holds it.
 
         Raises:

@@ -9,7 +9,7 @@ from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds
 from catenary_services.errors import InvalidMessage, Unavailable
 from catenary_services.log import get_logger
-from catenary_services.rules.offences import Offences
+from catenary_services.rules.offences import OffenceLog
 from catenary_services.security.identity import Role
 from catenary_services.telemetry.metrics import Metrics
 
@@ -31,8 +31,8 @@ class PeerQuarantine:
         self._availability = availability
         self._note = note
         self._metrics = metrics
-        self._offences = Offences()
-        self._obstinate = Offences()
+        self._offences = OffenceLog()
+        self._obstinate = OffenceLog()
         """Agents that go on while they are held: nothing of theirs is heard any more."""
 
     def admit(self, role: Role, name: str) -> None:

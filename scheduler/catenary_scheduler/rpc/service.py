@@ -11,7 +11,7 @@ from catenary_scheduler.wire.streams import GrpcStream, Speaks
 from catenary_services.error_tables import abort, error_of_exception
 from catenary_services.errors import CatenaryError, InvalidMessage
 from catenary_services.security.identity import Role
-from catenary_services.security.roles import Guard
+from catenary_services.security.roles import RoleAuthorizer
 
 if TYPE_CHECKING:
     from catenary_scheduler.leadership.leader import LeaderRuntime
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     """Long-lived streams of gateways and agents."""
 
-    def __init__(self, leaders: LeaderLookup, guard: Guard) -> None:
+    def __init__(self, leaders: LeaderLookup, authorizer: RoleAuthorizer) -> None:
         self._leaders = leaders
-        self._guard = guard
+        self._authorizer = authorizer
 
     async def GatewaySession(self, _: object, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Requests up, dispatches down."""
@@ -45,7 +45,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
         def speaks(claimed: str) -> None:
             nonlocal name
-            self._guard.check_name(context, claimed)
+            self._authorizer.check_name(context, claimed)
             name = claimed
             assert leader is not None
             leader.peer_quarantine.admit(role, claimed)
@@ -66,5 +66,5 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             await abort(context, error)
 
     def _name(self, context: Context) -> str:
-        identity = self._guard.identity(context)
+        identity = self._authorizer.identity(context)
         return identity.name if identity is not None else ""

@@ -28,7 +28,7 @@ _MOST_KNOWN = 65_536
 """Digests remembered: a terabyte of chunks."""
 
 
-class Stamp(NamedTuple):
+class FileStamp(NamedTuple):
     """What changes when a file does."""
 
     device: int
@@ -38,14 +38,14 @@ class Stamp(NamedTuple):
     ctime_ns: int
 
     @staticmethod
-    def of(path: Path) -> Stamp:
+    def of(path: Path) -> FileStamp:
         """Returns the stamp of a file, symbolic links followed.
 
         Raises:
             OSError: there is none.
         """
         status = path.stat()
-        return Stamp(
+        return FileStamp(
             status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
         )
 
@@ -59,18 +59,18 @@ class Stamp(NamedTuple):
 class FileDigests:
     """The digests of a whole file."""
 
-    stamp: Stamp
+    stamp: FileStamp
     sha256: str
     chunks: tuple[str, ...]
     """Empty for a file that is checked whole."""
 
 
-class Digests:
+class DigestCache:
     """Digests by file and chunk, remembered while the file stays as it is. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[tuple[Stamp, int], str] = {}
+        self._known: dict[tuple[FileStamp, int], str] = {}
         """Index -1 stands for the whole file."""
         self.hashed_bytes = 0
         """How much was read; what was remembered does not count."""
@@ -81,7 +81,7 @@ class Digests:
         Raises:
             OSError: it cannot be read.
         """
-        return self._digest(path, Stamp.of(path), -1)
+        return self._digest(path, FileStamp.of(path), -1)
 
     def chunk(self, path: Path, index: int) -> str:
         """Returns the SHA-256 of one chunk of a file.
@@ -89,7 +89,7 @@ class Digests:
         Raises:
             OSError: it cannot be read.
         """
-        return self._digest(path, Stamp.of(path), index)
+        return self._digest(path, FileStamp.of(path), index)
 
     def of_file(self, path: Path) -> FileDigests:
         """Returns all digests of a file.
@@ -97,17 +97,17 @@ class Digests:
         Raises:
             OSError: it cannot be read, or changes meanwhile.
         """
-        stamp = Stamp.of(path)
+        stamp = FileStamp.of(path)
         count = chunk_count(stamp.size)
         whole = pool().submit(self._digest, path, stamp, -1)
         chunks = [pool().submit(self._digest, path, stamp, index) for index in range(count)]
         digests = tuple(each.result() for each in chunks)
         found = FileDigests(stamp, whole.result(), digests)
-        if Stamp.of(path) != stamp:
+        if FileStamp.of(path) != stamp:
             raise OSError(f"{path.name} changes while it is read")
         return found
 
-    def _digest(self, path: Path, stamp: Stamp, index: int) -> str:
+    def _digest(self, path: Path, stamp: FileStamp, index: int) -> str:
         with self._lock:
             known = self._known.get((stamp, index))
         if known is not None:
@@ -115,7 +115,7 @@ class Digests:
         digest, count = _hash(path, index)
         with self._lock:
             self.hashed_bytes += count
-            if stamp.is_settled and Stamp.of(path) == stamp:
+            if stamp.is_settled and FileStamp.of(path) == stamp:
                 while len(self._known) >= _MOST_KNOWN:
                     del self._known[next(iter(self._known))]
                 self._known[stamp, index] = digest
@@ -130,9 +130,9 @@ def pool() -> ThreadPoolExecutor:
 
 
 @cache
-def digests() -> Digests:
+def digests() -> DigestCache:
     """Returns the digests this process remembers."""
-    return Digests()
+    return DigestCache()
 
 
 def first_failure(work: Iterable[Future[None]]) -> BaseException | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from catenary_services.bounded_files import read_bounded
-from catenary_services.content.hashing import Digests, Stamp
+from catenary_services.content.hashing import DigestCache, FileStamp
 from catenary_services.content.making import file_record, make_record
 from catenary_services.content.record import (
     LARGEST_RECORD_BYTES,
@@ -32,9 +32,9 @@ class ContentRecords:
     A folder that cannot be written has its record in memory, as it was made at the first look.
     """
 
-    def __init__(self, known: Digests) -> None:
+    def __init__(self, known: DigestCache) -> None:
         self._digests = known
-        self._read: dict[Path, tuple[Stamp, ContentRecord]] = {}
+        self._read: dict[Path, tuple[FileStamp, ContentRecord]] = {}
         self._unwritten: dict[Path, ContentRecord] = {}
 
     def known(self, folder: Path, name: str) -> ContentRecord | None:
@@ -49,7 +49,7 @@ class ContentRecords:
         """
         path = folder / RECORD_FILE
         try:
-            stamp = Stamp.of(path)
+            stamp = FileStamp.of(path)
             read = self._read.get(folder)
             if read is not None and read[0] == stamp and stamp.is_settled:
                 return read[1]

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from catenary_services.bounded_files import LARGEST_JSON_BYTES, read_bounded, read_yaml_text
-from catenary_services.content.hashing import Digests
+from catenary_services.content.hashing import DigestCache
 from catenary_services.content.record import FORMAT, RECORD_FILE, ContentRecord, FileRecord
 from catenary_services.errors import InvalidInput
 
@@ -28,7 +28,7 @@ _SERVING = {"platform": "", "file": "", "precision": "fp32", "float16_boundaries
 """Of model.yaml, with defaults: what computing depends on."""
 
 
-def make_record(folder: Path, precision: str, known: Digests) -> ContentRecord:
+def make_record(folder: Path, precision: str, known: DigestCache) -> ContentRecord:
     """Returns the record of the files in a version's folder; reads all of them.
 
     Args:
@@ -51,7 +51,7 @@ def make_record(folder: Path, precision: str, known: Digests) -> ContentRecord:
     return ContentRecord(FORMAT, files)
 
 
-def file_record(path: Path, known: Digests, *, derived: bool = False) -> FileRecord:
+def file_record(path: Path, known: DigestCache, *, derived: bool = False) -> FileRecord:
     """Returns the entry of one file.
 
     Raises:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from catenary_services.bounded_files import read_bounded
-from catenary_services.content.hashing import Digests, Stamp, first_failure, pool
+from catenary_services.content.hashing import DigestCache, FileStamp, first_failure, pool
 from catenary_services.content.record import (
     CHUNK_BYTES,
     ContentRecord,
@@ -37,10 +37,10 @@ Ranges = Iterable[tuple[int, int]]
 """Offset and length."""
 
 
-class Reading:
+class VerifiedReading:
     """Files of one version that are being read."""
 
-    def __init__(self, name: str, folder: Path, record: ContentRecord | None, known: Digests):
+    def __init__(self, name: str, folder: Path, record: ContentRecord | None, known: DigestCache):
         """Checks files below `folder` by `record`; without one, nothing.
 
         Args:
@@ -54,10 +54,10 @@ class Reading:
         """Of the version."""
         self._record = record
         self._digests = known
-        self._stamps: dict[Path, Stamp] = {}
+        self._stamps: dict[Path, FileStamp] = {}
         self._begun: dict[tuple[Path, int], Future[None]] = {}
 
-    def __enter__(self) -> Reading:
+    def __enter__(self) -> VerifiedReading:
         return self
 
     def __exit__(
@@ -74,9 +74,9 @@ class Reading:
         """Returns the files in the record."""
         return list(self._record.files) if self._record is not None else []
 
-    def alone(self) -> Reading:
+    def alone(self) -> VerifiedReading:
         """Returns another reading of the same version, which has begun nothing."""
-        return Reading(self._name, self.folder, self._record, self._digests)
+        return VerifiedReading(self._name, self.folder, self._record, self._digests)
 
     def lists(self, path: Path) -> bool:
         """Returns True if a file is one that is checked: in the record."""
@@ -122,7 +122,7 @@ class Reading:
         if recorded is None:
             raise unlisted(where)
         try:
-            stamp = Stamp.of(path)
+            stamp = FileStamp.of(path)
         except FileNotFoundError:
             raise ModelNotFound(f"{where} is missing on {machine()}") from None
         if self._stamps.setdefault(path, stamp) != stamp:
@@ -164,7 +164,7 @@ class Reading:
         if failure is not None:
             raise failure
         for path, stamp in self._stamps.items():
-            if Stamp.of(path) != stamp:
+            if FileStamp.of(path) != stamp:
                 raise changed(f"{self._name}/{path.relative_to(self.folder).as_posix()}")
 
     def _begin(self, path: Path, recorded: FileRecord, index: int, where: str) -> Future[None]:
@@ -181,7 +181,7 @@ class Reading:
         return work
 
 
-def check_all(reading: Reading) -> list[str]:
+def check_all(reading: VerifiedReading) -> list[str]:
     """Returns, in words, what is wrong with the files that were recorded; checks all of them."""
     problems = []
     for name in reading.names():

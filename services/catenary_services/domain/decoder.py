@@ -5,7 +5,7 @@ the vocabulary to the last block. `decoder.json` lies beside `blocks.json` in th
 
 How large a model is depends on who holds it: a GPU agent keeps weights and caches in bfloat16, a
 CPU agent the graph's weights in the import's precision and caches in float32. Each such way is a
-`Form`, and the table has the sizes of every form it was made for ("ADR 0026").
+`DecoderForm`, and the table has the sizes of every form it was made for ("ADR 0026").
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CACHE_BLOCK_TOKENS = 16
 head of 64 float32 numbers."""
 
 
-class Runtime(StrEnum):
+class DecoderRuntime(StrEnum):
     """What an agent runs decoders with: the library, and the numbers it computes in."""
 
     ONNX = "onnx"
@@ -36,7 +36,7 @@ class Runtime(StrEnum):
     TORCH_FLOAT16 = "torch-float16"
 
 
-class Form(StrEnum):
+class DecoderForm(StrEnum):
     """How a decoder is held: library, weights and, where they are not float32, caches."""
 
     ONNX_FP32 = "onnx-fp32"
@@ -47,11 +47,17 @@ class Form(StrEnum):
     TORCH_FLOAT16 = "torch-float16"
 
 
-_ONNX_FORMS = {"fp32": Form.ONNX_FP32, "int8": Form.ONNX_INT8, "int4": Form.ONNX_INT4}
-_TORCH_FORMS = frozenset({Form.TORCH_FLOAT32, Form.TORCH_BFLOAT16, Form.TORCH_FLOAT16})
+_ONNX_FORMS = {
+    "fp32": DecoderForm.ONNX_FP32,
+    "int8": DecoderForm.ONNX_INT8,
+    "int4": DecoderForm.ONNX_INT4,
+}
+_TORCH_FORMS = frozenset(
+    {DecoderForm.TORCH_FLOAT32, DecoderForm.TORCH_BFLOAT16, DecoderForm.TORCH_FLOAT16}
+)
 
 
-def form_of(runtime: str, precision: str) -> Form | None:
+def form_of(runtime: str, precision: str) -> DecoderForm | None:
     """Returns how a runtime holds a model; None if nobody can say.
 
     That is so for emulated devices and for agents of older releases, which count by the table's
@@ -61,9 +67,9 @@ def form_of(runtime: str, precision: str) -> Form | None:
         runtime: Of the agent, as its hello says; empty or unknown: nothing is known.
         precision: Of the model's manifest: what CPU agents keep its weights in.
     """
-    if runtime == Runtime.ONNX:
+    if runtime == DecoderRuntime.ONNX:
         return _ONNX_FORMS.get(precision)
-    return Form(runtime) if runtime in set(Runtime) else None
+    return DecoderForm(runtime) if runtime in set(DecoderRuntime) else None
 
 
 def why_not_loaded(runtime: str, target: str) -> str:
@@ -75,7 +81,7 @@ def why_not_loaded(runtime: str, target: str) -> str:
         runtime: Of the agent, as its hello says; empty or unknown: nothing is known.
         target: Of the model's manifest: what it was imported for.
     """
-    if runtime == Runtime.ONNX and target == "gpu":
+    if runtime == DecoderRuntime.ONNX and target == "gpu":
         return (
             "it runs decoders with ONNX Runtime, and the model was imported for GPUs"
             " (import it with --target both, or set decoder: torch for the agent)"
@@ -120,10 +126,10 @@ class LargestStep:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldSizes:
+class AllocatedSizes:
     """The sizes of a decoder as one form holds it, in bytes that are really allocated."""
 
-    form: Form | None
+    form: DecoderForm | None
     """None: whatever it is, the table's plain sizes stand for it."""
     block_bytes: tuple[int, ...]
     """Weights of each block."""
@@ -230,15 +236,15 @@ class DecoderTable:
     """Last norm and projection; needed where the last block is."""
     cache_bytes_per_token: int
     """Key and value of one token in one block."""
-    forms: tuple[HeldSizes, ...] = ()
+    forms: tuple[AllocatedSizes, ...] = ()
     """Its sizes in each form it can be held in; empty in files older than forms."""
 
-    def held(self, form: Form | None) -> HeldSizes:
+    def held(self, form: DecoderForm | None) -> AllocatedSizes:
         """Returns the sizes of a form; the plain ones if it is not in the table."""
         for each in self.forms:
             if each.form == form and form is not None:
                 return replace(each, sampler=self._sampler(form))
-        return HeldSizes(
+        return AllocatedSizes(
             form,
             (self.block_bytes,) * self.blocks,
             self.embedding_bytes,
@@ -249,17 +255,17 @@ class DecoderTable:
             self.cache_bytes_per_token,
         )
 
-    def _sampler(self, form: Form) -> SamplerSizes:
+    def _sampler(self, form: DecoderForm) -> SamplerSizes:
         in_torch = form in _TORCH_FORMS
         # PyTorch's forms may be held on a GPU, where more rows are worked on at a time.
         numbers = GPU_BLOCK_NUMBERS if in_torch else CPU_BLOCK_NUMBERS
         return sampler_sizes(self.vocabulary_size, numbers, in_torch=in_torch)
 
-    def held_by(self, runtime: str, precision: str) -> HeldSizes:
+    def held_by(self, runtime: str, precision: str) -> AllocatedSizes:
         """Returns the sizes where a runtime holds the model; see `form_of`."""
         return self.held(form_of(runtime, precision))
 
-    def with_forms(self, forms: Sequence[HeldSizes]) -> tuple[HeldSizes, ...]:
+    def with_forms(self, forms: Sequence[AllocatedSizes]) -> tuple[AllocatedSizes, ...]:
         """Returns the table's forms with others added, or put in the place of the same ones."""
         made = {each.form: each for each in (*self.forms, *forms)}
         return tuple(made[form] for form in sorted(made, key=str))

@@ -135,8 +135,8 @@ class Agent:
     """Caches take memory token by token, so there may be more slots than would fit if all were
     full."""
     runtime: str = ""
-    """What it runs decoders with (`Runtime`): with a model's precision that says how large the
-    model is there. Empty: nobody knows; the plain sizes of the model's table stand for it."""
+    """What it runs decoders with (`DecoderRuntime`): with a model's precision that says how large
+    the model is there. Empty: nobody knows; the plain sizes of the model's table stand for it."""
     prefill_chunk_tokens: int = 0
     """Most prompt tokens it computes beside one step; 0: not known."""
 

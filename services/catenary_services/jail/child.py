@@ -1,4 +1,4 @@
-"""The jailed process: `python -P -m catenary_services.jail.child`, an `Order` on its input.
+"""The jailed process: `python -P -m catenary_services.jail.child`, an `JailOrder` on its input.
 
 Messages go to the descriptor named as its argument, one line of JSON each. It trusts what it is
 told and what it imports; nobody trusts what it says once it has looked at the file.
@@ -18,13 +18,13 @@ import msgspec
 
 from catenary_services.errors import CatenaryError, InvalidInput
 from catenary_services.jail.confinement import confine, limit_memory
-from catenary_services.jail.orders import Answer, Order, Progress, Refusal, Told
+from catenary_services.jail.orders import JailAnswer, JailOrder, JailProgress, JailRefusal, Told
 
 _WORDS = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class JailWorkspace:
     """Where jailed work is done."""
 
     inputs: tuple[Path, ...]
@@ -37,13 +37,13 @@ class Room:
     """Says how far it is."""
 
 
-JailedWork = Callable[[bytes, Room], bytes]
+JailedWork = Callable[[bytes, JailWorkspace], bytes]
 """What runs in the jail: an encoded job in, an encoded result out."""
 
 
 def main(messages: BinaryIO) -> None:
     """Does what the order on standard input says."""
-    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=JailOrder)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -60,21 +60,21 @@ def main(messages: BinaryIO) -> None:
     module, _, name = order.target.partition(":")
     work: JailedWork = getattr(importlib.import_module(module), name)
     limit_memory(order.limits)
-    room = Room(
+    room = JailWorkspace(
         inputs=tuple(Path(path) for path in order.inputs),
         output=Path(order.output),
         scratch=Path(order.scratch),
-        tell=lambda text: say(Progress(text[:_WORDS])),
+        tell=lambda text: say(JailProgress(text[:_WORDS])),
     )
     try:
-        say(Answer(work(order.job, room)))
+        say(JailAnswer(work(order.job, room)))
     except CatenaryError as error:
         field = error.field if isinstance(error, InvalidInput) else ""
-        say(Refusal(error.reason, error.message, field))
+        say(JailRefusal(error.reason, error.message, field))
     except MemoryError:
-        say(Refusal("", "MemoryError"))
+        say(JailRefusal("", "MemoryError"))
     except BaseException as error:  # bindings raise panics that are no `Exception`
-        say(Refusal("", f"{type(error).__name__}: {error}"[:_WORDS]))
+        say(JailRefusal("", f"{type(error).__name__}: {error}"[:_WORDS]))
 
 
 if __name__ == "__main__":

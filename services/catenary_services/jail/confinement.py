@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from catenary_services.jail import kernel, landlock, seccomp
-from catenary_services.jail.orders import JailLimits, Order, Protection
+from catenary_services.jail.orders import JailLimits, JailOrder, JailProtection
 
 _NEW_NETWORK = 0x40000000
 _FILE_DESCRIPTORS = 1024
@@ -50,9 +50,9 @@ _READABLE = (
 _DEVICES = ("/dev/null", "/dev/zero")
 
 
-def confine(order: Order) -> set[Protection]:
+def confine(order: JailOrder) -> set[JailProtection]:
     """Gives up everything but memory; returns what the kernel let it give up."""
-    had = {Protection.RESOURCE_LIMITS}
+    had = {JailProtection.RESOURCE_LIMITS}
     _limit(order)
     readable = (*_READABLE, *code_paths(), *order.inputs)
     with suppress(OSError):
@@ -60,23 +60,23 @@ def confine(order: Order) -> set[Protection]:
     # Needs a capability, which is there for root only; seccomp refuses sockets to everybody.
     with suppress(OSError):
         _unshare_network()
-        had.add(Protection.NO_NETWORK)
+        had.add(JailProtection.NO_NETWORK)
     if order.uid is not None:
         _become(order.uid, keep_reading=order.reads_as_root)
-        had.add(Protection.OWN_USER)
+        had.add(JailProtection.OWN_USER)
     with suppress(OSError, KeyError):
         kept = 1 << kernel.CAP_DAC_READ_SEARCH if order.reads_as_root else 0
         kernel.keep_capabilities(kept)
-        had.add(Protection.NO_CAPABILITIES)
+        had.add(JailProtection.NO_CAPABILITIES)
     with suppress(OSError):
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-        had.add(Protection.NO_NEW_PRIVILEGES)
+        had.add(JailProtection.NO_NEW_PRIVILEGES)
     with suppress(OSError):
         landlock.restrict(readable, (order.output, order.scratch, *_DEVICES))
-        had.add(Protection.LANDLOCK)
+        had.add(JailProtection.LANDLOCK)
     with suppress(OSError):
         seccomp.install()
-        had |= {Protection.SECCOMP, Protection.NO_NETWORK}
+        had |= {JailProtection.SECCOMP, JailProtection.NO_NETWORK}
     return had
 
 
@@ -109,7 +109,7 @@ def code_paths() -> list[str]:
     return sorted(found)
 
 
-def _limit(order: Order) -> None:
+def _limit(order: JailOrder) -> None:
     limits = order.limits
     for kind, most in (
         (resource.RLIMIT_CORE, 0),

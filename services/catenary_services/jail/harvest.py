@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from catenary_services.errors import InvalidInput
-from catenary_services.jail.orders import JailLimits, Limit
+from catenary_services.jail.orders import JailLimit, JailLimits
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _DEEPEST = 5
@@ -63,7 +63,7 @@ def take_over(folder: Path, into: Path, wanted: tuple[str, ...], files: list[str
 def refused(subject: str, message: str) -> InvalidInput:
     """Returns the error for files that are not taken over."""
     error = InvalidInput(subject, message)
-    error.details["limit"] = Limit.FILES
+    error.details["limit"] = JailLimit.FILES
     return error
 
 

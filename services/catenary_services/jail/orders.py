@@ -9,7 +9,7 @@ import msgspec
 _GIBI = 1 << 30
 
 
-class Limit(StrEnum):
+class JailLimit(StrEnum):
     """Which limit ended a stay; `details["limit"]` of the error."""
 
     WALL_CLOCK = "wall_clock"
@@ -25,7 +25,7 @@ class Limit(StrEnum):
     """A signal that nobody of ours sent."""
 
 
-class Protection(StrEnum):
+class JailProtection(StrEnum):
     """One thing that confines the child."""
 
     RESOURCE_LIMITS = "resource_limits"
@@ -54,7 +54,7 @@ class JailLimits(msgspec.Struct, frozen=True):
     result_bytes: int = 64 << 20
 
 
-class Order(msgspec.Struct, frozen=True):
+class JailOrder(msgspec.Struct, frozen=True):
     """What the child is told on its standard input."""
 
     target: str
@@ -71,23 +71,23 @@ class Order(msgspec.Struct, frozen=True):
     """User to become; None: stay."""
     reads_as_root: bool
     """Keep the right to read what other users may not: paths are Landlock's to limit then."""
-    expected: tuple[Protection, ...]
+    expected: tuple[JailProtection, ...]
     """Without one of these nothing is read."""
 
 
-class Progress(msgspec.Struct, frozen=True, tag="progress"):
+class JailProgress(msgspec.Struct, frozen=True, tag="progress"):
     """A sentence for whoever waits."""
 
     text: str
 
 
-class Answer(msgspec.Struct, frozen=True, tag="answer"):
+class JailAnswer(msgspec.Struct, frozen=True, tag="answer"):
     """It worked."""
 
     result: bytes
 
 
-class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
+class JailRefusal(msgspec.Struct, frozen=True, tag="refusal"):
     """It did not: an error of our tree, or anything else with an empty reason."""
 
     reason: str
@@ -95,5 +95,5 @@ class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
     field: str = ""
 
 
-Told = Progress | Answer | Refusal
+Told = JailProgress | JailAnswer | JailRefusal
 """A message of the child: a line of JSON each."""

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from catenary_services.jail import landlock, seccomp
-from catenary_services.jail.orders import Protection
+from catenary_services.jail.orders import JailProtection
 
 _log = logging.getLogger("catenary_services.jail")
 _NEEDED = sum(1 << capability for capability in (0, 1, 5, 6, 7))
@@ -15,20 +15,20 @@ _NEEDED = sum(1 << capability for capability in (0, 1, 5, 6, 7))
 
 
 @cache
-def offered() -> frozenset[Protection]:
+def offered() -> frozenset[JailProtection]:
     """Returns the protections a jailed process will have here; says once what is missing."""
-    found = {Protection.RESOURCE_LIMITS}
+    found = {JailProtection.RESOURCE_LIMITS}
     has_seccomp = seccomp.is_known() and Path("/proc/sys/kernel/seccomp").exists()
     if seccomp.is_known():
-        found |= {Protection.NO_NEW_PRIVILEGES, Protection.NO_CAPABILITIES}
+        found |= {JailProtection.NO_NEW_PRIVILEGES, JailProtection.NO_CAPABILITIES}
     if has_seccomp:
-        found |= {Protection.SECCOMP, Protection.NO_NETWORK}
+        found |= {JailProtection.SECCOMP, JailProtection.NO_NETWORK}
     if landlock.version():
-        found.add(Protection.LANDLOCK)
+        found.add(JailProtection.LANDLOCK)
     if is_root():
-        found.add(Protection.OWN_USER)
+        found.add(JailProtection.OWN_USER)
     # Not to be root is no fault of the machine's.
-    missing = sorted(set(Protection) - found - {Protection.OWN_USER})
+    missing = sorted(set(JailProtection) - found - {JailProtection.OWN_USER})
     if missing:
         _log.warning("jail_is_weaker: this machine has no %s", ", ".join(missing))
     return frozenset(found)

@@ -20,13 +20,13 @@ from catenary_services.errors import CatenaryError, InternalError, InvalidInput,
 from catenary_services.jail import users
 from catenary_services.jail.harvest import left_behind, take_over, used_bytes
 from catenary_services.jail.orders import (
-    Answer,
+    JailAnswer,
+    JailLimit,
     JailLimits,
-    Limit,
-    Order,
-    Progress,
-    Protection,
-    Refusal,
+    JailOrder,
+    JailProgress,
+    JailProtection,
+    JailRefusal,
     Told,
 )
 from catenary_services.jail.protections import is_root, offered
@@ -60,7 +60,7 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class JailedWork:
     """What is to be done in the jail."""
 
     target: str
@@ -78,7 +78,7 @@ class Work:
 
 
 def run_jailed(
-    work: Work, into: Path | None = None, progress: Callable[[str], None] = lambda _: None
+    work: JailedWork, into: Path | None = None, progress: Callable[[str], None] = lambda _: None
 ) -> bytes:
     """Returns what the work answers, and moves the files it leaves into `into`.
 
@@ -97,13 +97,13 @@ def run_jailed(
         scratch.mkdir(mode=0o700)
         open_to_all = users.is_open_to_all(work.inputs, folder)
         # To read what others may not is given to a child only that Landlock holds.
-        may_change = is_root() and (open_to_all or Protection.LANDLOCK in protections)
+        may_change = is_root() and (open_to_all or JailProtection.LANDLOCK in protections)
         uid = users.free_uid() if may_change else None
         if uid is not None:
             folder.chmod(0o711)
             for each in (output, scratch):
                 os.chown(each, uid, uid)
-        order = Order(
+        order = JailOrder(
             target=work.target,
             imports=work.imports,
             job=work.job,
@@ -113,7 +113,9 @@ def run_jailed(
             limits=work.limits,
             uid=uid,
             reads_as_root=uid is not None and not open_to_all,
-            expected=tuple(sorted(protections - ({Protection.OWN_USER} if uid is None else set()))),
+            expected=tuple(
+                sorted(protections - ({JailProtection.OWN_USER} if uid is None else set()))
+            ),
         )
         with _Stay(work, order, progress) as stay:
             stay.listen()
@@ -129,13 +131,13 @@ def run_jailed(
 class _Stay:
     """One child from its start to its end."""
 
-    def __init__(self, work: Work, order: Order, progress: Callable[[str], None]) -> None:
+    def __init__(self, work: JailedWork, order: JailOrder, progress: Callable[[str], None]) -> None:
         self._work = work
         self._order = order
         self._progress = progress
         self._deadline = time.monotonic() + work.limits.wall_clock_s
-        self._told: Answer | Refusal | None = None
-        self._ended_for: Limit | None = None
+        self._told: JailAnswer | JailRefusal | None = None
+        self._ended_for: JailLimit | None = None
         self._unread = bytearray()
         self._last_words = bytearray()
         self._printed = 0
@@ -220,15 +222,15 @@ class _Stay:
         """
         if self._ended_for is not None:
             raise self._limit_error(self._ended_for)
-        if isinstance(self._told, Answer):
+        if isinstance(self._told, JailAnswer):
             return self._told.result
-        if isinstance(self._told, Refusal):
+        if isinstance(self._told, JailRefusal):
             raise self._refusal(self._told)
         code = self._process.returncode
         if code in (-signal.SIGXCPU, -signal.SIGKILL):
-            raise self._limit_error(Limit.CPU_TIME)
+            raise self._limit_error(JailLimit.CPU_TIME)
         if code < 0:
-            raise self._limit_error(Limit.CRASH, f"it ended by {signal.Signals(-code).name}")
+            raise self._limit_error(JailLimit.CRASH, f"it ended by {signal.Signals(-code).name}")
         raise InternalError(
             f"reading {self._work.subject} failed with exit code {code}: {self._words()}"
         )
@@ -243,18 +245,18 @@ class _Stay:
         self._unread += rest
         # The answer is base64 in JSON: a third longer than what may be in it.
         if len(self._unread) > 2 * self._work.limits.result_bytes:
-            self._ended_for = Limit.RESULT
+            self._ended_for = JailLimit.RESULT
         for line in lines:
             try:
                 message: Told = msgspec.json.decode(line, type=Told)
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 continue
-            if isinstance(message, Progress):
+            if isinstance(message, JailProgress):
                 self._progress(message.text[:_WORDS_SHOWN])
-            elif isinstance(message, Answer) and len(message.result) > (
+            elif isinstance(message, JailAnswer) and len(message.result) > (
                 self._work.limits.result_bytes
             ):
-                self._ended_for = Limit.RESULT
+                self._ended_for = JailLimit.RESULT
             else:
                 self._told = message
 
@@ -262,21 +264,21 @@ class _Stay:
         self._printed += len(piece)
         self._last_words = (self._last_words + piece)[-_WORDS_KEPT:]
         if self._printed > self._work.limits.printed_bytes:
-            self._ended_for = Limit.OUTPUT
+            self._ended_for = JailLimit.OUTPUT
 
     def _look(self) -> None:
         if time.monotonic() > self._deadline:
-            self._ended_for = Limit.WALL_CLOCK
+            self._ended_for = JailLimit.WALL_CLOCK
         for folder in (self._order.output, self._order.scratch):
             if used_bytes(Path(folder)) > self._work.limits.folder_bytes:
-                self._ended_for = Limit.FILES
+                self._ended_for = JailLimit.FILES
 
     def _words(self) -> str:
         return " ".join(self._last_words.decode(errors="replace").split())[-_WORDS_SHOWN:]
 
-    def _refusal(self, told: Refusal) -> CatenaryError:
+    def _refusal(self, told: JailRefusal) -> CatenaryError:
         if told.message == "MemoryError" or _is_about_memory(told.message):
-            return self._limit_error(Limit.MEMORY)
+            return self._limit_error(JailLimit.MEMORY)
         if not told.reason:
             words = self._words()
             return InternalError(
@@ -286,16 +288,16 @@ class _Stay:
         facts = {"field": told.field} if told.field else {}
         return error_of_reason(told.reason, told.message[:_WORDS_KEPT], details=facts)
 
-    def _limit_error(self, limit: Limit, more: str = "") -> InvalidInput:
+    def _limit_error(self, limit: JailLimit, more: str = "") -> InvalidInput:
         limits = self._work.limits
         says = {
-            Limit.WALL_CLOCK: f"took longer than {limits.wall_clock_s:g} s and was ended",
-            Limit.CPU_TIME: f"took more than {limits.cpu_s} s of CPU time and was ended",
-            Limit.MEMORY: f"wanted more than {limits.memory_bytes} bytes of memory",
-            Limit.OUTPUT: f"printed more than {limits.printed_bytes} bytes and was ended",
-            Limit.RESULT: f"answered more than {limits.result_bytes} bytes and was ended",
-            Limit.FILES: f"wrote more than {limits.folder_bytes} bytes and was ended",
-            Limit.CRASH: f"brings down what reads it: {more}",
+            JailLimit.WALL_CLOCK: f"took longer than {limits.wall_clock_s:g} s and was ended",
+            JailLimit.CPU_TIME: f"took more than {limits.cpu_s} s of CPU time and was ended",
+            JailLimit.MEMORY: f"wanted more than {limits.memory_bytes} bytes of memory",
+            JailLimit.OUTPUT: f"printed more than {limits.printed_bytes} bytes and was ended",
+            JailLimit.RESULT: f"answered more than {limits.result_bytes} bytes and was ended",
+            JailLimit.FILES: f"wrote more than {limits.folder_bytes} bytes and was ended",
+            JailLimit.CRASH: f"brings down what reads it: {more}",
         }
         error = InvalidInput(self._work.subject, says[limit])
         error.details["limit"] = limit

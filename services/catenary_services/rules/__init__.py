@@ -13,6 +13,6 @@ docs/message-rules.md says how a rule is written, docs/adr/0017 why there are ru
 """
 
 from catenary_services.rules.checking import check, checker_of, parsed
-from catenary_services.rules.vocabulary import Bounds, bounds_of
+from catenary_services.rules.vocabulary import FieldBounds, bounds_of
 
-__all__ = ["Bounds", "bounds_of", "check", "checker_of", "parsed"]
+__all__ = ["FieldBounds", "bounds_of", "check", "checker_of", "parsed"]

@@ -3,7 +3,7 @@
 A message that is as it should be, which is nearly every one, is only looked at by `walk`, which
 reads its bytes (`catenary_services.rules.walking`); where that is not compiled, by `passes`, which
 `catenary_services.rules.compiling` writes. Both may doubt a good message, never believe a bad one;
-what both doubt is looked at by `trouble`, field by field, which says what is wrong.
+what both doubt is looked at by `violation`, field by field, which says what is wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from catenary_services.rules.vocabulary import (
     FLOATS,
     INTEGERS,
     TEXTS,
-    Bounds,
+    FieldBounds,
     bounds_of,
     is_nested,
     lowest,
@@ -36,7 +36,7 @@ _SHOWN = 64
 M = TypeVar("M", bound=Message)
 
 
-class Checker:
+class MessageChecker:
     """Checks messages of one type, and what is in them.
 
     Attributes:
@@ -74,13 +74,13 @@ class Checker:
         """
         if data is not None and self.walk is not None and self.walk(data):
             return None
-        found = None if self.passes(message) else self.trouble(message)
+        found = None if self.passes(message) else self.violation(message)
         return None if found is None else InvalidMessage(*found)
 
-    def trouble(self, message: Any) -> tuple[str, str, str] | None:
+    def violation(self, message: Any) -> tuple[str, str, str] | None:
         """Returns type, field and what is wrong with it; None if nothing is."""
         for field, bounds in self._fields:
-            found = self._trouble_of(message, field, bounds)
+            found = self._violation_of(message, field, bounds)
             if found is not None:
                 return found
         for relation, is_true in self._relations:
@@ -88,28 +88,28 @@ class Checker:
                 return self.name, relation.field, relation.why
         return None
 
-    def _trouble_of(
-        self, message: Any, field: FieldDescriptor, bounds: Bounds
+    def _violation_of(
+        self, message: Any, field: FieldDescriptor, bounds: FieldBounds
     ) -> tuple[str, str, str] | None:
         if field.has_presence and not message.HasField(field.name):
             return (self.name, field.name, "is missing") if bounds.required else None
         value = getattr(message, field.name)
         why: str | None = None
         if field.is_repeated:
-            why = _trouble_of_items(field, bounds, value)
+            why = _violation_of_items(field, bounds, value)
         elif not is_nested(field):
-            why = _trouble_of_value(field, bounds, value)
+            why = _violation_of_value(field, bounds, value)
         if why is not None or not is_nested(field):
             return None if why is None else (self.name, field.name, why)
         checker = checker_of(field.message_type)
-        troubles = map(checker.trouble, value if field.is_repeated else (value,))
-        return next((found for found in troubles if found is not None), None)
+        violations = map(checker.violation, value if field.is_repeated else (value,))
+        return next((found for found in violations if found is not None), None)
 
 
 @lru_cache(maxsize=None)  # noqa: UP033 - one for each type of message there is
-def checker_of(descriptor: Descriptor) -> Checker:
+def checker_of(descriptor: Descriptor) -> MessageChecker:
     """Returns the checker for a type of message."""
-    return Checker(descriptor)
+    return MessageChecker(descriptor)
 
 
 def check(message: Message) -> None:
@@ -139,7 +139,7 @@ def parsed(kind: type[M], data: bytes) -> M:
     return message
 
 
-def _trouble_of_items(field: FieldDescriptor, bounds: Bounds, values: Any) -> str | None:
+def _violation_of_items(field: FieldDescriptor, bounds: FieldBounds, values: Any) -> str | None:
     if bounds.max_items is not None and len(values) > bounds.max_items:
         return f"has {len(values)} items; {bounds.max_items} are allowed"
     if not values or is_nested(field):
@@ -149,13 +149,13 @@ def _trouble_of_items(field: FieldDescriptor, bounds: Bounds, values: Any) -> st
     else:
         suspects = iter(values)
     for value in suspects:
-        why = _trouble_of_value(field, bounds, value)
+        why = _violation_of_value(field, bounds, value)
         if why is not None:
             return why
     return None
 
 
-def _trouble_of_value(field: FieldDescriptor, bounds: Bounds, value: Any) -> str | None:
+def _violation_of_value(field: FieldDescriptor, bounds: FieldBounds, value: Any) -> str | None:
     if bounds.unbounded:
         return None
     if field.type in TEXTS:
@@ -169,7 +169,7 @@ def _trouble_of_value(field: FieldDescriptor, bounds: Bounds, value: Any) -> str
     return None
 
 
-def _trouble_of_text(bounds: Bounds, value: str | bytes) -> str | None:
+def _trouble_of_text(bounds: FieldBounds, value: str | bytes) -> str | None:
     if not value:
         return "must not be empty" if bounds.required else None
     if bounds.max_len is not None and len(value) > bounds.max_len:

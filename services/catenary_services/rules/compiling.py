@@ -12,13 +12,13 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from catenary_services.rules.vocabulary import FLOATS, INTEGERS, TEXTS, Bounds, lowest
+from catenary_services.rules.vocabulary import FLOATS, INTEGERS, TEXTS, FieldBounds, lowest
 
 _MOST_KNOWN = 8_192
 """Texts remembered to have a form."""
 
 Passes = Callable[[Any], bool]
-Ruled = tuple[tuple[FieldDescriptor, Bounds], Passes | None]
+Ruled = tuple[tuple[FieldDescriptor, FieldBounds], Passes | None]
 
 
 def compiled(name: str, fields: Sequence[Ruled], relations: Sequence[Passes]) -> Passes:
@@ -61,11 +61,11 @@ class _Body:
     def doubt(self, condition: str, indent: str = "    ") -> None:
         self.lines.append(f"{indent}if {condition}: return False")
 
-    def value(self, field: FieldDescriptor, bounds: Bounds) -> None:
+    def value(self, field: FieldDescriptor, bounds: FieldBounds) -> None:
         for condition in self._conditions(field, bounds, f"m.{field.name}"):
             self.doubt(condition)
 
-    def repeated(self, field: FieldDescriptor, bounds: Bounds, passes: Passes | None) -> None:
+    def repeated(self, field: FieldDescriptor, bounds: FieldBounds, passes: Passes | None) -> None:
         self.lines += [f"    v = m.{field.name}", "    if v:"]
         inside = "        "
         self.doubt(f"len(v) > {bounds.max_items or 0}", inside)
@@ -97,7 +97,7 @@ class _Body:
             self.lines.append(f"    k = {self.named(checks)}.get(w := m.WhichOneof({oneof!r}))")
             self.doubt("k is not None and not k(getattr(m, w))")
 
-    def _conditions(self, field: FieldDescriptor, bounds: Bounds, value: str) -> Iterator[str]:
+    def _conditions(self, field: FieldDescriptor, bounds: FieldBounds, value: str) -> Iterator[str]:
         """Yields what must not be true of a value."""
         if bounds.unbounded:
             return

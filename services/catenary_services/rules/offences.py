@@ -25,7 +25,7 @@ class _Record:
     until: Nanoseconds = 0
 
 
-class Offences:
+class OffenceLog:
     """By name; those heard of first are forgotten first."""
 
     def __init__(self) -> None:

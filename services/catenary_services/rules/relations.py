@@ -20,7 +20,7 @@ from google.protobuf.descriptor import Descriptor
 
 
 @dataclass(frozen=True, slots=True)
-class AtMost:
+class SumAtMost:
     """A sum that is at most something, in every message of a type.
 
     Attributes:
@@ -38,7 +38,7 @@ class AtMost:
 
 
 @dataclass(frozen=True, slots=True)
-class Same:
+class SameText:
     """Two texts that are the same, in every message of a type.
 
     Attributes:
@@ -52,15 +52,15 @@ class Same:
     other: str
 
 
-Relation: TypeAlias = AtMost | Same
+Relation: TypeAlias = SumAtMost | SameText
 
-_BLOCKS = AtMost("last_block", "is below first_block", ("first_block",), "last_block")
+_BLOCKS = SumAtMost("last_block", "is below first_block", ("first_block",), "last_block")
 
 RELATIONS: Mapping[str, tuple[Relation, ...]] = MappingProxyType(
     {
         "catenary.v1.Hop": (
             _BLOCKS,
-            AtMost(
+            SumAtMost(
                 "reserved_duration_ns",
                 "ends beyond all time",
                 ("reserved_start_ns", "reserved_duration_ns"),
@@ -69,16 +69,16 @@ RELATIONS: Mapping[str, tuple[Relation, ...]] = MappingProxyType(
         ),
         "catenary.v1.HopTiming": (_BLOCKS,),
         "catenary.v1.PartitionKey": (
-            AtMost("last_block", "no block is in it", ("first_block", 1), "last_block"),
+            SumAtMost("last_block", "no block is in it", ("first_block", 1), "last_block"),
         ),
         "catenary.v1.ChainHopStatus": (_BLOCKS,),
         "catenary.v1.PoolStatus": (_BLOCKS,),
         "catenary.v1.SessionCache": (
             _BLOCKS,
-            AtMost("last_token", "is below first_token", ("first_token",), "last_token"),
+            SumAtMost("last_token", "is below first_token", ("first_token",), "last_token"),
         ),
         "catenary.v1.DispatchBatch": (
-            AtMost(
+            SumAtMost(
                 "slices",
                 "reach beyond batch_rows",
                 ("slices.batch_row", "slices.rows"),
@@ -86,7 +86,7 @@ RELATIONS: Mapping[str, tuple[Relation, ...]] = MappingProxyType(
             ),
         ),
         "catenary.v1.SubmitRequest": (
-            AtMost(
+            SumAtMost(
                 "in_flight",
                 "reach beyond the rows of the request",
                 ("in_flight.request_row", "in_flight.rows"),
@@ -94,13 +94,13 @@ RELATIONS: Mapping[str, tuple[Relation, ...]] = MappingProxyType(
             ),
         ),
         "catenary.v1.SubmitSession": (
-            AtMost(
+            SumAtMost(
                 "progress.generated_tokens",
                 "is more than max_tokens",
                 ("progress.generated_tokens",),
                 "max_tokens",
             ),
-            AtMost(
+            SumAtMost(
                 "progress.decode_ns",
                 "is more than waited_ns",
                 ("progress.first_token_ns", "progress.decode_ns"),
@@ -108,13 +108,13 @@ RELATIONS: Mapping[str, tuple[Relation, ...]] = MappingProxyType(
             ),
         ),
         "catenary.v1.BatchInAgent": (  # the position of a result is one behind the last hop
-            AtMost("position", "is behind the end of the route", ("position",), "route"),
+            SumAtMost("position", "is behind the end of the route", ("position",), "route"),
         ),
         "catenary.v1.SessionMoved": (
-            AtMost("held_ns", "is more than duration_ns", ("held_ns",), "duration_ns"),
+            SumAtMost("held_ns", "is more than duration_ns", ("held_ns",), "duration_ns"),
         ),
         "catenary.v1.GenerationReport": tuple(
-            AtMost("lone_steps", "is more than all steps come to", (part,), whole)
+            SumAtMost("lone_steps", "is more than all steps come to", (part,), whole)
             for part, whole in (
                 ("lone_steps", "decode_steps"),
                 ("lone_context_tokens", "decode_context_tokens"),
@@ -122,15 +122,15 @@ RELATIONS: Mapping[str, tuple[Relation, ...]] = MappingProxyType(
                 ("decode_steps", "decode_rows"),
             )
         ),
-        "catenary.v1.GatewayHello": (Same("peer.peer_id", "is not gateway_id", "gateway_id"),),
-        "catenary.v1.AgentHello": (Same("peer.peer_id", "is not agent_id", "agent_id"),),
+        "catenary.v1.GatewayHello": (SameText("peer.peer_id", "is not gateway_id", "gateway_id"),),
+        "catenary.v1.AgentHello": (SameText("peer.peer_id", "is not agent_id", "agent_id"),),
     }
 )
 
 
 def holds(descriptor: Descriptor, relation: Relation) -> Callable[[Any], bool]:
     """Returns what says whether a relation is true of a message."""
-    if isinstance(relation, Same):
+    if isinstance(relation, SameText):
         source = f"m.{relation.field} == m.{relation.other}"
     else:
         repeated = {field.name for field in descriptor.fields if field.is_repeated}

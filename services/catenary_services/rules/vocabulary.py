@@ -30,7 +30,7 @@ TEXTS = (_F.TYPE_STRING, _F.TYPE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class FieldBounds:
     """What a field may be.
 
     Attributes:
@@ -52,7 +52,7 @@ class Bounds:
     unbounded: str = ""
 
 
-def bounds_of(field: FieldDescriptor) -> Bounds:
+def bounds_of(field: FieldDescriptor) -> FieldBounds:
     """Returns the rules of a field: its own, then those of its kind, then its type's range."""
     rules = rules_pb2.Rules()
     own = field.GetOptions().Extensions[rules_pb2.rules]
@@ -62,7 +62,7 @@ def bounds_of(field: FieldDescriptor) -> Bounds:
         rules.MergeFrom(value.GetOptions().Extensions[rules_pb2.bounds])
     rules.MergeFrom(own)
     low, high = INTEGERS.get(field.type, (-math.inf, math.inf))
-    return Bounds(
+    return FieldBounds(
         rules.gte if rules.HasField("gte") else low,
         rules.lte if rules.HasField("lte") else high,
         rules.max_len if rules.HasField("max_len") else None,
@@ -95,6 +95,6 @@ def is_nested(field: FieldDescriptor) -> bool:
     return bool(field.type == _F.TYPE_MESSAGE)
 
 
-def lowest(bounds: Bounds) -> float:
+def lowest(bounds: FieldBounds) -> float:
     """Returns the least that a number may be."""
     return max(bounds.low, 1) if bounds.required else bounds.low

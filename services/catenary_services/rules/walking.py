@@ -17,12 +17,12 @@ from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from catenary_services.rules.relations import RELATIONS, Relation, Same
+from catenary_services.rules.relations import RELATIONS, Relation, SameText
 from catenary_services.rules.vocabulary import (
     FLOATS,
     INTEGERS,
     TEXTS,
-    Bounds,
+    FieldBounds,
     bounds_of,
     is_nested,
     lowest,
@@ -136,7 +136,7 @@ class _Notes:
         Raises:
             ValueError: it is about fields that no walk can hold against each other.
         """
-        if isinstance(relation, Same):
+        if isinstance(relation, SameText):
             paths = (relation.field, relation.other)
             self._require(TEXTS, *paths)
             return (tuple(self._at(*path.split(".")) for path in paths), 0, -1), None
@@ -209,7 +209,7 @@ def _field(field: FieldDescriptor, notes: _Notes) -> WireField:
     return made
 
 
-def _limit(made: WireField, field: FieldDescriptor, bounds: Bounds) -> None:
+def _limit(made: WireField, field: FieldDescriptor, bounds: FieldBounds) -> None:
     """Says what values of a field may be, and whether it has to be there: 0 is not allowed then."""
     free = bool(bounds.unbounded)
     if field.type in TEXTS:

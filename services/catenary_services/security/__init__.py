@@ -1,4 +1,4 @@
-"""Who may talk to us: TLS and mutual TLS between processes, API keys at the doors.
+"""Who may talk to us: TLS and mutual TLS between processes, API keys at the endpoints.
 
 `tls.ServerSecurity` and `tls.ClientSecurity` turn certificate files into gRPC credentials and
 socket contexts, and `rotation` takes up files that change. `identity` says who a certificate is

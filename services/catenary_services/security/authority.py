@@ -42,7 +42,7 @@ AUTHORITY_DAYS = 365
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CertificateRequest:
     """A certificate that is wanted."""
 
     identity: Identity
@@ -51,7 +51,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class IssuedCertificate:
     """A certificate that is there, with its key beside it."""
 
     identity: Identity
@@ -68,7 +68,7 @@ def pair_files(folder: Path, identity: Identity) -> tuple[Path, Path]:
     return folder / f"{stem}.pem", folder / f"{stem}-key.pem"
 
 
-class Authority:
+class CertificateAuthority:
     """The authority of one cluster, in a folder."""
 
     def __init__(self, folder: Path, cluster: str, days: int = DAYS) -> None:
@@ -111,7 +111,7 @@ class Authority:
         """When the authority that signs is no longer good."""
         return self._signer()[0].not_valid_after_utc
 
-    def issue(self, request: Request, *, renew: bool = False) -> Issued:
+    def issue(self, request: CertificateRequest, *, renew: bool = False) -> IssuedCertificate:
         """Returns a certificate for a process, made if there is none that will do.
 
         One is kept if it is of this authority, has the names that are wanted and has not ended.
@@ -136,23 +136,27 @@ class Authority:
             and names_of(known) == set(names)
             and _share_left(known) > (1 / 3 if renew else 0)
         ):
-            return Issued(identity, cert_file, key_file, known.not_valid_after_utc, made=False)
+            return IssuedCertificate(
+                identity, cert_file, key_file, known.not_valid_after_utc, made=False
+            )
         key = new_key()
         certificate = signed(identity, names, key, signer, self._life)
         write_key(key_file, key)
         write_certificates(cert_file, [certificate])
-        return Issued(identity, cert_file, key_file, certificate.not_valid_after_utc, made=True)
+        return IssuedCertificate(
+            identity, cert_file, key_file, certificate.not_valid_after_utc, made=True
+        )
 
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[CertificateRequest]:
         """Returns what the certificates in the folder say, to issue the same again."""
-        found: list[Request] = []
+        found: list[CertificateRequest] = []
         for file in sorted(self._folder.glob("*-*.pem")):
             if file.name.endswith("-key.pem"):
                 continue
             certificate = read_certificates(file)[0]
             identity = identity_of(certificate)
             if identity is not None and pair_files(self._folder, identity)[0] == file:
-                found.append(Request(identity, other_names(certificate, identity)))
+                found.append(CertificateRequest(identity, other_names(certificate, identity)))
         return found
 
     # ---- a new authority, by overlap: add, use, drop ----
@@ -172,7 +176,7 @@ class Authority:
         write_key(next_key, key)
         write_certificates(self._file, [*read_certificates(self._file), following])
 
-    def use_next(self) -> list[Issued]:
+    def use_next(self) -> list[IssuedCertificate]:
         """Signs with the added authority from now on, and issues everything anew.
 
         Raises:

@@ -18,7 +18,7 @@ _TOKEN_BURST_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class RateLimit:
     """A token bucket: `per_s` flow in, `burst` is the most that it holds."""
 
     per_s: float
@@ -31,9 +31,9 @@ class KeyLimits:
 
     max_priority: int = 0
     """The most urgent priority it may ask for; higher is more urgent."""
-    requests: Rate | None = None
+    requests: RateLimit | None = None
     """None: as many as it likes."""
-    tokens: Rate | None = None
+    tokens: RateLimit | None = None
     """Of generations, prompts and answers together. None: as many as it likes."""
     share: float = 1.0
     """Beside others that want more than there is: twice the share, twice as much."""
@@ -84,7 +84,7 @@ def expiry_of(entry: Mapping[str, object], field: str) -> int | None:
 
 def _rate(
     entry: Mapping[str, object], field: str, rate: str, burst: str, usual_s: float
-) -> Rate | None:
+) -> RateLimit | None:
     per_s, most = entry.get(rate), entry.get(burst)
     if per_s is None:
         if most is not None:
@@ -92,10 +92,10 @@ def _rate(
         return None
     speed = _number(per_s, f"{field}.{rate}", LONGEST_RATE)
     if most is None:
-        return Rate(speed, float(max(1, math.ceil(speed * usual_s))))
+        return RateLimit(speed, float(max(1, math.ceil(speed * usual_s))))
     if type(most) is not int or not 1 <= most <= LONGEST_RATE:
         raise InvalidInput(f"{field}.{burst}", "must be an integer and at least 1")
-    return Rate(speed, float(most))
+    return RateLimit(speed, float(most))
 
 
 def _number(value: object, field: str, most: float) -> float:

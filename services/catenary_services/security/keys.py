@@ -1,8 +1,8 @@
 """API keys: 256 random bits for the caller, only their SHA-256 for us.
 
 A slow hash protects guessable passwords; these keys cannot be guessed, and a check must not cost
-the door 50 ms of CPU. Every stored hash is compared in constant time, all of them every time, so
-timing tells neither which key nor how much of one was right.
+the endpoint 50 ms of CPU. Every stored hash is compared in constant time, all of them every time,
+so timing tells neither which key nor how much of one was right.
 
 The file (`key_file`) is looked at again while the process runs: a key that was added is known, one
 that was removed is refused, within `POLL_S`. A file that is broken at that moment changes nothing

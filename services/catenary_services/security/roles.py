@@ -1,4 +1,4 @@
-"""Who may call what: one table, and the gate that holds every server inside to it.
+"""Who may call what: one table, and what holds every server inside to it.
 
 A method that is missing from the table is refused. Without TLS nobody can be told from anybody, so
 only what needs an operator's key is checked.
@@ -29,26 +29,26 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AccessRule:
     """Who may call a method."""
 
     roles: frozenset[Role]
     """These may, by their certificate alone."""
     with_key: frozenset[Role] = frozenset()
     """These may on behalf of an operator, whose API key (scope `admin`) comes with the call."""
-    is_door: bool = False
+    is_public: bool = False
     """For the public: certificates say nothing, API keys are checked by the service itself."""
 
 
-ANYBODY: Final = Rule(frozenset(Role))
-GATEWAYS: Final = Rule(frozenset({Role.GATEWAY}))
-AGENTS: Final = Rule(frozenset({Role.AGENT}))
-PEERS: Final = Rule(frozenset({Role.GATEWAY, Role.AGENT}))
-LOOK: Final = Rule(frozenset({Role.GATEWAY, Role.OPERATOR}))
-CHANGE: Final = Rule(frozenset({Role.OPERATOR}), with_key=frozenset({Role.GATEWAY}))
-DOOR: Final = Rule(frozenset(), is_door=True)
+ANYBODY: Final = AccessRule(frozenset(Role))
+GATEWAYS: Final = AccessRule(frozenset({Role.GATEWAY}))
+AGENTS: Final = AccessRule(frozenset({Role.AGENT}))
+PEERS: Final = AccessRule(frozenset({Role.GATEWAY, Role.AGENT}))
+LOOK: Final = AccessRule(frozenset({Role.GATEWAY, Role.OPERATOR}))
+CHANGE: Final = AccessRule(frozenset({Role.OPERATOR}), with_key=frozenset({Role.GATEWAY}))
+PUBLIC: Final = AccessRule(frozenset(), is_public=True)
 
-RULES: Final[Mapping[str, Rule]] = MappingProxyType(
+RULES: Final[Mapping[str, AccessRule]] = MappingProxyType(
     {
         # Scheduler: sessions
         "/catenary.v1.Scheduler/GatewaySession": GATEWAYS,
@@ -79,23 +79,23 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "/grpc.health.v1.Health/Watch": ANYBODY,
         "/grpc.health.v1.Health/List": ANYBODY,
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": ANYBODY,
-        # Doors of the gateway
-        "/inference.GRPCInferenceService/ServerLive": DOOR,
-        "/inference.GRPCInferenceService/ServerReady": DOOR,
-        "/inference.GRPCInferenceService/ServerMetadata": DOOR,
-        "/inference.GRPCInferenceService/ModelReady": DOOR,
-        "/inference.GRPCInferenceService/ModelMetadata": DOOR,
-        "/inference.GRPCInferenceService/ModelInfer": DOOR,
-        "/inference.GRPCInferenceService/ModelStreamInfer": DOOR,
-        "/inference.GRPCInferenceService/RepositoryIndex": DOOR,
-        "/inference.GRPCInferenceService/RepositoryModelLoad": DOOR,
-        "/inference.GRPCInferenceService/RepositoryModelUnload": DOOR,
-        "/catenary.v1.Generation/Generate": DOOR,
+        # Endpoints of the gateway
+        "/inference.GRPCInferenceService/ServerLive": PUBLIC,
+        "/inference.GRPCInferenceService/ServerReady": PUBLIC,
+        "/inference.GRPCInferenceService/ServerMetadata": PUBLIC,
+        "/inference.GRPCInferenceService/ModelReady": PUBLIC,
+        "/inference.GRPCInferenceService/ModelMetadata": PUBLIC,
+        "/inference.GRPCInferenceService/ModelInfer": PUBLIC,
+        "/inference.GRPCInferenceService/ModelStreamInfer": PUBLIC,
+        "/inference.GRPCInferenceService/RepositoryIndex": PUBLIC,
+        "/inference.GRPCInferenceService/RepositoryModelLoad": PUBLIC,
+        "/inference.GRPCInferenceService/RepositoryModelUnload": PUBLIC,
+        "/catenary.v1.Generation/Generate": PUBLIC,
     }
 )
 
 
-class Guard:
+class RoleAuthorizer:
     """Knows who is at the other end of a call, and what they may do."""
 
     def __init__(self, cluster: str, keys: ApiKeys | None = None, *, insecure: bool) -> None:
@@ -138,7 +138,7 @@ class Guard:
         rule = RULES.get(method)
         if rule is None:
             raise PermissionDenied(f"nobody may call {method}")
-        if rule.is_door:
+        if rule.is_public:
             return
         doing = f"call {method.rpartition('/')[2]}"
         identity = self.identity(context)
@@ -163,11 +163,11 @@ class Guard:
             ) from error
 
 
-class RoleGate:
+class RoleCallAuthorizer:
     """Lets in the calls that the table allows, before the service hears of them."""
 
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
+    def __init__(self, authorizer: RoleAuthorizer) -> None:
+        self._authorizer = authorizer
 
     def enter(self, method: str, context: Context, peer: str) -> str:
         """Returns who calls, for limits: their address stands for them.
@@ -177,7 +177,7 @@ class RoleGate:
             Unauthenticated: they show no certificate of ours.
         """
         try:
-            self._guard.check(method, context)
+            self._authorizer.check(method, context)
         except CatenaryError as error:
             self.refused(method, context, error)
             raise
@@ -188,8 +188,8 @@ class RoleGate:
         _log.warning("call_refused", method=method, reason=error.message, peer=context.peer())
 
 
-class OpenGate:
-    """Lets everybody in: a server without a guard."""
+class OpenCallAuthorizer:
+    """Lets everybody in: a server without an authorizer."""
 
     def enter(self, method: str, context: Context, peer: str) -> str:
         """Returns who calls, for limits: their address stands for them."""

@@ -36,7 +36,7 @@ _log = get_logger("catenary_services.security")
 
 
 @dataclass(frozen=True, slots=True)
-class Material:
+class TlsMaterial:
     """What the files held when they were last good."""
 
     chain: bytes | None
@@ -58,13 +58,13 @@ class WatchedFiles:
         """Reads nothing before `current`."""
         self._files = (cert, key, authorities)
         self._lock = threading.Lock()
-        self._material: Material | None = None
+        self._material: TlsMaterial | None = None
         self._seen: _Stamp = ()
         self._warned_s = -_WARN_EVERY_S
         self._contexts: dict[tuple[bool, bool], tuple[int, ssl.SSLContext]] = {}
         """By whom they are for, with the number of the material they were made of."""
 
-    def current(self) -> Material:
+    def current(self) -> TlsMaterial:
         """Returns what is in force; files that changed are taken up first, if they are good.
 
         Raises:
@@ -131,7 +131,7 @@ class WatchedFiles:
 
     # ---- inside; the lock is held ----
 
-    def _current(self) -> Material:
+    def _current(self) -> TlsMaterial:
         stamp = tuple(_stamp(file) for file in self._files if file is not None)
         known = self._material
         if known is not None and stamp == self._seen:
@@ -151,14 +151,14 @@ class WatchedFiles:
             _log.info("certificate_taken_up", file=str(self._files[0] or ""), ends=ends)
         return fresh
 
-    def _read(self, known: Material | None) -> Material:
+    def _read(self, known: TlsMaterial | None) -> TlsMaterial:
         cert, key, authorities = self._files
         trusted = _read("tls_ca_file", authorities) if authorities is not None else None
         if trusted is not None and authorities is not None:
             _certificates("tls_ca_file", trusted)
         number = known.number + 1 if known is not None else 1
         if cert is None:
-            return Material(None, None, trusted, None, None, None, number)
+            return TlsMaterial(None, None, trusted, None, None, None, number)
         chain, private = _read("tls_cert_file", cert), _read("tls_key_file", key)
         first = _certificates("tls_cert_file", chain)[0]
         _check_pair(first, private)
@@ -169,7 +169,7 @@ class WatchedFiles:
         for authority in _certificates("tls_ca_file", trusted) if trusted else ():
             if is_signed_by(first, authority):
                 ends = min(ends, authority.not_valid_after_utc)
-        return Material(chain, private, trusted, first, ends, identity, number)
+        return TlsMaterial(chain, private, trusted, first, ends, identity, number)
 
 
 @cache
@@ -178,7 +178,7 @@ def watched_files(cert: Path | None, key: Path | None, authorities: Path | None)
     return WatchedFiles(cert, key, authorities)
 
 
-def _context_of(material: Material, *, server: bool) -> ssl.SSLContext:
+def _context_of(material: TlsMaterial, *, server: bool) -> ssl.SSLContext:
     """Returns a context with material that was read: the files may be others by now.
 
     Raises:

@@ -1,8 +1,8 @@
 """TLS credentials of servers and clients, from PEM files.
 
 Between our processes TLS is mutual: each side shows a certificate signed by `tls_ca_file`, which
-names its cluster, role and name. A door for the public (`mutual=False`) shows its certificate and
-asks for none; API keys say who calls. Files that change are taken up by every new connection.
+names its cluster, role and name. An endpoint for the public (`mutual=False`) shows its certificate
+and asks for none; API keys say who calls. Files that change are taken up by every new connection.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ServerSecurity:
 
         Args:
             settings: Of the process.
-            mutual: False for a door whose clients have keys instead of certificates.
+            mutual: False for an endpoint whose clients have keys instead of certificates.
 
         Raises:
             InvalidInput: neither TLS files nor `insecure`, or both, or a file is missing.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from catenary_services.security.key_limits import Rate
+from catenary_services.security.key_limits import RateLimit
 
 _SECOND_NS = 1_000_000_000
 _ROUNDING = 1e-6
@@ -21,7 +21,7 @@ class TokenBucket:
 
     __slots__ = ("_burst", "_level", "_per_s", "_updated_ns")
 
-    def __init__(self, rate: Rate, now_ns: int) -> None:
+    def __init__(self, rate: RateLimit, now_ns: int) -> None:
         self._per_s = rate.per_s
         self._burst = rate.burst
         self._level = rate.burst
@@ -61,7 +61,7 @@ class TokenBucket:
         """Puts back what was taken and not used."""
         self._level = min(self._burst, self.level(now_ns) + amount)
 
-    def reshape(self, rate: Rate, now_ns: int) -> None:
+    def reshape(self, rate: RateLimit, now_ns: int) -> None:
         """Goes on at another rate, as full or as much in debt as it was."""
         if (rate.per_s, rate.burst) == (self._per_s, self._burst):
             return

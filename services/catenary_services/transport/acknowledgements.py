@@ -24,7 +24,7 @@ Lost = Callable[[PartitionLost], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class SendQueueState:
     """What the kernel knows of one direction of a connection."""
 
     acknowledged: int
@@ -58,7 +58,7 @@ class Acknowledgements:
         """A frame was written whole."""
         self._new.append(lost)
 
-    def look(self, now_ns: int, seen: Outgoing) -> bool:
+    def look(self, now_ns: int, seen: SendQueueState) -> bool:
         """Forgets what has arrived; True if the connection carries nothing any more."""
         marked = self._marked
         while marked and marked[0][0] <= seen.acknowledged:
@@ -73,7 +73,7 @@ class Acknowledgements:
             return False
         return now_ns - self._since_ns >= self._silent_ns
 
-    def is_settled(self, seen: Outgoing) -> bool:
+    def is_settled(self, seen: SendQueueState) -> bool:
         """Returns whether there is nothing to look for until something is sent."""
         return not (self._new or self._marked or seen.queued) and seen.handed_over
 

@@ -30,12 +30,12 @@ from catenary_services.transport.interface import (
     NOBODY,
     Capabilities,
     FrameHandler,
+    FrameSender,
     Link,
     ReceivedFrame,
-    Sender,
     Slot,
 )
-from catenary_services.transport.memory import Block, Share
+from catenary_services.transport.memory import MemoryBlock, MemoryShare
 
 T = TypeVar("T")
 EMPTY = memoryview(b"")
@@ -70,7 +70,9 @@ class MemorySlot:
 
     __slots__ = ("_share", "_spent", "block", "link", "view")
 
-    def __init__(self, link: Link, share: Share, block: Block | None, nbytes: int) -> None:
+    def __init__(
+        self, link: Link, share: MemoryShare, block: MemoryBlock | None, nbytes: int
+    ) -> None:
         self.link = link
         self._share = share
         self.block = block
@@ -115,7 +117,7 @@ def pushable(link: Link, slot: Slot, header: bytes) -> MemorySlot:
     return slot
 
 
-class Received:
+class MemoryFrame:
     """A frame that arrived, and what to call when it is released."""
 
     __slots__ = ("_on_release", "capabilities", "header", "payload", "sender")
@@ -126,7 +128,7 @@ class Received:
         payload: memoryview,
         capabilities: Capabilities,
         on_release: Callable[[], None] | None,
-        sender: Sender = NOBODY,
+        sender: FrameSender = NOBODY,
     ) -> None:
         self.header = header
         self.payload = payload
@@ -167,7 +169,7 @@ def peer_id_of(header: bytes | memoryview) -> str:
 
 def sender_of(
     header: bytes | memoryview, security: ServerSecurity, identity: Callable[[], Identity]
-) -> Sender:
+) -> FrameSender:
     """Returns who says hello.
 
     Args:
@@ -182,8 +184,8 @@ def sender_of(
     """
     name = peer_id_of(header)
     if security.insecure:
-        return Sender(name)
-    return Sender(name, _checked(identity(), security.cluster, name).role)
+        return FrameSender(name)
+    return FrameSender(name, _checked(identity(), security.cluster, name).role)
 
 
 def check_receiver(security: ClientSecurity, connection: object, name: str) -> None:

@@ -59,7 +59,7 @@ def read_header(frame: ReceivedFrame) -> FrameHeader:
         raise
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """What a message is."""
 
     HELLO = 1
@@ -80,19 +80,19 @@ class Kind(IntEnum):
     """`argument` bytes have been taken in since the stream began."""
 
 
-_KINDS = {int(kind): kind for kind in Kind}
+_KINDS = {int(kind): kind for kind in MessageKind}
 
 
-class Prefix(NamedTuple):
+class MessagePrefix(NamedTuple):
     """The first 32 bytes of every message."""
 
-    kind: Kind
+    kind: MessageKind
     header_bytes: int = 0
     payload_bytes: int = 0
     argument: int = 0
 
 
-def encode_prefix(prefix: Prefix) -> bytes:
+def encode_prefix(prefix: MessagePrefix) -> bytes:
     """Returns the 32 bytes of `prefix`."""
     body = _BODY.pack(
         _MAGIC, _VERSION, prefix.kind, 0, prefix.header_bytes, prefix.payload_bytes, prefix.argument
@@ -100,7 +100,7 @@ def encode_prefix(prefix: Prefix) -> bytes:
     return body + _CHECKSUM.pack(zlib.crc32(body))
 
 
-def decode_prefix(data: bytes | memoryview, max_payload_bytes: int) -> Prefix:
+def decode_prefix(data: bytes | memoryview, max_payload_bytes: int) -> MessagePrefix:
     """Returns the prefix at the beginning of `data`.
 
     Raises:
@@ -124,7 +124,7 @@ def decode_prefix(data: bytes | memoryview, max_payload_bytes: int) -> Prefix:
         raise InvalidInput("prefix.header_bytes", f"{header_bytes} exceeds {MAX_HEADER_BYTES}")
     if payload_bytes > max_payload_bytes:
         raise InvalidInput("prefix.payload_bytes", f"{payload_bytes} exceeds {max_payload_bytes}")
-    return Prefix(known, header_bytes, payload_bytes, argument)
+    return MessagePrefix(known, header_bytes, payload_bytes, argument)
 
 
 def align(nbytes: int) -> int:

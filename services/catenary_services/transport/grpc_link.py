@@ -24,13 +24,13 @@ from catenary_services.transport.exchange import (
 )
 from catenary_services.transport.frames import (
     PREFIX_BYTES,
-    Kind,
-    Prefix,
+    MessageKind,
+    MessagePrefix,
     decode_prefix,
     encode_prefix,
 )
 from catenary_services.transport.interface import Capabilities, Slot
-from catenary_services.transport.memory import MemoryPool, Share
+from catenary_services.transport.memory import MemoryPool, MemoryShare
 from catenary_services.transport.settings import TransportSettings
 
 SERVICE = "catenary.v1.PeerTransport"
@@ -66,7 +66,7 @@ class GrpcLink:
         """Connects to an address; with TLS the server's certificate must name the peer id."""
         self._settings = settings
         self._on_closed = on_closed
-        self._share = Share(pool)
+        self._share = MemoryShare(pool)
         self._channel = _open_channel(*target, settings.security.client)
         self._call: grpc.aio.StreamStreamCall[bytes, bytes] = self._channel.stream_stream(
             f"/{SERVICE}/{METHOD}"
@@ -100,12 +100,17 @@ class GrpcLink:
         """Says who we are and waits for the answer."""
         name = peer_id.encode()
         try:
-            await self._call.write(encode_prefix(Prefix(Kind.HELLO, len(name))) + name)
+            await self._call.write(
+                encode_prefix(MessagePrefix(MessageKind.HELLO, len(name))) + name
+            )
             answer = await self._call.read()
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             raise lost("grpc", _why(error)) from error
         try:
-            if not isinstance(answer, bytes) or decode_prefix(answer, 0).kind is not Kind.WELCOME:
+            if (
+                not isinstance(answer, bytes)
+                or decode_prefix(answer, 0).kind is not MessageKind.WELCOME
+            ):
                 raise lost("grpc", "the peer did not say who it is")
         except InvalidInput as error:
             raise lost("grpc", error.message) from error
@@ -117,7 +122,7 @@ class GrpcLink:
         try:
             while isinstance(message := await self._call.read(), bytes):
                 prefix = decode_prefix(message, 0)
-                if prefix.kind is Kind.CREDIT and prefix.argument <= self._sent:
+                if prefix.kind is MessageKind.CREDIT and prefix.argument <= self._sent:
                     self._credited = prefix.argument
                     self._moved += 1
                     self._credit.set()
@@ -178,7 +183,7 @@ class GrpcLink:
         try:
             async with self._turn:
                 view = slot.view
-                prefix = encode_prefix(Prefix(Kind.FRAME, len(header), len(view)))
+                prefix = encode_prefix(MessagePrefix(MessageKind.FRAME, len(header), len(view)))
                 # Header and first part together stay below the receiver's message limit.
                 at = self._chunk
                 await self._write(b"".join((prefix, header, view[:at])))

@@ -23,15 +23,15 @@ from catenary_services.errors import (
     PermissionDenied,
     Unauthenticated,
 )
-from catenary_services.grpc_intake import CallIntake
-from catenary_services.grpc_receiving import Receiving
+from catenary_services.grpc_intake import CallInterceptor
+from catenary_services.grpc_receiving import ReceivingMessages
 from catenary_services.security.identity import peer_identity
-from catenary_services.security.roles import Guard, RoleGate
+from catenary_services.security.roles import RoleAuthorizer, RoleCallAuthorizer
 from catenary_services.transport.exchange import (
     EMPTY,
     HANDSHAKE_S,
     MEMORY_WAIT_S,
-    Received,
+    MemoryFrame,
     deliver,
     lost,
     refused,
@@ -39,8 +39,8 @@ from catenary_services.transport.exchange import (
 )
 from catenary_services.transport.frames import (
     PREFIX_BYTES,
-    Kind,
-    Prefix,
+    MessageKind,
+    MessagePrefix,
     decode_prefix,
     encode_prefix,
 )
@@ -51,8 +51,8 @@ from catenary_services.transport.grpc_link import (
     SERVICE,
     GrpcLink,
 )
-from catenary_services.transport.interface import NOBODY, Address, FrameHandler, Link
-from catenary_services.transport.memory import MemoryPool, Share, private_segment
+from catenary_services.transport.interface import NOBODY, EndpointAddress, FrameHandler, Link
+from catenary_services.transport.memory import MemoryPool, MemoryShare, private_segment
 from catenary_services.transport.settings import TransportSettings, host_id
 
 Stream = grpc.aio.ServicerContext[bytes, bytes]
@@ -92,18 +92,20 @@ class GrpcEndpoint:
         self._receivers = 0
 
     @property
-    def address(self) -> Address:
+    def address(self) -> EndpointAddress:
         """Where peers reach this endpoint; known after `start`."""
-        return Address("grpc", f"{self._settings.reachable_host}:{self._port}", host_id())
+        return EndpointAddress("grpc", f"{self._settings.reachable_host}:{self._port}", host_id())
 
     async def start(self, handler: FrameHandler) -> None:
         """Begins to receive."""
         self._handler = handler
         security = self._settings.security.server
-        guard = Guard(security.cluster, insecure=security.insecure)
-        receiving = Receiving(self._settings.receive_bytes)
-        intake = CallIntake(RoleGate(guard), receiving, {}, 4 * CHUNK_BYTES)
-        server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[intake])
+        authorizer = RoleAuthorizer(security.cluster, insecure=security.insecure)
+        receiving = ReceivingMessages(self._settings.receive_bytes)
+        interceptor = CallInterceptor(
+            RoleCallAuthorizer(authorizer), receiving, {}, 4 * CHUNK_BYTES
+        )
+        server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[interceptor])
         frames: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
             self._serve
         )
@@ -125,7 +127,7 @@ class GrpcEndpoint:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many peers")
         self._receivers += 1
         receiver = GrpcReceiver(
-            self._peer_id, self._settings, self._handler, context, Share(self._receive_pool)
+            self._peer_id, self._settings, self._handler, context, MemoryShare(self._receive_pool)
         )
         try:
             await receiver.run()
@@ -143,7 +145,9 @@ class GrpcEndpoint:
             self._receivers -= 1
             receiver.close()
 
-    async def connect(self, address: Address, timeout_s: float, peer_id: str | None = None) -> Link:
+    async def connect(
+        self, address: EndpointAddress, timeout_s: float, peer_id: str | None = None
+    ) -> Link:
         """Opens a link to the endpoint at `address`.
 
         Raises:
@@ -180,7 +184,7 @@ class GrpcReceiver:
         settings: TransportSettings,
         handler: FrameHandler,
         context: Stream,
-        share: Share,
+        share: MemoryShare,
     ) -> None:
         self._peer_id = peer_id
         self._settings = settings
@@ -201,7 +205,7 @@ class GrpcReceiver:
         if hello is None:
             return
         prefix = decode_prefix(hello, 0)
-        if prefix.kind is not Kind.HELLO:
+        if prefix.kind is not MessageKind.HELLO:
             raise InvalidInput("prefix.kind", f"{prefix.kind.name} before HELLO")
         self._sender = sender_of(
             hello[PREFIX_BYTES:],
@@ -209,7 +213,9 @@ class GrpcReceiver:
             lambda: peer_identity(self._context),
         )
         name = self._peer_id.encode()
-        await self._context.write(encode_prefix(Prefix(Kind.WELCOME, len(name))) + name)
+        await self._context.write(
+            encode_prefix(MessagePrefix(MessageKind.WELCOME, len(name))) + name
+        )
         while (message := await self._read()) is not None:
             if not await self._receive(message):
                 return
@@ -225,7 +231,7 @@ class GrpcReceiver:
         """Receives the frame that begins with `message`; False if the sender ended within it."""
         prefix = decode_prefix(message, self._settings.max_frame_bytes)
         begin = PREFIX_BYTES + prefix.header_bytes
-        if prefix.kind is not Kind.FRAME:
+        if prefix.kind is not MessageKind.FRAME:
             raise InvalidInput("prefix.kind", f"unexpected {prefix.kind.name}")
         if self._sender.is_refused:
             raise PermissionDenied(f"{self._sender.name} is in no directory")
@@ -272,14 +278,16 @@ class GrpcReceiver:
         self._taken += nbytes
         if self._taken - self._credited >= _CREDIT_EVERY_BYTES:
             self._credited = self._taken
-            await self._context.write(encode_prefix(Prefix(Kind.CREDIT, argument=self._taken)))
+            await self._context.write(
+                encode_prefix(MessagePrefix(MessageKind.CREDIT, argument=self._taken))
+            )
 
     def _hand_over(self, header: bytes, payload: memoryview, release: Callable[[], None]) -> None:
         self._unreleased += 1
         if self._unreleased >= self._settings.max_unreleased_frames:
             self._room.clear()
         done = partial(self._released, release)
-        frame = Received(header, payload, CAPABILITIES, done, self._sender)
+        frame = MemoryFrame(header, payload, CAPABILITIES, done, self._sender)
         deliver(self._handler, frame)
 
     def _released(self, release: Callable[[], None]) -> None:

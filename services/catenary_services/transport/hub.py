@@ -16,8 +16,8 @@ from catenary_services.errors import InvalidInput, PartitionLost
 from catenary_services.log import get_logger
 from catenary_services.transport.grpc_stream import GrpcEndpoint
 from catenary_services.transport.interface import (
-    Address,
     Endpoint,
+    EndpointAddress,
     FrameHandler,
     Link,
     ReceivedFrame,
@@ -40,7 +40,7 @@ _log = get_logger("catenary_services.transport")
 @dataclass(frozen=True, slots=True)
 class _Peer:
     incarnation: int
-    addresses: tuple[Address, ...]
+    addresses: tuple[EndpointAddress, ...]
 
 
 class TransportHub:
@@ -73,7 +73,7 @@ class TransportHub:
         self._closed = False
 
     @property
-    def addresses(self) -> tuple[Address, ...]:
+    def addresses(self) -> tuple[EndpointAddress, ...]:
         """Where peers reach this process; known after `start`."""
         return tuple(endpoint.address for endpoint in self._endpoints.values())
 
@@ -111,7 +111,8 @@ class TransportHub:
         known: dict[str, _Peer] = {}
         for peer in peers:
             addresses = tuple(
-                Address(each.transport, each.address, each.host_id) for each in peer.addresses
+                EndpointAddress(each.transport, each.address, each.host_id)
+                for each in peer.addresses
             )
             known[peer.peer_id] = _Peer(peer.incarnation, addresses)
         self._peers = known
@@ -182,9 +183,9 @@ class TransportHub:
         await link.close()
         return False
 
-    def _ways_to(self, peer: _Peer) -> list[tuple[Endpoint, Address]]:
+    def _ways_to(self, peer: _Peer) -> list[tuple[Endpoint, EndpointAddress]]:
         """Returns the transports both sides have, in our order of preference."""
-        ways: list[tuple[Endpoint, Address]] = []
+        ways: list[tuple[Endpoint, EndpointAddress]] = []
         for name, endpoint in self._endpoints.items():
             for address in peer.addresses:
                 local = address.host_id == host_id()

@@ -21,7 +21,7 @@ from catenary_services.transport.acknowledgements import Lost
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class EndpointAddress:
     """Where an endpoint can be reached. Mirrors `catenary.v1.TransportAddress`."""
 
     transport: str
@@ -42,7 +42,7 @@ class Capabilities:
 
 
 @dataclass(slots=True)
-class Sender:
+class FrameSender:
     """Who is at the other end of a connection that frames come over; one for each connection."""
 
     name: str
@@ -58,7 +58,7 @@ class Sender:
         return self.name in (name, "")
 
 
-NOBODY = Sender("")
+NOBODY = FrameSender("")
 """The sender of frames that came over no connection."""
 
 
@@ -94,7 +94,7 @@ class ReceivedFrame(Protocol):
         ...
 
     @property
-    def sender(self) -> Sender:
+    def sender(self) -> FrameSender:
         """Who sent it."""
         ...
 
@@ -154,7 +154,7 @@ class Endpoint(Protocol):
     """One process's side of one transport."""
 
     @property
-    def address(self) -> Address:
+    def address(self) -> EndpointAddress:
         """Where peers reach this endpoint; known after `start`."""
         ...
 
@@ -162,7 +162,9 @@ class Endpoint(Protocol):
         """Begins to receive."""
         ...
 
-    async def connect(self, address: Address, timeout_s: float, peer_id: str | None = None) -> Link:
+    async def connect(
+        self, address: EndpointAddress, timeout_s: float, peer_id: str | None = None
+    ) -> Link:
         """Opens a link to a peer's endpoint of the same transport.
 
         Args:

@@ -1,9 +1,9 @@
 """Bounded memory for frames: segments cut into slots of power-of-two sizes.
 
-A `MemoryPool` is a budget of bytes. Each link takes a `Share` of it and grows the share by whole
-segments, pre-faulted so that filling a slot never waits for the kernel. A released slot is kept for
-the next frame of that size; segments without a used slot go when another size or link needs the
-bytes. Who cannot get memory waits in line, with a deadline.
+A `MemoryPool` is a budget of bytes. Each link takes a `MemoryShare` of it and grows the share by
+whole segments, pre-faulted so that filling a slot never waits for the kernel. A released slot is
+kept for the next frame of that size; segments without a used slot go when another size or link
+needs the bytes. Who cannot get memory waits in line, with a deadline.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
 _HUGE_PAGE = 2 << 20
 
 
-class Segment:
+class MemorySegment:
     """A mapping of whole pages, cut into equal slots. Freed when nothing refers to it any more."""
 
     __slots__ = ("fd", "number", "slot_bytes", "used", "view")
@@ -51,17 +51,17 @@ class Segment:
         self.close_fd()
 
 
-def private_segment(nbytes: int) -> Segment:
+def private_segment(nbytes: int) -> MemorySegment:
     """Returns pre-faulted memory of this process."""
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if nbytes >= _HUGE_PAGE:
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     np.frombuffer(memory, np.uint8).fill(0)
-    return Segment(memory)
+    return MemorySegment(memory)
 
 
-def shared_segment(nbytes: int) -> Segment:
+def shared_segment(nbytes: int) -> MemorySegment:
     """Returns pre-faulted memory behind a descriptor that peers can map, but only for reading.
 
     It can neither shrink (which would kill a reader with SIGBUS) nor be mapped for writing again.
@@ -74,15 +74,15 @@ def shared_segment(nbytes: int) -> Segment:
     except BaseException:
         os.close(fd)
         raise
-    return Segment(memory, fd)
+    return MemorySegment(memory, fd)
 
 
-class Block:
+class MemoryBlock:
     """One slot's memory."""
 
     __slots__ = ("offset", "segment")
 
-    def __init__(self, segment: Segment, offset: int) -> None:
+    def __init__(self, segment: MemorySegment, offset: int) -> None:
         self.segment = segment
         self.offset = offset
 
@@ -94,13 +94,13 @@ class Block:
 class MemoryPool:
     """A budget of bytes for the shares of one endpoint."""
 
-    def __init__(self, capacity: int, make: Callable[[int], Segment]) -> None:
+    def __init__(self, capacity: int, make: Callable[[int], MemorySegment]) -> None:
         self.capacity = capacity
         self.make = make
         self.reserved = 0
-        self.shares: list[Share] = []
+        self.shares: list[MemoryShare] = []
 
-    def try_reserve(self, share: Share, nbytes: int) -> bool:
+    def try_reserve(self, share: MemoryShare, nbytes: int) -> bool:
         """Books `nbytes` for `share`, dropping idle segments if that makes room."""
         limit = max(self.capacity // 2, nbytes)
         if share.reserved + nbytes > limit:
@@ -117,7 +117,7 @@ class MemoryPool:
         share.reserved += nbytes
         return True
 
-    def unreserve(self, share: Share, nbytes: int) -> None:
+    def unreserve(self, share: MemoryShare, nbytes: int) -> None:
         """Gives booked bytes back."""
         self.reserved -= nbytes
         share.reserved -= nbytes
@@ -128,21 +128,21 @@ class MemoryPool:
             share.serve_waiting()
 
 
-class Share:
+class MemoryShare:
     """The memory of one link or connection."""
 
     def __init__(
         self,
         pool: MemoryPool,
-        on_new: Callable[[Segment], None] | None = None,
-        on_drop: Callable[[Segment], None] | None = None,
+        on_new: Callable[[MemorySegment], None] | None = None,
+        on_drop: Callable[[MemorySegment], None] | None = None,
     ) -> None:
         self._pool = pool
         self._on_new = on_new
         self._on_drop = on_drop
-        self._free: dict[int, list[Block]] = {}
-        self._segments: dict[int, Segment] = {}
-        self._waiting: deque[tuple[int, asyncio.Future[Block | None]]] = deque()
+        self._free: dict[int, list[MemoryBlock]] = {}
+        self._segments: dict[int, MemorySegment] = {}
+        self._waiting: deque[tuple[int, asyncio.Future[MemoryBlock | None]]] = deque()
         self._next_number = 1
         self._closed: Exception | None = None
         self.reserved = 0
@@ -157,7 +157,7 @@ class Share:
     def _segment_bytes(self, slot_bytes: int) -> int:
         return max(slot_bytes, min(_SMALL_SEGMENT, self._pool.capacity // 16 & -slot_bytes))
 
-    def try_acquire(self, nbytes: int) -> Block | None:
+    def try_acquire(self, nbytes: int) -> MemoryBlock | None:
         """Returns a slot that is free now, or None; never makes a large segment."""
         size = self._slot_bytes(nbytes)
         if self._closed is not None or self._waiting:
@@ -169,7 +169,7 @@ class Share:
                 return self._add(self._make(total), size)
         return block
 
-    async def acquire(self, nbytes: int, timeout_s: float) -> Block:
+    async def acquire(self, nbytes: int, timeout_s: float) -> MemoryBlock:
         """Returns a slot of at least `nbytes`.
 
         Raises:
@@ -188,7 +188,7 @@ class Share:
             granted = await self._wait(size, timeout_s)
         return granted if granted is not None else await self._grow(size)
 
-    async def _grow(self, size: int) -> Block:
+    async def _grow(self, size: int) -> MemoryBlock:
         total = self._segment_bytes(size)
         if total < _IN_THREAD:
             return self._add(self._make(total), size)
@@ -204,14 +204,14 @@ class Share:
             raise
         return self._add(segment, size)
 
-    def _make(self, total: int) -> Segment:
+    def _make(self, total: int) -> MemorySegment:
         try:
             return self._pool.make(total)
         except (OSError, MemoryError) as error:
             self._pool.unreserve(self, total)
             raise Overloaded(f"no memory for {total} bytes") from error
 
-    def _add(self, segment: Segment, size: int) -> Block:
+    def _add(self, segment: MemorySegment, size: int) -> MemoryBlock:
         segment.number = self._next_number
         self._next_number += 1
         segment.slot_bytes = size
@@ -219,13 +219,13 @@ class Share:
         if self._on_new is not None:
             self._on_new(segment)
         blocks = self._free.setdefault(size, [])
-        blocks.extend(Block(segment, at) for at in range(size, len(segment.view), size))
+        blocks.extend(MemoryBlock(segment, at) for at in range(size, len(segment.view), size))
         segment.used += 1
         self.serve_waiting()
-        return Block(segment, 0)
+        return MemoryBlock(segment, 0)
 
-    async def _wait(self, size: int, timeout_s: float) -> Block | None:
-        turn: asyncio.Future[Block | None] = asyncio.get_running_loop().create_future()
+    async def _wait(self, size: int, timeout_s: float) -> MemoryBlock | None:
+        turn: asyncio.Future[MemoryBlock | None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size, turn))
         try:
             async with asyncio.timeout(timeout_s):
@@ -243,13 +243,13 @@ class Share:
                 ) from None
             raise
 
-    def _return(self, size: int, granted: Block | None) -> None:
+    def _return(self, size: int, granted: MemoryBlock | None) -> None:
         if granted is None:
             self._pool.unreserve(self, self._segment_bytes(size))
         else:
             self.release(granted)
 
-    def _take(self, size: int) -> Block | None:
+    def _take(self, size: int) -> MemoryBlock | None:
         blocks = self._free.get(size)
         if not blocks:
             return None
@@ -257,7 +257,7 @@ class Share:
         block.segment.used += 1
         return block
 
-    def release(self, block: Block) -> None:
+    def release(self, block: MemoryBlock) -> None:
         """Takes a slot back."""
         segment = block.segment
         segment.used -= 1

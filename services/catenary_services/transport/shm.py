@@ -19,7 +19,7 @@ from pathlib import Path
 
 from catenary_services.errors import PartitionLost
 from catenary_services.transport.exchange import HANDSHAKE_S, lost
-from catenary_services.transport.interface import Address, Capabilities, FrameHandler, Link
+from catenary_services.transport.interface import Capabilities, EndpointAddress, FrameHandler, Link
 from catenary_services.transport.memory import MemoryPool, shared_segment
 from catenary_services.transport.settings import TransportSettings, host_id, socket_path
 from catenary_services.transport.shm_link import ShmLink
@@ -49,9 +49,9 @@ class ShmEndpoint:
         self._handler: FrameHandler | None = None
 
     @property
-    def address(self) -> Address:
+    def address(self) -> EndpointAddress:
         """Where peers reach this endpoint."""
-        return Address("shm", str(self._path), host_id())
+        return EndpointAddress("shm", str(self._path), host_id())
 
     async def start(self, handler: FrameHandler) -> None:
         """Begins to receive, replacing what a killed predecessor left at the socket's path."""
@@ -91,7 +91,9 @@ class ShmEndpoint:
         )
         self._receivers.add(receiver)
 
-    async def connect(self, address: Address, timeout_s: float, peer_id: str | None = None) -> Link:
+    async def connect(
+        self, address: EndpointAddress, timeout_s: float, peer_id: str | None = None
+    ) -> Link:
         """Opens a link to the endpoint at `address`; the kernel says that it is our own user's.
 
         Raises:

@@ -15,9 +15,9 @@ from catenary_services.transport.exchange import (
     pushable,
     unless_stalled,
 )
-from catenary_services.transport.frames import Kind, Prefix, encode_prefix
+from catenary_services.transport.frames import MessageKind, MessagePrefix, encode_prefix
 from catenary_services.transport.interface import Capabilities, Slot
-from catenary_services.transport.memory import MemoryPool, Segment, Share
+from catenary_services.transport.memory import MemoryPool, MemorySegment, MemoryShare
 from catenary_services.transport.settings import TransportSettings
 from catenary_services.transport.unix_stream import INLINE_BYTES, UnixStream
 
@@ -37,7 +37,7 @@ class ShmLink:
         self._loop = asyncio.get_running_loop()
         self._settings = settings
         self._on_closed = on_closed
-        self._share = Share(pool, self._announce, self._withdraw)
+        self._share = MemoryShare(pool, self._announce, self._withdraw)
         # What the peer holds and since when, oldest first.
         self._leased: dict[int, tuple[MemorySlot, float]] = {}
         self._lease_timer: asyncio.TimerHandle | None = None
@@ -63,7 +63,7 @@ class ShmLink:
     async def introduce(self, peer_id: str, timeout_s: float) -> None:
         """Says who we are and waits for the answer."""
         name = peer_id.encode()
-        self._stream.write(encode_prefix(Prefix(Kind.HELLO, len(name))) + name)
+        self._stream.write(encode_prefix(MessagePrefix(MessageKind.HELLO, len(name))) + name)
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.shield(self._welcome)
@@ -91,14 +91,14 @@ class ShmLink:
             raise self._error
         nbytes = len(owned.view)
         if owned.block is None:
-            prefix = encode_prefix(Prefix(Kind.FRAME, len(header), nbytes))
+            prefix = encode_prefix(MessagePrefix(MessageKind.FRAME, len(header), nbytes))
             left = self._stream.write(b"".join((prefix, header, owned.view)))
         else:
             name = owned.block.segment.number << 32 | owned.block.offset >> 6
             self._leased[name] = (owned, self._loop.time() + self._settings.lease_s)
             if self._lease_timer is None:
                 self._watch_lease(self._settings.lease_s)
-            prefix = encode_prefix(Prefix(Kind.SLOT, len(header), nbytes, name))
+            prefix = encode_prefix(MessagePrefix(MessageKind.SLOT, len(header), nbytes, name))
             left = self._stream.write(prefix + header)
         if left is not None:
             # The message stays in line if the caller is cancelled: a frame is sent whole or never.
@@ -114,22 +114,22 @@ class ShmLink:
         """Closes the link and takes back every slot."""
         self._lose(PartitionLost("the link was closed"))
 
-    def _announce(self, segment: Segment) -> None:
-        prefix = Prefix(Kind.SEGMENT, 0, len(segment.view), segment.number)
+    def _announce(self, segment: MemorySegment) -> None:
+        prefix = MessagePrefix(MessageKind.SEGMENT, 0, len(segment.view), segment.number)
         self._stream.write(encode_prefix(prefix), segment.fd)
         segment.close_fd()
 
-    def _withdraw(self, segment: Segment) -> None:
-        self._stream.write(encode_prefix(Prefix(Kind.DROP, argument=segment.number)))
+    def _withdraw(self, segment: MemorySegment) -> None:
+        self._stream.write(encode_prefix(MessagePrefix(MessageKind.DROP, argument=segment.number)))
 
-    def _on_message(self, prefix: Prefix, body: memoryview) -> None:
-        if prefix.kind is Kind.RELEASE:
+    def _on_message(self, prefix: MessagePrefix, body: memoryview) -> None:
+        if prefix.kind is MessageKind.RELEASE:
             lease = self._leased.pop(prefix.argument, None)
             if lease is None:
                 self._lose(lost("shm", "the peer released a slot it did not have"))
             else:
                 lease[0].give_back()
-        elif prefix.kind is Kind.WELCOME and not self._welcome.done():
+        elif prefix.kind is MessageKind.WELCOME and not self._welcome.done():
             self._welcome.set_result(str(body, "utf-8", "replace"))
         else:
             self._lose(lost("shm", f"unexpected {prefix.kind.name}"))

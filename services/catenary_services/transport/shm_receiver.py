@@ -14,14 +14,14 @@ from catenary_services.errors import InvalidInput, PartitionLost
 from catenary_services.transport.exchange import (
     EMPTY,
     HANDSHAKE_S,
-    Received,
+    MemoryFrame,
     aligned,
     deliver,
     lost,
     peer_id_of,
 )
-from catenary_services.transport.frames import Kind, Prefix, encode_prefix
-from catenary_services.transport.interface import NOBODY, Capabilities, FrameHandler, Sender
+from catenary_services.transport.frames import MessageKind, MessagePrefix, encode_prefix
+from catenary_services.transport.interface import NOBODY, Capabilities, FrameHandler, FrameSender
 from catenary_services.transport.settings import TransportSettings
 from catenary_services.transport.unix_stream import UnixStream
 
@@ -56,23 +56,23 @@ class ShmReceiver:
             HANDSHAKE_S, self.close, lost("shm", "the peer did not say who it is")
         )
 
-    def _on_message(self, prefix: Prefix, body: memoryview) -> None:
-        if prefix.kind is Kind.HELLO and not self._greeted:
-            self._sender = Sender(peer_id_of(body))
+    def _on_message(self, prefix: MessagePrefix, body: memoryview) -> None:
+        if prefix.kind is MessageKind.HELLO and not self._greeted:
+            self._sender = FrameSender(peer_id_of(body))
             self._greeted = True
             self._stream.trust()
             self._handshake.cancel()
             name = self._peer_id.encode()
-            self._stream.write(encode_prefix(Prefix(Kind.WELCOME, len(name))) + name)
+            self._stream.write(encode_prefix(MessagePrefix(MessageKind.WELCOME, len(name))) + name)
         elif not self._greeted:
             raise InvalidInput("prefix.kind", f"{prefix.kind.name} before HELLO")
-        elif prefix.kind is Kind.FRAME:
+        elif prefix.kind is MessageKind.FRAME:
             self._on_inline(prefix, body)
-        elif prefix.kind is Kind.SLOT:
+        elif prefix.kind is MessageKind.SLOT:
             self._on_slot(prefix, body)
-        elif prefix.kind is Kind.SEGMENT:
+        elif prefix.kind is MessageKind.SEGMENT:
             self._on_segment(prefix)
-        elif prefix.kind is Kind.DROP:
+        elif prefix.kind is MessageKind.DROP:
             self._segments.pop(prefix.argument, None)
         else:
             raise InvalidInput("prefix.kind", f"unexpected {prefix.kind.name}")
@@ -82,7 +82,7 @@ class ShmReceiver:
         """Whether it has said who it is."""
         return self._greeted
 
-    def _on_inline(self, prefix: Prefix, body: memoryview) -> None:
+    def _on_inline(self, prefix: MessagePrefix, body: memoryview) -> None:
         payload = EMPTY
         if prefix.payload_bytes:
             copy = aligned(prefix.payload_bytes)
@@ -90,7 +90,7 @@ class ShmReceiver:
             payload = copy.toreadonly()
         self._hand_over(bytes(body[: prefix.header_bytes]), payload, self._released)
 
-    def _on_slot(self, prefix: Prefix, body: memoryview) -> None:
+    def _on_slot(self, prefix: MessagePrefix, body: memoryview) -> None:
         segment = self._segments.get(prefix.argument >> 32)
         begin = (prefix.argument & 0xFFFFFFFF) << 6
         if segment is None or begin + prefix.payload_bytes > len(segment):
@@ -101,7 +101,7 @@ class ShmReceiver:
         payload = segment[begin : begin + prefix.payload_bytes]
         self._hand_over(bytes(body), payload, partial(self._slot_released, prefix.argument))
 
-    def _on_segment(self, prefix: Prefix) -> None:
+    def _on_segment(self, prefix: MessagePrefix) -> None:
         fd = self._stream.take_descriptor()
         try:
             if len(self._segments) >= _MAX_SEGMENTS or prefix.argument in self._segments:
@@ -129,7 +129,9 @@ class ShmReceiver:
         self._unreleased += 1
         if self._unreleased >= self._settings.max_unreleased_frames:
             self._stream.pause()
-        deliver(self._handler, Received(header, payload, _CAPABILITIES, on_release, self._sender))
+        deliver(
+            self._handler, MemoryFrame(header, payload, _CAPABILITIES, on_release, self._sender)
+        )
 
     def _released(self) -> None:
         self._unreleased -= 1
@@ -138,7 +140,7 @@ class ShmReceiver:
 
     def _slot_released(self, name: int) -> None:
         self._held.discard(name)
-        self._stream.write(encode_prefix(Prefix(Kind.RELEASE, argument=name)))
+        self._stream.write(encode_prefix(MessagePrefix(MessageKind.RELEASE, argument=name)))
         self._released()
 
     def close(self, error: PartitionLost) -> None:

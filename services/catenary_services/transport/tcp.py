@@ -13,8 +13,8 @@ from functools import partial
 from catenary_services.errors import CatenaryError, InvalidInput, PartitionLost, PayloadTooLarge
 from catenary_services.transport.acknowledgements import Lost
 from catenary_services.transport.exchange import (
+    MemoryFrame,
     MemorySlot,
-    Received,
     check_receiver,
     deliver,
     identity_of_socket,
@@ -24,16 +24,16 @@ from catenary_services.transport.exchange import (
     refused,
     sender_of,
 )
-from catenary_services.transport.frames import Kind, Prefix, encode_prefix
+from catenary_services.transport.frames import MessageKind, MessagePrefix, encode_prefix
 from catenary_services.transport.interface import (
-    Address,
     Capabilities,
+    EndpointAddress,
     FrameHandler,
+    FrameSender,
     Link,
-    Sender,
     Slot,
 )
-from catenary_services.transport.memory import MemoryPool, Share, private_segment
+from catenary_services.transport.memory import MemoryPool, MemoryShare, private_segment
 from catenary_services.transport.settings import TransportSettings, host_id
 from catenary_services.transport.tcp_listener import TcpListener
 from catenary_services.transport.tcp_stream import TcpStream
@@ -60,15 +60,15 @@ class TcpEndpoint:
         self._receivers: set[TcpReceiver] = set()
 
     @property
-    def address(self) -> Address:
+    def address(self) -> EndpointAddress:
         """Where peers reach this endpoint; known after `start`."""
-        return Address("tcp", f"{self._settings.reachable_host}:{self._port}", host_id())
+        return EndpointAddress("tcp", f"{self._settings.reachable_host}:{self._port}", host_id())
 
     async def start(self, handler: FrameHandler) -> None:
         """Begins to receive."""
 
         def accepted(settled: Callable[[], None]) -> TcpStream:
-            share = partial(Share, self._receive_pool)
+            share = partial(MemoryShare, self._receive_pool)
             receiver = TcpReceiver(self._peer_id, self._settings, handler, share, settled)
             receiver.on_known = self._known
             return receiver.stream
@@ -84,7 +84,9 @@ class TcpEndpoint:
             self._receivers.add(receiver)
             receiver.on_closed = self._receivers.discard
 
-    async def connect(self, address: Address, timeout_s: float, peer_id: str | None = None) -> Link:
+    async def connect(
+        self, address: EndpointAddress, timeout_s: float, peer_id: str | None = None
+    ) -> Link:
         """Opens a link to the endpoint at `address`.
 
         Raises:
@@ -133,7 +135,7 @@ class TcpReceiver:
         peer_id: str,
         settings: TransportSettings,
         handler: FrameHandler,
-        make_share: Callable[[], Share],
+        make_share: Callable[[], MemoryShare],
         settled: Callable[[], None],
     ) -> None:
         self._settled = settled
@@ -142,7 +144,7 @@ class TcpReceiver:
         self._handler = handler
         self._security = settings.security.server
         self._unreleased = 0
-        self._sender: Sender | None = None
+        self._sender: FrameSender | None = None
         """Who is at the other end, once they have said so."""
         self.on_known: Callable[[TcpReceiver], None] = lambda _: None
         self.on_closed: Callable[[TcpReceiver], None] = lambda _: None
@@ -155,21 +157,21 @@ class TcpReceiver:
         )
 
     def _on_frame(
-        self, prefix: Prefix, header: bytes, payload: memoryview, release: Callable[[], None]
+        self, prefix: MessagePrefix, header: bytes, payload: memoryview, release: Callable[[], None]
     ) -> None:
         sender = self._sender
         if sender is not None and sender.is_refused:
             release()
             self.close(lost("tcp", f"{sender.name} is in no directory"))
-        elif prefix.kind is Kind.FRAME and sender is not None:
+        elif prefix.kind is MessageKind.FRAME and sender is not None:
             self._unreleased += 1
             if self._unreleased >= self._limit:
                 self.stream.hold_up()
-            frame = Received(
+            frame = MemoryFrame(
                 header, payload, _CAPABILITIES, partial(self._released, release), sender
             )
             deliver(self._handler, frame)
-        elif prefix.kind is Kind.HELLO and sender is None:
+        elif prefix.kind is MessageKind.HELLO and sender is None:
             self._greet(header)
         else:
             release()
@@ -192,7 +194,7 @@ class TcpReceiver:
         if self.stream.closed:
             return
         name = self._peer_id.encode()
-        self.stream.write(encode_prefix(Prefix(Kind.WELCOME, len(name))) + name)
+        self.stream.write(encode_prefix(MessagePrefix(MessageKind.WELCOME, len(name))) + name)
 
     def _released(self, release: Callable[[], None]) -> None:
         release()
@@ -220,7 +222,7 @@ class TcpLink:
     ) -> None:
         self._settings = settings
         self._on_closed = on_closed
-        self._share = Share(pool)
+        self._share = MemoryShare(pool)
         self._welcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._error: PartitionLost | None = None
         self.stream = TcpStream(
@@ -249,7 +251,7 @@ class TcpLink:
     async def introduce(self, peer_id: str, timeout_s: float) -> None:
         """Says who we are and waits for the answer."""
         name = peer_id.encode()
-        self.stream.write(encode_prefix(Prefix(Kind.HELLO, len(name))) + name)
+        self.stream.write(encode_prefix(MessagePrefix(MessageKind.HELLO, len(name))) + name)
         async with asyncio.timeout(timeout_s):
             await asyncio.shield(self._welcome)
 
@@ -264,9 +266,9 @@ class TcpLink:
         check_receiver(security, self.stream.ssl_object, peer_id or self.peer_id)
 
     def _on_frame(
-        self, prefix: Prefix, header: bytes, payload: memoryview, release: Callable[[], None]
+        self, prefix: MessagePrefix, header: bytes, payload: memoryview, release: Callable[[], None]
     ) -> None:
-        if prefix.kind is Kind.WELCOME and not self._welcome.done():
+        if prefix.kind is MessageKind.WELCOME and not self._welcome.done():
             self._welcome.set_result(str(header, "utf-8", "replace"))
         else:
             self.stream.close(lost("tcp", f"unexpected {prefix.kind.name}"))
@@ -290,7 +292,9 @@ class TcpLink:
         if self._error is not None:
             owned.give_back()
             raise self._error
-        head = encode_prefix(Prefix(Kind.FRAME, len(header), len(owned.view))) + header
+        head = (
+            encode_prefix(MessagePrefix(MessageKind.FRAME, len(header), len(owned.view))) + header
+        )
         try:
             await self.stream.send(head, owned.view, owned.give_back, timeout_s, lost_frame)
         except TimeoutError:

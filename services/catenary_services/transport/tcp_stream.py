@@ -22,11 +22,16 @@ from catenary_services.transport.acknowledgements import (
     SILENT_S,
     Acknowledgements,
     Lost,
-    Outgoing,
+    SendQueueState,
 )
 from catenary_services.transport.exchange import EMPTY, MEMORY_WAIT_S, lost, refused, unless_stalled
-from catenary_services.transport.frames import PREFIX_BYTES, Kind, Prefix, decode_prefix
-from catenary_services.transport.memory import Block, Share
+from catenary_services.transport.frames import (
+    PREFIX_BYTES,
+    MessageKind,
+    MessagePrefix,
+    decode_prefix,
+)
+from catenary_services.transport.memory import MemoryBlock, MemoryShare
 
 _STAGE_BYTES = 64 << 10
 _FIRST_STAGE_BYTES = 4 << 10
@@ -49,7 +54,7 @@ _UNACKNOWLEDGED_AT = 24
 """Where it has `tcpi_unacked`, packets that were sent and not acknowledged."""
 _QUEUED = struct.Struct("i")
 
-OnFrame = Callable[[Prefix, bytes, memoryview, Callable[[], None]], None]
+OnFrame = Callable[[MessagePrefix, bytes, memoryview, Callable[[], None]], None]
 """Gets prefix, header, payload, and what releases the payload."""
 
 
@@ -63,7 +68,7 @@ class TcpStream(asyncio.BufferedProtocol):
         on_lost: Callable[[PartitionLost], None],
         *,
         secure: bool,
-        make_share: Callable[[], Share] | None,
+        make_share: Callable[[], MemoryShare] | None,
     ) -> None:
         self._max_payload_bytes = max_payload_bytes if make_share is not None else 0
         self._on_frame = on_frame
@@ -72,14 +77,14 @@ class TcpStream(asyncio.BufferedProtocol):
         # a push return while one of its bytes is still in the slot.
         self._high_water = 1 if secure else 0
         self._make_share = make_share
-        self._share: Share | None = None
+        self._share: MemoryShare | None = None
         self._transport: asyncio.Transport | None = None
         self._stage = memoryview(bytearray(_FIRST_STAGE_BYTES))
         self._start = 0
         self._end = 0
-        self._prefix: Prefix | None = None
+        self._prefix: MessagePrefix | None = None
         self._header = b""
-        self._block: Block | None = None
+        self._block: MemoryBlock | None = None
         self._fill = EMPTY
         self._filled = 0
         self._hungry: asyncio.Task[None] | None = None
@@ -212,7 +217,7 @@ class TcpStream(asyncio.BufferedProtocol):
         elif not self._acknowledgements.is_settled(seen):
             self._look_soon()
 
-    def _outgoing(self) -> Outgoing:
+    def _outgoing(self) -> SendQueueState:
         """Returns what the kernel knows of what was sent."""
         assert self._transport is not None
         sock = self._transport.get_extra_info("socket")
@@ -223,8 +228,8 @@ class TcpStream(asyncio.BufferedProtocol):
             (packets,) = _COUNT.unpack_from(facts, _UNACKNOWLEDGED_AT)
             (queued,) = _QUEUED.unpack(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
         except (OSError, struct.error):  # closed meanwhile
-            return Outgoing(0, 0, unanswered=False, handed_over=False)
-        return Outgoing(acknowledged, queued, packets > 0, left == 0)
+            return SendQueueState(0, 0, unanswered=False, handed_over=False)
+        return SendQueueState(acknowledged, queued, packets > 0, left == 0)
 
     def pause_writing(self) -> None:
         """The socket is full."""
@@ -303,12 +308,14 @@ class TcpStream(asyncio.BufferedProtocol):
         if len(staged) < PREFIX_BYTES:
             return False
         prefix = decode_prefix(staged, self._max_payload_bytes)
-        if prefix.kind not in (Kind.HELLO, Kind.WELCOME, Kind.FRAME):
+        if prefix.kind not in (MessageKind.HELLO, MessageKind.WELCOME, MessageKind.FRAME):
             raise InvalidInput("prefix.kind", f"unexpected {prefix.kind.name}")
-        if prefix.payload_bytes and prefix.kind is not Kind.FRAME:
+        if prefix.payload_bytes and prefix.kind is not MessageKind.FRAME:
             raise InvalidInput("prefix.payload_bytes", f"{prefix.kind.name} has none")
         needed = PREFIX_BYTES + prefix.header_bytes
-        if not self._is_trusted and (prefix.kind is Kind.FRAME or needed > _FIRST_STAGE_BYTES):
+        if not self._is_trusted and (
+            prefix.kind is MessageKind.FRAME or needed > _FIRST_STAGE_BYTES
+        ):
             raise InvalidInput("prefix.kind", f"{prefix.kind.name} before HELLO")
         if len(staged) < needed:
             if needed > len(self._stage):
@@ -358,7 +365,7 @@ class TcpStream(asyncio.BufferedProtocol):
         self._fill_from_stage(block, nbytes)
         self._read_on()
 
-    def _fill_from_stage(self, block: Block, nbytes: int) -> None:
+    def _fill_from_stage(self, block: MemoryBlock, nbytes: int) -> None:
         self._block = block
         self._fill = block.view(nbytes)
         self._filled = min(nbytes, self._end - self._start)

@@ -21,8 +21,8 @@ from catenary_services.transport.exchange import lost, refused
 from catenary_services.transport.frames import (
     MAX_HEADER_BYTES,
     PREFIX_BYTES,
-    Kind,
-    Prefix,
+    MessageKind,
+    MessagePrefix,
     decode_prefix,
 )
 
@@ -38,7 +38,7 @@ _MAX_DESCRIPTORS = 16
 _TRUNCATED = int(socket.MSG_CTRUNC)
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 
-OnMessage = Callable[[Prefix, memoryview], None]
+OnMessage = Callable[[MessagePrefix, memoryview], None]
 """Gets a prefix and the header with an inline payload behind it; the bytes are valid only then."""
 
 
@@ -255,7 +255,7 @@ class UnixStream:
                 return PREFIX_BYTES
             prefix = decode_prefix(view[self._start : self._end], self._max_payload_bytes)
             body = prefix.header_bytes
-            if prefix.kind is Kind.FRAME:
+            if prefix.kind is MessageKind.FRAME:
                 if prefix.payload_bytes > INLINE_BYTES:
                     raise InvalidInput("prefix.payload_bytes", "too large to lie in a message")
                 body += prefix.payload_bytes

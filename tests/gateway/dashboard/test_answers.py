@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from catenary_gateway.dashboard.answers import MAX_AGE_NS, MAX_ERROR_AGE_NS, Answers
+from catenary_gateway.dashboard.answers import MAX_AGE_NS, MAX_ERROR_AGE_NS, DocumentCache
 from catenary_services.errors import CatenaryError, Unavailable
 
 
@@ -45,11 +45,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def answers(clock: Clock) -> Answers:
-    return Answers(clock=clock)
+def answers(clock: Clock) -> DocumentCache:
+    return DocumentCache(clock=clock)
 
 
-async def test_callers_at_the_same_time_share_one_call(answers: Answers) -> None:
+async def test_callers_at_the_same_time_share_one_call(answers: DocumentCache) -> None:
     source = Source()
     waiting = [asyncio.create_task(answers.get("status", source.make)) for _ in range(10)]
     await asyncio.sleep(0)
@@ -59,7 +59,7 @@ async def test_callers_at_the_same_time_share_one_call(answers: Answers) -> None
     assert source.calls == 1
 
 
-async def test_an_answer_serves_until_it_is_old(answers: Answers, clock: Clock) -> None:
+async def test_an_answer_serves_until_it_is_old(answers: DocumentCache, clock: Clock) -> None:
     source = Source()
     source.open.set()
     await answers.get("status", source.make)
@@ -69,7 +69,7 @@ async def test_an_answer_serves_until_it_is_old(answers: Answers, clock: Clock) 
     assert (await answers.get("status", source.make)).body == b'{"call":2}'
 
 
-async def test_kinds_do_not_share(answers: Answers) -> None:
+async def test_kinds_do_not_share(answers: DocumentCache) -> None:
     source = Source()
     source.open.set()
     await answers.get("timelines-2", source.make)
@@ -77,7 +77,7 @@ async def test_kinds_do_not_share(answers: Answers) -> None:
     assert source.calls == 2
 
 
-async def test_one_who_goes_away_leaves_the_call_to_the_others(answers: Answers) -> None:
+async def test_one_who_goes_away_leaves_the_call_to_the_others(answers: DocumentCache) -> None:
     source = Source()
     first = asyncio.create_task(answers.get("status", source.make))
     second = asyncio.create_task(answers.get("status", source.make))
@@ -89,7 +89,7 @@ async def test_one_who_goes_away_leaves_the_call_to_the_others(answers: Answers)
 
 
 async def test_an_error_is_shared_for_a_moment_and_asked_again_then(
-    answers: Answers, clock: Clock
+    answers: DocumentCache, clock: Clock
 ) -> None:
     source = Source(error=Unavailable("no scheduler is connected"))
     source.open.set()
@@ -103,7 +103,7 @@ async def test_an_error_is_shared_for_a_moment_and_asked_again_then(
 
 
 async def test_an_old_answer_is_not_given_out_in_place_of_an_error(
-    answers: Answers, clock: Clock
+    answers: DocumentCache, clock: Clock
 ) -> None:
     source = Source()
     source.open.set()
@@ -114,7 +114,7 @@ async def test_an_old_answer_is_not_given_out_in_place_of_an_error(
         await answers.get("status", source.make)
 
 
-async def test_large_answers_are_compressed_once(answers: Answers) -> None:
+async def test_large_answers_are_compressed_once(answers: DocumentCache) -> None:
     async def make() -> Callable[[], object]:
         return lambda: ["the same words"] * 1000
 
@@ -123,7 +123,7 @@ async def test_large_answers_are_compressed_once(answers: Answers) -> None:
     assert len(answer.packed) < len(answer.body) / 10
 
 
-async def test_closing_ends_what_is_under_way(answers: Answers) -> None:
+async def test_closing_ends_what_is_under_way(answers: DocumentCache) -> None:
     source = Source()
     waiting = asyncio.create_task(answers.get("status", source.make))
     await asyncio.sleep(0)

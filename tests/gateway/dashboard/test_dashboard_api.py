@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 import large_cluster
-from catenary_gateway.dashboard.answers import Answers
+from catenary_gateway.dashboard.answers import DocumentCache
 from catenary_gateway.dashboard.api import AGE_HEADER
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_services.security.keys import add_key
@@ -241,4 +241,4 @@ async def test_admin_says_which_share_of_a_models_requests_was_in_time(running: 
 
 
 def test_the_cache_is_younger_than_the_interval_at_which_pages_ask() -> None:
-    assert Answers().max_age_ns < 10**9
+    assert DocumentCache().max_age_ns < 10**9

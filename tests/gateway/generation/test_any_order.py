@@ -13,10 +13,14 @@ from hypothesis import strategies as st
 
 from catenary_gateway.catalog import Catalog
 from catenary_gateway.generation.plane import SessionPlane
-from catenary_gateway.generation.request import TEXT_COMPLETION, GenerationRequest, GenerationTerms
+from catenary_gateway.generation.request import (
+    TEXT_COMPLETION,
+    GenerationOptions,
+    GenerationRequest,
+)
 from catenary_gateway.generation.text_codec import TextCodec
-from catenary_gateway.inference import Arrival
-from catenary_gateway.observability.bookkeeping import Bookkeeping
+from catenary_gateway.inference import RequestArrival
+from catenary_gateway.observability.request_metrics import RequestMetrics
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.errors import PartitionLost, RequestCancelled
@@ -95,8 +99,8 @@ class World:
 
     def __init__(self) -> None:
         self.wires = Wires()
-        books = Bookkeeping("g", Metrics(), Tracer("t", "t"))
-        self.plane = SessionPlane("g", self.wires, self.wires, books, itertools.count(7))
+        request_metrics = RequestMetrics("g", Metrics(), Tracer("t", "t"))
+        self.plane = SessionPlane("g", self.wires, self.wires, request_metrics, itertools.count(7))
         catalog = Catalog()
         catalog.update(scheduler_pb2.ModelTable(models=[generating()]))
         sampling = SamplingParameters(max_tokens=200).resolved(len(PROMPT), 512, 1)
@@ -107,10 +111,10 @@ class World:
             array("I", PROMPT),
             sampling,
             CODEC,
-            GenerationTerms(),
+            GenerationOptions(),
         )
         now = time.monotonic_ns()
-        arrival = Arrival("m", now, time.time_ns(), TraceContext(1, 1, False), None)
+        arrival = RequestArrival("m", now, time.time_ns(), TraceContext(1, 1, False), None)
         self.generation = self.plane.open(request, arrival)
         self.sessions = 0
         self.positions: dict[int, int] = {}
@@ -194,10 +198,10 @@ class World:
     def check(self) -> None:
         plane = self.plane
         current = [s for s in plane._requests.values() if s.current is not None]
-        assert len(plane._rings._sessions) == len(current)
+        assert len(plane._starts._sessions) == len(current)
         moving = [start for s in plane._requests.values() for start in s.successors]
-        assert len(plane._rings._successors) == len(moving)
-        assert set(plane._rings._deliveries) <= set(range(1, self.sessions + 1))
+        assert len(plane._starts._successors) == len(moving)
+        assert set(plane._starts._deliveries) <= set(range(1, self.sessions + 1))
 
 
 @given(EVENTS, st.booleans())
@@ -234,10 +238,10 @@ def test_the_client_gets_every_token_once_and_in_order(
             assert got == ANSWER
         await world.plane.close(RequestCancelled("over"))
         assert not world.plane._requests
-        rings = world.plane._rings
-        assert not rings._sessions
-        assert not rings._successors
-        assert not rings._deliveries
+        starts = world.plane._starts
+        assert not starts._sessions
+        assert not starts._successors
+        assert not starts._deliveries
         assert world.wires.said("finished") + world.wires.said("cancel") == 1
 
     asyncio.run(run())

@@ -36,7 +36,7 @@ class Said:
     def __init__(self, deadline_ns: int | None = None, slo_ns: int = 0, ttft_ns: int = 0) -> None:
         self.deadline_ns, self.time_to_first_token_ns = deadline_ns, ttft_ns or None
         self.default_slo_ns = slo_ns
-        self.terms = self.model = self
+        self.options = self.model = self
 
 
 class Came:

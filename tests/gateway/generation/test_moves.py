@@ -11,7 +11,7 @@ import grpc
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from catenary_gateway.generation import rings
+from catenary_gateway.generation import active_starts
 from catenary_protos.catenary.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -191,7 +191,7 @@ async def test_tokens_that_overtake_the_last_ones_of_the_old_ring_wait_for_them(
 async def test_lost_last_tokens_of_the_old_ring_are_noticed(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rings, "OVERTAKEN_S", 0.05 if how == "none comes" else 60.0)
+    monkeypatch.setattr(active_starts, "OVERTAKEN_S", 0.05 if how == "none comes" else 60.0)
     async with generating(tmp_path, agents=3) as (stage, stream, first):
         second = await moving(stage, first, skip=1)
         await second.say("c" * (65 if how == "too many behind" else 1))

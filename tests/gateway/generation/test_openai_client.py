@@ -396,7 +396,7 @@ async def test_ids_and_objectives_travel_in_headers(running: TextStage) -> None:
             )
         assert raised.value.request_id == "wrong"
     await running.is_empty()
-    found = running.gateway._plane.books.recent.find("chatcmpl-mine")
+    found = running.gateway._plane.request_metrics.recent.find("chatcmpl-mine")
     assert found is not None
     assert found.id == "mine"
     metrics = running.gateway._metrics

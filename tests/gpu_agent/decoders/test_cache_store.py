@@ -7,7 +7,7 @@ import os
 import numpy as np
 
 from benchmarks.cache_growth import cache_memory_bytes
-from catenary_agent.decoders.cache_rows import Move
+from catenary_agent.decoders.cache_rows import RowMove
 from catenary_agent.decoders.cache_store import CacheShape, CacheStore
 from catenary_agent.kv.span import CacheSpan
 
@@ -34,8 +34,8 @@ def test_a_row_that_moves_leaves_nothing_of_what_was_there_before() -> None:
     written(store, 1, TOKENS)
     written(store, 2, TOKENS)
     assert taken() - before >= BLOCKS * 2 * TOKENS * PER_TOKEN
-    store.move(Move(3, 1, 2), 64)
-    store.move(Move(3, 2, 4), 64)  # entered at the third of the blocks
+    store.move(RowMove(3, 1, 2), 64)
+    store.move(RowMove(3, 2, 4), 64)  # entered at the third of the blocks
     for block in range(2, 2 + BLOCKS):
         store.release(block, 3)
     assert (store.read(0, CacheSpan(2, 2 + BLOCKS, 0, 300)) == first).all()
@@ -49,7 +49,7 @@ def test_a_row_that_moves_leaves_nothing_of_what_was_there_before() -> None:
 def test_neighbours_of_a_row_without_whole_pages_stay_as_they_are() -> None:
     store = CacheStore(CacheShape(2, (3,) * BLOCKS, HEADS, 5, HEAD_SIZE))
     rows = [written(store, row, 5) for row in range(3)]
-    store.move(Move(2, 1, 2), 2)
+    store.move(RowMove(2, 1, 2), 2)
     for block in range(2, 2 + BLOCKS):
         store.release(block, 2)
     assert (store.read(0, CacheSpan(2, 2 + BLOCKS, 0, 5)) == rows[0]).all()

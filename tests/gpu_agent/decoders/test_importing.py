@@ -17,7 +17,7 @@ from catenary_agent.decoders.importing import ImportOptions, import_decoder
 from catenary_agent.decoders.onnx_executor import OnnxDecoder
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import InternalError, InvalidInput
-from catenary_services.jail.run import Work, run_jailed
+from catenary_services.jail.run import JailedWork, run_jailed
 from catenary_services.model_repository import ModelRepository
 from decoder_ring import DecoderRing
 from jail_here import run_here
@@ -125,7 +125,7 @@ def test_agents_that_ask_at_once_build_a_graph_once(
     import_decoder(repository, tmp_path / "source", key)
     build, builds = run_here, list[bytes]()
 
-    def counted(work: Work, into: Path | None = None) -> bytes:
+    def counted(work: JailedWork, into: Path | None = None) -> bytes:
         builds.append(work.job)
         return build(work, into)
 

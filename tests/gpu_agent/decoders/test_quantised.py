@@ -21,9 +21,15 @@ from catenary_agent.decoders.gguf_weights import write_weights
 from catenary_agent.decoders.importing import ImportOptions, import_decoder
 from catenary_agent.decoders.quantisation import stored_as
 from catenary_agent.decoders.torch_executor import TorchDecoder
-from catenary_agent.decoders.torch_quantised import EightBit, FourBit, numbers_of, packed, quantised
+from catenary_agent.decoders.torch_quantised import (
+    EightBitLinear,
+    FourBitLinear,
+    numbers_of,
+    packed,
+    quantised,
+)
 from catenary_agent.executors.device import Device
-from catenary_services.domain.decoder import Form, LargestStep
+from catenary_services.domain.decoder import DecoderForm, LargestStep
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import InvalidInput, NotSupported
 from catenary_services.model_repository import ModelRepository
@@ -42,7 +48,7 @@ def test_eight_bits_are_the_nearest_codes() -> None:
     torch.manual_seed(1)
     weight, rows = torch.randn(48, 96), torch.randn(5, 96)
     made = quantised(weight, None, "int8", torch.float32)
-    assert isinstance(made, EightBit)
+    assert isinstance(made, EightBitLinear)
     numbers = made.codes.float() * made.scales[:, None]
     assert ((numbers - weight).abs() <= made.scales[:, None] * 0.5001).all()
     torch.testing.assert_close(made(rows), rows @ numbers.T, rtol=1e-5, atol=1e-5)
@@ -54,7 +60,7 @@ def test_four_bits_are_the_nearest_codes(dtype: torch.dtype) -> None:
     weight, rows = torch.randn(48, 96), torch.randn(2, 5, 96).to(dtype)
     bias = torch.randn(48).to(dtype)
     made = quantised(weight, bias, "int4", dtype)
-    assert isinstance(made, FourBit)
+    assert isinstance(made, FourBitLinear)
     numbers = numbers_of(made.codes, made.steps.float())
     step = made.steps[..., 0].float().T.repeat_interleave(GROUP, 1)
     # Scale and offset are rounded: the ends of a group may be a little further away.
@@ -71,11 +77,13 @@ def test_codes_mean_what_the_kernels_of_pytorch_take_them_for() -> None:
     steps, rows = torch.rand(4, 64, 2), torch.randn(3, 128)
     tiles = torch._convert_weight_to_int4pack_for_cpu(codes.int(), 1)
     found = torch._weight_int4pack_mm_for_cpu(rows, tiles, GROUP, steps)
-    expected = FourBit(packed(codes), steps, None)(rows)
+    expected = FourBitLinear(packed(codes), steps, None)(rows)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     whole, scales = torch.randint(-127, 128, (64, 128), dtype=torch.int8), torch.rand(64)
     found = torch._weight_int8pack_mm(rows, whole, scales)
-    torch.testing.assert_close(found, EightBit(whole, scales, None)(rows), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(
+        found, EightBitLinear(whole, scales, None)(rows), rtol=1e-4, atol=1e-3
+    )
 
 
 def test_a_kernel_that_is_missing_or_wrong_is_not_used() -> None:
@@ -156,22 +164,22 @@ def test_a_model_that_is_quantised_when_loaded_computes_with_its_codes(
         made = [each for each in layer.named_modules() if each[0].endswith(LINEARS)]
         assert len(made) == len(LINEARS)
         for name, module in made:
-            assert isinstance(module, FourBit if precision == "int4" else EightBit)
+            assert isinstance(module, FourBitLinear if precision == "int4" else EightBitLinear)
             with torch.no_grad():
                 modules[f"model.layers.{index}.{name}"].weight.copy_(numbers_in(module))
     np.testing.assert_allclose(logits(repository), reference(model), atol=1e-4)
     assert np.abs(reference(model) - plain).max() > 1e-3
 
 
-def numbers_in(module: FourBit | EightBit) -> torch.Tensor:
-    if isinstance(module, FourBit):
+def numbers_in(module: FourBitLinear | EightBitLinear) -> torch.Tensor:
+    if isinstance(module, FourBitLinear):
         return numbers_of(module.codes, module.steps)
     return module.codes * module.scales[:, None]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
-@pytest.mark.parametrize("form", [Form.TORCH_FLOAT32, Form.TORCH_BFLOAT16])
-def test_tables_say_what_is_held(precision: str, form: Form, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", [DecoderForm.TORCH_FLOAT32, DecoderForm.TORCH_BFLOAT16])
+def test_tables_say_what_is_held(precision: str, form: DecoderForm, tmp_path: Path) -> None:
     # 72 inputs of one matrix do not come out even: it stays as it is.
     source, _ = tiny(tmp_path / "tiny", intermediate_size=72)
     repository = import_it(tmp_path / "models", source, precision)
@@ -256,7 +264,7 @@ def test_quantised_files_are_computed_with_as_they_are(method: str, tmp_path: Pa
     repository = import_it(tmp_path / "models", source, "int4")
     assert repository.model_file(KEY).read_bytes() == (source / "model.safetensors").read_bytes()
     np.testing.assert_allclose(logits(repository), reference(model), atol=1e-4)
-    held = repository.decoder_table(KEY).held(Form.TORCH_FLOAT32)
+    held = repository.decoder_table(KEY).held(DecoderForm.TORCH_FLOAT32)
     for first, last in ((0, LAYERS), (1, 2)):
         assert opened(repository, first, last).memory_bytes == held.weight_bytes(first, last)
 

@@ -15,10 +15,10 @@ import torch
 
 from catenary_agent.decoders.base import CacheLayout, StepItem
 from catenary_agent.decoders.sizes import GATHERED_BYTES
-from catenary_agent.decoders.torch_attention import Kernel
+from catenary_agent.decoders.torch_attention import AttentionKernel
 from catenary_agent.decoders.torch_executor import TorchDecoder
-from catenary_agent.decoders.torch_weights import Numbers, load_blocks
-from catenary_agent.decoders.torch_wide import Operand, joined, narrowed, product, rounded
+from catenary_agent.decoders.torch_weights import WeightFormat, load_blocks
+from catenary_agent.decoders.torch_wide import MatrixOperand, joined, narrowed, product, rounded
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import NotSupported
@@ -148,7 +148,7 @@ def test_both_halves_of_bfloat16_are_added_where_a_kernel_multiplies_them() -> N
     rows, weight = torch.randn(3, 64), torch.randn(7, 64).to(torch.bfloat16)
     upper = rows.to(torch.bfloat16)
     both = torch.cat((upper, (rows - upper).to(torch.bfloat16)))
-    made = joined(Operand(both, halves=True), both.float() @ weight.float().T)
+    made = joined(MatrixOperand(both, halves=True), both.float() @ weight.float().T)
     expected = product(rounded(rows, torch.bfloat16), weight)
     torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
 
@@ -197,8 +197,8 @@ def test_weights_beyond_float16_are_refused_and_held_in_bfloat16(tmp_path: Path)
     key = PartitionKey(model[1], 0, LAYERS)
     with model[0].reading(model[1]) as reading:
         with pytest.raises(NotSupported, match=r"layers\.1\.mlp\.up_proj.*bfloat16"):
-            load_blocks(reading, key, LAYERS, Numbers(torch.device("cpu"), torch.float16))
-        load_blocks(reading, key, LAYERS, Numbers(torch.device("cpu"), torch.bfloat16))
+            load_blocks(reading, key, LAYERS, WeightFormat(torch.device("cpu"), torch.float16))
+        load_blocks(reading, key, LAYERS, WeightFormat(torch.device("cpu"), torch.bfloat16))
 
 
 def test_caches_are_gathered_in_groups_that_fit_and_long_ones_by_themselves(
@@ -211,7 +211,7 @@ def test_caches_are_gathered_in_groups_that_fit_and_long_ones_by_themselves(
     for limit in (GATHERED_BYTES, 40 * row_bytes):
         monkeypatch.setattr("catenary_agent.decoders.torch_attention.GATHERED_BYTES", limit)
         executor = opened(model, "float16")
-        executor._kernel = Kernel.PADDED
+        executor._kernel = AttentionKernel.PADDED
         lengths = {1: 7, 2: 80, 3: 12, 4: 9, 5: 25}
         for session, length in lengths.items():
             executor.open_session(session, 0)

@@ -28,7 +28,7 @@ from catenary_agent.decoders.choosing import Asked
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.decoders.numpy_arrays import numpy_chooser
 from catenary_agent.decoders.row_results import row_results
-from catenary_agent.decoders.sampling import Sampler
+from catenary_agent.decoders.sampling import SessionSampler
 from catenary_agent.decoders.torch_arrays import torch_chooser
 from catenary_agent.decoders.torch_executor import TorchDecoder
 from catenary_agent.executors.device import Device
@@ -73,9 +73,9 @@ WAYS: dict[str, dict[str, Any]] = {
 LIBRARIES = ["numpy", "torch"]
 
 
-def sampler(number: int, prompt: int = 20, **values: Any) -> Sampler:
+def sampler(number: int, prompt: int = 20, **values: Any) -> SessionSampler:
     parameters = SamplingParameters(seed=number, max_tokens=400, **values)
-    return Sampler(parameters, tuple(range(3, 23 + prompt)), prompt, (2,))
+    return SessionSampler(parameters, tuple(range(3, 23 + prompt)), prompt, (2,))
 
 
 def logits_of(rows: int, *, flat: bool) -> np.ndarray:

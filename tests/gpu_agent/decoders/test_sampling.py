@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from catenary_agent.decoders.choosing import Chooser
+from catenary_agent.decoders.choosing import TokenSampler
 from catenary_agent.decoders.gumbel import (
     counters,
     exact_noise,
@@ -18,19 +18,19 @@ from catenary_agent.decoders.gumbel import (
     stream_of,
 )
 from catenary_agent.decoders.numpy_arrays import numpy_chooser
-from catenary_agent.decoders.sampling import NOT_FINITE, NOTHING_ALLOWED, Sampler
+from catenary_agent.decoders.sampling import NOT_FINITE, NOTHING_ALLOWED, SessionSampler
 from catenary_services.domain.sampling import SamplingParameters
 from sampling_cases import chosen_one_by_one, noise, random_logits, random_sampler
 
 VOCABULARY = 49_152
-Choose = Callable[[np.ndarray, list[Sampler]], list[int]]
+Choose = Callable[[np.ndarray, list[SessionSampler]], list[int]]
 
 
-def in_numpy(logits: np.ndarray, samplers: list[Sampler]) -> list[int]:
+def in_numpy(logits: np.ndarray, samplers: list[SessionSampler]) -> list[int]:
     return numpy_chooser(logits.shape[1]).choose(logits, list(enumerate(samplers)))
 
 
-def in_torch(logits: np.ndarray, samplers: list[Sampler]) -> list[int]:
+def in_torch(logits: np.ndarray, samplers: list[SessionSampler]) -> list[int]:
     torch = pytest.importorskip("torch")
     from catenary_agent.decoders.torch_arrays import torch_chooser
 
@@ -56,8 +56,8 @@ def logits_of(seed: int, rows: int = 1, vocabulary: int = VOCABULARY) -> np.ndar
 
 def sampler_of(
     token_ids: tuple[int, ...] = (1, 2, 3), prompt: int = 3, **values: object
-) -> Sampler:
-    return Sampler(SamplingParameters(**values), token_ids, prompt, (2,))  # type: ignore[arg-type]
+) -> SessionSampler:
+    return SessionSampler(SamplingParameters(**values), token_ids, prompt, (2,))  # type: ignore[arg-type]
 
 
 def reference_probabilities(logits: np.ndarray, values: dict[str, float]) -> np.ndarray:
@@ -150,7 +150,7 @@ def test_penalties_are_those_of_transformers(choose: Choose) -> None:
     parameters = SamplingParameters(
         repetition_penalty=1.8, min_tokens=6, logit_bias=((5, 4.0), (9, -2.0))
     )
-    sampler = Sampler(parameters, history, 2, (2, 40))
+    sampler = SessionSampler(parameters, history, 2, (2, 40))
     edited = logits[None].copy()
     numpy_chooser(VOCABULARY)._edit(edited, [(1, sampler)])
     np.testing.assert_array_equal(edited[0], scores[0].numpy())
@@ -216,7 +216,7 @@ def test_a_session_that_moves_goes_on_identically(
     assert go_on(choose, steps, other) != tokens
 
 
-def go_on(choose: Choose, steps: np.ndarray, sampler: Sampler) -> list[int]:
+def go_on(choose: Choose, steps: np.ndarray, sampler: SessionSampler) -> list[int]:
     tokens = []
     for step in steps:
         tokens += choose(step[None], [sampler])
@@ -231,7 +231,7 @@ def test_counts_kept_on_a_device_follow_their_sessions() -> None:
     chooser = torch_chooser(torch.device("cpu"), 200)
     rng = np.random.default_rng(34)
 
-    def session(number: int) -> Sampler:
+    def session(number: int) -> SessionSampler:
         history = tuple(rng.integers(0, 200, 20).tolist())
         return sampler_of(
             history,
@@ -366,7 +366,7 @@ def test_the_answer_ends_at_an_end_token_or_at_its_length(choose: Choose) -> Non
     end = np.zeros((1, 50), np.float32)
     end[0, 2], end[0, 9] = 5.0, 4.0
 
-    def next_of(sampler: Sampler) -> tuple[int, str]:
+    def next_of(sampler: SessionSampler) -> tuple[int, str]:
         (token,) = choose(end, [sampler])
         return token, sampler.accept(token)
 
@@ -408,7 +408,7 @@ def test_choosing_for_eight_sessions_costs_little() -> None:
         assert best_ns < limits_ms[name] * 1e6, f"{name}: {best_ns / 1e6:.2f} ms"
 
 
-def _timed_ns(chooser: Chooser, logits: np.ndarray, samplers: list[Sampler]) -> int:
+def _timed_ns(chooser: TokenSampler, logits: np.ndarray, samplers: list[SessionSampler]) -> int:
     before = time.process_time_ns()
     chooser.choose(logits, list(enumerate(samplers)))
     return time.process_time_ns() - before

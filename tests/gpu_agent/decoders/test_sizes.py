@@ -30,12 +30,17 @@ from allocations import malloc_bytes, torch_peak_bytes
 from benchmarks.cache_growth import cache_memory_bytes
 from catenary_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem, set_layout
 from catenary_agent.decoders.emulated import EmulatedDecoder
-from catenary_agent.decoders.loading import DecoderChoice, load_decoder, runtime_of
+from catenary_agent.decoders.loading import DecoderOptions, load_decoder, runtime_of
 from catenary_agent.decoders.sizes import GraphBytes, all_tensors, table_from
-from catenary_agent.decoders.torch_attention import Kernel
+from catenary_agent.decoders.torch_attention import AttentionKernel
 from catenary_agent.decoders.torch_executor import TorchDecoder
 from catenary_agent.executors.device import Device
-from catenary_services.domain.decoder import Form, HeldSizes, LargestStep, Runtime
+from catenary_services.domain.decoder import (
+    AllocatedSizes,
+    DecoderForm,
+    DecoderRuntime,
+    LargestStep,
+)
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.sampler_sizes import SamplerSizes
 from catenary_services.errors import InvalidInput
@@ -44,9 +49,9 @@ from tiny_decoders import FAMILIES, LAYERS, make_tiny_decoder
 
 CPU = Device.parse("cpu")
 NUMBERS = {
-    "float32": Form.TORCH_FLOAT32,
-    "bfloat16": Form.TORCH_BFLOAT16,
-    "float16": Form.TORCH_FLOAT16,
+    "float32": DecoderForm.TORCH_FLOAT32,
+    "bfloat16": DecoderForm.TORCH_BFLOAT16,
+    "float16": DecoderForm.TORCH_FLOAT16,
 }
 RANGES = list(itertools.combinations(range(LAYERS + 1), 2))
 
@@ -58,7 +63,7 @@ def tiny(
     return make_tiny_decoder(tmp_path_factory.mktemp("sizes"), request.param)
 
 
-def held(model: tuple[ModelRepository, ModelKey], form: Form) -> HeldSizes:
+def held(model: tuple[ModelRepository, ModelKey], form: DecoderForm) -> AllocatedSizes:
     return model[0].decoder_table(model[1]).held(form)
 
 
@@ -145,7 +150,7 @@ def items_of(executor: DecoderExecutor, step: Step) -> tuple[list[StepItem], Lar
     return items, LargestStep(decoding, chunk, context + max(1, chunk))
 
 
-def logits_sizes(executor: DecoderExecutor) -> HeldSizes:
+def logits_sizes(executor: DecoderExecutor) -> AllocatedSizes:
     """What the table says of steps that want logits: no tokens are chosen (test_sampler_sizes)."""
     return replace(executor.sizes, sampler=SamplerSizes())
 
@@ -181,7 +186,7 @@ def test_gathered_caches_of_devices_without_a_kernel_are_in_the_table(
     model = measured("fp32")
     whole = PartitionKey(model[1], 0, 4)
     executor = TorchDecoder(model[0], whole, CPU, CacheLayout(4 * 25, 512, (0,)), 1, "float16")
-    executor._kernel = Kernel.PADDED
+    executor._kernel = AttentionKernel.PADDED
     items, largest = items_of(executor, (24, 0, 400))
     took = torch_peak_bytes(lambda: executor.step(items))
     assert took <= logits_sizes(executor).step_bytes(largest) <= 3 * took
@@ -263,7 +268,7 @@ def test_onnx_runtime_allocates_them(
     measured: Callable[[str], tuple[ModelRepository, ModelKey]], precision: str
 ) -> None:
     model = measured(precision)
-    sizes = held(model, Form(f"onnx-{precision}"))
+    sizes = held(model, DecoderForm(f"onnx-{precision}"))
     library_bytes(lambda: onnx(model, 0, 4))  # the first one also allocates what stays
     # Of three, since threads that other tests left behind allocate, too, when they like.
     more = statistics.median(
@@ -335,7 +340,7 @@ def test_an_emulated_device_counts_as_what_it_stands_for(
     plain = load_decoder(repository, whole, device, layout)
     assert (plain.sizes, plain.memory_bytes) == (table.held(None), table.weight_bytes(0, 4))
     for numbers, form in NUMBERS.items():
-        choice = DecoderChoice("torch", numbers)  # type: ignore[arg-type]
+        choice = DecoderOptions("torch", numbers)  # type: ignore[arg-type]
         made = load_decoder(
             repository, whole, device, layout, library="torch", numbers=choice.numbers
         )
@@ -348,18 +353,18 @@ def test_an_emulated_device_counts_as_what_it_stands_for(
 @pytest.mark.parametrize(
     ("device", "choice", "runtime"),
     [
-        ("cpu", DecoderChoice(), Runtime.ONNX),
-        ("cpu", DecoderChoice("onnx"), Runtime.ONNX),
-        ("cpu", DecoderChoice("torch"), Runtime.TORCH_FLOAT32),
-        ("cpu", DecoderChoice("torch", "bfloat16"), Runtime.TORCH_BFLOAT16),
-        ("cuda:0", DecoderChoice("auto", "float16"), Runtime.TORCH_FLOAT16),
-        ("emulated:P4", DecoderChoice(), None),
-        ("emulated:P4", DecoderChoice("onnx"), Runtime.ONNX),
-        ("emulated:P4", DecoderChoice("torch"), Runtime.TORCH_FLOAT16),
+        ("cpu", DecoderOptions(), DecoderRuntime.ONNX),
+        ("cpu", DecoderOptions("onnx"), DecoderRuntime.ONNX),
+        ("cpu", DecoderOptions("torch"), DecoderRuntime.TORCH_FLOAT32),
+        ("cpu", DecoderOptions("torch", "bfloat16"), DecoderRuntime.TORCH_BFLOAT16),
+        ("cuda:0", DecoderOptions("auto", "float16"), DecoderRuntime.TORCH_FLOAT16),
+        ("emulated:P4", DecoderOptions(), None),
+        ("emulated:P4", DecoderOptions("onnx"), DecoderRuntime.ONNX),
+        ("emulated:P4", DecoderOptions("torch"), DecoderRuntime.TORCH_FLOAT16),
     ],
 )
 def test_what_decoders_run_with(
-    device: str, choice: DecoderChoice, runtime: Runtime | None
+    device: str, choice: DecoderOptions, runtime: DecoderRuntime | None
 ) -> None:
     assert runtime_of(Device.parse(device), choice) is runtime
 
@@ -380,7 +385,7 @@ def test_a_table_is_made_without_any_graph(tmp_path: Path) -> None:
     tensors = all_tensors(repository.folder(key))
     table = repository.decoder_table(key)
     assert {each.form for each in table.forms} == set(NUMBERS.values())
-    plain, small = table.held(Form.TORCH_FLOAT32), table.held(Form.TORCH_BFLOAT16)
+    plain, small = table.held(DecoderForm.TORCH_FLOAT32), table.held(DecoderForm.TORCH_BFLOAT16)
     assert table.block_bytes == plain.block_bytes[0] == 2 * small.block_bytes[0]
     assert small.shared_bytes == small.embedding_bytes == VOCABULARY_BYTES // 2
     # All of it is every tensor of the file once: the head is tied.

@@ -16,7 +16,7 @@ import torch
 from catenary_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.decoders.numpy_arrays import numpy_chooser
-from catenary_agent.decoders.sampling import NOT_CHOSEN, NOT_FINITE, Sampler
+from catenary_agent.decoders.sampling import NOT_CHOSEN, NOT_FINITE, SessionSampler
 from catenary_agent.decoders.torch_executor import TorchDecoder
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import PartitionKey
@@ -49,10 +49,10 @@ def executor(request: pytest.FixtureRequest) -> Iterator[DecoderExecutor]:
     made.close()
 
 
-def sampler_of(executor: DecoderExecutor, session: int, known: list[int]) -> Sampler:
+def sampler_of(executor: DecoderExecutor, session: int, known: list[int]) -> SessionSampler:
     parameters = SamplingParameters(**WAYS[session])  # type: ignore[arg-type]
     prompt = PROMPTS[session]
-    return Sampler(parameters, known, len(prompt), executor.table.end_token_ids)
+    return SessionSampler(parameters, known, len(prompt), executor.table.end_token_ids)
 
 
 def test_a_step_returns_the_tokens_its_logits_say(executor: DecoderExecutor) -> None:

@@ -15,13 +15,13 @@ import torch
 from catenary_agent.decoders import torch_attention
 from catenary_agent.decoders.base import CacheLayout, StepItem
 from catenary_agent.decoders.torch_attention import (
-    Kernel,
+    AttentionKernel,
+    AttentionMetadata,
     LayerCall,
-    StepPlan,
     StepTensors,
     attend,
 )
-from catenary_agent.decoders.torch_cache import CacheShape, SlotPool
+from catenary_agent.decoders.torch_cache import SlotPool, TokenCacheShape
 from catenary_agent.decoders.torch_executor import TorchDecoder
 from catenary_agent.decoders.torch_flash import difference, why_not_flash
 from catenary_agent.decoders.torch_graphs import StaticStep, bucket_of, graphable
@@ -35,7 +35,7 @@ from tiny_decoders import (
     reference_tokens,
 )
 
-SHAPE = CacheShape(2, 16, torch.float32, torch.device("cpu"))
+SHAPE = TokenCacheShape(2, 16, torch.float32, torch.device("cpu"))
 HEADS = 6
 
 needs_cuda = pytest.mark.skipif(
@@ -86,7 +86,7 @@ def test_the_kernels_agree_on_mixed_steps(
 ) -> None:
     layers = 3
     outputs = {}
-    for kernel in Kernel:
+    for kernel in AttentionKernel:
         torch.manual_seed(1)
         pool = SlotPool(12, 32, layers, SHAPE)
         pool.keys.fill_(float("nan"))  # nobody may look at rows that were never written
@@ -99,7 +99,7 @@ def test_the_kernels_agree_on_mixed_steps(
                 extent = slice(cache.starts[layer], cache.starts[layer] + old)
                 pool.keys[extent] = torch.randn(old, 2, 16)
                 pool.values[extent] = torch.randn(old, 2, 16)
-        plan = StepPlan(caches, counts, cached)
+        plan = AttentionMetadata(caches, counts, cached)
         step = StepTensors.of(plan, pool, kernel)
         found = []
         for layer in range(layers):
@@ -114,8 +114,8 @@ def test_the_kernels_agree_on_mixed_steps(
             assert output.shape == (1, rows, HEADS, 16)
             found.append(output)
         outputs[kernel] = found
-    for kernel in (Kernel.FLASH, Kernel.PADDED):
-        for ours, plain in zip(outputs[kernel], outputs[Kernel.EACH], strict=True):
+    for kernel in (AttentionKernel.FLASH, AttentionKernel.PADDED):
+        for ours, plain in zip(outputs[kernel], outputs[AttentionKernel.EACH], strict=True):
             torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
 
 
@@ -139,7 +139,7 @@ def test_a_padded_static_step_computes_what_the_eager_one_does(
         executor.step([StepItem(s, 0, inputs(s + 2), "nothing")])
     rows = [inputs(1) for _ in range(sessions)]
     caches = [executor._caches[s] for s in range(sessions)]
-    plan = StepPlan(caches, [1] * sessions, [s + 2 for s in range(sessions)])
+    plan = AttentionMetadata(caches, [1] * sessions, [s + 2 for s in range(sessions)])
     assert graphable(plan)
     size = bucket_of(sessions)
     assert size is not None
@@ -156,8 +156,8 @@ def test_a_padded_static_step_computes_what_the_eager_one_does(
 def test_only_pure_decode_steps_that_enter_first_are_graphed() -> None:
     pool = SlotPool(400, 4, 2, SHAPE)
 
-    def plan(entries: list[int], counts: list[int]) -> StepPlan:
-        return StepPlan([pool.open(entry) for entry in entries], counts, [1] * len(counts))
+    def plan(entries: list[int], counts: list[int]) -> AttentionMetadata:
+        return AttentionMetadata([pool.open(entry) for entry in entries], counts, [1] * len(counts))
 
     assert graphable(plan([0, 0], [1, 1]))
     assert not graphable(plan([0, 0], [1, 2]))
@@ -191,7 +191,7 @@ def test_the_padded_kernel_generates_what_transformers_does(tmp_path: Path) -> N
     repository, model = make_tiny_decoder(tmp_path, "mistral-window")
     key = PartitionKey(model, 0, LAYERS)
     executor = TorchDecoder(repository, key, Device("cpu"), CacheLayout(40, 64, (0,)), 1)
-    executor._kernel = Kernel.PADDED
+    executor._kernel = AttentionKernel.PADDED
     texts = prompts(3, 20, seed=2)
     reference = reference_model(repository, model)
     expected = [reference_tokens(reference, text, 12) for text in texts]
@@ -199,17 +199,17 @@ def test_the_padded_kernel_generates_what_transformers_does(tmp_path: Path) -> N
 
 
 @needs_cuda
-@pytest.mark.parametrize("kernel", list(Kernel))
-def test_a_cuda_device_agrees_with_the_cpu(tmp_path: Path, kernel: Kernel) -> None:
+@pytest.mark.parametrize("kernel", list(AttentionKernel))
+def test_a_cuda_device_agrees_with_the_cpu(tmp_path: Path, kernel: AttentionKernel) -> None:
     repository, model = make_tiny_decoder(tmp_path, "llama")
     layout, key = CacheLayout(64, 64, (0,)), PartitionKey(model, 0, LAYERS)
     rows = {}
     for device in (Device("cpu"), Device("cuda")):
         executor = TorchDecoder(repository, key, device, layout, 1)
-        if device.kind == "cuda" and kernel is not Kernel.FLASH:
+        if device.kind == "cuda" and kernel is not AttentionKernel.FLASH:
             executor._kernel, executor._graphs = kernel, None
-        if device.kind == "cuda" and kernel is Kernel.FLASH:
-            assert executor._kernel is Kernel.FLASH, "FlashAttention was expected to work"
+        if device.kind == "cuda" and kernel is AttentionKernel.FLASH:
+            assert executor._kernel is AttentionKernel.FLASH, "FlashAttention was expected to work"
         found = []
         for s, text in enumerate(prompts(5, 20, seed=2)):
             executor.open_session(s, 0)

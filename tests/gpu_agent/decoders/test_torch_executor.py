@@ -19,10 +19,10 @@ import torch
 
 from catenary_agent.decoders.base import CacheLayout, StepItem, set_layout
 from catenary_agent.decoders.torch_executor import TorchDecoder
-from catenary_agent.device_errors import Trouble, trouble_of
+from catenary_agent.device_errors import DeviceErrorKind, error_kind_of
 from catenary_agent.executors.device import Device
 from catenary_agent.generation.loop.measuring import measure_between_steps
-from catenary_services.domain.decoder import Form
+from catenary_services.domain.decoder import DecoderForm
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import InternalError, InvalidInput, NotSupported, Overloaded
 from catenary_services.model_repository import ModelRepository
@@ -257,7 +257,7 @@ def _decode(ring: Ring, known: list[list[int]]) -> None:
 
 def test_only_the_weights_of_its_blocks_are_held(llama: Tiny) -> None:
     repository, key = llama
-    held = repository.decoder_table(key).held(Form.TORCH_FLOAT32)
+    held = repository.decoder_table(key).held(DecoderForm.TORCH_FLOAT32)
     for first, last in ((0, 1), (1, 3), (3, 4), (0, 4)):
         assert decoder(llama, first, last).memory_bytes == held.weight_bytes(first, last)
 
@@ -356,7 +356,7 @@ def test_a_step_without_memory_holds_none_when_it_is_tried_again_in_parts(
         with pytest.raises(InternalError, match="out of memory") as caught:
             executor.step([item])
     assert held[0]() is None
-    assert trouble_of(caught.value) is Trouble.MEMORY
+    assert error_kind_of(caught.value) is DeviceErrorKind.MEMORY
     assert executor.step([item])[0] is not None
 
 

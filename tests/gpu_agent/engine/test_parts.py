@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from catenary_agent.engine.assembly import Assembler
 from catenary_agent.engine.batch import Batch, Payload
 from catenary_agent.engine.partitions import LoadedPartition
-from catenary_agent.engine.reporting import Notice, StageDone
+from catenary_agent.engine.reporting import FixedMessage, StageDone
 from catenary_agent.measuring import interpolate, measure_between_batches
 from catenary_agent.outbox import Outbox
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
@@ -72,9 +72,9 @@ def report(batch_id: int) -> StageDone:
     return StageDone(batch_id, 0, 1, 0, 1, 0, 0)
 
 
-def failure(batch_id: int) -> Notice:
+def failure(batch_id: int) -> FixedMessage:
     failed = scheduler_pb2.BatchFailed(batch_id=batch_id)
-    return Notice(scheduler_pb2.AgentMessage(batch_failed=failed))
+    return FixedMessage(scheduler_pb2.AgentMessage(batch_failed=failed))
 
 
 async def test_a_full_outbox_drops_the_oldest_reports_and_keeps_failures():

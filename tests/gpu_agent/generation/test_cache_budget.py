@@ -11,7 +11,7 @@ from catenary_agent.decoders.base import CacheLayout
 from catenary_agent.decoders.slot_book import SlotBook
 from catenary_agent.generation.loop.loading import DecoderLoader
 from catenary_agent.generation.loop.table import cache_bytes
-from catenary_agent.generation.state.lane import Lane
+from catenary_agent.generation.state.partition_batcher import PartitionBatcher
 from catenary_agent.generation.state.reporting import generation_report
 from catenary_agent.kv import CacheSpan
 from catenary_protos.catenary.v1 import scheduler_pb2
@@ -153,7 +153,7 @@ def test_what_is_cached_is_told() -> None:
     decoder.open_session(1, 0)
     decoder.book.cached[1] = 17
 
-    told = generation_report(Lane(decoder), 1).message()
+    told = generation_report(PartitionBatcher(decoder), 1).message()
     assert told.generation_report.cached_block_tokens == 32 * BLOCKS
 
 
@@ -177,7 +177,7 @@ def test_memory_is_what_may_be_cached_where_it_is_taken_as_it_is_written() -> No
     assert layout.memory_tokens(commits_on_use=True) == 4_096
     assert layout.memory_tokens(commits_on_use=False) == 64 * 512
 
-    assert cache_bytes(Lane(toy()), layout) == TABLE.slot_bytes(4_096)
+    assert cache_bytes(PartitionBatcher(toy()), layout) == TABLE.slot_bytes(4_096)
     with pytest.raises(InvalidInput, match="cache_tokens"):
         CacheLayout(64, 512, (0,), -1).check(toy().key)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from catenary_agent.generation.loop.ring import Ring
-from catenary_agent.generation.state.events import CloseOrdered, Opened, TokenArrived
-from catenary_agent.generation.state.lane import Lane
-from catenary_agent.generation.state.session import Arrived, Facts
-from catenary_agent.generation.surroundings import GenerationLimits
+from catenary_agent.generation.context import GenerationLimits
+from catenary_agent.generation.loop.generation_loop import GenerationLoop
+from catenary_agent.generation.state.events import CloseOrdered, SessionOpened, TokenArrived
+from catenary_agent.generation.state.partition_batcher import PartitionBatcher
+from catenary_agent.generation.state.session import ArrivalTime, SessionSpec
 from tests.support.ring_harness import BLOCKS, ToyDecoder, opening, toy, undisturbed
 
 PASS_NS = 1_000
@@ -32,14 +32,14 @@ class Agent:
         plain = toy()
         self.decoder = Waiting(plain.key, plain.layout)
         self.now = 0
-        self.ring = Ring("a-0", GenerationLimits(512), lambda: self.now)
-        self.ring.add_lane(Lane(self.decoder))
+        self.ring = GenerationLoop("a-0", GenerationLimits(512), lambda: self.now)
+        self.ring.add_batcher(PartitionBatcher(self.decoder))
         self.moments: dict[int, list[int]] = {}
         self.tokens: dict[int, list[int]] = {}
 
     def open(self, session: int, max_tokens: int) -> None:
         made = opening([("a-0", 0, BLOCKS)], PROMPT, max_tokens=max_tokens)
-        self.ring.handle(Opened(Facts(session, made, 0, FAR), Arrived(self.now)))
+        self.ring.handle(SessionOpened(SessionSpec(session, made, 0, FAR), ArrivalTime(self.now)))
 
     def run_until(self, end: int) -> None:
         """Lets time pass as the thread does: from one thing that is due to the next."""
@@ -49,7 +49,7 @@ class Agent:
             while self.ring.is_ready:
                 self.ring.step()
             for token in self.ring.take_outflow().tokens:
-                session = token.facts.session_id
+                session = token.spec.session_id
                 self.moments.setdefault(session, []).append(self.now)
                 self.tokens.setdefault(session, []).append(token.token_id)
         self.now = end
@@ -99,15 +99,15 @@ def test_a_session_closed_while_it_waits_is_never_computed(agent: Agent) -> None
 def test_a_token_that_comes_back_waits_again(agent: Agent) -> None:
     plain = toy(0, 2)
     decoder = Waiting(plain.key, plain.layout)
-    ring = Ring("a-1", GenerationLimits(512), lambda: agent.now)
-    ring.add_lane(Lane(decoder))
+    ring = GenerationLoop("a-1", GenerationLimits(512), lambda: agent.now)
+    ring.add_batcher(PartitionBatcher(decoder))
     made = opening([("a-1", 0, 2), ("a-2", 2, BLOCKS)], PROMPT, max_tokens=4)
-    ring.handle(Opened(Facts(1, made, 0, FAR), Arrived(0)))
+    ring.handle(SessionOpened(SessionSpec(1, made, 0, FAR), ArrivalTime(0)))
     agent.now = first_ns()
     ring.expire()
     ring.step()
     agent.now = 5 * PASS_NS
-    ring.handle(TokenArrived(1, len(PROMPT), 7, False, Arrived(agent.now)))
+    ring.handle(TokenArrived(1, len(PROMPT), 7, False, ArrivalTime(agent.now)))
     assert not ring.is_ready
     agent.now += PASS_NS + TOKEN_NS - 1
     ring.expire()

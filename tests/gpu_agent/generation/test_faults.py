@@ -423,12 +423,12 @@ async def test_a_bug_of_ours_is_not_swallowed(rings):
     [node] = await ring_of(rings, ONE)
     node.generation._thread.post(object())  # matches no event: nothing happens
     await node.settled()
-    node.generation._ring.sessions.lanes.append(None)
+    node.generation._generation_loop.sessions.batchers.append(None)
     node.generation.close_sessions([1])
     with pytest.raises(AttributeError):
         async with asyncio.timeout(5):
             await node.generation.failed()
-    node.generation._ring.sessions.lanes.pop()
+    node.generation._generation_loop.sessions.batchers.pop()
 
 
 async def test_what_goes_wrong_around_a_step_costs_one_session(rings, monkeypatch):

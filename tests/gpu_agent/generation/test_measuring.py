@@ -14,8 +14,8 @@ from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem
 from catenary_agent.decoders.timing import context_slope, floored_line, line
 from catenary_agent.generation.loop import measuring
 from catenary_agent.generation.loop.measuring import measure_between_steps
-from catenary_agent.generation.state.lane import LaneWork
-from catenary_agent.generation.state.session import Work
+from catenary_agent.generation.state.partition_batcher import BatcherWork
+from catenary_agent.generation.state.session import SessionWork
 from catenary_services.domain.ids import PartitionKey
 from ring_harness import BLOCKS, MODEL, ToyDecoder
 
@@ -127,18 +127,18 @@ def test_the_slope_of_context_compares_like_with_like() -> None:
     assert context_slope([(2, 30.0)], [(2, 100, 25.0)]) == 0.0
 
 
-def _works(*cached: int, prompt: int = 0) -> list[Work]:
+def _works(*cached: int, prompt: int = 0) -> list[SessionWork]:
     rows = [
-        Work(SimpleNamespace(cached=tokens), np.zeros(1), False, None)  # type: ignore[arg-type]
+        SessionWork(SimpleNamespace(cached=tokens), np.zeros(1), False, None)  # type: ignore[arg-type]
         for tokens in cached
     ]
     if prompt:
-        rows.append(Work(SimpleNamespace(cached=0), np.zeros(prompt), True, None))  # type: ignore[arg-type]
+        rows.append(SessionWork(SimpleNamespace(cached=0), np.zeros(prompt), True, None))  # type: ignore[arg-type]
     return rows
 
 
 def test_lone_steps_are_counted_apart() -> None:
-    work = LaneWork()
+    work = BatcherWork()
     work.add(_works(10, 20), 2, (0, 100), TRUE)
     work.add(_works(30), 1, (0, 60), TRUE)
     assert (work.decode_steps, work.decode_rows, work.decode_context_tokens) == (2, 3, 60)
@@ -147,20 +147,20 @@ def test_lone_steps_are_counted_apart() -> None:
 
 
 def test_mixed_steps_are_split_by_cost_at_the_pace_of_late_steps() -> None:
-    work = LaneWork()
+    work = BatcherWork()
     alone_ns = round(TRUE.decode(2, 30))
     for _ in range(200):  # a device that is half as fast today
         work.add(_works(10, 20), 2, (0, 2 * alone_ns), TRUE)
     before = work.decode_ns
     work.add(_works(10, 20, prompt=5), 2, (0, 2 * alone_ns + 77), TRUE)
     assert work.decode_ns - before == pytest.approx(2 * alone_ns, rel=1e-3)
-    assert LaneWork(work.pace).pace == work.pace
+    assert BatcherWork(work.pace).pace == work.pace
     # A step that was interrupted says little of the pace.
     work.add(_works(10, 20), 2, (0, 1000 * alone_ns), TRUE)
     assert work.pace < 2.5
 
 
 def test_without_a_cost_mixed_steps_are_split_by_tokens() -> None:
-    work = LaneWork()
+    work = BatcherWork()
     assert work.add(_works(10, prompt=3), 1, (0, 400), None) == 3
     assert (work.decode_ns, work.prefill_ns) == (100, 300)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from catenary_agent.generation.surroundings import CacheLimits
+from catenary_agent.generation.context import CacheLimits
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from tests.support.agent_harness import SECOND_NS, until
 from tests.support.ring_harness import opening, toy, undisturbed
@@ -258,7 +258,7 @@ async def test_an_agent_that_is_lost_leaves_a_session_where_it_is(rings, mode):
 @pytest.mark.parametrize("mode", BOTH)
 async def test_a_new_agent_that_says_nothing_is_waited_for_no_longer_than_patience(rings, mode):
     caller = await rings.caller()
-    patience = CacheLimits(patience_ns=SECOND_NS // 20)
+    patience = CacheLimits(stall_timeout_ns=SECOND_NS // 20)
     old, new, nodes = await two_rings(rings, "2 to 3", caches=patience)
     await caller.open(9, opening(new, PROMPT))
     nodes["n-2"].decoders[0].gate.clear()

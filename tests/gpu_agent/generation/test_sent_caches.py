@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from catenary_agent.generation.frames.sent_caches import SentCaches
+from catenary_agent.generation.frames.sent_caches import SentCacheReporter
 from tests.support.agent_harness import until
 from tests.support.ring_harness import opening, toy, undisturbed
 
@@ -33,7 +33,7 @@ async def test_caches_that_left_are_told_by_peer(rings):
 
 async def test_frames_of_a_while_are_one_message():
     told = []
-    sent = SentCaches(told.append, report_s=0.01)
+    sent = SentCacheReporter(told.append, report_s=0.01)
     sent.add("a", 5, 7)
     sent.add("b", 1, 2)
     sent.add("a", 6, 8)
@@ -50,11 +50,13 @@ async def test_frames_of_a_while_are_one_message():
 
 async def test_nothing_is_told_after_the_end():
     told = []
-    sent = SentCaches(told.append, report_s=0.0)
+    sent = SentCacheReporter(told.append, report_s=0.0)
     sent.add("a", 5, 7)
     sent.close()
     sent.close()
-    again = SentCaches(told.append, report_s=0.0)  # its timer comes after the one that was stopped
+    again = SentCacheReporter(
+        told.append, report_s=0.0
+    )  # its timer comes after the one that was stopped
     again.add("b", 1, 1)
     await until(lambda: told)
     assert [link.peer_id for each in told for link in each.message().caches_sent.links] == ["b"]

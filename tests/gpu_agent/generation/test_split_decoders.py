@@ -7,7 +7,7 @@ import pytest
 from catenary_agent.decoders.base import CacheLayout
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.executors.device import Device
-from catenary_agent.generation.surroundings import CacheLimits
+from catenary_agent.generation.context import CacheLimits
 from catenary_services.domain.ids import PartitionKey
 from tests.support.ring_harness import opening
 from tiny_language_models import LAYERS, imported_llama

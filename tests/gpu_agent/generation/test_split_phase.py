@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from catenary_agent.engine.engine import EngineLimits
-from catenary_agent.generation.surroundings import CacheLimits
+from catenary_agent.generation.context import CacheLimits
 from catenary_protos.catenary.v1 import frame_pb2
 from tests.support.agent_harness import SECOND_NS, until
 from tests.support.ring_harness import (
@@ -176,7 +176,7 @@ def _gets(decode, first: int, last: int) -> set[str]:
 @pytest.mark.parametrize("lost", ["p-0", "p-1"])
 async def test_caches_that_never_come_end_the_wait_and_name_who_owes_them(rings, lost):
     caller = await rings.caller()
-    patience = CacheLimits(patience_ns=SECOND_NS // 3)
+    patience = CacheLimits(stall_timeout_ns=SECOND_NS // 3)
     prefill, decode, nodes = await rings_of(rings, "2 to 3", caches=patience)
     gone = nodes[lost].decoders[0]
     real = gone.step

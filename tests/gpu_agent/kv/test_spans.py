@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catenary_agent.kv import (
-    CacheIntake,
-    CacheOutlet,
+    CacheReceiveProgress,
+    CacheSendProgress,
     CacheSpan,
     array_of_payload,
     datatype_of,
@@ -29,7 +29,7 @@ from catenary_services.errors import InvalidInput
 )
 def test_pieces_are_bounded_and_come_in_order_without_gap(first, blocks, start, tokens, row, most):
     span = CacheSpan(first, first + blocks, start, start + tokens)
-    waits = CacheIntake(first, first + blocks, start + tokens)
+    waits = CacheReceiveProgress(first, first + blocks, start + tokens)
     if start:
         waits.add(CacheSpan(first, first + blocks, 0, start))
     for piece in pieces(span, row, most):
@@ -55,32 +55,32 @@ def test_pieces_are_bounded_and_come_in_order_without_gap(first, blocks, start, 
     ],
 )
 def test_an_intake_refuses_what_does_not_come_next(span):
-    waits = CacheIntake(2, 6, 10)
+    waits = CacheReceiveProgress(2, 6, 10)
     waits.add(CacheSpan(5, 6, 0, 2))
     with pytest.raises(InvalidInput):
         waits.check(span)
 
 
 def test_an_intake_names_the_first_block_that_lacks_tokens():
-    waits = CacheIntake(2, 5, 4)
+    waits = CacheReceiveProgress(2, 5, 4)
     waits.add(CacheSpan(2, 4, 0, 4))
     assert waits.missing_block == 4
     assert not waits.is_complete
 
 
 def test_an_outlet_gives_every_row_once_as_tokens_are_cached():
-    outlet = CacheOutlet(7, "d-0", 1, 4)
-    waits = CacheIntake(1, 4, 25)
+    cache_send = CacheSendProgress(7, "d-0", 1, 4)
+    waits = CacheReceiveProgress(1, 4, 25)
     for cached in (10, 10, 25):
-        outlet.extend(cached)
-        while outlet.has_more:
-            span = outlet.take(8, 100)
+        cache_send.extend(cached)
+        while cache_send.has_more:
+            span = cache_send.take(8, 100)
             waits.check(span)
             waits.add(span)
     assert waits.is_complete
-    assert outlet.is_empty
-    outlet.unsettled += 1
-    assert not outlet.is_empty
+    assert cache_send.is_empty
+    cache_send.unsettled += 1
+    assert not cache_send.is_empty
 
 
 def test_bfloat16_is_rounded_to_nearest_and_back_without_loss():

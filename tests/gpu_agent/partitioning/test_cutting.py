@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from catenary_agent.partitioning.cutting import (
     SMALLEST_BLOCK_NS,
-    Candidates,
+    CutCandidates,
     best_choice,
     choose_cuts,
 )
-from catenary_agent.partitioning.graph import CutGraph, Node
+from catenary_agent.partitioning.graph import CutGraph, GraphNode
 
 
 @st.composite
@@ -26,7 +26,7 @@ def graphs(draw: st.DrawFn, largest: int = 9) -> CutGraph:
     for index in range(draw(st.integers(1, largest))):
         reads = draw(st.lists(st.sampled_from(values), min_size=1, max_size=3))
         writes = tuple(f"v{index}.{i}" for i in range(draw(st.integers(1, 2))))
-        nodes.append(Node(tuple(reads), writes, draw(st.floats(1.0, 9.0)) * SMALLEST_BLOCK_NS))
+        nodes.append(GraphNode(tuple(reads), writes, draw(st.floats(1.0, 9.0)) * SMALLEST_BLOCK_NS))
         values += writes
     outputs = tuple(draw(st.lists(st.sampled_from(values), min_size=1, max_size=3, unique=True)))
     sizes = {value: draw(st.integers(1, 1000)) for value in values}
@@ -56,7 +56,7 @@ def crossing_by_definition(graph: CutGraph, position: int) -> set[str]:
     return before & wanted
 
 
-def run(nodes: tuple[Node, ...], values: dict[str, object]) -> dict[str, object]:
+def run(nodes: tuple[GraphNode, ...], values: dict[str, object]) -> dict[str, object]:
     """Evaluates symbolically: a value is the expression that makes it."""
     known = dict(values)
     for node in nodes:
@@ -103,7 +103,7 @@ def test_parts_need_only_their_boundary_and_together_make_the_whole(
 @settings(deadline=None)
 @given(graphs(), st.integers(1, 5))
 def test_the_choice_is_the_best_of_all(graph: CutGraph, blocks: int) -> None:
-    candidates = Candidates.of(graph)
+    candidates = CutCandidates.of(graph)
     count = min(blocks, len(candidates.positions) + 1)
     chosen = best_choice(candidates, count)
     assert len(chosen) == count - 1
@@ -116,7 +116,7 @@ def test_the_choice_is_the_best_of_all(graph: CutGraph, blocks: int) -> None:
 
 
 def chain(costs: list[float], sizes: list[int]) -> CutGraph:
-    nodes = [Node((f"v{i}",), (f"v{i + 1}",), cost) for i, cost in enumerate(costs)]
+    nodes = [GraphNode((f"v{i}",), (f"v{i + 1}",), cost) for i, cost in enumerate(costs)]
     values = {f"v{i}": size for i, size in enumerate(sizes)}
     return CutGraph(("v0",), (f"v{len(costs)}",), tuple(nodes), values)
 

@@ -99,14 +99,14 @@ async def test_a_layout_is_changed_in_place_while_a_session_goes_on(bench, model
     await scheduler.order_when_there(load_partition=order(0, LAYERS, slots=LAYERS))
     await scheduler.wait_for("partition_loaded")
     introduce(caller, agent)
-    executor = next(iter(agent.generation.decoders)).lane.executor
+    executor = next(iter(agent.generation.decoders)).batcher.executor
     ring = [("a-0", 0, LAYERS)]
     await caller.open(1, opening(ring, PROMPT, max_tokens=50, model=KEY))
     await caller.wait_for(1, 2)
     await scheduler.order(load_partition=order(0, LAYERS, 3 * LAYERS, 128, 2))
     [_, changed] = await scheduler.wait_for("partition_loaded", 2)
     assert (changed.generation.block_slots, changed.generation.session_tokens) == (18, 128)
-    assert next(iter(agent.generation.decoders)).lane.executor is executor
+    assert next(iter(agent.generation.decoders)).batcher.executor is executor
     await scheduler.order(load_partition=order(0, LAYERS, 3 * LAYERS, 128, 2))
     await scheduler.wait_for("partition_loaded", 3)  # as it is: answered at once
     await caller.open(2, opening(ring, PROMPT, max_tokens=80, model=KEY))
@@ -149,8 +149,8 @@ async def test_close_orders_are_obeyed_and_a_new_leader_hears_of_what_is_left(be
     await scheduler.order(close_sessions=scheduler_pb2.CloseSessions(session_ids=[1, 9]))
     [closed, *_] = await scheduler.wait_for("sessions_closed")
     assert list(closed.session_ids) == [1, 9]
-    lane = next(iter(agent.generation.decoders)).lane
-    real = lane.executor.step
+    batcher = next(iter(agent.generation.decoders)).batcher
+    real = batcher.executor.step
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -158,7 +158,7 @@ async def test_close_orders_are_obeyed_and_a_new_leader_hears_of_what_is_left(be
         asyncio.run_coroutine_threadsafe(stop.wait(), loop).result(10)
         return real(items)
 
-    lane.executor.step = step
+    batcher.executor.step = step
     await scheduler.stop()
     new = await bench.scheduler(epoch=2, port=scheduler.port)
     [hello] = await new.wait_for("hello")

@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from catenary_agent.control import Control, ControlTimes
+from catenary_agent.control import ControlStream, ControlTimeouts
 from catenary_agent.outbox import Outbox
 from catenary_protos.catenary.v1 import scheduler_pb2, scheduler_pb2_grpc
 from catenary_services.domain.groups import EPOCH_FIELD, EPOCH_LIMIT
@@ -64,17 +64,17 @@ class Leader(scheduler_pb2_grpc.SchedulerServicer):
 
 
 @asynccontextmanager
-async def led(leader: Leader, orders: Obeys) -> AsyncIterator[Control]:
+async def led(leader: Leader, orders: Obeys) -> AsyncIterator[ControlStream]:
     server = grpc.aio.server()
     scheduler_pb2_grpc.add_SchedulerServicer_to_server(leader, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    control = Control(
+    control = ControlStream(
         [f"127.0.0.1:{port}"],
         ClientSecurity(insecure=True),
         orders,
         Outbox(),
-        ControlTimes(silence_s=30.0),
+        ControlTimeouts(silence_s=30.0),
     )
     task = asyncio.create_task(control.run())
     try:

@@ -15,7 +15,13 @@ from catenary_agent.executors.device import Device
 from catenary_agent.executors.onnx_device import provider_options
 from catenary_agent.executors.torch_part import memory_fraction
 from catenary_agent.settings import AgentSettings
-from catenary_agent.share import MPS_PERCENTAGE, Claim, default_threads, isolation_of, take_share
+from catenary_agent.share import (
+    MPS_PERCENTAGE,
+    ShareRequest,
+    default_threads,
+    isolation_of,
+    take_share,
+)
 from catenary_services.errors import InvalidInput
 
 GIB = 1 << 30
@@ -74,32 +80,32 @@ def test_virtual_gpus_of_a_cpu_divide_its_cores(
 def test_what_the_operator_sets_is_not_derived(monkeypatch: pytest.MonkeyPatch) -> None:
     pinned = eight_cores(monkeypatch)
     device = Device("cpu", virtual_level=2)
-    taken = take_share(Claim(device, "mine", memory_bytes=7, threads=3, cpu_cores=(1, 2)))
+    taken = take_share(ShareRequest(device, "mine", memory_bytes=7, threads=3, cpu_cores=(1, 2)))
     assert (taken.device_class, taken.memory_bytes, taken.threads) == ("mine", 7, 3)
     assert pinned == [[1, 2]]
 
 
 def test_memory_is_divided_among_those_who_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
     half = psutil.virtual_memory().total // 2
-    assert take_share(Claim(Device("cpu"))).memory_bytes == half
+    assert take_share(ShareRequest(Device("cpu"))).memory_bytes == half
     level_two = Device("cpu", virtual_level=2)
-    assert take_share(Claim(level_two, host_devices=3)).memory_bytes == half // 6
+    assert take_share(ShareRequest(level_two, host_devices=3)).memory_bytes == half // 6
     monkeypatch.setattr(device_facts, "cuda_memory_bytes", lambda _index: 100 * GIB)
-    assert take_share(Claim(Device("cuda", virtual_level=4))).memory_bytes == 90 * GIB // 4
+    assert take_share(ShareRequest(Device("cuda", virtual_level=4))).memory_bytes == 90 * GIB // 4
 
 
 def test_an_emulated_device_has_the_memory_of_what_it_stands_for() -> None:
-    taken = take_share(Claim(Device.parse("emulated:T4", virtual_level=2)))
+    taken = take_share(ShareRequest(Device.parse("emulated:T4", virtual_level=2)))
     assert taken.memory_bytes == 16 * 10**9 * 9 // 10 // 2
     assert (taken.threads, taken.isolation) == (1, "profile")
-    assert take_share(Claim(Device.parse("emulated:new"))).memory_bytes > GIB // 8
+    assert take_share(ShareRequest(Device.parse("emulated:new"))).memory_bytes > GIB // 8
 
 
 def test_cores_that_are_not_there_are_refused() -> None:
     if not hasattr(os, "sched_setaffinity"):
         pytest.skip("this system pins no processes")
     with pytest.raises(InvalidInput, match="cpu_cores"):
-        take_share(Claim(Device("cpu"), cpu_cores=(100_000,)))
+        take_share(ShareRequest(Device("cpu"), cpu_cores=(100_000,)))
 
 
 @pytest.mark.parametrize(("level", "percent"), [(2, "50"), (3, "33"), (4, "25"), (8, "12")])
@@ -107,7 +113,7 @@ def test_with_an_mps_daemon_a_virtual_gpu_takes_its_percentage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: int, percent: str
 ) -> None:
     control_program(tmp_path, monkeypatch, ANSWERS)
-    taken = take_share(Claim(Device("cuda", virtual_level=level)))
+    taken = take_share(ShareRequest(Device("cuda", virtual_level=level)))
     assert taken.isolation == "MPS"
     assert os.environ[MPS_PERCENTAGE] == percent
 
@@ -117,7 +123,7 @@ def test_a_percentage_the_operator_set_is_kept(
 ) -> None:
     control_program(tmp_path, monkeypatch, ANSWERS)
     monkeypatch.setenv(MPS_PERCENTAGE, "70")
-    take_share(Claim(Device("cuda", virtual_level=2)))
+    take_share(ShareRequest(Device("cuda", virtual_level=2)))
     assert os.environ[MPS_PERCENTAGE] == "70"
 
 
@@ -126,7 +132,7 @@ def test_without_a_daemon_virtual_gpus_take_time_slices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     control_program(tmp_path, monkeypatch, script)
-    assert take_share(Claim(Device("cuda", virtual_level=2))).isolation == "time slices"
+    assert take_share(ShareRequest(Device("cuda", virtual_level=2))).isolation == "time slices"
     assert MPS_PERCENTAGE not in os.environ
 
 
@@ -140,7 +146,7 @@ def test_a_daemon_that_hangs_counts_as_absent(
 
 def test_a_whole_gpu_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     control_program(tmp_path, monkeypatch, ANSWERS)
-    assert take_share(Claim(Device("cuda"))).isolation == "whole device"
+    assert take_share(ShareRequest(Device("cuda"))).isolation == "whole device"
     assert MPS_PERCENTAGE not in os.environ
 
 
@@ -157,7 +163,7 @@ def test_the_share_is_taken_before_cuda_is_touched(
 
     monkeypatch.setattr(device_facts, "_cuda_name", name)
     monkeypatch.setattr(device_facts, "cuda_memory_bytes", lambda _index: GIB)
-    assert take_share(Claim(Device("cuda", virtual_level=2))).device_class == "H200"
+    assert take_share(ShareRequest(Device("cuda", virtual_level=2))).device_class == "H200"
     assert seen == ["50"]
 
 

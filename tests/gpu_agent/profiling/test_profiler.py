@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from catenary_agent.executors.device import Device
-from catenary_agent.profiling.profiler import Callbacks, ProfileOrder, profile_model
+from catenary_agent.profiling.profiler import ProfileCallbacks, ProfileOrder, profile_model
 from catenary_agent.profiling.samples import busy_window
 from catenary_agent.profiling.siblings import virtual_gpus
-from catenary_agent.profiling.worker import Load, Run
+from catenary_agent.profiling.worker import LoadBlock, RunBlock
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.profile import ModelProfile, parse_profile, profile_document
 from catenary_services.errors import CatenaryError, InvalidInput, ModelNotFound, Unavailable
@@ -33,7 +33,9 @@ def test_a_profile_has_every_block_batch_and_level(
     begun: list[int] = []
     steps: list[object] = []
     order = replace(ORDER, levels=levels)
-    profile = profile_model(repository, key, order, target, Callbacks(begun.append, steps.append))
+    profile = profile_model(
+        repository, key, order, target, ProfileCallbacks(begun.append, steps.append)
+    )
     table = repository.block_table(key)
     assert table.blocks == 3
     assert begun == [len(steps)] == [len(levels) * 3 * 2]
@@ -63,7 +65,7 @@ def test_only_what_was_not_measured_with_the_same_settings_is_measured(
 
     def measure(order: ProfileOrder) -> tuple[int, ModelProfile]:
         steps.clear()
-        found = profile_model(repository, ONNX, order, target, Callbacks(step=steps.append))
+        found = profile_model(repository, ONNX, order, target, ProfileCallbacks(step=steps.append))
         return len(steps), found
 
     order = ProfileOrder("cpu", levels=(1,), batch_sizes=(1,), runs=2)
@@ -94,13 +96,13 @@ def test_an_interrupted_measurement_goes_on_where_it_was(
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        profile_model(repository, ONNX, order, target, Callbacks(step=stop_after_four))
+        profile_model(repository, ONNX, order, target, ProfileCallbacks(step=stop_after_four))
     assert not target.exists()
     partial = json.loads(target.with_name("profile.json.partial").read_text())
     kept = dict(next(iter(partial["measured"].values())))
     assert len(kept) == 4
     left: list[object] = []
-    profile = profile_model(repository, ONNX, order, target, Callbacks(step=left.append))
+    profile = profile_model(repository, ONNX, order, target, ProfileCallbacks(step=left.append))
     assert len(left) == 6 - 4
     assert not set(left) & set(seen)
     found = profile.device("testbed", 2)
@@ -116,7 +118,7 @@ def test_what_was_measured_of_another_model_file_is_not_used(
     other = profile_document(profile_model(repository, ONNX, order, target))
     target.write_text(json.dumps({**other, "model_hash": "of another file"}))
     steps: list[object] = []
-    found = profile_model(repository, ONNX, order, target, Callbacks(step=steps.append))
+    found = profile_model(repository, ONNX, order, target, ProfileCallbacks(step=steps.append))
     assert len(steps) == 3
     assert found.model_hash == repository.model_hash(ONNX)
 
@@ -134,9 +136,9 @@ def test_all_virtual_gpus_really_run_at_the_same_time(repository: ModelRepositor
     level = 3
     with virtual_gpus(repository.root, Device("cpu", virtual_level=level)) as siblings:
         assert len({os.getpid(), *siblings.pids}) == level + 1
-        siblings.load(Load(PartitionKey(ONNX, 0, 3), True))
+        siblings.load(LoadBlock(PartitionKey(ONNX, 0, 3), True))
         for _ in range(2):
-            found = siblings.run(Run(4, at_least_runs=5, at_least_ns=50_000_000))
+            found = siblings.run(RunBlock(4, at_least_runs=5, at_least_ns=50_000_000))
             assert len(found) == level
             begin, end = busy_window(found)
             assert end - begin >= 25_000_000
@@ -149,10 +151,10 @@ def test_all_virtual_gpus_really_run_at_the_same_time(repository: ModelRepositor
 
 def test_a_measuring_process_that_dies_ends_the_measurement(repository: ModelRepository) -> None:
     with virtual_gpus(repository.root, Device("cpu", virtual_level=2)) as siblings:
-        siblings.load(Load(PartitionKey(ONNX, 0, 1), True))
+        siblings.load(LoadBlock(PartitionKey(ONNX, 0, 1), True))
         os.kill(siblings.pids[1], signal.SIGKILL)
         with pytest.raises(Unavailable, match="exit code -9"):
-            siblings.run(Run(1, at_least_runs=5, at_least_ns=0))
+            siblings.run(RunBlock(1, at_least_runs=5, at_least_ns=0))
 
 
 def test_what_a_measuring_process_cannot_do_is_said_by_its_cause(
@@ -160,7 +162,7 @@ def test_what_a_measuring_process_cannot_do_is_said_by_its_cause(
 ) -> None:
     device = Device("cpu", virtual_level=2)
     with virtual_gpus(repository.root, device) as siblings, pytest.raises(CatenaryError) as caught:
-        siblings.load(Load(PartitionKey(ONNX, 2, 9), True))
+        siblings.load(LoadBlock(PartitionKey(ONNX, 2, 9), True))
     assert isinstance(caught.value, InvalidInput)
     assert "3 blocks" in caught.value.message
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from catenary_agent.executors.base import Ends
+from catenary_agent.executors.base import PartitionSignature
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.emulated import EmulatedPart
 from catenary_lab.live.dilation import dilate_plan, dilate_problem
@@ -105,7 +105,7 @@ def test_an_emulated_device_takes_the_profiles_time(tmp_path: Path) -> None:
     assert set(files) == {("fast", 1), ("slow", 1)}
     key = PartitionKey(ModelKey("net", "1"), 0, 2)
     device = Device.parse("emulated:slow", profile=files["slow", 1])
-    ends = Ends.of(repository, key, True)
+    ends = PartitionSignature.of(repository, key, True)
     part = EmulatedPart(ends, repository.block_table(key.model).compute_ns, device)
     assert [part.compute_ns(rows) for rows in (1, 2)] == [9_000_000, 12_300_000]
 

@@ -26,11 +26,11 @@ from catenary_scheduler.planning.live.agent_memory import rooms_of, within_memor
 from catenary_scheduler.planning.requirements import hosts_of
 from catenary_scheduler.replanning.chain_builder import compose
 from catenary_services.domain.decoder import (
+    AllocatedSizes,
+    DecoderForm,
+    DecoderRuntime,
     DecoderTable,
-    Form,
-    HeldSizes,
     LargestStep,
-    Runtime,
     StepSizes,
 )
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
@@ -44,8 +44,8 @@ BLOCKS, TOKENS = 6, 64
 CHUNK = 16
 
 
-def sizes(form: Form, factor: int, steps: StepSizes) -> HeldSizes:
-    return HeldSizes(
+def sizes(form: DecoderForm, factor: int, steps: StepSizes) -> AllocatedSizes:
+    return AllocatedSizes(
         form,
         (100 * factor,) * BLOCKS,
         50 * factor,
@@ -74,12 +74,18 @@ TABLE = DecoderTable(
     head_bytes=50,
     cache_bytes_per_token=4,
     forms=(
-        sizes(Form.ONNX_INT4, 1, STEPS),
-        sizes(Form.TORCH_BFLOAT16, 2, STEPS),
-        sizes(Form.TORCH_FLOAT32, 4, StepSizes()),
+        sizes(DecoderForm.ONNX_INT4, 1, STEPS),
+        sizes(DecoderForm.TORCH_BFLOAT16, 2, STEPS),
+        sizes(DecoderForm.TORCH_FLOAT32, 4, StepSizes()),
     ),
 )
-RUNTIMES = (Runtime.ONNX, Runtime.TORCH_BFLOAT16, Runtime.TORCH_FLOAT32, Runtime.TORCH_FLOAT16, "")
+RUNTIMES = (
+    DecoderRuntime.ONNX,
+    DecoderRuntime.TORCH_BFLOAT16,
+    DecoderRuntime.TORCH_FLOAT32,
+    DecoderRuntime.TORCH_FLOAT16,
+    "",
+)
 
 
 def agent(name: str, memory_bytes: int, runtime: str) -> Agent:
@@ -150,16 +156,16 @@ def test_an_agent_takes_as_many_sessions_as_its_own_form_has_room_for(runtime: s
 
 
 def test_a_wish_for_rings_counts_each_agent_in_its_own_numbers() -> None:
-    small = TABLE.held_by(Runtime.TORCH_BFLOAT16, "int4")
-    large = TABLE.held_by(Runtime.TORCH_FLOAT32, "int4")
+    small = TABLE.held_by(DecoderRuntime.TORCH_BFLOAT16, "int4")
+    large = TABLE.held_by(DecoderRuntime.TORCH_FLOAT32, "int4")
 
-    def part(held: HeldSizes) -> int:
+    def part(held: AllocatedSizes) -> int:
         step = held.step_bytes(LargestStep(40, CHUNK, TOKENS, 2)) + 2 * held.entry_bytes
         sessions = 3 * (held.largest_block_bytes + 30 * held.slot_bytes(TOKENS))
         return held.ends_bytes + step + sessions
 
-    one = agent("a", part(large), Runtime.TORCH_FLOAT32)
-    other = agent("b", part(small), Runtime.TORCH_BFLOAT16)
+    one = agent("a", part(large), DecoderRuntime.TORCH_FLOAT32)
+    other = agent("b", part(small), DecoderRuntime.TORCH_BFLOAT16)
 
     def capacity(*runtimes: str) -> int:
         there = [replace(a, runtime=r) for a, r in zip((one, other), runtimes, strict=True)]
@@ -167,11 +173,11 @@ def test_a_wish_for_rings_counts_each_agent_in_its_own_numbers() -> None:
         assert len(chain.hops) == 2
         return chain.capacity
 
-    assert capacity(Runtime.TORCH_FLOAT32, Runtime.TORCH_BFLOAT16) == 30
-    assert capacity(Runtime.TORCH_FLOAT32, Runtime.TORCH_FLOAT32) < 30
+    assert capacity(DecoderRuntime.TORCH_FLOAT32, DecoderRuntime.TORCH_BFLOAT16) == 30
+    assert capacity(DecoderRuntime.TORCH_FLOAT32, DecoderRuntime.TORCH_FLOAT32) < 30
     roomy = replace(other, memory_bytes=one.memory_bytes)
     one, other = roomy, replace(roomy, agent_id=AgentId("c"))
-    assert capacity(Runtime.TORCH_BFLOAT16, Runtime.TORCH_BFLOAT16) == 40
+    assert capacity(DecoderRuntime.TORCH_BFLOAT16, DecoderRuntime.TORCH_BFLOAT16) == 40
 
 
 @settings(max_examples=150, deadline=None)
@@ -195,7 +201,7 @@ def test_no_agent_is_asked_for_more_than_it_has(
 
 
 def test_the_slowest_chain_makes_room_for_rows_and_entries_beyond_what_was_kept_free() -> None:
-    deployed, at = model(max_batch=4), agent("a", 10**6, Runtime.ONNX)
+    deployed, at = model(max_batch=4), agent("a", 10**6, DecoderRuntime.ONNX)
     held = deployed.held_by(at)
     entries = (0, 2, 4)
     chains = tuple(
@@ -228,8 +234,8 @@ def test_the_slowest_chain_makes_room_for_rows_and_entries_beyond_what_was_kept_
 
 def test_what_was_planned_is_told_in_the_bytes_of_each_form() -> None:
     agents = (
-        agent("a", 10**6, Runtime.TORCH_BFLOAT16),
-        agent("b", 10**6, Runtime.ONNX),
+        agent("a", 10**6, DecoderRuntime.TORCH_BFLOAT16),
+        agent("b", 10**6, DecoderRuntime.ONNX),
         agent("c", 10**6, ""),
     )
     load = ChainLoad(model(), 0.1, SessionShape(10, 10))
@@ -243,9 +249,12 @@ def test_what_was_planned_is_told_in_the_bytes_of_each_form() -> None:
 
 
 def test_the_head_counts_as_large_as_the_agent_holds_it() -> None:
-    head = replace(sizes(Form.TORCH_BFLOAT16, 2, STEPS), head_bytes=600)
-    table = replace(TABLE, forms=(head, sizes(Form.TORCH_FLOAT32, 4, STEPS)))
-    agents = [agent("a", 0, Runtime.TORCH_BFLOAT16), agent("b", 0, Runtime.TORCH_FLOAT32)]
+    head = replace(sizes(DecoderForm.TORCH_BFLOAT16, 2, STEPS), head_bytes=600)
+    table = replace(TABLE, forms=(head, sizes(DecoderForm.TORCH_FLOAT32, 4, STEPS)))
+    agents = [
+        agent("a", 0, DecoderRuntime.TORCH_BFLOAT16),
+        agent("b", 0, DecoderRuntime.TORCH_FLOAT32),
+    ]
     cost = GenerationCost(0, 0, 9_000_000, 0)
     for name, worth in (("a", 3.0), ("b", 0.6)):
         whole = PartitionKey(LLM, 0, BLOCKS)

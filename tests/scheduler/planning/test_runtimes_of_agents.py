@@ -22,7 +22,7 @@ from catenary_scheduler.planning.live import (
 )
 from catenary_scheduler.planning.live.agent_memory import rooms_of
 from catenary_scheduler.replanning.chain_builder import compose, compose_cluster
-from catenary_services.domain.decoder import DecoderTable, Runtime, why_not_loaded
+from catenary_services.domain.decoder import DecoderRuntime, DecoderTable, why_not_loaded
 from catenary_services.domain.ids import AgentId, ModelKey, ServerId
 from catenary_services.domain.model import BlockTable, Boundary
 from catenary_services.domain.plan import Agent
@@ -46,7 +46,7 @@ TABLE = DecoderTable(
     cache_bytes_per_token=1,
 )
 TARGETS = ("both", "cpu", "gpu")
-RUNTIMES = (*Runtime, "")
+RUNTIMES = (*DecoderRuntime, "")
 WHY = "it runs decoders with ONNX Runtime, and the model was imported for GPUs"
 
 
@@ -92,7 +92,7 @@ def used(chains: tuple[ChainPlacement, ...]) -> set[str]:
 def test_only_a_graph_that_was_not_made_keeps_a_runtime_from_loading(
     runtime: str, target: str
 ) -> None:
-    cannot = runtime == Runtime.ONNX and target == "gpu"
+    cannot = runtime == DecoderRuntime.ONNX and target == "gpu"
     assert bool(why_not_loaded(runtime, target)) is cannot
     assert bool(model(target).why_not_loaded(agent("a", runtime))) is cannot
 
@@ -100,11 +100,11 @@ def test_only_a_graph_that_was_not_made_keeps_a_runtime_from_loading(
 @pytest.mark.parametrize("partitions", [None, 1, 2])
 def test_a_mixed_cluster_serves_with_the_agents_that_can_load(partitions: int | None) -> None:
     agents = [
-        agent("cpu-0", Runtime.ONNX),
-        agent("cpu-1", Runtime.ONNX),
-        agent("gpu-0", Runtime.TORCH_BFLOAT16),
+        agent("cpu-0", DecoderRuntime.ONNX),
+        agent("cpu-1", DecoderRuntime.ONNX),
+        agent("gpu-0", DecoderRuntime.TORCH_BFLOAT16),
         agent("old", ""),
-        agent("slow", Runtime.TORCH_FLOAT32),
+        agent("slow", DecoderRuntime.TORCH_FLOAT32),
     ]
     (job,) = chain_jobs(cluster(agents, model("gpu", partitions=partitions)))
     composed = solve_job(job, compose)
@@ -118,7 +118,7 @@ def test_a_mixed_cluster_serves_with_the_agents_that_can_load(partitions: int | 
 
 
 def test_where_nobody_can_load_a_model_the_plan_says_who_and_why() -> None:
-    agents = [agent("b", Runtime.ONNX), agent("a", Runtime.ONNX)]
+    agents = [agent("b", DecoderRuntime.ONNX), agent("a", DecoderRuntime.ONNX)]
     for partitions in (None, 2):
         (job,) = chain_jobs(cluster(agents, model("gpu", partitions=partitions)))
         with pytest.raises(PlanInfeasible, match=f"llm:1: a, b cannot load it: {WHY}"):
@@ -130,7 +130,7 @@ def test_where_nobody_can_load_a_model_the_plan_says_who_and_why() -> None:
 
 
 def test_memory_of_who_cannot_load_a_model_is_for_the_others() -> None:
-    agents = [agent("cpu", Runtime.ONNX), agent("gpu", Runtime.TORCH_BFLOAT16)]
+    agents = [agent("cpu", DecoderRuntime.ONNX), agent("gpu", DecoderRuntime.TORCH_BFLOAT16)]
     both, only_gpus = model("both"), model("gpu", "large")
     alone = rooms_of(both, agents, [both], {})
     beside = rooms_of(both, agents, [both, only_gpus], {})
@@ -144,9 +144,9 @@ def test_memory_of_who_cannot_load_a_model_is_for_the_others() -> None:
 
 def test_who_runs_prompts_is_chosen_among_those_that_can_load() -> None:
     agents = [
-        agent("cpu", Runtime.ONNX),
-        agent("gpu-0", Runtime.TORCH_BFLOAT16),
-        agent("gpu-1", Runtime.TORCH_BFLOAT16),
+        agent("cpu", DecoderRuntime.ONNX),
+        agent("gpu-0", DecoderRuntime.TORCH_BFLOAT16),
+        agent("gpu-1", DecoderRuntime.TORCH_BFLOAT16),
     ]
     (job,) = chain_jobs(cluster(agents, model("gpu"), prefill_agents=1))
     found = solve_roles(job, compose)
@@ -155,12 +155,12 @@ def test_who_runs_prompts_is_chosen_among_those_that_can_load() -> None:
 
 
 def test_an_agent_that_comes_back_with_another_runtime_leaves_its_chains() -> None:
-    agents = [agent("a", Runtime.TORCH_FLOAT32), agent("b", Runtime.TORCH_FLOAT32)]
+    agents = [agent("a", DecoderRuntime.TORCH_FLOAT32), agent("b", DecoderRuntime.TORCH_FLOAT32)]
     before = cluster(agents, model("gpu"))
     (job,) = chain_jobs(before)
     present = Placement((placed(job, solve_job(job, compose)),))
     assert used(present.models[0].chains) == {"a", "b"}
-    changed = [replace(agents[0], runtime=Runtime.ONNX), agents[1]]
+    changed = [replace(agents[0], runtime=DecoderRuntime.ONNX), agents[1]]
     (job,) = chain_jobs(replace(before, agents=tuple(changed), present=present))
     assert used(placed(job, solve_job(job, compose)).chains) == {"b"}
 

@@ -9,7 +9,7 @@ import pytest
 
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_services.domain.decoder import Runtime
+from catenary_services.domain.decoder import DecoderRuntime
 from scheduler_harness import LLM, AgentScript, Crowd, add_decoder, admin, scheduler, until
 
 Configured = Callable[..., SchedulerSettings]
@@ -28,9 +28,11 @@ async def test_a_model_for_gpus_is_served_beside_agents_that_cannot_load_it(
     values = configured(models=["toy", "llm"], expected_agents=2)
     async with scheduler(values) as process, admin(process.port) as stub:
         gateway = await crowd.gateway(process.port)
-        on_cpu = await crowd.agent(process.port, "agent-0", AgentScript(runtime=Runtime.ONNX))
+        on_cpu = await crowd.agent(
+            process.port, "agent-0", AgentScript(runtime=DecoderRuntime.ONNX)
+        )
         on_gpu = await crowd.agent(
-            process.port, "agent-1", AgentScript(runtime=Runtime.TORCH_BFLOAT16)
+            process.port, "agent-1", AgentScript(runtime=DecoderRuntime.TORCH_BFLOAT16)
         )
         await until(lambda: gateway.serves("llm") and gateway.serves("toy"), "both are served")
         await until(lambda: on_cpu.loaded, "the other model is for everybody")
@@ -59,7 +61,7 @@ async def test_where_nobody_can_load_a_model_its_reason_names_them(
 ) -> None:
     async with scheduler(configured(models=["llm"])) as process:
         gateway = await crowd.gateway(process.port)
-        alone = await crowd.agent(process.port, "agent-0", AgentScript(runtime=Runtime.ONNX))
+        alone = await crowd.agent(process.port, "agent-0", AgentScript(runtime=DecoderRuntime.ONNX))
 
         def reason() -> str:
             model = gateway.model("llm")
@@ -67,6 +69,8 @@ async def test_where_nobody_can_load_a_model_its_reason_names_them(
 
         await until(lambda: f"agent-0 cannot load it: {WHY}" in reason(), "the reason")
         assert not alone.all("load_partition")
-        await crowd.agent(process.port, "agent-1", AgentScript(runtime=Runtime.TORCH_FLOAT32))
+        await crowd.agent(
+            process.port, "agent-1", AgentScript(runtime=DecoderRuntime.TORCH_FLOAT32)
+        )
         await until(lambda: gateway.serves("llm"), "somebody came who can")
         assert not alone.all("load_partition")

@@ -7,28 +7,28 @@ from dataclasses import replace
 import pytest
 
 from catenary_services.domain.decoder import (
+    AllocatedSizes,
+    DecoderForm,
+    DecoderRuntime,
     DecoderTable,
-    Form,
-    HeldSizes,
     LargestStep,
-    Runtime,
     StepSizes,
     form_of,
 )
 
 PLAIN = DecoderTable("0", 3, 8, 2, 1, 4, 100, 128, (2,), 10, 20, 30, 4)
-HELD = HeldSizes(Form.TORCH_BFLOAT16, (10, 11, 12), 100, 120, 90, 5, 7, 2)
+HELD = AllocatedSizes(DecoderForm.TORCH_BFLOAT16, (10, 11, 12), 100, 120, 90, 5, 7, 2)
 
 
 @pytest.mark.parametrize(
     ("runtime", "precision", "form"),
     [
-        ("onnx", "fp32", Form.ONNX_FP32),
-        ("onnx", "int8", Form.ONNX_INT8),
-        ("onnx", "int4", Form.ONNX_INT4),
+        ("onnx", "fp32", DecoderForm.ONNX_FP32),
+        ("onnx", "int8", DecoderForm.ONNX_INT8),
+        ("onnx", "int4", DecoderForm.ONNX_INT4),
         ("onnx", "of a later release", None),
         *(
-            (f"torch-{numbers}", precision, Form(f"torch-{numbers}"))
+            (f"torch-{numbers}", precision, DecoderForm(f"torch-{numbers}"))
             for numbers in ("float32", "bfloat16", "float16")
             for precision in ("fp32", "int8", "int4")
         ),
@@ -38,22 +38,22 @@ HELD = HeldSizes(Form.TORCH_BFLOAT16, (10, 11, 12), 100, 120, 90, 5, 7, 2)
     ],
 )
 def test_a_form_follows_from_runtime_and_precision(
-    runtime: str, precision: str, form: Form | None
+    runtime: str, precision: str, form: DecoderForm | None
 ) -> None:
     assert form_of(runtime, precision) == form
 
 
 def test_every_runtime_has_a_form_in_every_precision() -> None:
-    for runtime in Runtime:
+    for runtime in DecoderRuntime:
         for precision in ("fp32", "int8", "int4"):
-            assert form_of(runtime, precision) in set(Form)
+            assert form_of(runtime, precision) in set(DecoderForm)
 
 
 def test_a_form_that_the_table_lacks_has_its_plain_sizes() -> None:
     table = replace(PLAIN, forms=(HELD,))
-    found = table.held(Form.TORCH_BFLOAT16)
+    found = table.held(DecoderForm.TORCH_BFLOAT16)
     assert replace(found, sampler=HELD.sampler) == HELD
-    for form in (None, Form.ONNX_INT4):
+    for form in (None, DecoderForm.ONNX_INT4):
         found = table.held(form)
         assert (found.form, found.block_bytes, found.cache_bytes_per_token) == (form, (10,) * 3, 4)
         assert found.weight_bytes(0, 3) == PLAIN.weight_bytes(0, 3) == 80
@@ -63,7 +63,7 @@ def test_a_form_that_the_table_lacks_has_its_plain_sizes() -> None:
 
 def test_forms_are_added_and_replaced() -> None:
     table = replace(PLAIN, forms=(HELD,))
-    other = replace(HELD, form=Form.ONNX_INT4)
+    other = replace(HELD, form=DecoderForm.ONNX_INT4)
     newer = replace(HELD, embedding_bytes=1)
     assert table.with_forms([other, newer]) == (other, newer)
 

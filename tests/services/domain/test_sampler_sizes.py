@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from catenary_services.domain.decoder import (
+    AllocatedSizes,
+    DecoderForm,
+    DecoderRuntime,
     DecoderTable,
-    Form,
-    HeldSizes,
     LargestStep,
-    Runtime,
     StepSizes,
 )
 from catenary_services.domain.sampler_sizes import SamplerSizes
@@ -24,7 +24,7 @@ SAMPLER = SamplerSizes(
     rows=4,
     beside_bytes=5,
 )
-HELD = HeldSizes(Form.TORCH_FLOAT32, (10, 10), 0, 0, 0, 0, 0, 2, STEP, SAMPLER)
+HELD = AllocatedSizes(DecoderForm.TORCH_FLOAT32, (10, 10), 0, 0, 0, 0, 0, 2, STEP, SAMPLER)
 
 
 def test_what_is_kept_comes_in_pages_and_scratch_is_bounded() -> None:
@@ -51,11 +51,11 @@ def test_a_step_takes_scratch_behind_the_blocks_and_what_is_kept_beside_them() -
 
 
 def test_every_form_of_any_file_has_them_and_what_nobody_knows_has_none() -> None:
-    forms = (HELD, replace(HELD, form=Form.ONNX_INT4))
+    forms = (HELD, replace(HELD, form=DecoderForm.ONNX_INT4))
     stored = tuple(replace(each, sampler=SamplerSizes()) for each in forms)
     table = DecoderTable("0", 2, 8, 2, 1, 4, 32_000, 128, (2,), 10, 20, 30, 4, forms=stored)
-    on_gpu = table.held_by(Runtime.TORCH_FLOAT32, "fp32").sampler
-    on_cpu = table.held_by(Runtime.ONNX, "int4").sampler
+    on_gpu = table.held_by(DecoderRuntime.TORCH_FLOAT32, "fp32").sampler
+    on_cpu = table.held_by(DecoderRuntime.ONNX, "int4").sampler
     assert on_gpu.counts_bytes == 8 * 32_000 * 4
     assert on_cpu.counts_bytes == 0
     assert on_gpu.rows == 131 > on_cpu.rows == 8

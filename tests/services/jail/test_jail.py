@@ -14,9 +14,9 @@ import pytest
 
 from catenary_services.errors import InternalError, InvalidInput, NotSupported
 from catenary_services.jail import landlock
-from catenary_services.jail.orders import JailLimits, Limit, Protection
+from catenary_services.jail.orders import JailLimit, JailLimits, JailProtection
 from catenary_services.jail.protections import is_root, offered
-from catenary_services.jail.run import Work, run_jailed
+from catenary_services.jail.run import JailedWork, run_jailed
 
 SMALL = JailLimits(
     wall_clock_s=20,
@@ -29,22 +29,22 @@ SMALL = JailLimits(
     result_bytes=1 << 16,
 )
 needs_landlock = pytest.mark.skipif(
-    Protection.LANDLOCK not in offered(), reason="the kernel has no Landlock"
+    JailProtection.LANDLOCK not in offered(), reason="the kernel has no Landlock"
 )
 needs_seccomp = pytest.mark.skipif(
-    Protection.SECCOMP not in offered(), reason="the kernel has no seccomp"
+    JailProtection.SECCOMP not in offered(), reason="the kernel has no seccomp"
 )
 
 
 def attempt(code: str, *inputs: Path, limits: JailLimits = SMALL) -> str:
     """Returns what an expression comes to in the jail."""
-    work = Work("hostile_work:attempts", code.encode(), "evil", inputs=inputs, limits=limits)
+    work = JailedWork("hostile_work:attempts", code.encode(), "evil", inputs=inputs, limits=limits)
     return run_jailed(work).decode()
 
 
 def stay(code: str, into: Path | None = None, limits: JailLimits = SMALL) -> bytes:
     """Runs statements in the jail."""
-    work = Work("hostile_work:runs", code.encode(), "evil", wanted=("*.bin",), limits=limits)
+    work = JailedWork("hostile_work:runs", code.encode(), "evil", wanted=("*.bin",), limits=limits)
     return run_jailed(work, into)
 
 
@@ -153,7 +153,7 @@ def test_a_mutable_map_of_a_file_cannot_write_outside(tmp_path: Path) -> None:
     for shared in (True, False):
         code = f"import torch; torch.from_file({str(target)!r}, {shared}, 2).fill_(1.0)"
         with pytest.raises(InternalError, match=r"unable to open file|Permission denied"):
-            run_jailed(Work("hostile_work:runs", code.encode(), "evil", imports=("torch",)))
+            run_jailed(JailedWork("hostile_work:runs", code.encode(), "evil", imports=("torch",)))
     assert target.read_bytes() == bytes(8)
     assert torch.from_file(str(target), True, 2).fill_(1.0).sum() == 2  # outside it would
 
@@ -216,34 +216,34 @@ def test_it_is_a_user_that_owns_nothing() -> None:
 # What never ends, or wants too much, is ended: each within its wall clock, with the reason.
 
 ENDLESS = {
-    "spins": ("while True: pass", Limit.CPU_TIME),
-    "sleeps": ("__import__('time').sleep(1000)", Limit.WALL_CLOCK),
+    "spins": ("while True: pass", JailLimit.CPU_TIME),
+    "sleeps": ("__import__('time').sleep(1000)", JailLimit.WALL_CLOCK),
     "ignores the processor's limit": (
         "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass",
-        Limit.CPU_TIME,
+        JailLimit.CPU_TIME,
     ),
-    "allocates 100 GB": ("bytearray(100 << 30)", Limit.MEMORY),
-    "allocates bit by bit": ("a = []\nwhile True: a.append(bytearray(1 << 24))", Limit.MEMORY),
-    "prints for ever": ("while True: print('x' * 10000)", Limit.OUTPUT),
-    "warns for ever": ("while True: os.write(2, b'x' * 10000)", Limit.OUTPUT),
+    "allocates 100 GB": ("bytearray(100 << 30)", JailLimit.MEMORY),
+    "allocates bit by bit": ("a = []\nwhile True: a.append(bytearray(1 << 24))", JailLimit.MEMORY),
+    "prints for ever": ("while True: print('x' * 10000)", JailLimit.OUTPUT),
+    "warns for ever": ("while True: os.write(2, b'x' * 10000)", JailLimit.OUTPUT),
     "answers for ever": (
         "while True: os.write(int(__import__('sys').argv[1]), b'x' * 10000)",
-        Limit.RESULT,
+        JailLimit.RESULT,
     ),
     "writes many files": (
         "for n in range(1000): (room.output / f'{n}.bin').write_bytes(bytes(1 << 19))",
-        Limit.FILES,
+        JailLimit.FILES,
     ),
     "writes empty files": (
         "for n in range(1000): (room.output / f'{n}.bin').touch()",
-        Limit.FILES,
+        JailLimit.FILES,
     ),
     "fills its scratch": (
         "n = 0\nwhile True:\n n += 1\n (room.scratch / str(n)).write_bytes(bytes(1 << 19))",
-        Limit.FILES,
+        JailLimit.FILES,
     ),
-    "crashes": ("ctypes.string_at(0)", Limit.CRASH),
-    "aborts": ("os.abort()", Limit.CRASH),
+    "crashes": ("ctypes.string_at(0)", JailLimit.CRASH),
+    "aborts": ("os.abort()", JailLimit.CRASH),
 }
 
 
@@ -251,9 +251,9 @@ ENDLESS = {
 def test_what_does_not_end_is_ended_with_the_reason(way: str, tmp_path: Path) -> None:
     code, limit = ENDLESS[way]
     limits = SMALL
-    if limit is Limit.WALL_CLOCK:
+    if limit is JailLimit.WALL_CLOCK:
         limits = JailLimits(wall_clock_s=1)
-    if limit is Limit.CPU_TIME:
+    if limit is JailLimit.CPU_TIME:
         limits = JailLimits(cpu_s=1, wall_clock_s=120)
     started = time.monotonic()
     with pytest.raises(InvalidInput, match=r"^evil") as caught:
@@ -307,7 +307,7 @@ def test_only_plain_files_of_wanted_names_are_taken(what: str, tmp_path: Path) -
         stay(LEFT[what], tmp_path)
     assert list(tmp_path.iterdir()) == []
     if isinstance(caught.value, InvalidInput):
-        assert caught.value.details["limit"] == Limit.FILES
+        assert caught.value.details["limit"] == JailLimit.FILES
 
 
 def test_an_answer_that_is_none_is_no_answer() -> None:
@@ -349,5 +349,5 @@ def test_no_process_is_left(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_known() -> None:
-    assert Protection.RESOURCE_LIMITS in offered()
-    assert (Protection.LANDLOCK in offered()) == (landlock.version() > 0)
+    assert JailProtection.RESOURCE_LIMITS in offered()
+    assert (JailProtection.LANDLOCK in offered()) == (landlock.version() > 0)

@@ -189,7 +189,7 @@ def test_what_is_as_it_should_be_passes() -> None:
         generation_pb2.SamplingParameters(seed=2**64 - 1),
     ):
         checker = checker_of(message.DESCRIPTOR)
-        assert checker.trouble(message) is None
+        assert checker.violation(message) is None
         assert checker.passes(message)
 
 
@@ -223,7 +223,7 @@ def test_bytes_that_are_no_message_are_no_message() -> None:
 def test_no_message_passes_that_has_trouble(message: Any) -> None:
     checker = checker_of(message.DESCRIPTOR)
     if checker.passes(message):
-        assert checker.trouble(message) is None
+        assert checker.violation(message) is None
 
 
 @pytest.mark.parametrize("descriptor", TYPES, ids=lambda each: each.full_name)
@@ -248,4 +248,4 @@ def test_values_beyond_each_bound_are_refused(descriptor: Descriptor) -> None:
             else:
                 setattr(message, field.name, value)
             assert not checker.passes(message), field.full_name
-            assert checker.trouble(message) is not None, field.full_name
+            assert checker.violation(message) is not None, field.full_name

@@ -64,7 +64,7 @@ def require_true(descriptor: Descriptor, data: bytes) -> bool:
         return True  # the parser refuses it; there is no message
     checker = checker_of(descriptor)
     assert checker.passes(message), (descriptor.full_name, data)
-    assert checker.trouble(message) is None, (descriptor.full_name, data)
+    assert checker.violation(message) is None, (descriptor.full_name, data)
     return True
 
 
@@ -129,7 +129,7 @@ def test_what_is_within_its_bounds_is_believed_at_once(descriptor: Descriptor) -
     @given(good_messages(descriptor))
     @settings(max_examples=15, deadline=None)
     def look(message: Any) -> None:
-        assert checker_of(descriptor).trouble(message) is None
+        assert checker_of(descriptor).violation(message) is None
         assert believed(descriptor, message.SerializeToString()), message
 
     look()

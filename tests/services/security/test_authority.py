@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from catenary_services.errors import InvalidInput
-from catenary_services.security.authority import Authority, Request
+from catenary_services.security.authority import CertificateAuthority, CertificateRequest
 from catenary_services.security.identity import Identity
 from catenary_services.security.x509 import read_certificates
 
@@ -20,8 +20,8 @@ GATEWAY = Identity.of("main", "gateway", "gateway-0")
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    made = Authority(tmp_path, "main")
+def authority(tmp_path: Path) -> CertificateAuthority:
+    made = CertificateAuthority(tmp_path, "main")
     assert made.ensure()
     return made
 
@@ -31,8 +31,10 @@ def names(certificate: x509.Certificate) -> list[str]:
     return [str(name.value) for name in found.value]
 
 
-def test_a_certificate_says_who_it_is_for_and_no_more(authority: Authority, tmp_path: Path) -> None:
-    issued = authority.issue(Request(AGENT, ("gpu.example.org", "10.0.0.7")))
+def test_a_certificate_says_who_it_is_for_and_no_more(
+    authority: CertificateAuthority, tmp_path: Path
+) -> None:
+    issued = authority.issue(CertificateRequest(AGENT, ("gpu.example.org", "10.0.0.7")))
     [certificate] = read_certificates(issued.cert_file)
     assert names(certificate) == [
         "spiffe://catenary/main/agent/agent-0",
@@ -60,7 +62,7 @@ def test_a_certificate_says_who_it_is_for_and_no_more(authority: Authority, tmp_
 
 
 def test_an_authority_signs_processes_and_no_other_authority(
-    authority: Authority, tmp_path: Path
+    authority: CertificateAuthority, tmp_path: Path
 ) -> None:
     [certificate] = read_certificates(tmp_path / "ca.pem")
     basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
@@ -69,8 +71,8 @@ def test_an_authority_signs_processes_and_no_other_authority(
     assert certificate.extensions.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
 
 
-def test_an_operator_serves_nothing(authority: Authority) -> None:
-    issued = authority.issue(Request(Identity.of("main", "operator", "alice")))
+def test_an_operator_serves_nothing(authority: CertificateAuthority) -> None:
+    issued = authority.issue(CertificateRequest(Identity.of("main", "operator", "alice")))
     [certificate] = read_certificates(issued.cert_file)
     purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert list(purposes) == [ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -78,15 +80,15 @@ def test_an_operator_serves_nothing(authority: Authority) -> None:
 
 
 def test_what_is_good_is_kept_and_what_is_not_is_made_anew(
-    authority: Authority, tmp_path: Path
+    authority: CertificateAuthority, tmp_path: Path
 ) -> None:
-    first = authority.issue(Request(AGENT))
+    first = authority.issue(CertificateRequest(AGENT))
     assert first.made
-    assert not authority.issue(Request(AGENT)).made
+    assert not authority.issue(CertificateRequest(AGENT)).made
     assert not authority.ensure()
-    assert authority.issue(Request(AGENT, ("other",))).made  # other names
+    assert authority.issue(CertificateRequest(AGENT, ("other",))).made  # other names
     first.key_file.write_text("no key")
-    assert authority.issue(Request(AGENT, ("other",))).made
+    assert authority.issue(CertificateRequest(AGENT, ("other",))).made
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(first.cert_file, first.key_file)
     assert sorted(file.name for file in tmp_path.iterdir()) == [
@@ -98,23 +100,26 @@ def test_what_is_good_is_kept_and_what_is_not_is_made_anew(
 
 
 def test_renewing_replaces_what_has_less_than_a_third_of_its_life_left(tmp_path: Path) -> None:
-    short, long = Authority(tmp_path, "main", days=1), Authority(tmp_path, "main", days=30)
+    short, long = (
+        CertificateAuthority(tmp_path, "main", days=1),
+        CertificateAuthority(tmp_path, "main", days=30),
+    )
     short.ensure(days=1)  # so no certificate can last longer
-    issued = short.issue(Request(AGENT))
-    assert not long.issue(Request(AGENT), renew=True).made
+    issued = short.issue(CertificateRequest(AGENT))
+    assert not long.issue(CertificateRequest(AGENT), renew=True).made
     assert issued.ends <= long.ends
 
 
 def test_a_new_authority_is_trusted_before_it_signs_and_the_old_one_after(
-    authority: Authority, tmp_path: Path
+    authority: CertificateAuthority, tmp_path: Path
 ) -> None:
-    before = authority.issue(Request(AGENT, ("localhost",)))
+    before = authority.issue(CertificateRequest(AGENT, ("localhost",)))
     [old] = read_certificates(tmp_path / "ca.pem")
     authority.add_next()
     trusted = read_certificates(tmp_path / "ca.pem")
     assert trusted[0] == old
     assert len(trusted) == 2
-    assert not authority.issue(Request(AGENT, ("localhost",))).made
+    assert not authority.issue(CertificateRequest(AGENT, ("localhost",))).made
     with pytest.raises(InvalidInput, match="not used yet"):
         authority.drop_others()
     with pytest.raises(InvalidInput, match="added already"):
@@ -129,15 +134,17 @@ def test_a_new_authority_is_trusted_before_it_signs_and_the_old_one_after(
         authority.use_next()
 
 
-def test_another_clusters_authority_is_not_used(authority: Authority, tmp_path: Path) -> None:
+def test_another_clusters_authority_is_not_used(
+    authority: CertificateAuthority, tmp_path: Path
+) -> None:
     with pytest.raises(InvalidInput, match="cluster main"):
-        Authority(tmp_path, "other").ensure()
+        CertificateAuthority(tmp_path, "other").ensure()
     with pytest.raises(InvalidInput, match="cluster main"):
-        authority.issue(Request(Identity.of("other", "agent", "agent-0")))
+        authority.issue(CertificateRequest(Identity.of("other", "agent", "agent-0")))
 
 
 def test_half_an_authority_is_an_error_and_not_a_reason_to_make_another(
-    authority: Authority, tmp_path: Path
+    authority: CertificateAuthority, tmp_path: Path
 ) -> None:
     (tmp_path / "ca-key.pem").unlink()
     with pytest.raises(InvalidInput, match=r"no ca-key\.pem"):
@@ -160,10 +167,10 @@ def test_half_an_authority_is_an_error_and_not_a_reason_to_make_another(
     ],
 )
 def test_names_that_are_none_or_stand_for_a_role_are_refused(
-    authority: Authority, name: str
+    authority: CertificateAuthority, name: str
 ) -> None:
     with pytest.raises(InvalidInput):
-        authority.issue(Request(AGENT, (name,)))
+        authority.issue(CertificateRequest(AGENT, (name,)))
 
 
 @pytest.mark.parametrize(

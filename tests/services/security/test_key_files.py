@@ -12,7 +12,7 @@ import pytest
 
 from catenary_services.errors import InvalidInput, PermissionDenied, Unauthenticated
 from catenary_services.security.key_file import LARGEST_FILE_BYTES, describe_keys, revoke_keys
-from catenary_services.security.key_limits import KeyLimits, Rate
+from catenary_services.security.key_limits import KeyLimits, RateLimit
 from catenary_services.security.keys import ANYONE, ApiKeys, Principal, add_key
 
 
@@ -37,7 +37,7 @@ def test_limits_of_a_key_are_those_in_the_file(file: Path) -> None:
     }
     key = add_key(file, "ci", ["infer"], limits)
     assert ApiKeys.load(file).check(key).limits == KeyLimits(
-        3, Rate(5.5, 9.0), Rate(100.0, 700.0), 2.5
+        3, RateLimit(5.5, 9.0), RateLimit(100.0, 700.0), 2.5
     )
 
 
@@ -49,7 +49,7 @@ def test_a_key_without_limits_is_as_it_always_was(file: Path) -> None:
 def test_a_burst_that_is_not_given_is_a_second_of_requests_and_ten_of_tokens(file: Path) -> None:
     key = add_key(file, "ci", [], {"requests_per_s": 2.5, "tokens_per_s": 40})
     limits = ApiKeys.load(file).check(key).limits
-    assert (limits.requests, limits.tokens) == (Rate(2.5, 3.0), Rate(40.0, 400.0))
+    assert (limits.requests, limits.tokens) == (RateLimit(2.5, 3.0), RateLimit(40.0, 400.0))
 
 
 def test_an_expired_key_is_refused_at_its_moment(file: Path) -> None:

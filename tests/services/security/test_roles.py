@@ -16,7 +16,7 @@ from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_services.grpc_kit import bind, create_server, open_channel
 from catenary_services.security.identity import Role
 from catenary_services.security.keys import ApiKeys, add_key
-from catenary_services.security.roles import CHANGE, RULES, Guard
+from catenary_services.security.roles import CHANGE, RULES, RoleAuthorizer
 from catenary_services.security.tls import ClientSecurity, ServerSecurity
 from tests.support.certificates import Certificates
 
@@ -66,7 +66,7 @@ def keys(tmp_path: Path) -> tuple[ApiKeys, dict[str, str]]:
 @asynccontextmanager
 async def serving(certificates: Certificates, keys: ApiKeys | None = None) -> AsyncIterator[int]:
     security = certificates.server("scheduler", "scheduler-0")
-    server = create_server(security, guard=Guard("main", keys, insecure=False))
+    server = create_server(security, authorizer=RoleAuthorizer("main", keys, insecure=False))
     server.add_generic_rpc_handlers((Answers(),))
     port = bind(server, "127.0.0.1", 0, security)
     await server.start()
@@ -172,7 +172,7 @@ async def test_members_of_another_cluster_are_strangers(
     """Also if the same authority signed them."""
     other = certificates.client("gateway", "g")
     security = certificates.server("scheduler", "scheduler-0")
-    server = create_server(security, guard=Guard("other", insecure=False))
+    server = create_server(security, authorizer=RoleAuthorizer("other", insecure=False))
     server.add_generic_rpc_handlers((Answers(),))
     port = bind(server, "127.0.0.1", 0, security)
     await server.start()
@@ -198,7 +198,9 @@ async def test_without_tls_only_keys_say_who_may_change_something(
     known, secrets = keys
     security = ServerSecurity(insecure=True)
     for keys_used, expected in ((known, "PERMISSION_DENIED"), (None, "OK")):
-        server = create_server(security, guard=Guard("main", keys_used, insecure=True))
+        server = create_server(
+            security, authorizer=RoleAuthorizer("main", keys_used, insecure=True)
+        )
         server.add_generic_rpc_handlers((Answers(),))
         port = bind(server, "127.0.0.1", 0, security)
         await server.start()

@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_services.security.key_limits import Rate
+from catenary_services.security.key_limits import RateLimit
 from catenary_services.security.token_bucket import TokenBucket
 
 SECOND = 1_000_000_000
@@ -37,7 +37,7 @@ events = st.lists(
 @settings(max_examples=50)
 @given(per_s=st.integers(1, 50), burst=st.integers(1, 30), steps=events)
 def test_takes_what_the_twin_takes(per_s: int, burst: int, steps: list[tuple[int, int]]) -> None:
-    bucket, twin, now = TokenBucket(Rate(per_s, burst), 0), Twin(per_s, burst), 0
+    bucket, twin, now = TokenBucket(RateLimit(per_s, burst), 0), Twin(per_s, burst), 0
     for wait, amount in steps:
         now += wait
         missing = min(amount, burst) - bucket.level(now)
@@ -61,7 +61,7 @@ def test_takes_what_the_twin_takes(per_s: int, burst: int, steps: list[tuple[int
 def test_no_stretch_of_time_gets_more_than_rate_and_burst_and_one_large_piece(
     per_s: int, burst: int, steps: list[tuple[int, int]]
 ) -> None:
-    bucket, now, taken = TokenBucket(Rate(per_s, burst), 0), 0, []
+    bucket, now, taken = TokenBucket(RateLimit(per_s, burst), 0), 0, []
     for wait, amount in steps:
         now += wait
         if bucket.take(amount, now) == 0:
@@ -79,7 +79,7 @@ def test_no_stretch_of_time_gets_more_than_rate_and_burst_and_one_large_piece(
 def test_after_the_wait_it_names_an_amount_is_there(
     per_s: float, burst: float, amounts: list[float]
 ) -> None:
-    bucket, now = TokenBucket(Rate(per_s, burst), 0), 0
+    bucket, now = TokenBucket(RateLimit(per_s, burst), 0), 0
     for amount in amounts[:20]:
         wait = bucket.take(amount, now)
         if wait:
@@ -91,7 +91,7 @@ def test_after_the_wait_it_names_an_amount_is_there(
 def test_what_is_given_back_can_be_taken_and_never_more_than_the_burst(
     taken: float, back: float
 ) -> None:
-    bucket = TokenBucket(Rate(1, 100), 0)
+    bucket = TokenBucket(RateLimit(1, 100), 0)
     bucket.take(taken, 0)
     bucket.give_back(back, 0)
     assert bucket.level(0) <= 100
@@ -99,15 +99,15 @@ def test_what_is_given_back_can_be_taken_and_never_more_than_the_burst(
 
 
 def test_another_rate_leaves_it_as_full_as_it_was() -> None:
-    bucket = TokenBucket(Rate(10, 100), 0)
+    bucket = TokenBucket(RateLimit(10, 100), 0)
     bucket.take(50, 0)
-    bucket.reshape(Rate(5, 40), 0)
+    bucket.reshape(RateLimit(5, 40), 0)
     assert bucket.level(0) == 20
     assert bucket.wait_ns(21, 0) == SECOND // 5
 
 
 def test_a_clock_that_goes_back_gives_nothing() -> None:
-    bucket = TokenBucket(Rate(10, 10), 5 * SECOND)
+    bucket = TokenBucket(RateLimit(10, 10), 5 * SECOND)
     assert bucket.take(10, 5 * SECOND) == 0
     assert bucket.level(4 * SECOND) == 0
     assert bucket.level(6 * SECOND) == 10

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from catenary_services.transport.interface import Address
+from catenary_services.transport.interface import EndpointAddress
 from catenary_services.transport.settings import TransportSettings, host_id
 from tests.services.transport.peers import KINDS, RECEIVER, ForeignPeer, Kit, Spawn
 from tests.support.certificates import Certificates
@@ -42,7 +42,7 @@ async def spawn() -> AsyncIterator[Spawn]:
         )
         assert process.stdout is not None
         line = await asyncio.wait_for(process.stdout.readline(), 20)
-        peer = ForeignPeer(process, Address(transport, line.decode().strip(), host_id()))
+        peer = ForeignPeer(process, EndpointAddress(transport, line.decode().strip(), host_id()))
         peers.append(peer)
         return peer
 

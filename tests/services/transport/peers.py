@@ -9,7 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from catenary_services.transport.grpc_stream import GrpcEndpoint
-from catenary_services.transport.interface import Address, Endpoint, FrameHandler, ReceivedFrame
+from catenary_services.transport.interface import (
+    Endpoint,
+    EndpointAddress,
+    FrameHandler,
+    ReceivedFrame,
+)
 from catenary_services.transport.settings import TransportSettings
 from catenary_services.transport.shm import ShmEndpoint
 from catenary_services.transport.tcp import TcpEndpoint
@@ -63,7 +68,7 @@ class ForeignPeer:
     """A receiver in another process. Holds every frame; says how many it has."""
 
     process: asyncio.subprocess.Process
-    address: Address
+    address: EndpointAddress
 
     async def received(self) -> bytes:
         assert self.process.stdout is not None

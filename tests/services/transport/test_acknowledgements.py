@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from catenary_services.errors import PartitionLost
 from catenary_services.transport import tcp_stream
-from catenary_services.transport.acknowledgements import Acknowledgements, Outgoing
+from catenary_services.transport.acknowledgements import Acknowledgements, SendQueueState
 from catenary_services.transport.settings import TransportSettings
 from catenary_services.transport.tcp import TcpEndpoint
 from tests.services.transport.peers import MIB, Inbox, Kit, Spawn
 
 SILENT = 4_000
-ALL = Outgoing(500, 0, unanswered=False, handed_over=True)
+ALL = SendQueueState(500, 0, unanswered=False, handed_over=True)
 
 
-def waiting(acknowledged: int, queued: int = 100, *, unanswered: bool = True) -> Outgoing:
-    return Outgoing(acknowledged, queued, unanswered, handed_over=True)
+def waiting(acknowledged: int, queued: int = 100, *, unanswered: bool = True) -> SendQueueState:
+    return SendQueueState(acknowledged, queued, unanswered, handed_over=True)
 
 
 def nobody(_: PartitionLost) -> None:
@@ -80,7 +80,7 @@ def test_frames_are_told_of_until_they_are_acknowledged() -> None:
 def test_a_frame_that_the_kernel_has_not_yet_is_not_taken_for_arrived() -> None:
     watch = Acknowledgements(SILENT)
     watch.sent(nobody)
-    unwritten = Outgoing(500, 0, unanswered=False, handed_over=False)
+    unwritten = SendQueueState(500, 0, unanswered=False, handed_over=False)
     watch.look(0, unwritten)
     assert not watch.is_settled(unwritten)
     assert watch.take() == [nobody]
@@ -98,7 +98,9 @@ def test_exactly_what_was_not_acknowledged_at_a_look_is_in_doubt(
             sent += 1
             watch.sent(nobody)
         acknowledged = min(100 * sent, acknowledged + more)
-        seen = Outgoing(acknowledged, 100 * sent - acknowledged, acknowledged < 100 * sent, True)
+        seen = SendQueueState(
+            acknowledged, 100 * sent - acknowledged, acknowledged < 100 * sent, True
+        )
         watch.look(0, seen)
         if acknowledged == 100 * sent:
             known = sent

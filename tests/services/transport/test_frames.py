@@ -16,8 +16,8 @@ from catenary_services.errors import InvalidInput
 from catenary_services.transport.frames import (
     MAX_HEADER_BYTES,
     PREFIX_BYTES,
-    Kind,
-    Prefix,
+    MessageKind,
+    MessagePrefix,
     decode_bytes,
     decode_prefix,
     encode_bytes,
@@ -28,7 +28,11 @@ from catenary_services.transport.frames import (
 
 UINT64 = st.integers(0, 2**64 - 1)
 PREFIXES = st.builds(
-    Prefix, st.sampled_from(Kind), st.integers(0, MAX_HEADER_BYTES), st.integers(0, 1 << 40), UINT64
+    MessagePrefix,
+    st.sampled_from(MessageKind),
+    st.integers(0, MAX_HEADER_BYTES),
+    st.integers(0, 1 << 40),
+    UINT64,
 )
 ARRAYS = st.lists(
     hnp.arrays(
@@ -40,14 +44,14 @@ ARRAYS = st.lists(
 
 
 @given(PREFIXES)
-def test_a_prefix_comes_back_equal(prefix: Prefix) -> None:
+def test_a_prefix_comes_back_equal(prefix: MessagePrefix) -> None:
     data = encode_prefix(prefix)
     assert len(data) == PREFIX_BYTES
     assert decode_prefix(data, 1 << 40) == prefix
 
 
 @given(PREFIXES, st.integers(0, PREFIX_BYTES - 1), st.integers(1, 255))
-def test_any_changed_byte_of_a_prefix_is_noticed(prefix: Prefix, at: int, flip: int) -> None:
+def test_any_changed_byte_of_a_prefix_is_noticed(prefix: MessagePrefix, at: int, flip: int) -> None:
     data = bytearray(encode_prefix(prefix))
     data[at] ^= flip
     with pytest.raises(InvalidInput):
@@ -62,8 +66,8 @@ def test_arbitrary_bytes_are_no_prefix(data: bytes) -> None:
 
 def test_lengths_beyond_the_limits_are_refused() -> None:
     for prefix, field in (
-        (Prefix(Kind.FRAME, MAX_HEADER_BYTES + 1), "prefix.header_bytes"),
-        (Prefix(Kind.FRAME, 0, 101), "prefix.payload_bytes"),
+        (MessagePrefix(MessageKind.FRAME, MAX_HEADER_BYTES + 1), "prefix.header_bytes"),
+        (MessagePrefix(MessageKind.FRAME, 0, 101), "prefix.payload_bytes"),
     ):
         with pytest.raises(InvalidInput) as caught:
             decode_prefix(encode_prefix(prefix), 100)

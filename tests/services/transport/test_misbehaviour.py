@@ -15,29 +15,30 @@ import pytest
 
 from catenary_services.errors import Overloaded, PartitionLost
 from catenary_services.transport import tcp_stream
-from catenary_services.transport.frames import Kind, Prefix, encode_prefix
+from catenary_services.transport.frames import MessageKind, MessagePrefix, encode_prefix
 from catenary_services.transport.interface import Endpoint
-from catenary_services.transport.memory import MemoryPool, Share, private_segment
+from catenary_services.transport.memory import MemoryPool, MemoryShare, private_segment
 from catenary_services.transport.settings import TransportSettings, socket_path
 from catenary_services.transport.shm import ShmEndpoint
 from catenary_services.transport.tcp import TcpEndpoint
 from tests.services.transport.peers import MIB, Inbox
 from tests.support.certificates import Certificates
 
-HELLO = encode_prefix(Prefix(Kind.HELLO, 1)) + b"x"
+HELLO = encode_prefix(MessagePrefix(MessageKind.HELLO, 1)) + b"x"
 WELCOME_BYTES = 33
 
 GARBAGE = {
     "noise": os.urandom(4096),
     "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(64),
-    "frame before hello": encode_prefix(Prefix(Kind.FRAME, 0, 0)),
+    "frame before hello": encode_prefix(MessagePrefix(MessageKind.FRAME, 0, 0)),
     "second hello": HELLO + HELLO,
-    "huge payload": HELLO + encode_prefix(Prefix(Kind.FRAME, 0, 1 << 60)),
-    "huge header": HELLO + encode_prefix(Prefix(Kind.FRAME, 1 << 31, 0)),
-    "credit": HELLO + encode_prefix(Prefix(Kind.CREDIT, argument=5)),
-    "slot nobody announced": HELLO + encode_prefix(Prefix(Kind.SLOT, 0, 64, 7 << 32)),
-    "segment without descriptor": HELLO + encode_prefix(Prefix(Kind.SEGMENT, 0, 4096, 1)),
-    "release by the sender": HELLO + encode_prefix(Prefix(Kind.RELEASE, argument=1)),
+    "huge payload": HELLO + encode_prefix(MessagePrefix(MessageKind.FRAME, 0, 1 << 60)),
+    "huge header": HELLO + encode_prefix(MessagePrefix(MessageKind.FRAME, 1 << 31, 0)),
+    "credit": HELLO + encode_prefix(MessagePrefix(MessageKind.CREDIT, argument=5)),
+    "slot nobody announced": HELLO + encode_prefix(MessagePrefix(MessageKind.SLOT, 0, 64, 7 << 32)),
+    "segment without descriptor": HELLO
+    + encode_prefix(MessagePrefix(MessageKind.SEGMENT, 0, 4096, 1)),
+    "release by the sender": HELLO + encode_prefix(MessagePrefix(MessageKind.RELEASE, argument=1)),
     "other version": HELLO + struct.pack("<4sB", b"CTN1", 9) + bytes(27),
 }
 
@@ -91,7 +92,9 @@ async def test_a_frame_cut_off_in_the_middle_is_not_delivered(endpoint: Endpoint
     inbox = Inbox()
     await endpoint.start(inbox)
     with await dial(endpoint) as sock:
-        cut = HELLO + encode_prefix(Prefix(Kind.FRAME, 4, 5000)) + b"head" + bytes(4000)
+        cut = (
+            HELLO + encode_prefix(MessagePrefix(MessageKind.FRAME, 4, 5000)) + b"head" + bytes(4000)
+        )
         await asyncio.get_running_loop().sock_sendall(sock, cut)
     honest = await endpoint.connect(endpoint.address, 5)
     await honest.push(await honest.export(0, 1), b"whole", 5)
@@ -104,7 +107,7 @@ async def test_one_byte_at_a_time_is_read_alike(endpoint: Endpoint) -> None:
     await endpoint.start(inbox)
     loop = asyncio.get_running_loop()
     with await dial(endpoint) as sock:
-        message = HELLO + encode_prefix(Prefix(Kind.FRAME, 2, 3)) + b"hdabc"
+        message = HELLO + encode_prefix(MessagePrefix(MessageKind.FRAME, 2, 3)) + b"hdabc"
         for at in range(len(message)):
             await loop.sock_sendall(sock, message[at : at + 1])
             await asyncio.sleep(0)
@@ -128,7 +131,7 @@ async def test_memory_that_could_kill_the_reader_is_refused(tmp_path: Path, faul
     announced = 8192 if fault == "shorter than announced" else 4096
     with await dial(endpoint) as sock:
         await asyncio.get_running_loop().sock_sendall(sock, HELLO)
-        segment = encode_prefix(Prefix(Kind.SEGMENT, 0, announced, 1))
+        segment = encode_prefix(MessagePrefix(MessageKind.SEGMENT, 0, announced, 1))
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
         sock.sendmsg([segment], rights)
         await end_of(sock)
@@ -172,7 +175,7 @@ async def test_an_address_that_accepts_but_never_answers_is_lost_in_time(tmp_pat
 
 async def test_a_stalled_link_leaves_half_of_the_memory_to_others() -> None:
     pool = MemoryPool(8 * MIB, private_segment)
-    stalled, other = Share(pool), Share(pool)
+    stalled, other = MemoryShare(pool), MemoryShare(pool)
     held = [await stalled.acquire(MIB, 1) for _ in range(4)]
     with pytest.raises(Overloaded):
         await stalled.acquire(MIB, 0.01)
@@ -186,7 +189,7 @@ async def test_a_stalled_link_leaves_half_of_the_memory_to_others() -> None:
 
 async def test_a_large_variety_of_sizes_never_wedges_a_pool() -> None:
     pool = MemoryPool(8 * MIB, private_segment)
-    share = Share(pool)
+    share = MemoryShare(pool)
     for nbytes in [1, 5000, 70_000, MIB, 3 * MIB, 4097, 300_000, 4 * MIB, 1, 2 * MIB] * 5:
         share.release(await share.acquire(nbytes, 1))
         assert pool.reserved <= pool.capacity
@@ -261,7 +264,10 @@ async def test_failed_handshakes_leave_nothing_behind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [encode_prefix(Prefix(Kind.FRAME, 0, 1 << 20)), encode_prefix(Prefix(Kind.HELLO, 900_000))],
+    [
+        encode_prefix(MessagePrefix(MessageKind.FRAME, 0, 1 << 20)),
+        encode_prefix(MessagePrefix(MessageKind.HELLO, 900_000)),
+    ],
     ids=["frame", "long name"],
 )
 async def test_no_memory_is_given_to_who_has_not_said_who_they_are(
@@ -280,7 +286,7 @@ async def test_a_frame_that_stops_in_the_middle_ends_its_connection(
     endpoint = TcpEndpoint("b", TransportSettings(runtime_dir=tmp_path))
     await endpoint.start(Inbox())
     with await dial(endpoint) as sock:
-        begun = HELLO + encode_prefix(Prefix(Kind.FRAME, 0, MIB)) + bytes(100_000)
+        begun = HELLO + encode_prefix(MessagePrefix(MessageKind.FRAME, 0, MIB)) + bytes(100_000)
         await asyncio.get_running_loop().sock_sendall(sock, begun)
         await end_of(sock)
     assert endpoint._receive_pool.reserved == 0

@@ -16,9 +16,9 @@ from catenary_protos.catenary.v1.common_pb2 import Peer, TransportAddress
 from catenary_services.errors import PartitionLost
 from catenary_services.security.identity import Role
 from catenary_services.transport import known_senders
-from catenary_services.transport.exchange import Received
+from catenary_services.transport.exchange import MemoryFrame
 from catenary_services.transport.hub import TransportHub
-from catenary_services.transport.interface import Address, Capabilities, Sender
+from catenary_services.transport.interface import Capabilities, EndpointAddress, FrameSender
 from catenary_services.transport.known_senders import KnownSenders
 from catenary_services.transport.settings import TransportSettings, host_id
 from catenary_services.transport.shm import ShmEndpoint
@@ -80,7 +80,7 @@ async def test_frames_say_who_sent_them(peers: Peers) -> None:
     for hub in (a, b):
         hub.update_directory([peers.peer("a", a), peers.peer("b", b)])
     await push(a, "b")
-    assert (await inbox.next()).sender == Sender("a", Role.GATEWAY)
+    assert (await inbox.next()).sender == FrameSender("a", Role.GATEWAY)
 
 
 @pytest.mark.parametrize(("role", "name"), [("agent", "x"), ("operator", "a"), ("scheduler", "a")])
@@ -156,10 +156,10 @@ async def test_a_frame_that_overtakes_the_directory_waits_for_it(peers: Peers) -
     assert peers.refused == []
 
 
-def frame(name: str, released: list[str]) -> Received:
+def frame(name: str, released: list[str]) -> MemoryFrame:
     capabilities = Capabilities("tcp", same_host=False, zero_copy=False)
     view = memoryview(b"")
-    return Received(b"", view, capabilities, lambda: released.append(name), Sender(name))
+    return MemoryFrame(b"", view, capabilities, lambda: released.append(name), FrameSender(name))
 
 
 async def test_who_was_listed_lately_may_still_send() -> None:
@@ -221,9 +221,9 @@ async def test_shared_memory_is_for_processes_of_one_user(tmp_path: Path) -> Non
         )
         assert found.stdout.strip() == "nothing"
         own = ShmEndpoint("b", TransportSettings(runtime_dir=tmp_path / "run"))
-        link = await own.connect(Address("shm", str(path), host_id()), 5)
+        link = await own.connect(EndpointAddress("shm", str(path), host_id()), 5)
         await link.push(await link.export(0, 5), b"h", 5)
-        assert (await inbox.next()).sender == Sender("b")
+        assert (await inbox.next()).sender == FrameSender("b")
         await own.close()
     finally:
         await endpoint.close()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from catenary_services.errors import PartitionLost
-from catenary_services.transport.frames import Kind, Prefix, encode_prefix
+from catenary_services.transport.frames import MessageKind, MessagePrefix, encode_prefix
 from catenary_services.transport.unix_stream import UnixStream
 
 
@@ -20,14 +20,14 @@ class End:
     """One end, and what it heard."""
 
     stream: UnixStream = field(init=False)
-    heard: list[tuple[Kind, bytes]] = field(default_factory=list)
+    heard: list[tuple[MessageKind, bytes]] = field(default_factory=list)
     lost: list[PartitionLost] = field(default_factory=list)
 
     def listen(self, sock: socket.socket) -> None:
         self.stream = UnixStream(sock, self._hear, self.lost.append, 1 << 20)
         self.stream.trust()
 
-    def _hear(self, prefix: Prefix, body: memoryview) -> None:
+    def _hear(self, prefix: MessagePrefix, body: memoryview) -> None:
         self.heard.append((prefix.kind, bytes(body)))
 
     async def has_heard(self, count: int) -> None:
@@ -50,7 +50,7 @@ async def ends() -> AsyncIterator[tuple[End, End, socket.socket]]:
 
 
 def frame(body: bytes) -> bytes:
-    return encode_prefix(Prefix(Kind.FRAME, len(body))) + body
+    return encode_prefix(MessagePrefix(MessageKind.FRAME, len(body))) + body
 
 
 class TestWriting:

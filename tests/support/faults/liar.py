@@ -13,7 +13,7 @@ from google.protobuf.descriptor import FieldDescriptor as Field
 from google.protobuf.message import Message
 
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2, scheduler_pb2_grpc
-from catenary_services.transport.frames import Kind, Prefix, encode_prefix
+from catenary_services.transport.frames import MessageKind, MessagePrefix, encode_prefix
 
 LIAR = "agent-99"
 _INTEGERS = (0, 1, 2**31 - 1, 2**53 + 1, 2**63, 2**64 - 1)
@@ -163,7 +163,7 @@ class LyingPeer:
 
     async def _frames(self, writer: asyncio.StreamWriter) -> None:
         name = LIAR.encode()
-        writer.write(encode_prefix(Prefix(Kind.HELLO, len(name))) + name)
+        writer.write(encode_prefix(MessagePrefix(MessageKind.HELLO, len(name))) + name)
         while not writer.is_closing():
             writer.write(self._frame())
             await writer.drain()
@@ -181,4 +181,8 @@ class LyingPeer:
                 if draw.random() < 0.7:
                     self._nonsense.fill(message, field)
             header = message.SerializeToString()
-        return encode_prefix(Prefix(Kind.FRAME, len(header), len(payload))) + header + payload
+        return (
+            encode_prefix(MessagePrefix(MessageKind.FRAME, len(header), len(payload)))
+            + header
+            + payload
+        )

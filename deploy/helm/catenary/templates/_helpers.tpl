@@ -389,7 +389,7 @@ checksum/config: {{ include (print .root.Template.BasePath "/configmap.yaml") .r
 {{- if and (ne .Values.tls.mode "none") (not .Values.tls.doorsInsecure) }}yes{{ end -}}
 {{- end -}}
 
-{{/* A door with a certificate of its own. */}}
+{{/* An endpoint with a certificate of its own. */}}
 {{- define "catenary.ownDoor" -}}
 {{- if and (include "catenary.doorsHaveTls" .) .Values.tls.doorSecret }}yes{{ end -}}
 {{- end -}}

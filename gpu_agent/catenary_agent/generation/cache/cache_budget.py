@@ -1,4 +1,4 @@
-"""The guard of the memory of caches, where there are more slots than could all be filled.
+"""The limit of the memory of caches, where there are more slots than could all be filled.
 
 The scheduler keeps sessions from growing beyond what a partition holds: it moves some away, or has
 some wait. It hears of tokens a moment late, so the last word is here: rather than take memory that
@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING
 from catenary_services.errors import CacheFull
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.state.lane import Lane
-    from catenary_agent.generation.state.session import Work
-    from catenary_agent.generation.state.sessions import Sessions
+    from catenary_agent.generation.state.partition_batcher import PartitionBatcher
+    from catenary_agent.generation.state.session import SessionWork
+    from catenary_agent.generation.state.sessions import SessionTable
 
 
-def relieve(sessions: Sessions, lane: Lane, coming: Mapping[int, int]) -> None:
-    """Fails the youngest sessions of a lane until its caches hold what is about to be written.
+def relieve(sessions: SessionTable, batcher: PartitionBatcher, coming: Mapping[int, int]) -> None:
+    """Fails the youngest sessions of a batcher until its caches hold what is about to be written.
 
     One session is left at least: it may be as long as it was admitted for.
 
     Args:
         sessions: Of this agent.
-        lane: Whose memory it is.
+        batcher: Whose memory it is.
         coming: How many tokens sessions are about to have cached.
     """
-    budget, executor = lane.executor.layout.cache_tokens, lane.executor
+    budget, executor = batcher.executor.layout.cache_tokens, batcher.executor
     if not budget:
         return
     held = executor.cached_block_tokens
@@ -41,13 +41,13 @@ def relieve(sessions: Sessions, lane: Lane, coming: Mapping[int, int]) -> None:
     sizes = {
         session_id: size
         for session in sessions
-        if session.lane is lane
-        for session_id in (session.facts.session_id,)
+        if session.batcher is batcher
+        for session_id in (session.spec.session_id,)
         for size in (executor.block_tokens(session_id, coming.get(session_id, 0)),)
         if size
     }
     for session_id in sorted(sizes, reverse=True)[: len(sizes) - 1]:
-        text = f"{lane.key} has memory for {budget} block tokens, {held} are needed"
+        text = f"{batcher.key} has memory for {budget} block tokens, {held} are needed"
         sessions.fail(session_id, CacheFull(text))
         held -= sizes[session_id]
         if held <= budget:
@@ -55,18 +55,18 @@ def relieve(sessions: Sessions, lane: Lane, coming: Mapping[int, int]) -> None:
 
 
 def affordable(
-    sessions: Sessions, lane: Lane, works: list[Work], decode_rows: int
-) -> tuple[list[Work], int]:
+    sessions: SessionTable, batcher: PartitionBatcher, works: list[SessionWork], decode_rows: int
+) -> tuple[list[SessionWork], int]:
     """Returns the part of a step there is memory for, and how many of it are decode rows.
 
     Sessions that are in the way are failed.
     """
-    if not lane.executor.layout.cache_tokens:
+    if not batcher.executor.layout.cache_tokens:
         return works, decode_rows
     coming = {
-        work.session.facts.session_id: work.session.cached + len(work.inputs) for work in works
+        work.session.spec.session_id: work.session.cached + len(work.inputs) for work in works
     }
-    relieve(sessions, lane, coming)
+    relieve(sessions, batcher, coming)
     if not any(work.session.closed for work in works):
         return works, decode_rows
     left = []
@@ -75,6 +75,6 @@ def affordable(
             left.append(work)
             continue
         decode_rows -= index < decode_rows
-        if not work.session.facts.is_first:  # taken out of its session's chunks, so not given back
+        if not work.session.spec.is_first:  # taken out of its session's chunks, so not given back
             sessions.out.consumed_bytes += work.inputs.nbytes
     return left, decode_rows

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 from catenary_agent.generation.state.events import CacheOut
 from catenary_agent.generation.state.incidents import incident
-from catenary_agent.kv import CacheOutlet
+from catenary_agent.kv import CacheSendProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from catenary_agent.generation.context import CacheLimits
     from catenary_agent.generation.state.events import CachePushed
     from catenary_agent.generation.state.session import Session
-    from catenary_agent.generation.state.sessions import Sessions
-    from catenary_agent.generation.surroundings import CacheLimits
+    from catenary_agent.generation.state.sessions import SessionTable
     from catenary_agent.kv import CacheSpan
     from catenary_agent.kv.arrays import CacheArray
     from catenary_protos.catenary.v1 import common_pb2
@@ -38,10 +38,10 @@ _MOST_URGENT_BYTES = 1 << 18
 
 def outlets_of(
     session_id: int, own: common_pb2.Hop, ring: Sequence[common_pb2.Hop]
-) -> tuple[CacheOutlet, ...]:
+) -> tuple[CacheSendProgress, ...]:
     """Returns who gets which of the blocks of a hop.
 
-    Two rings may be cut at different blocks: there is one outlet per overlap.
+    Two rings may be cut at different blocks: there is one send per overlap.
 
     Args:
         session_id: What the session is called on `ring`.
@@ -49,7 +49,7 @@ def outlets_of(
         ring: Where its caches go.
     """
     return tuple(
-        CacheOutlet(
+        CacheSendProgress(
             session_id,
             hop.agent_id,
             max(own.first_block, hop.first_block),
@@ -60,14 +60,16 @@ def outlets_of(
     )
 
 
-class CachePushing:
+class CachePusher:
     """Exports what was cached, and ends sessions that have nothing left to do here.
 
     Invariants: frames of one session and peer leave in order; of a closed session none leaves;
     between two `renew`s no more than a step's worth of bytes is exported beside what was cached.
     """
 
-    def __init__(self, sessions: Sessions, limits: CacheLimits, take: Take, failed: Failed) -> None:
+    def __init__(
+        self, sessions: SessionTable, limits: CacheLimits, take: Take, failed: Failed
+    ) -> None:
         """Sends nothing yet."""
         self._sessions = sessions
         self._limits = limits
@@ -77,19 +79,19 @@ class CachePushing:
         self._left_bytes = 0
 
     def begin(self, session: Session) -> None:
-        """A session that was computed before has got outlets."""
-        for outlet in session.outlets:
-            outlet.extend(session.cached)
-            self._list(session, outlet)
+        """A session that was computed before has got sends."""
+        for cache_send in session.cache_sends:
+            cache_send.extend(session.cached)
+            self._list(session, cache_send)
 
     def advanced(self, session: Session) -> None:
-        """A step has cached more of a session with outlets, or it begins to leave."""
-        row_bytes = session.lane.executor.sizes.cache_bytes_per_token
-        for outlet in session.outlets:
-            is_listed, added = outlet.has_more, outlet.extend(session.cached)
-            self._left_bytes += added * (outlet.last_block - outlet.first_block) * row_bytes
+        """A step has cached more of a session with sends, or it begins to leave."""
+        row_bytes = session.batcher.executor.sizes.cache_bytes_per_token
+        for cache_send in session.cache_sends:
+            is_listed, added = cache_send.has_more, cache_send.extend(session.cached)
+            self._left_bytes += added * (cache_send.last_block - cache_send.first_block) * row_bytes
             if not is_listed:
-                self._list(session, outlet)
+                self._list(session, cache_send)
         self.end_if_done(session)
 
     def renew(self) -> None:
@@ -107,57 +109,57 @@ class CachePushing:
     def on_pushed(self, event: CachePushed) -> None:
         """A frame has left: others may follow."""
         cache = event.cache
-        line = self._lines[cache.outlet.peer]
+        line = self._lines[cache.cache_send.peer]
         line.nbytes -= cache.rows.nbytes
-        cache.outlet.unsettled -= 1
+        cache.cache_send.unsettled -= 1
         self.end_if_done(cache.session)
-        self._pump(cache.outlet.peer, line)
+        self._pump(cache.cache_send.peer, line)
 
     def end_if_done(self, session: Session) -> None:
         """Frees the slots of a session that has nothing left to do here."""
-        if session.leaves and not session.closed and all(o.is_empty for o in session.outlets):
+        if session.leaves and not session.closed and all(o.is_empty for o in session.cache_sends):
             self._sessions.finish(session)
 
-    def _list(self, session: Session, outlet: CacheOutlet) -> None:
-        """Puts what an outlet has into the line of its peer."""
-        if outlet.has_more:
-            line = self._lines.setdefault(outlet.peer, _Line())
+    def _list(self, session: Session, cache_send: CacheSendProgress) -> None:
+        """Puts what a cache send has into the line of its peer."""
+        if cache_send.has_more:
+            line = self._lines.setdefault(cache_send.peer, _Line())
             # Who has begun goes on first: then it is handed over, and its slots are free.
-            add = line.queue.appendleft if outlet.has_begun else line.queue.append
-            add((session, outlet))
-            self._pump(outlet.peer, line)
+            add = line.queue.appendleft if cache_send.has_begun else line.queue.append
+            add((session, cache_send))
+            self._pump(cache_send.peer, line)
 
     def _pump(self, peer: str, line: _Line) -> None:
         """Exports as much as the window allows, the sessions in their order."""
         window = self._limits.window_bytes
         while line.queue and line.nbytes < window and self._left_bytes > 0:
-            session, outlet = line.queue[0]
-            if not session.closed and outlet.has_more:
-                self._export(session, outlet, line)
-            if session.closed or not outlet.has_more:
+            session, cache_send = line.queue[0]
+            if not session.closed and cache_send.has_more:
+                self._export(session, cache_send, line)
+            if session.closed or not cache_send.has_more:
                 line.queue.popleft()
                 self.end_if_done(session)
         if not line.queue and not line.nbytes:
             self._lines.pop(peer, None)
 
-    def _export(self, session: Session, outlet: CacheOutlet, line: _Line) -> None:
-        executor = session.lane.executor
-        span = outlet.take(executor.sizes.cache_bytes_per_token, self._limits.frame_bytes)
+    def _export(self, session: Session, cache_send: CacheSendProgress, line: _Line) -> None:
+        executor = session.batcher.executor
+        span = cache_send.take(executor.sizes.cache_bytes_per_token, self._limits.frame_bytes)
         try:
-            rows = executor.export_cache(session.facts.session_id, span)
+            rows = executor.export_cache(session.spec.session_id, span)
         except Exception:
-            error = incident("its cache could not be read", str(session.lane.key))
-            self._failed(session, outlet.session_id, error)
+            error = incident("its cache could not be read", str(session.batcher.key))
+            self._failed(session, cache_send.session_id, error)
             return
         self._left_bytes -= rows.nbytes
-        opens, outlet.introduced = not outlet.introduced, True
-        if outlet.peer == self._sessions.agent_id:
-            self._take(outlet.session_id, span, rows)
+        opens, cache_send.introduced = not cache_send.introduced, True
+        if cache_send.peer == self._sessions.agent_id:
+            self._take(cache_send.session_id, span, rows)
             return
-        is_urgent = rows.nbytes <= _MOST_URGENT_BYTES and not outlet.unsettled
-        outlet.unsettled += 1
+        is_urgent = rows.nbytes <= _MOST_URGENT_BYTES and not cache_send.unsettled
+        cache_send.unsettled += 1
         line.nbytes += rows.nbytes
-        cache = CacheOut(session, outlet, span, rows, opens, is_urgent)
+        cache = CacheOut(session, cache_send, span, rows, opens, is_urgent)
         self._sessions.out.caches.append(cache)
 
 
@@ -167,5 +169,5 @@ class _Line:
     __slots__ = ("nbytes", "queue")
 
     def __init__(self) -> None:
-        self.queue: deque[tuple[Session, CacheOutlet]] = deque()
+        self.queue: deque[tuple[Session, CacheSendProgress]] = deque()
         self.nbytes = 0

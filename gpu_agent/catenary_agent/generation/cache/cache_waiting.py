@@ -16,31 +16,31 @@ from typing import TYPE_CHECKING
 
 from catenary_agent.generation.cache.cache_budget import relieve
 from catenary_agent.generation.state.incidents import incident
-from catenary_agent.generation.state.patience import Patience
+from catenary_agent.generation.state.stall_timer import StallTimer
 from catenary_agent.kv import array_of_payload
 from catenary_services.errors import CatenaryError, InvalidInput, PartitionLost
 
 if TYPE_CHECKING:
+    from catenary_agent.generation.context import CacheLimits
     from catenary_agent.generation.state.events import CacheArrived, TokenArrived
-    from catenary_agent.generation.state.session import Awaited, Session
-    from catenary_agent.generation.state.sessions import Sessions
-    from catenary_agent.generation.surroundings import CacheLimits
+    from catenary_agent.generation.state.session import PendingCache, Session
+    from catenary_agent.generation.state.sessions import SessionTable
     from catenary_agent.kv import CacheSpan
     from catenary_agent.kv.arrays import CacheArray
     from catenary_services.domain.ids import Nanoseconds
 
 
-class CacheWaiting:
+class PendingCaches:
     """The sessions whose caches have not come yet.
 
-    Invariant: each of them has our patience until it goes on (one that was not handed over yet:
-    that of `Arrivals`); closed ones are dropped when their time is over. Frames are taken in in the
-    order of their arrival.
+    Invariant: each of them has our stall timeout until it goes on (one that was not handed over
+    yet: that of `MigrationTarget`); closed ones are dropped when their time is over. Frames are
+    taken in in the order of their arrival.
     """
 
     def __init__(
         self,
-        sessions: Sessions,
+        sessions: SessionTable,
         limits: CacheLimits,
         clock: Callable[[], Nanoseconds],
         came: Callable[[Session], None],
@@ -57,7 +57,7 @@ class CacheWaiting:
         self._step_bytes = limits.step_bytes
         self._clock = clock
         self._came = came
-        self._patience = Patience(limits.patience_ns)
+        self._stall_timer = StallTimer(limits.stall_timeout_ns)
         self._arrived: deque[CacheArrived] = deque()
         self._left_bytes = limits.step_bytes
         self.ignored = 0
@@ -65,7 +65,7 @@ class CacheWaiting:
 
     def begin(self, session: Session) -> None:
         """Only caches and a token keep a session waiting from now on."""
-        self._patience.touch(session.facts.session_id, self._clock())
+        self._stall_timer.touch(session.spec.session_id, self._clock())
 
     def on_cache(self, event: CacheArrived) -> None:
         """Takes a part of a cache in, now or between later steps."""
@@ -85,55 +85,55 @@ class CacheWaiting:
     def take(self, session_id: int, span: CacheSpan, rows: CacheArray) -> None:
         """Takes rows in that another session of this agent has cached."""
         session = self._sessions.get(session_id)
-        if session is not None and session.awaited is not None:
-            self._keep(session, session.awaited, span, lambda: rows)
+        if session is not None and session.pending_cache is not None:
+            self._keep(session, session.pending_cache, span, lambda: rows)
 
-    def on_token(self, session: Session, awaited: Awaited, event: TokenArrived) -> None:
+    def on_token(self, session: Session, pending_cache: PendingCache, event: TokenArrived) -> None:
         """Takes the first token in, which the other ring sampled."""
-        facts, table = session.facts, session.lane.executor.table
-        if event.position != facts.history or event.token_id >= table.vocabulary_size:
-            text = f"token {event.token_id} at {event.position}; the one at {facts.history} is next"
-            self._sessions.fail(facts.session_id, InvalidInput("position", text))
+        spec, table = session.spec, session.batcher.executor.table
+        if event.position != spec.history or event.token_id >= table.vocabulary_size:
+            text = f"token {event.token_id} at {event.position}; the one at {spec.history} is next"
+            self._sessions.fail(spec.session_id, InvalidInput("position", text))
             return
         session.arrived = event.arrived
         session.learn([event.token_id])
-        awaited.word = False
-        self.advanced(session, awaited)
+        pending_cache.word = False
+        self.advanced(session, pending_cache)
 
-    def advanced(self, session: Session, awaited: Awaited) -> None:
+    def advanced(self, session: Session, pending_cache: PendingCache) -> None:
         """Lets a session go on if nothing is missing any more."""
-        session_id, now = session.facts.session_id, self._clock()
-        if not awaited.is_over:
-            if session_id in self._patience:
-                self._patience.touch(session_id, now)
+        session_id, now = session.spec.session_id, self._clock()
+        if not pending_cache.is_over:
+            if session_id in self._stall_timer:
+                self._stall_timer.touch(session_id, now)
             self._came(session)
             return
-        self._patience.drop(session_id)
-        session.awaited = None
-        session.cached = awaited.caches.tokens
-        if session.facts.is_first:
+        self._stall_timer.drop(session_id)
+        session.pending_cache = None
+        session.cached = pending_cache.caches.tokens
+        if session.spec.is_first:
             sent_ns = session.arrived.received_ns - session.arrived.transfer_ns
-            model = session.lane.key.model.name
+            model = session.batcher.key.model.name
             out = self._sessions.out
-            if session.facts.side == "decode":
+            if session.spec.side == "decode":
                 out.handed_over.append((model, max(0, now - sent_ns)))
             else:
                 out.taken_over.append((model, "kv", max(0, now - sent_ns)))
         if session.pending:
-            session.lane.queue_first(session, now)
+            session.batcher.queue_first(session, now)
 
     def expire(self, now: Nanoseconds) -> None:
         """Gives up sessions for which nothing came for too long."""
-        for session_id in self._patience.lost(now):
+        for session_id in self._stall_timer.lost(now):
             session = self._sessions.get(session_id)
-            if session is not None and session.awaited is not None:
-                text = f"nothing of its caches came for {self._patience}"
-                blamed = _source(session, session.awaited)
+            if session is not None and session.pending_cache is not None:
+                text = f"nothing of its caches came for {self._stall_timer}"
+                blamed = _source(session, session.pending_cache)
                 self._sessions.fail(session_id, PartitionLost(text), blamed)
 
     def next_wakeup_ns(self) -> Nanoseconds | None:
         """Returns when `expire` has something to do; None if never."""
-        return self._patience.next_wakeup_ns()
+        return self._stall_timer.next_wakeup_ns()
 
     def _take_in(self) -> None:
         out = self._sessions.out
@@ -142,45 +142,49 @@ class CacheWaiting:
             out.consumed_bytes += event.nbytes
             out.consumed.append(event.frame)
             session = self._sessions.get(event.session_id)
-            if session is None or session.awaited is None:
+            if session is None or session.pending_cache is None:
                 self.ignored += 1
                 continue
             self._left_bytes -= event.nbytes
-            table = session.lane.executor.table
+            table = session.batcher.executor.table
             row = (table.key_value_heads, table.head_size)
             payload, datatype, span = event.frame.payload, event.datatype, event.span
             read = partial(array_of_payload, payload, datatype, span, row)
-            self._keep(session, session.awaited, span, read)
+            self._keep(session, session.pending_cache, span, read)
 
     def _keep(
-        self, session: Session, awaited: Awaited, span: CacheSpan, read: Callable[[], CacheArray]
+        self,
+        session: Session,
+        pending_cache: PendingCache,
+        span: CacheSpan,
+        read: Callable[[], CacheArray],
     ) -> None:
         """Writes rows into a session's slots; what is wrong with them fails the session."""
-        session_id, executor = session.facts.session_id, session.lane.executor
+        session_id, executor = session.spec.session_id, session.batcher.executor
         try:
             rows = read()
-            awaited.caches.check(span)
-            relieve(self._sessions, session.lane, {session_id: span.last_token})
+            pending_cache.caches.check(span)
+            relieve(self._sessions, session.batcher, {session_id: span.last_token})
             if session.closed:
                 return
             executor.import_cache(session_id, span, rows)
-            awaited.caches.add(span)
+            pending_cache.caches.add(span)
         except CatenaryError as error:
             error.__traceback__ = None  # its frames hold views of the payload
             self._sessions.fail(session_id, error)
         except Exception:
             what = "its cache could not be written"
-            self._sessions.fail(session_id, incident(what, str(session.lane.key)))
+            self._sessions.fail(session_id, incident(what, str(session.batcher.key)))
         else:
-            self.advanced(session, awaited)
+            self.advanced(session, pending_cache)
 
 
-def _source(session: Session, awaited: Awaited) -> str:
+def _source(session: Session, pending_cache: PendingCache) -> str:
     """Returns the agent that should have sent what is missing."""
-    if awaited.leader:
-        return awaited.leader
-    route = session.facts.opening.route
-    block = awaited.caches.missing_block
+    if pending_cache.leader:
+        return pending_cache.leader
+    route = session.spec.opening.route
+    block = pending_cache.caches.missing_block
     for hop in route:
         if block is not None and hop.first_block <= block < hop.last_block:
             return hop.agent_id

@@ -14,7 +14,7 @@ from catenary_protos.catenary.v1 import frame_pb2
 
 if TYPE_CHECKING:
     from catenary_agent.generation.state.events import CacheOut
-    from catenary_agent.generation.state.session import Facts
+    from catenary_agent.generation.state.session import SessionSpec
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class CacheFrame:
     @property
     def session_ids(self) -> tuple[int, ...]:
         """The session that fails if this cannot be delivered."""
-        return (self.out.outlet.session_id,)
+        return (self.out.cache_send.session_id,)
 
     def fill(self, view: memoryview) -> None:
         """Writes the payload: on the event loop, so frames are small (1 MiB in 0.1 ms)."""
@@ -44,7 +44,7 @@ class CacheFrame:
         """Returns the header, with times as of now."""
         now, span = time.monotonic_ns(), self.out.span
         cache = frame_pb2.SessionCache(
-            session_id=self.out.outlet.session_id,
+            session_id=self.out.cache_send.session_id,
             first_block=span.first_block,
             last_block=span.last_block,
             first_token=span.first_token,
@@ -52,7 +52,7 @@ class CacheFrame:
             datatype=datatype_of(self.out.rows),
         )
         if self.out.opens:
-            put_opening(cache.opening, self.out.session.facts, now)
+            put_opening(cache.opening, self.out.session.spec, now)
         return frame_pb2.FrameHeader(
             kind=frame_pb2.FRAME_KIND_SESSION_CACHE,
             epoch=epoch,
@@ -61,7 +61,7 @@ class CacheFrame:
         ).SerializeToString()
 
 
-def put_opening(target: frame_pb2.SessionOpening, facts: Facts, now_ns: int) -> None:
+def put_opening(target: frame_pb2.SessionOpening, spec: SessionSpec, now_ns: int) -> None:
     """Writes what the next agent is told of a session, with what is left of its time."""
-    target.CopyFrom(facts.opening)
-    target.budget_ns = facts.deadline_ns - now_ns
+    target.CopyFrom(spec.opening)
+    target.budget_ns = spec.deadline_ns - now_ns

@@ -9,15 +9,15 @@ import numpy as np
 
 from catenary_agent.engine.intake import MAX_HOPS
 from catenary_agent.generation.state.events import (
-    Broken,
     CacheArrived,
     Event,
-    MoveSaid,
-    Opened,
+    MoveMessage,
     RowsArrived,
+    SessionOpened,
+    SessionsBroken,
     TokenArrived,
 )
-from catenary_agent.generation.state.session import Arrived, Facts, Side
+from catenary_agent.generation.state.session import ArrivalTime, SessionSpec, Side
 from catenary_agent.kv import CacheSpan
 from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import CatenaryError, DeadlineExceeded, InvalidInput, StaleEpoch
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 _ROW_BYTES = np.dtype(np.float32).itemsize
 
 
-def arrival(header: frame_pb2.FrameHeader, frame: ReceivedFrame) -> Arrived:
+def arrival(header: frame_pb2.FrameHeader, frame: ReceivedFrame) -> ArrivalTime:
     """Returns when a frame came, and how long it took if both ends have one clock."""
     received_ns = time.monotonic_ns()
     if frame.capabilities.same_host and 0 < header.sent_monotonic_ns <= received_ns:
-        return Arrived(received_ns, received_ns - header.sent_monotonic_ns)
-    return Arrived(received_ns)
+        return ArrivalTime(received_ns, received_ns - header.sent_monotonic_ns)
+    return ArrivalTime(received_ns)
 
 
 def rows_of_payload(header: frame_pb2.FrameHeader, payload: memoryview) -> Hidden:
@@ -59,7 +59,7 @@ def rows_of_payload(header: frame_pb2.FrameHeader, payload: memoryview) -> Hidde
 def step_events(
     header: frame_pb2.FrameHeader,
     rows: Hidden,
-    arrived: Arrived,
+    arrived: ArrivalTime,
     agent_id: str,
     epoch: int,
 ) -> list[Event]:
@@ -77,7 +77,7 @@ def step_events(
     for entry in header.session_rows:
         at = arrived
         if entry.timings:
-            at = Arrived(arrived.received_ns, arrived.transfer_ns, tuple(entry.timings))
+            at = ArrivalTime(arrived.received_ns, arrived.transfer_ns, tuple(entry.timings))
         if entry.HasField("opening"):
             events.append(_opened(header, entry, at, agent_id, epoch))
         if entry.tokens:
@@ -88,7 +88,7 @@ def step_events(
 
 
 def token_events(
-    header: frame_pb2.FrameHeader, arrived: Arrived, agent_id: str, epoch: int
+    header: frame_pb2.FrameHeader, arrived: ArrivalTime, agent_id: str, epoch: int
 ) -> list[Event]:
     """Returns what a `SESSION_TOKENS` frame says to an agent."""
     events: list[Event] = []
@@ -105,7 +105,7 @@ def token_events(
 def cache_events(
     header: frame_pb2.FrameHeader,
     frame: ReceivedFrame,
-    arrived: Arrived,
+    arrived: ArrivalTime,
     agent_id: str,
     epoch: int,
 ) -> list[Event]:
@@ -121,8 +121,8 @@ def cache_events(
 
 
 def move_said(
-    move: frame_pb2.SessionMove, arrived: Arrived, agent_id: str, epochs: tuple[int, int]
-) -> MoveSaid:
+    move: frame_pb2.SessionMove, arrived: ArrivalTime, agent_id: str, epochs: tuple[int, int]
+) -> MoveMessage:
     """Returns what a step of a live migration says.
 
     Args:
@@ -131,13 +131,13 @@ def move_said(
         agent_id: Ours.
         epochs: That of who says it, and ours.
     """
-    facts: Facts | CatenaryError | None = None
+    spec: SessionSpec | CatenaryError | None = None
     if move.step == frame_pb2.SessionMove.STEP_ROUND and move.HasField("opening"):
         try:
-            facts = _facts(move, arrived, agent_id, epochs)
+            spec = _spec(move, arrived, agent_id, epochs)
         except CatenaryError as error:
-            facts = error
-    return MoveSaid(move, epochs[0], arrived, facts)
+            spec = error
+    return MoveMessage(move, epochs[0], arrived, spec)
 
 
 _Entry = (
@@ -146,15 +146,17 @@ _Entry = (
 
 
 def _opened(
-    header: frame_pb2.FrameHeader, entry: _Entry, arrived: Arrived, agent_id: str, epoch: int
+    header: frame_pb2.FrameHeader, entry: _Entry, arrived: ArrivalTime, agent_id: str, epoch: int
 ) -> Event:
     try:
-        return Opened(_facts(entry, arrived, agent_id, (header.epoch, epoch)), arrived)
+        return SessionOpened(_spec(entry, arrived, agent_id, (header.epoch, epoch)), arrived)
     except CatenaryError as error:
-        return Broken((entry.session_id,), error, agent_id)
+        return SessionsBroken((entry.session_id,), error, agent_id)
 
 
-def _facts(entry: _Entry, arrived: Arrived, agent_id: str, epochs: tuple[int, int]) -> Facts:
+def _spec(
+    entry: _Entry, arrived: ArrivalTime, agent_id: str, epochs: tuple[int, int]
+) -> SessionSpec:
     """Returns what the opening says.
 
     Raises:
@@ -173,7 +175,7 @@ def _facts(entry: _Entry, arrived: Arrived, agent_id: str, epochs: tuple[int, in
         raise DeadlineExceeded(
             "the deadline passed on the way to this agent", details={"stage": "transfer"}
         )
-    return Facts(entry.session_id, opening, hop, deadline_ns, side)
+    return SessionSpec(entry.session_id, opening, hop, deadline_ns, side)
 
 
 def _place(opening: frame_pb2.SessionOpening, agent_id: str) -> tuple[Side, int]:

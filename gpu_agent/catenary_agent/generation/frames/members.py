@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from catenary_protos.catenary.v1 import frame_pb2
 
 if TYPE_CHECKING:
-    from catenary_services.transport.interface import Sender
+    from catenary_services.transport.interface import FrameSender
 
 _MOST_MOVES = 4_096
 _Names = frozenset[str]
 _Entry = frame_pb2.SessionRows | frame_pb2.SessionToken | frame_pb2.SessionCache
 
 
-class Members:
+class FrameFilter:
     """Looks at every frame before the ring does; on the event loop.
 
     Invariant: `_of` has the sessions that are here; `_moves` at most `_MOST_MOVES` others.
@@ -41,7 +41,7 @@ class Members:
         self._of.pop(session_id, None)
         self._moves.pop(session_id, None)
 
-    def admits(self, header: frame_pb2.FrameHeader, sender: Sender) -> bool:
+    def admits(self, header: frame_pb2.FrameHeader, sender: FrameSender) -> bool:
         """Returns whether a frame of sessions comes from whom it may come from."""
         name = sender.name
         if not name:

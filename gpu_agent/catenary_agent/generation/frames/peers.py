@@ -27,8 +27,8 @@ from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
     from catenary_agent.engine.emulated_link import EmulatedLink
-    from catenary_agent.engine.outbound import Hub
-    from catenary_agent.generation.frames.sent_caches import SentCaches
+    from catenary_agent.engine.outbound import LinkHub
+    from catenary_agent.generation.frames.sent_caches import SentCacheReporter
     from catenary_agent.generation.frames.wire import Frame
     from catenary_services.transport.interface import Link
 
@@ -39,7 +39,7 @@ _MAX_FRAMES = 4_096
 Failed = Callable[[tuple[int, ...], CatenaryError, str], None]
 
 
-class Peers:
+class PeerSender:
     """Delivers frames to agents and gateways.
 
     Invariants: frames of one line leave in the order of `send`; at most `max_bytes` and
@@ -49,12 +49,12 @@ class Peers:
 
     def __init__(
         self,
-        hub: Hub,
+        hub: LinkHub,
         limits: tuple[float, int],
         header_of: Callable[[Frame], bytes],
         failed: Failed,
         uplink: EmulatedLink | None = None,
-        sent: SentCaches | None = None,
+        sent: SentCacheReporter | None = None,
     ) -> None:
         """Sends over the links of `hub`.
 

@@ -6,25 +6,25 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from catenary_agent.generation.frames import intake
-from catenary_agent.generation.state.events import Broken
+from catenary_agent.generation.state.events import SessionsBroken
 from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import CatenaryError
 
 if TYPE_CHECKING:
-    from catenary_agent.engine.memory import Held
+    from catenary_agent.engine.memory import HeldBatches
     from catenary_agent.generation.state.events import Event
     from catenary_agent.generation.state.session import Hidden
     from catenary_services.transport.interface import ReceivedFrame
 
 
-class Receiver:
+class FrameReceiver:
     """Makes events of frames.
 
     Hidden states are copied and their frames released at once. Parts of caches are read where they
     lie, on the thread: whoever handles the event has the frame released.
     """
 
-    def __init__(self, agent_id: str, held: Held) -> None:
+    def __init__(self, agent_id: str, held: HeldBatches) -> None:
         """Counts bytes of received tensors in `held`."""
         self._agent_id = agent_id
         self._held = held
@@ -52,13 +52,13 @@ class Receiver:
                 self._held.claim(len(frame.payload))
             except CatenaryError as error:
                 frame.release()
-                return (Broken((header.cache.session_id,), error, self._agent_id),)
+                return (SessionsBroken((header.cache.session_id,), error, self._agent_id),)
             return intake.cache_events(header, frame, arrived, self._agent_id, epoch)
         try:
             rows = self._rows_of(header, frame)
         except CatenaryError as error:
             ids = tuple(each.session_id for each in header.session_rows)
-            return (Broken(ids, error, self._agent_id),)
+            return (SessionsBroken(ids, error, self._agent_id),)
         return intake.step_events(header, rows, arrived, self._agent_id, epoch)
 
     def _rows_of(self, header: frame_pb2.FrameHeader, frame: ReceivedFrame) -> Hidden:

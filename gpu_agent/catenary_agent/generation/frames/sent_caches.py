@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from catenary_agent.engine.reporting import Notice
+from catenary_agent.engine.reporting import FixedMessage
 from catenary_protos.catenary.v1 import scheduler_pb2
 
 _REPORT_S = 0.25
 """What was sent in that time is told at once; a move of caches takes as long, or less."""
 
 
-class SentCaches:
+class SentCacheReporter:
     """Adds up bytes and time by peer, and tells them a while after the first.
 
     Frames of one peer leave one after the other, so the time in which at least one was on its way
     is the sum of their times.
     """
 
-    def __init__(self, tell: Callable[[Notice], None], report_s: float = _REPORT_S) -> None:
+    def __init__(self, tell: Callable[[FixedMessage], None], report_s: float = _REPORT_S) -> None:
         """Tells nothing yet.
 
         Args:
@@ -52,4 +52,4 @@ class SentCaches:
         self._timer = None
         sent = scheduler_pb2.CachesSent(links=self._links.values())
         self._links.clear()
-        self._tell(Notice(scheduler_pb2.AgentMessage(caches_sent=sent), droppable=True))
+        self._tell(FixedMessage(scheduler_pb2.AgentMessage(caches_sent=sent), droppable=True))

@@ -60,9 +60,9 @@ class TokenFrame:
     def session_ids(self) -> tuple[int, ...]:
         """Sessions that fail if this cannot be delivered."""
         if self.for_gateway:
-            return tuple(each.facts.session_id for each in self.tokens)
+            return tuple(each.spec.session_id for each in self.tokens)
         # One that is over has all its tokens; its slots there are freed by order.
-        return tuple(each.facts.session_id for each in self.tokens if not each.finish_reason)
+        return tuple(each.spec.session_id for each in self.tokens if not each.finish_reason)
 
     def fill(self, view: memoryview) -> None:
         """There is no payload."""
@@ -73,15 +73,15 @@ class TokenFrame:
         entries = []
         for each in self.tokens:
             entry = frame_pb2.SessionToken(
-                session_id=each.facts.session_id,
+                session_id=each.spec.session_id,
                 position=each.position,
                 token_id=each.token_id,
                 finish_reason=each.finish_reason,
             )
-            if self.for_gateway and each.facts.opening.timed:
+            if self.for_gateway and each.spec.opening.timed:
                 entry.timings.extend(_timings(each, now, agent_id))
-            if not self.for_gateway and each.facts.side == "prefill":
-                put_opening(entry.opening, each.facts, now)
+            if not self.for_gateway and each.spec.side == "prefill":
+                put_opening(entry.opening, each.spec, now)
             entries.append(entry)
         return frame_pb2.FrameHeader(
             kind=frame_pb2.FRAME_KIND_SESSION_TOKENS,
@@ -98,16 +98,16 @@ def frames_of(rows: Sequence[RowsOut], tokens: Sequence[TokenOut]) -> Iterable[t
     """Returns the frames of a step, and to whom they go: first what keeps a ring going."""
     following: dict[str, list[RowsOut]] = {}
     for row in rows:
-        following.setdefault(row.facts.next_agent, []).append(row)
+        following.setdefault(row.spec.next_agent, []).append(row)
     agents: dict[str, list[TokenOut]] = {}
     gateways: dict[str, list[TokenOut]] = {}
     for token in tokens:
         for agent in _agents_for(token):
             agents.setdefault(agent, []).append(token)
-        gateways.setdefault(token.facts.opening.gateway_id, []).append(token)
+        gateways.setdefault(token.spec.opening.gateway_id, []).append(token)
     for peer, parts in following.items():
         nbytes = sum(each.rows.nbytes for each in parts)
-        yield peer, StepFrame(parts, nbytes, tuple(each.facts.session_id for each in parts))
+        yield peer, StepFrame(parts, nbytes, tuple(each.spec.session_id for each in parts))
     for peer, part in agents.items():
         yield peer, TokenFrame(part, for_gateway=False)
     for peer, part in gateways.items():
@@ -120,32 +120,32 @@ def _agents_for(token: TokenOut) -> Iterable[str]:
     A prompt's ring is done with its first token: that goes to where the other ring embeds tokens,
     and to where it samples them.
     """
-    facts = token.facts
-    if facts.side != "prefill":
-        return () if facts.is_first else (facts.first_agent,)
+    spec = token.spec
+    if spec.side != "prefill":
+        return () if spec.is_first else (spec.first_agent,)
     if token.finish_reason:
         return ()
-    ring = facts.opening.decode_route
+    ring = spec.opening.decode_route
     return dict.fromkeys((ring[0].agent_id, ring[-1].agent_id))
 
 
 def _rows_entry(row: RowsOut, now: int, agent_id: str) -> frame_pb2.SessionRows:
     entry = frame_pb2.SessionRows(
-        session_id=row.facts.session_id,
+        session_id=row.spec.session_id,
         position=row.position,
         tokens=len(row.rows),
         sample=row.sample,
     )
     if row.opens:
-        put_opening(entry.opening, row.facts, now)
-    if row.facts.opening.timed:
+        put_opening(entry.opening, row.spec, now)
+    if row.spec.opening.timed:
         entry.timings.extend(_timings(row, now, agent_id))
     return entry
 
 
 def _timings(out: RowsOut | TokenOut, now: int, agent_id: str) -> list[common_pb2.HopTiming]:
     """Returns the hops of this step so far, ours the last."""
-    own = out.facts.own_hop
+    own = out.spec.own_hop
     timing = common_pb2.HopTiming(
         agent_id=agent_id,
         first_block=own.first_block,

@@ -1,6 +1,6 @@
 """Generation on the event loop: frames in and out, orders, and who holds slots here.
 
-    frame -> events -> RingThread -> outflow -> frames and messages
+    frame -> events -> GenerationLoopThread -> outflow -> frames and messages
 
 Invariants: a session is in `_openings` from the arrival of its opening until the ring says that it
 is gone; every byte claimed for arrived rows is given back when the ring says it was consumed.
@@ -13,36 +13,36 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from catenary_agent.generation.context import GenerationContext, GenerationLimits
 from catenary_agent.generation.frames.cache_wire import CacheFrame
-from catenary_agent.generation.frames.members import Members
+from catenary_agent.generation.frames.members import FrameFilter
 from catenary_agent.generation.frames.move_wire import MoveFrame
-from catenary_agent.generation.frames.peers import Peers
-from catenary_agent.generation.frames.receiving import Receiver
-from catenary_agent.generation.frames.sent_caches import SentCaches
+from catenary_agent.generation.frames.peers import PeerSender
+from catenary_agent.generation.frames.receiving import FrameReceiver
+from catenary_agent.generation.frames.sent_caches import SentCacheReporter
 from catenary_agent.generation.frames.wire import frames_of
-from catenary_agent.generation.loop.ring import Ring
+from catenary_agent.generation.loop.generation_loop import GenerationLoop
 from catenary_agent.generation.loop.table import LoadedDecoder, LoadedDecoders
-from catenary_agent.generation.loop.thread import RingThread
+from catenary_agent.generation.loop.thread import GenerationLoopThread
 from catenary_agent.generation.state.events import (
-    Broken,
     CachePushed,
     CloseOrdered,
     EpochRaised,
     Event,
-    MoveSaid,
-    Opened,
+    MoveMessage,
+    SessionOpened,
+    SessionsBroken,
 )
 from catenary_agent.generation.state.reporting import record_move, record_session
-from catenary_agent.generation.state.session import Facts
-from catenary_agent.generation.surroundings import GenerationLimits, Surroundings
+from catenary_agent.generation.state.session import SessionSpec
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from catenary_services.errors import CatenaryError, Unavailable
 from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
     from catenary_agent.generation.frames.wire import Frame
-    from catenary_agent.generation.state.events import CacheOut, Outflow
-    from catenary_agent.generation.state.lane import Lane
+    from catenary_agent.generation.state.events import CacheOut, LoopOutput
+    from catenary_agent.generation.state.partition_batcher import PartitionBatcher
     from catenary_services.domain.ids import PartitionKey
     from catenary_services.transport.interface import ReceivedFrame
 
@@ -55,7 +55,7 @@ class GenerationEngine:
     """Runs decoder partitions on sessions, one iteration after another."""
 
     def __init__(
-        self, agent_id: str, surroundings: Surroundings, limits: GenerationLimits | None = None
+        self, agent_id: str, context: GenerationContext, limits: GenerationLimits | None = None
     ) -> None:
         limits = limits or GenerationLimits()
         self.agent_id = agent_id
@@ -64,22 +64,24 @@ class GenerationEngine:
         self.decoders = LoadedDecoders()
         self.epoch = 0
         """Highest epoch seen; sessions of an older one may not begin here."""
-        self._around = surroundings
-        self._receiver = Receiver(agent_id, surroundings.held)
-        steps = surroundings.steps
-        self._ring = Ring(agent_id, limits, time.monotonic_ns, self._lane_closed, steps)
-        self._thread = RingThread(self._ring, time.monotonic_ns, self._flush)
-        self._sent = SentCaches(surroundings.tell)
-        self._peers = Peers(
-            surroundings.hub,
+        self._around = context
+        self._receiver = FrameReceiver(agent_id, context.held)
+        steps = context.steps
+        self._generation_loop = GenerationLoop(
+            agent_id, limits, time.monotonic_ns, self._batcher_closed, steps
+        )
+        self._thread = GenerationLoopThread(self._generation_loop, time.monotonic_ns, self._flush)
+        self._sent = SentCacheReporter(context.tell)
+        self._peers = PeerSender(
+            context.hub,
             (limits.push_timeout_s, limits.max_waiting_bytes),
             self._header_of,
             self._undeliverable,
-            surroundings.uplink,
+            context.uplink,
             self._sent,
         )
         self._openings: dict[int, frame_pb2.SessionOpening] = {}
-        self._members = Members()
+        self._members = FrameFilter()
         self.refused_frames = 0
         """Frames of sessions whose sender is no member of their rings."""
         self._idle = asyncio.Event()
@@ -126,14 +128,14 @@ class GenerationEngine:
     @property
     def ignored(self) -> int:
         """Openings, rows and tokens that came late, twice or for nobody."""
-        return self._ring.ignored
+        return self._generation_loop.ignored
 
     @property
     def block_slots(self) -> tuple[int, int]:
         """Block slots in use, and all of them."""
-        lanes = [each.lane for each in self.decoders]
-        used = sum(lane.used_block_slots for lane in lanes)
-        return used, sum(lane.executor.layout.block_slots for lane in lanes)
+        batchers = [each.batcher for each in self.decoders]
+        used = sum(batcher.used_block_slots for batcher in batchers)
+        return used, sum(batcher.executor.layout.block_slots for batcher in batchers)
 
     def snapshot(self) -> list[scheduler_pb2.SessionInAgent]:
         """Returns the sessions that hold slots here, for a hello."""
@@ -150,7 +152,7 @@ class GenerationEngine:
     def report_holdings(self, number: int) -> None:
         """Has a `HoldingsAnswer` told, behind everything that is told before."""
         if not self._closed:
-            self.add_call(lambda: self._ring.say_holdings(number))
+            self.add_call(lambda: self._generation_loop.say_holdings(number))
 
     # -- frames and orders -----------------------------------------------------------------------
 
@@ -168,13 +170,15 @@ class GenerationEngine:
 
     def _post(self, events: Sequence[Event]) -> None:
         for event in events:
-            if isinstance(event, Opened | MoveSaid) and isinstance(event.facts, Facts):
-                self._note_opening(event.facts)
+            if isinstance(event, SessionOpened | MoveMessage) and isinstance(
+                event.spec, SessionSpec
+            ):
+                self._note_opening(event.spec)
             self._thread.post(event)
 
-    def _note_opening(self, facts: Facts) -> None:
-        self._openings.setdefault(facts.session_id, facts.opening)
-        self._members.note(facts.session_id, facts.opening)
+    def _note_opening(self, spec: SessionSpec) -> None:
+        self._openings.setdefault(spec.session_id, spec.opening)
+        self._members.note(spec.session_id, spec.opening)
         self._idle.clear()
 
     def close_sessions(self, session_ids: Sequence[int]) -> None:
@@ -208,23 +212,23 @@ class GenerationEngine:
         """Lets sessions begin on a partition that was loaded, in place of an older one."""
         self.retire_decoder(loaded.key)
         self.decoders.add(loaded)
-        self.add_call(lambda: self._ring.add_lane(loaded.lane))
+        self.add_call(lambda: self._generation_loop.add_batcher(loaded.batcher))
 
     def retire_decoder(self, key: PartitionKey) -> bool:
         """Lets none begin there any more; the partition goes with its last session."""
         loaded = self.decoders.leave(key)
         if loaded is not None and not self._closed:
-            lane = loaded.lane
-            self.add_call(lambda: self._ring.retire_lane(lane))
+            batcher = loaded.batcher
+            self.add_call(lambda: self._generation_loop.retire_batcher(batcher))
         return loaded is not None
 
-    def _lane_closed(self, lane: Lane) -> None:
+    def _batcher_closed(self, batcher: PartitionBatcher) -> None:
         """Called on the thread."""
-        self._thread.on_loop(self.decoders.gone, lane)
+        self._thread.on_loop(self.decoders.gone, batcher)
 
     # -- what comes out --------------------------------------------------------------------------
 
-    def _flush(self, out: Outflow) -> None:
+    def _flush(self, out: LoopOutput) -> None:
         """Takes what a step brought, on the loop: first what others wait for."""
         if self._closed:
             self._account(out)
@@ -234,19 +238,19 @@ class GenerationEngine:
         for move in out.moves:
             self._peers.send(move.peer, MoveFrame(move))
         for cache in out.caches:
-            self._peers.send(cache.outlet.peer, CacheFrame(cache, self._pushed))
+            self._peers.send(cache.cache_send.peer, CacheFrame(cache, self._pushed))
         for message in out.messages:
             self._around.tell(message)
         # The frames leave when the loop comes to their tasks: before this.
         asyncio.get_running_loop().call_soon(self._account, out)
 
-    def _account(self, out: Outflow) -> None:
+    def _account(self, out: LoopOutput) -> None:
         """Notes what is free again, and counts."""
         for frame in out.consumed:
             frame.release()
         self._around.held.give_back(out.consumed_bytes)
-        for facts in out.opened:
-            self._note_opening(facts)
+        for spec in out.opened:
+            self._note_opening(spec)
         for session_id in out.gone:
             self._openings.pop(session_id, None)
             self._members.forget(session_id)
@@ -273,4 +277,4 @@ class GenerationEngine:
         return frame.header(self.epoch, self.agent_id)
 
     def _undeliverable(self, session_ids: tuple[int, ...], error: CatenaryError, peer: str) -> None:
-        self._thread.post(Broken(session_ids, error, peer))
+        self._thread.post(SessionsBroken(session_ids, error, peer))

@@ -10,7 +10,7 @@ from catenary_agent.content import check_content, is_content_as_ordered
 from catenary_agent.decoders.base import CacheLayout, DecoderCost, DecoderExecutor
 from catenary_agent.generation.loop.measuring import measure_between_steps
 from catenary_agent.generation.loop.table import LoadedDecoder, cache_bytes, step_bytes
-from catenary_agent.generation.state.lane import Lane
+from catenary_agent.generation.state.partition_batcher import PartitionBatcher
 from catenary_services.domain.decoder import LargestStep
 from catenary_services.errors import InvalidInput
 
@@ -74,17 +74,17 @@ class DecoderLoader:
         except asyncio.CancelledError:
             opening.add_done_callback(_close_late)
             raise
-        lane, step = Lane(executor), self._step(layout, order)
+        batcher, step = PartitionBatcher(executor), self._step(layout, order)
         try:
-            size = executor.memory_bytes + cache_bytes(lane, layout) + step_bytes(lane, step)
+            size = executor.memory_bytes + cache_bytes(batcher, layout) + step_bytes(batcher, step)
             self._check(key, size)
-            lane.cost = await self._measure(executor)
+            batcher.cost = await self._measure(executor)
             await self._check_answer(executor, content)
         except BaseException:
             # A measurement may still run: close behind it, on the same thread.
             self._generation.add_call(executor.close)
             raise
-        loaded = LoadedDecoder(lane, layout, lane.cost, content, step)
+        loaded = LoadedDecoder(batcher, layout, batcher.cost, content, step)
         self._generation.add_decoder(loaded)
         return loaded
 
@@ -111,9 +111,9 @@ class DecoderLoader:
         """Changes the layout; running sessions go on between two steps as if nothing was."""
         if layout == present.layout:
             return present
-        lane, executor = present.lane, present.lane.executor
-        more = cache_bytes(lane, layout) - cache_bytes(lane, present.layout)
-        more += step_bytes(lane, step) - step_bytes(lane, present.step)
+        batcher, executor = present.batcher, present.batcher.executor
+        more = cache_bytes(batcher, layout) - cache_bytes(batcher, present.layout)
+        more += step_bytes(batcher, step) - step_bytes(batcher, present.step)
         entries = len(layout.entry_blocks) - len(present.layout.entry_blocks)
         more += entries * executor.sizes.entry_bytes
         self._check(present.key, max(0, more))

@@ -20,7 +20,7 @@ from catenary_agent.decoders.timing import (
     FILL_TOKENS,
     PREFILL_TOKENS,
     RUNS,
-    Probe,
+    StepTimer,
     context_slope,
     floored_line,
     line,
@@ -45,7 +45,7 @@ async def measure_between_steps(
     """
     if isinstance(executor, EmulatedDecoder):  # looked up, not run
         return replace(executor.cost, prefill_chunk_tokens=chunk_tokens)
-    probe = Probe(executor)
+    probe = StepTimer(executor)
     if probe.most_sessions < 1:
         return DecoderCost(0, 0, 0, 0, prefill_chunk_tokens=chunk_tokens)
     return await _Measurement(probe, on_thread, chunk_tokens, time.monotonic() + budget_s).run()
@@ -55,7 +55,7 @@ class _Measurement:
     """One partition being measured."""
 
     def __init__(
-        self, probe: Probe, on_thread: OnThread, chunk_tokens: int, deadline_s: float
+        self, probe: StepTimer, on_thread: OnThread, chunk_tokens: int, deadline_s: float
     ) -> None:
         self._probe = probe
         self._on_thread = on_thread
@@ -133,12 +133,12 @@ class _Measurement:
         return time.monotonic() >= self._deadline_s
 
 
-def _deep_step(probe: Probe, sessions: int, contexts: list[int]) -> int:
+def _deep_step(probe: StepTimer, sessions: int, contexts: list[int]) -> int:
     context, taken_ns = probe.decode_deep(sessions)
     contexts.append(context)
     return taken_ns
 
 
-def _closed(probe: Probe) -> int:
+def _closed(probe: StepTimer) -> int:
     probe.close()
     return 0

@@ -12,7 +12,7 @@ from catenary_services.domain.decoder import LargestStep
 
 if TYPE_CHECKING:
     from catenary_agent.decoders.base import CacheLayout, DecoderCost
-    from catenary_agent.generation.state.lane import Lane
+    from catenary_agent.generation.state.partition_batcher import PartitionBatcher
     from catenary_services.domain.ids import PartitionKey
 
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class LoadedDecoder:
     """A partition sessions may begin on."""
 
-    lane: Lane
+    batcher: PartitionBatcher
     layout: CacheLayout
     """As ordered last."""
     cost: DecoderCost
@@ -32,13 +32,13 @@ class LoadedDecoder:
     @property
     def key(self) -> PartitionKey:
         """Which partition this is."""
-        return self.lane.key
+        return self.batcher.key
 
     @property
     def memory_bytes(self) -> int:
         """Weights, and what caches and steps may take."""
-        beside = cache_bytes(self.lane, self.layout) + step_bytes(self.lane, self.step)
-        return self.lane.executor.memory_bytes + beside
+        beside = cache_bytes(self.batcher, self.layout) + step_bytes(self.batcher, self.step)
+        return self.batcher.executor.memory_bytes + beside
 
     def described(self) -> scheduler_pb2.PartitionLoaded:
         """Returns what the scheduler is told of it."""
@@ -62,16 +62,16 @@ class LoadedDecoder:
         )
 
 
-def cache_bytes(lane: Lane, layout: CacheLayout) -> int:
+def cache_bytes(batcher: PartitionBatcher, layout: CacheLayout) -> int:
     """Returns the bytes a layout's caches may take."""
-    executor = lane.executor
+    executor = batcher.executor
     tokens = layout.memory_tokens(commits_on_use=executor.commits_on_use)
     return executor.sizes.slot_bytes(tokens)
 
 
-def step_bytes(lane: Lane, step: LargestStep) -> int:
-    """Returns the bytes that a lane's steps take at most."""
-    executor = lane.executor
+def step_bytes(batcher: PartitionBatcher, step: LargestStep) -> int:
+    """Returns the bytes that a batcher's steps take at most."""
+    executor = batcher.executor
     has_head = executor.key.last_block == executor.table.blocks
     return executor.sizes.step_bytes(step, has_head=has_head)
 
@@ -107,6 +107,6 @@ class LoadedDecoders:
             self._leaving.append(loaded)
         return loaded
 
-    def gone(self, lane: Lane) -> None:
-        """Notes that a lane's executor was closed."""
-        self._leaving = [each for each in self._leaving if each.lane is not lane]
+    def gone(self, batcher: PartitionBatcher) -> None:
+        """Notes that a batcher's executor was closed."""
+        self._leaving = [each for each in self._leaving if each.batcher is not batcher]

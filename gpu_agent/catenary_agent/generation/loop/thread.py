@@ -13,18 +13,18 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from catenary_agent.generation.state.events import Call
+from catenary_agent.generation.state.events import LoopCall
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.loop.ring import Ring
-    from catenary_agent.generation.state.events import Event, Outflow
+    from catenary_agent.generation.loop.generation_loop import GenerationLoop
+    from catenary_agent.generation.state.events import Event, LoopOutput
 
 _NS = 1e-9
 
 T = TypeVar("T")
 
 
-class RingThread:
+class GenerationLoopThread:
     """Drives a ring.
 
     Invariants: events are taken in the order they were posted, all of them between two steps; the
@@ -32,10 +32,13 @@ class RingThread:
     """
 
     def __init__(
-        self, ring: Ring, clock: Callable[[], int], flush: Callable[[Outflow], None]
+        self,
+        generation_loop: GenerationLoop,
+        clock: Callable[[], int],
+        flush: Callable[[LoopOutput], None],
     ) -> None:
         """Calls `flush` on the event loop with what came out of `ring`."""
-        self._ring = ring
+        self._generation_loop = generation_loop
         self._clock = clock
         self._flush = flush
         # Bounded by who posts: rows by the bytes the engine holds, the rest by open sessions.
@@ -75,7 +78,7 @@ class RingThread:
         def done(result: T, error: Exception | None) -> None:
             self.on_loop(settle, result, error)
 
-        self.post(Call(work, done))
+        self.post(LoopCall(work, done))
         return future
 
     async def stop(self, timeout_s: float) -> bool:
@@ -93,11 +96,11 @@ class RingThread:
         try:
             while not self._stopping:
                 self._take_in()
-                self._ring.expire()
-                if self._ring.is_ready:
-                    self._ring.step()
+                self._generation_loop.expire()
+                if self._generation_loop.is_ready:
+                    self._generation_loop.step()
                 self._hand_on()
-            self._ring.close()
+            self._generation_loop.close()
         except BaseException as error:
             self.on_loop(self._note_crash, error)
         finally:
@@ -106,8 +109,8 @@ class RingThread:
     def _take_in(self) -> None:
         """Handles every event there is; waits for one if there is nothing to compute."""
         try:
-            if not self._ring.is_ready:
-                wakeup = self._ring.next_wakeup_ns()
+            if not self._generation_loop.is_ready:
+                wakeup = self._generation_loop.next_wakeup_ns()
                 if wakeup is None:
                     self._handle(self._events.get())
                 else:
@@ -122,10 +125,10 @@ class RingThread:
         if event is None:
             self._stopping = True
         else:
-            self._ring.handle(event)
+            self._generation_loop.handle(event)
 
     def _hand_on(self) -> None:
-        outflow = self._ring.take_outflow()
+        outflow = self._generation_loop.take_outflow()
         if outflow:
             self.on_loop(self._flush, outflow)
 

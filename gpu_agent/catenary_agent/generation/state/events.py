@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from catenary_agent.engine.reporting import Outgoing
-    from catenary_agent.generation.state.session import Arrived, Facts, Hidden, Session
-    from catenary_agent.kv import CacheOutlet
+    from catenary_agent.engine.reporting import OutgoingMessage
+    from catenary_agent.generation.state.session import ArrivalTime, Hidden, Session, SessionSpec
+    from catenary_agent.kv import CacheSendProgress
     from catenary_agent.kv.arrays import CacheArray
     from catenary_agent.kv.span import CacheSpan
     from catenary_protos.catenary.v1 import frame_pb2
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class SessionOpened:
     """A session wants to begin here."""
 
-    facts: Facts
-    arrived: Arrived
+    spec: SessionSpec
+    arrived: ArrivalTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class RowsArrived:
     position: int
     rows: Hidden
     sample: bool
-    arrived: Arrived
+    arrived: ArrivalTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class TokenArrived:
     token_id: int
     is_last: bool
     """The session is over with it."""
-    arrived: Arrived
+    arrived: ArrivalTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,14 @@ class CachePushed:
 
 
 @dataclass(frozen=True, slots=True)
-class MoveSaid:
+class MoveMessage:
     """The gateway or another agent says something about a live migration."""
 
     move: frame_pb2.SessionMove
     epoch: int
     """Of who says it."""
-    arrived: Arrived
-    facts: Facts | CatenaryError | None = None
+    arrived: ArrivalTime
+    spec: SessionSpec | CatenaryError | None = None
     """With an opening for us: what it says of the session here, or what is wrong with it."""
 
 
@@ -95,7 +95,7 @@ class CloseOrdered:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class SessionsBroken:
     """Sessions cannot go on: a wrong frame, or a peer that cannot be reached."""
 
     session_ids: tuple[int, ...]
@@ -105,7 +105,7 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class LoopCall:
     """Other work for the thread, done between two steps."""
 
     work: Callable[[], Any]
@@ -114,16 +114,16 @@ class Call:
 
 
 Event = (
-    Opened
+    SessionOpened
     | RowsArrived
     | TokenArrived
     | CacheArrived
     | CachePushed
-    | MoveSaid
+    | MoveMessage
     | EpochRaised
     | CloseOrdered
-    | Broken
-    | Call
+    | SessionsBroken
+    | LoopCall
 )
 
 
@@ -131,13 +131,13 @@ Event = (
 class RowsOut:
     """Hidden states on their way to the next hop."""
 
-    facts: Facts
+    spec: SessionSpec
     position: int
     rows: Hidden
     sample: bool
     opens: bool
     """The next agent must be told what the session is."""
-    arrived: Arrived
+    arrived: ArrivalTime
     started_ns: int
     ended_ns: int
 
@@ -146,11 +146,11 @@ class RowsOut:
 class TokenOut:
     """A sampled token on its way to the gateway and the first agent."""
 
-    facts: Facts
+    spec: SessionSpec
     position: int
     token_id: int
     finish_reason: str
-    arrived: Arrived
+    arrived: ArrivalTime
     started_ns: int
     ended_ns: int
 
@@ -160,7 +160,7 @@ class CacheOut:
     """A part of a session's caches on its way to another agent."""
 
     session: Session
-    outlet: CacheOutlet
+    cache_send: CacheSendProgress
     span: CacheSpan
     rows: CacheArray
     opens: bool
@@ -210,20 +210,20 @@ class StepDone:
 
 
 @dataclass(slots=True)
-class Outflow:
+class LoopOutput:
     """What came out of the ring since it was last asked."""
 
     rows: list[RowsOut] = field(default_factory=list)
     tokens: list[TokenOut] = field(default_factory=list)
     caches: list[CacheOut] = field(default_factory=list)
     moves: list[MoveOut] = field(default_factory=list)
-    messages: list[Outgoing] = field(default_factory=list)
+    messages: list[OutgoingMessage] = field(default_factory=list)
     """To the scheduler."""
     gone: list[int] = field(default_factory=list)
     """Sessions that hold nothing here any more, or never did."""
     ended: list[Session] = field(default_factory=list)
     """Those of them that were open here."""
-    opened: list[Facts] = field(default_factory=list)
+    opened: list[SessionSpec] = field(default_factory=list)
     """Sessions that move from here to here, which no frame has told of."""
     outcomes: list[tuple[str, str]] = field(default_factory=list)
     """Model, and "OK" or the reason of a failure, of sessions that came to an end here."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from catenary_agent.engine.reporting import Notice, is_retryable
+from catenary_agent.engine.reporting import FixedMessage, is_retryable
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.telemetry import names
 from catenary_services.telemetry.tracing import Tracer, is_sampled, parse_traceparent
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from catenary_agent.generation.state.events import MoveDone
-    from catenary_agent.generation.state.lane import Lane
+    from catenary_agent.generation.state.partition_batcher import PartitionBatcher
     from catenary_agent.generation.state.session import Session
     from catenary_services.domain.ids import PartitionKey
     from catenary_services.errors import CatenaryError
 
 
-def sessions_closed(session_ids: Sequence[int]) -> Notice:
+def sessions_closed(session_ids: Sequence[int]) -> FixedMessage:
     """Returns the message that these sessions hold nothing here."""
-    return Notice(
+    return FixedMessage(
         scheduler_pb2.AgentMessage(
             sessions_closed=scheduler_pb2.SessionsClosed(session_ids=session_ids)
         )
     )
 
 
-def session_failed(session_id: int, error: CatenaryError, blamed: str) -> Notice:
+def session_failed(session_id: int, error: CatenaryError, blamed: str) -> FixedMessage:
     """Returns the message that a session cannot go on.
 
     Args:
@@ -43,18 +43,18 @@ def session_failed(session_id: int, error: CatenaryError, blamed: str) -> Notice
         agent_id=blamed,
         retryable=is_retryable(error),
     )
-    return Notice(
+    return FixedMessage(
         scheduler_pb2.AgentMessage(
             session_failed=scheduler_pb2.SessionFailed(session_id=session_id, failure=failure)
         )
     )
 
 
-def session_moved(done: MoveDone) -> Notice:
+def session_moved(done: MoveDone) -> FixedMessage:
     """Returns the message that a session was handed over."""
     move = done.move
     kv, again = scheduler_pb2.MOVE_MODE_KV, scheduler_pb2.MOVE_MODE_TOKENS
-    return Notice(
+    return FixedMessage(
         scheduler_pb2.AgentMessage(
             session_moved=scheduler_pb2.SessionMoved(
                 session_id=move.session_id,
@@ -79,15 +79,15 @@ def key_message(key: PartitionKey) -> scheduler_pb2.PartitionKey:
     )
 
 
-def generation_report(lane: Lane, sessions: int) -> Notice:
-    """Returns what generation cost a lane since its last report."""
-    work = lane.work_done
-    return Notice(
+def generation_report(batcher: PartitionBatcher, sessions: int) -> FixedMessage:
+    """Returns what generation cost a batcher since its last report."""
+    work = batcher.work_done
+    return FixedMessage(
         scheduler_pb2.AgentMessage(
             generation_report=scheduler_pb2.GenerationReport(
-                key=key_message(lane.key),
+                key=key_message(batcher.key),
                 sessions=sessions,
-                used_block_slots=lane.used_block_slots,
+                used_block_slots=batcher.used_block_slots,
                 decode_steps=work.decode_steps,
                 decode_rows=work.decode_rows,
                 decode_context_tokens=work.decode_context_tokens,
@@ -98,7 +98,7 @@ def generation_report(lane: Lane, sessions: int) -> Notice:
                 lone_steps=work.lone_steps,
                 lone_context_tokens=work.lone_context_tokens,
                 lone_ns=work.lone_ns,
-                cached_block_tokens=lane.executor.cached_block_tokens,
+                cached_block_tokens=batcher.executor.cached_block_tokens,
             )
         ),
         droppable=True,
@@ -135,14 +135,14 @@ def record_session(tracer: Tracer, session: Session, agent_id: str, closed_ns: i
     One span for the stay, one inside for the prompt and one for the tokens after it: a span per
     token would be thousands for one request.
     """
-    facts = session.facts
-    if not is_sampled(facts.opening.traceparent):
+    spec = session.spec
+    if not is_sampled(spec.opening.traceparent):
         return
-    request = parse_traceparent(facts.opening.traceparent)
+    request = parse_traceparent(spec.opening.traceparent)
     if request is None:
         return
     to_unix = time.time_ns() - time.monotonic_ns()
-    hop, own = request.child(), facts.own_hop
+    hop, own = request.child(), spec.own_hop
     prefilled_ns = session.prefilled_ns or closed_ns
     began_ns = session.first_step_ns or closed_ns
     attributes: dict[str, str | int | float | bool] = {
@@ -150,8 +150,8 @@ def record_session(tracer: Tracer, session: Session, agent_id: str, closed_ns: i
         names.ATTRIBUTE_MODEL: own.model,
         names.ATTRIBUTE_MODEL_VERSION: own.model_version,
         names.ATTRIBUTE_BLOCKS: f"[{own.first_block},{own.last_block})",
-        names.ATTRIBUTE_POSITION: facts.hop,
-        names.ATTRIBUTE_SESSION_ID: facts.session_id,
+        names.ATTRIBUTE_POSITION: spec.hop,
+        names.ATTRIBUTE_SESSION_ID: spec.session_id,
         names.ATTRIBUTE_SESSION_TOKENS: session.cached,
         names.ATTRIBUTE_SESSION_STEPS: session.steps,
         names.ATTRIBUTE_COMPUTE_SECONDS: session.compute_ns * 1e-9,

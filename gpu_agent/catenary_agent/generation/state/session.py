@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from catenary_agent.decoders.sampling import Sampler
-    from catenary_agent.generation.state.lane import Lane
-    from catenary_agent.kv import CacheIntake, CacheOutlet
+    from catenary_agent.decoders.sampling import SessionSampler
+    from catenary_agent.generation.state.partition_batcher import PartitionBatcher
+    from catenary_agent.kv import CacheReceiveProgress, CacheSendProgress
     from catenary_protos.catenary.v1 import common_pb2, frame_pb2
 
 Hidden = NDArray[np.float32]
@@ -22,7 +22,7 @@ Side = Literal["mixed", "prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class ArrivalTime:
     """When work came here. On this process's monotonic clock."""
 
     received_ns: int
@@ -33,7 +33,7 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class SessionSpec:
     """What does not change about a session while it is here."""
 
     session_id: int
@@ -81,20 +81,20 @@ class Facts:
 
 
 @dataclass(slots=True)
-class Chunk:
+class HiddenChunk:
     """Hidden states of consecutive tokens that came from the hop before."""
 
     rows: Hidden
     """float32 `[tokens, hidden]`."""
     sample: bool
-    arrived: Arrived
+    arrived: ArrivalTime
 
 
 @dataclass(slots=True)
-class Awaited:
+class PendingCache:
     """What a session lacks whose caches come from elsewhere, before it may go on here."""
 
-    caches: CacheIntake
+    caches: CacheReceiveProgress
     word: bool
     """Split phase: the first token has not come; only where tokens are embedded or sampled it must.
     Live migration: it was not handed over yet."""
@@ -108,7 +108,7 @@ class Awaited:
 
 
 @dataclass(slots=True)
-class Arriving:
+class IncomingMigration:
     """Live migration: where a session comes from that was not handed over yet."""
 
     leader: str
@@ -134,26 +134,26 @@ class Session:
     it is in one.
     """
 
-    facts: Facts
-    lane: Lane
+    spec: SessionSpec
+    batcher: PartitionBatcher
     limit: int
     """Most tokens it may have."""
-    arrived: Arrived
+    arrived: ArrivalTime
     """The opening, later the newest token (first hop only)."""
     tokens: list[int] = field(default_factory=list)
     """First hop: the whole sequence as far as it is known."""
-    chunks: deque[Chunk] = field(default_factory=deque)
+    chunks: deque[HiddenChunk] = field(default_factory=deque)
     """Other hops: what came and was not computed yet."""
     expected: int = 0
     """Other hops: position of the rows that come next."""
-    sampler: Sampler | None = None
+    sampler: SessionSampler | None = None
     """Last hop."""
     cached: int = 0
-    awaited: Awaited | None = None
+    pending_cache: PendingCache | None = None
     """Until its caches are here, if they come from elsewhere."""
-    arriving: Arriving | None = None
+    incoming: IncomingMigration | None = None
     """Until it was handed over, if it moves here."""
-    outlets: tuple[CacheOutlet, ...] = ()
+    cache_sends: tuple[CacheSendProgress, ...] = ()
     """Who is to get which blocks, if it is handed over or moves."""
     leaves: bool = False
     """Nothing is computed here any more; it ends once its caches have left."""
@@ -171,45 +171,45 @@ class Session:
     @property
     def pending(self) -> int:
         """Tokens that can be computed now, in one piece."""
-        if self.awaited is not None or self.leaves:
+        if self.pending_cache is not None or self.leaves:
             return 0
-        arriving = self.arriving
-        if self.facts.hop == 0:
-            is_held = arriving is not None and not arriving.begun
+        incoming = self.incoming
+        if self.spec.hop == 0:
+            is_held = incoming is not None and not incoming.begun
             return 0 if is_held else len(self.tokens) - self.cached
-        if not self.chunks or (arriving is not None and self.chunks[0].sample):
+        if not self.chunks or (incoming is not None and self.chunks[0].sample):
             return 0  # or handed over already, which this agent has not heard yet
         return len(self.chunks[0].rows)
 
     def learn(self, token_ids: Sequence[int]) -> None:
         """Takes tokens in that another ring has sampled."""
-        if self.facts.is_first:
+        if self.spec.is_first:
             self.tokens += token_ids
         if self.sampler is not None:
             for token_id in token_ids:
                 self.sampler.accept(token_id)
 
-    def take(self, most: int) -> Work:
+    def take(self, most: int) -> SessionWork:
         """Takes up to `most` of the pending tokens out, to compute them."""
-        if self.facts.hop == 0:
+        if self.spec.hop == 0:
             end = min(len(self.tokens), self.cached + most)
             inputs = np.array(self.tokens[self.cached : end], np.int64)
-            is_last = end == len(self.tokens) and self.arriving is None
-            return Work(self, inputs, is_last, self.arrived)
+            is_last = end == len(self.tokens) and self.incoming is None
+            return SessionWork(self, inputs, is_last, self.arrived)
         chunk = self.chunks[0]
         if len(chunk.rows) <= most:
             self.chunks.popleft()
-            return Work(self, chunk.rows, chunk.sample, chunk.arrived)
+            return SessionWork(self, chunk.rows, chunk.sample, chunk.arrived)
         rows, chunk.rows = chunk.rows[:most], chunk.rows[most:]
-        return Work(self, rows, False, chunk.arrived)
+        return SessionWork(self, rows, False, chunk.arrived)
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class SessionWork:
     """A session's part of one step."""
 
     session: Session
     inputs: NDArray[np.int64] | Hidden
     sample: bool
     """The token behind these is to be sampled."""
-    arrived: Arrived
+    arrived: ArrivalTime

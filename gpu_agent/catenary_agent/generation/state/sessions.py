@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from catenary_agent.generation.state.events import Outflow
-from catenary_agent.generation.state.lane import Lane, LaneWork
+from catenary_agent.generation.state.events import LoopOutput
+from catenary_agent.generation.state.partition_batcher import BatcherWork, PartitionBatcher
 from catenary_agent.generation.state.reporting import (
     generation_report,
     session_failed,
@@ -27,26 +27,26 @@ _REMEMBERED = 65_536
 """Closed sessions whose late frames are recognised."""
 _SPARE_DEADLINES = 256
 REPORT_NS = 1_000_000_000
-"""Between two reports of a lane."""
+"""Between two reports of a batcher."""
 
 
-class Sessions:
+class SessionTable:
     """What the agent holds, and the outflow that its changes make.
 
     Invariants: a session is closed exactly once, and with it its block slots are free and the bytes
-    that waited for it given back; a retired lane is closed with its last session.
+    that waited for it given back; a retired batcher is closed with its last session.
     """
 
-    def __init__(self, agent_id: str, lane_closed: Callable[[Lane], None]) -> None:
-        """Holds nothing yet; calls `lane_closed` with each lane whose executor was closed."""
+    def __init__(self, agent_id: str, batcher_closed: Callable[[PartitionBatcher], None]) -> None:
+        """Holds nothing yet; calls `batcher_closed` with each batcher whose executor was closed."""
         self.agent_id = agent_id
-        self.lanes: list[Lane] = []
-        """Every lane whose executor is not closed yet, the one whose turn it is first."""
-        self.out = Outflow()
+        self.batchers: list[PartitionBatcher] = []
+        """Every batcher whose executor is not closed yet, the one whose turn it is first."""
+        self.out = LoopOutput()
         """What came out since it was last taken."""
         self.on_closed: Callable[[Session, CatenaryError | None, str], None] | None = None
         """Told each session that was closed, why if it failed, and who is blamed."""
-        self._lane_closed = lane_closed
+        self._batcher_closed = batcher_closed
         self._open: dict[int, Session] = {}
         self._over: OrderedDict[int, None] = OrderedDict()
         self._deadlines: list[tuple[Nanoseconds, int]] = []
@@ -67,12 +67,12 @@ class Sessions:
 
     def add(self, session: Session) -> None:
         """Begins to hold a session that has its slots."""
-        self._open[session.facts.session_id] = session
-        self.bound(session, session.facts.deadline_ns)
+        self._open[session.spec.session_id] = session
+        self.bound(session, session.spec.deadline_ns)
 
     def bound(self, session: Session, moment_ns: Nanoseconds) -> None:
         """Ends a session at a moment: well if it was leaving, otherwise for want of time."""
-        heapq.heappush(self._deadlines, (moment_ns, session.facts.session_id))
+        heapq.heappush(self._deadlines, (moment_ns, session.spec.session_id))
         if len(self._deadlines) > 2 * len(self._open) + _SPARE_DEADLINES:
             self._deadlines = [each for each in self._deadlines if each[1] in self._open]
             heapq.heapify(self._deadlines)
@@ -82,7 +82,7 @@ class Sessions:
     def finish(self, session: Session) -> None:
         """Ends a session that has all its tokens."""
         self._close(session)
-        self.out.messages.append(sessions_closed((session.facts.session_id,)))
+        self.out.messages.append(sessions_closed((session.spec.session_id,)))
 
     def order_closed(self, session_ids: tuple[int, ...]) -> None:
         """Ends sessions because the scheduler says so; also those that may yet come."""
@@ -125,18 +125,18 @@ class Sessions:
         self, session: Session, error: CatenaryError | None = None, blamed: str = ""
     ) -> None:
         """Frees everything a session holds."""
-        session_id = session.facts.session_id
+        session_id = session.spec.session_id
         del self._open[session_id]
         session.closed = True
         self.out.consumed_bytes += sum(chunk.rows.nbytes for chunk in session.chunks)
         session.chunks.clear()
-        session.lane.executor.close_session(session_id)
+        session.batcher.executor.close_session(session_id)
         self._remember(session_id)
         self.out.gone.append(session_id)
         self.out.ended.append(session)
         outcome = "OK" if error is None else error.reason
-        self.out.outcomes.append((session.lane.key.model.name, outcome))
-        self._close_if_unused(session.lane)
+        self.out.outcomes.append((session.batcher.key.model.name, outcome))
+        self._close_if_unused(session.batcher)
         if self.on_closed is not None:
             self.on_closed(session, error, blamed)
 
@@ -150,38 +150,39 @@ class Sessions:
         self.on_closed = None
         for session in self:
             self._close(session)
-        for lane in list(self.lanes):
-            self.retire(lane)
+        for batcher in list(self.batchers):
+            self.retire(batcher)
         self.out.messages.clear()
 
-    # -- lanes -----------------------------------------------------------------------------------
+    # -- batchers
+    # -----------------------------------------------------------------------------------
 
-    def retire(self, lane: Lane) -> None:
-        """Lets no session begin on a lane any more; it is closed with its last one."""
-        lane.retired = True
-        self._close_if_unused(lane)
+    def retire(self, batcher: PartitionBatcher) -> None:
+        """Lets no session begin on a batcher any more; it is closed with its last one."""
+        batcher.retired = True
+        self._close_if_unused(batcher)
 
-    def report(self, lane: Lane) -> None:
-        """Tells what a lane did since the last report, if anything."""
-        if lane.work_done.since_ns:
-            self.out.messages.append(generation_report(lane, lane.executor.sessions))
-            lane.work_done = LaneWork(lane.work_done.pace)
+    def report(self, batcher: PartitionBatcher) -> None:
+        """Tells what a batcher did since the last report, if anything."""
+        if batcher.work_done.since_ns:
+            self.out.messages.append(generation_report(batcher, batcher.executor.sessions))
+            batcher.work_done = BatcherWork(batcher.work_done.pace)
 
-    def _close_if_unused(self, lane: Lane) -> None:
-        if lane.retired and lane.executor.sessions == 0 and lane in self.lanes:
-            self.report(lane)
-            self.lanes.remove(lane)
+    def _close_if_unused(self, batcher: PartitionBatcher) -> None:
+        if batcher.retired and batcher.executor.sessions == 0 and batcher in self.batchers:
+            self.report(batcher)
+            self.batchers.remove(batcher)
             try:
-                lane.executor.close()
+                batcher.executor.close()
             except Exception:
-                _log.exception("decoder_close_failed", partition=str(lane.key))
-            self._lane_closed(lane)
-            _log.info("decoder_unloaded", partition=str(lane.key))
+                _log.exception("decoder_close_failed", partition=str(batcher.key))
+            self._batcher_closed(batcher)
+            _log.info("decoder_unloaded", partition=str(batcher.key))
 
     # -- time ------------------------------------------------------------------------------------
 
     def expire(self, now: Nanoseconds) -> None:
-        """Fails sessions whose deadline has passed, wakes waiting ones, reports quiet lanes."""
+        """Fails sessions whose deadline has passed, wakes waiting ones, reports quiet batchers."""
         while self._deadlines and self._deadlines[0][0] <= now:
             session_id = heapq.heappop(self._deadlines)[1]
             session = self._open.get(session_id)
@@ -192,17 +193,19 @@ class Sessions:
                     "the deadline passed while text was generated", details={"stage": "generate"}
                 )
                 self.fail(session_id, error)
-        for lane in self.lanes:
-            lane.wake(now)
-            if lane.work_done.since_ns and now - lane.work_done.since_ns >= REPORT_NS:
-                self.report(lane)
+        for batcher in self.batchers:
+            batcher.wake(now)
+            if batcher.work_done.since_ns and now - batcher.work_done.since_ns >= REPORT_NS:
+                self.report(batcher)
 
     def next_wakeup_ns(self) -> Nanoseconds | None:
         """Returns when `expire` has something to do; None if never."""
         moments = [
-            lane.work_done.since_ns + REPORT_NS for lane in self.lanes if lane.work_done.since_ns
+            batcher.work_done.since_ns + REPORT_NS
+            for batcher in self.batchers
+            if batcher.work_done.since_ns
         ]
         if self._deadlines:
             moments.append(self._deadlines[0][0])
-        moments += [wake for lane in self.lanes if (wake := lane.next_wake_ns) is not None]
+        moments += [wake for batcher in self.batchers if (wake := batcher.next_wake_ns) is not None]
         return min(moments, default=None)

@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from catenary_scheduler.planning.chain_placement import ChainPlacement
 from catenary_scheduler.planning.even_split import DeployedModel
-from catenary_services.domain.decoder import HeldSizes, LargestStep
+from catenary_services.domain.decoder import AllocatedSizes, LargestStep
 from catenary_services.domain.ids import AgentId
 from catenary_services.domain.plan import Agent
 
@@ -26,7 +26,7 @@ class AgentMemory:
     """What an agent has for a model, and how it holds it."""
 
     agent: Agent
-    held: HeldSizes
+    held: AllocatedSizes
     memory: Fraction | None
     """For blocks and caches; ends, two entries and a step of the largest batch are taken off. None:
     unknown."""
@@ -47,7 +47,7 @@ def rooms_of(
         taken_bytes: What others take of an agent.
     """
     rooms: dict[str, AgentMemory] = {}
-    known: dict[str, tuple[HeldSizes, Fraction]] = {}
+    known: dict[str, tuple[AllocatedSizes, Fraction]] = {}
     for agent in sorted(agents, key=lambda each: each.agent_id):
         if deployed.why_not_loaded(agent):
             continue
@@ -140,7 +140,7 @@ def forms_in_words(
     deployed: DeployedModel, rooms: Mapping[str, AgentMemory], agents: set[AgentId]
 ) -> list[str]:
     """Returns how the agents of the chains hold the model, with the bytes that takes."""
-    forms: dict[str, tuple[HeldSizes, int]] = {}
+    forms: dict[str, tuple[AllocatedSizes, int]] = {}
     for name, room in rooms.items():
         if name in agents:
             _, count = forms.get(str(room.held.form or "imported"), (room.held, 0))
@@ -152,7 +152,7 @@ def forms_in_words(
     ]
 
 
-def whole_bytes(held: HeldSizes) -> int:
+def whole_bytes(held: AllocatedSizes) -> int:
     """Returns the weights of a whole model, at least 1."""
     return max(1, held.weight_bytes(0, len(held.block_bytes)))
 

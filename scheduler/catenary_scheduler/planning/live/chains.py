@@ -4,7 +4,8 @@ Every agent's memory that pooled models leave is divided among the models that g
 proportion to their weights. Of its share each model keeps embedding, last norm and projection free
 on *every* agent: any may come to hold the first or the last block. That is conservative (only two
 agents of a chain need them), so no plan asks an agent for more than it has. All of it is counted as
-large as the very agent holds it (`HeldSizes`), with what a step of the largest batch takes besides.
+large as the very agent holds it (`AllocatedSizes`), with what a step of the largest batch takes
+besides.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from catenary_services.domain.decoder import DecoderTable, HeldSizes
+from catenary_services.domain.decoder import AllocatedSizes, DecoderTable
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
     AgentId,
@@ -147,7 +147,7 @@ class ChainCosts:
         head = self._head_blocks(agent) if key.last_block == self._decoder.blocks else 0.0
         return key.last_block - key.first_block + head
 
-    def _held(self, agent: AgentId) -> HeldSizes:
+    def _held(self, agent: AgentId) -> AllocatedSizes:
         known = self._agents.get(agent)
         return self._decoder.held_by(known.runtime if known is not None else "", self._precision)
 

@@ -50,12 +50,12 @@ def solve_by_free_rules(request: SolveRequest) -> PooledSolution | None:
     if request.takes_dp(axes):
         return free_exactly(request, candidates, axes)
     # Imported where it is needed: HiGHS takes longer to load than a small plan takes to make.
-    from catenary_scheduler.planning.pooled.solving.highs import Limits, solve_with_highs
-    from catenary_scheduler.planning.pooled.solving.milp import Task
+    from catenary_scheduler.planning.pooled.solving.highs import SolverLimits, solve_with_highs
+    from catenary_scheduler.planning.pooled.solving.milp import MilpTask
 
     pruned = [per_model.pruned for per_model in candidates]
-    task = Task(request.problem, pruned, request.objective, request.rates)
-    return solve_with_highs(task, Limits(request.seconds_left()))
+    task = MilpTask(request.problem, pruned, request.objective, request.rates)
+    return solve_with_highs(task, SolverLimits(request.seconds_left()))
 
 
 def free_exactly(

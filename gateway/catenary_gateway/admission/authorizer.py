@@ -1,0 +1,177 @@
+"""What an API key may do and have, put to each request: priority, quotas, fair share, counts."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+from prometheus_client import Counter
+
+from catenary_gateway.admission.quotas import Quotas, TokenReservation
+from catenary_gateway.catalog import Model
+from catenary_gateway.fairness.fair_limiter import FairRequest
+from catenary_gateway.fairness.fair_limiters import FairLimiters, FairPermit
+from catenary_gateway.generation.request import GenerationRequest
+from catenary_gateway.inference import InferenceRequest
+from catenary_gateway.observability.request_metrics import OK
+from catenary_services.errors import CatenaryError, QuotaExceeded
+from catenary_services.log import get_logger
+from catenary_services.security.keys import POLL_S, ApiKeys, Principal
+from catenary_services.telemetry.metrics import Metrics
+
+_log = get_logger("catenary_gateway.admission.authorizer")
+
+
+class AuthorizedGeneration:
+    """A generation that was let in, until its end. Told of by the session plane."""
+
+    __slots__ = ("_authorizer", "_ended", "_fair_permit", "_principal", "_reserved")
+
+    def __init__(
+        self,
+        authorizer: Authorizer,
+        principal: Principal,
+        fair_permit: FairPermit,
+        reserved: TokenReservation,
+    ) -> None:
+        self._authorizer = authorizer
+        self._principal = principal
+        self._fair_permit = fair_permit
+        self._reserved = reserved
+        self._ended = False
+
+    def first_token(self) -> None:
+        """It has its first token."""
+        self._fair_permit.answered()
+
+    def ended(self, error: CatenaryError | None, prompt_tokens: int, answer_tokens: int) -> None:
+        """It is over; only the first call counts.
+
+        Args:
+            error: Why it has no answer, or not the whole; None: it has.
+            prompt_tokens: Of its prompt.
+            answer_tokens: That were generated, so far.
+        """
+        if self._ended:
+            return
+        self._ended = True
+        # Without a token of the answer nobody worked on the prompt, as far as one can tell.
+        used = prompt_tokens + answer_tokens if answer_tokens else 0
+        if error is None:
+            self._fair_permit.answered()
+            self._fair_permit.cost(float(used))
+        else:
+            self._fair_permit.failed(error, float(used))
+        self._reserved.settle(used)
+        self._authorizer.count(self._principal, OK if error is None else error.reason)
+
+
+class Authorizer:
+    """Shared by every endpoint of one gateway."""
+
+    def __init__(
+        self, quotas: Quotas, fair: FairLimiters, metrics: Metrics, first_token_patience_ns: int
+    ) -> None:
+        self.quotas = quotas
+        self.fair = fair
+        self._metrics = metrics
+        self._patience_ns = first_token_patience_ns
+        # Looking up labels costs more than counting; keys and outcomes are few.
+        self._counters: dict[tuple[str, str], Counter] = {}
+
+    def enter(self, principal: Principal) -> None:
+        """Counts a request against its key's rate, before anything of it is looked at.
+
+        Raises:
+            QuotaExceeded: the key made as many as it may.
+        """
+        self.quotas.enter(principal)
+
+    def precheck(self, principal: Principal, model: Model) -> None:
+        """Returns if a request for a model may be let in, as far as can be told now.
+
+        Raises:
+            Overloaded: it may not; its body need not be read.
+        """
+        self.fair.precheck(model, principal)
+
+    def admit_inference(
+        self, principal: Principal, request: InferenceRequest, budget_ns: int
+    ) -> tuple[InferenceRequest, FairPermit]:
+        """Lets an inference in.
+
+        Args:
+            principal: Whose it is.
+            request: What it asks.
+            budget_ns: What is left until its deadline.
+
+        Returns:
+            The request with the priority it gets, and what must hear of its end.
+
+        Raises:
+            PermissionDenied: it asks for a higher priority than its key may.
+            Overloaded: more is asked than can be answered in time.
+        """
+        options = request.options
+        priority = principal.require_priority(options.priority)
+        if priority != options.priority:
+            request = dataclasses.replace(
+                request, options=dataclasses.replace(options, priority=priority)
+            )
+        rows = float(request.rows)
+        ask = FairRequest(principal.name, principal.limits.share, priority, rows, rows, budget_ns)
+        return request, self.fair.admit(request.model, ask)
+
+    def admit_generation(
+        self, principal: Principal, request: GenerationRequest, budget_ns: int
+    ) -> tuple[GenerationRequest, AuthorizedGeneration]:
+        """Lets a generation in; see `admit_inference`.
+
+        Raises:
+            PermissionDenied: it asks for a higher priority than its key may.
+            QuotaExceeded: its key has not the tokens it may need.
+            Overloaded: more is asked than can be answered in time.
+        """
+        options = request.options
+        priority = principal.require_priority(options.priority)
+        if priority != options.priority:
+            request = dataclasses.replace(
+                request, options=dataclasses.replace(options, priority=priority)
+            )
+        most = len(request.prompt) + request.sampling.max_tokens
+        reserved = self.quotas.reserve(principal, most)
+        patience_ns = min(options.time_to_first_token_ns or self._patience_ns, budget_ns // 2)
+        share, cost = principal.limits.share, float(len(request.prompt))
+        ask = FairRequest(principal.name, share, priority, 1.0, cost, patience_ns)
+        try:
+            fair_permit = self.fair.admit(request.model, ask)
+        except CatenaryError:
+            reserved.settle(0)
+            raise
+        return request, AuthorizedGeneration(self, principal, fair_permit, reserved)
+
+    async def watch(self, keys: ApiKeys) -> None:
+        """Takes up changes of the file of API keys, and shows limits, until cancelled."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            try:
+                if keys.refresh():
+                    self.quotas.forget_others(keys.names)
+            except Exception as error:  # nobody waits for this: the next look must come
+                _log.error("api_keys_watch_failed", exc_info=error)
+            for model, (limit, _) in self.fair.limits().items():
+                self._metrics.unanswered_limit.labels(model).set(limit)
+
+    def refused(self, principal: Principal, error: CatenaryError) -> None:
+        """Counts a request that came to nothing, and why."""
+        if isinstance(error, QuotaExceeded):
+            self._metrics.quota_rejections.labels(principal.name).inc()
+        self.count(principal, error.reason)
+
+    def count(self, principal: Principal, outcome: str) -> None:
+        """Counts a request of a key by what became of it."""
+        counter = self._counters.get((principal.name, outcome))
+        if counter is None:
+            counter = self._metrics.key_requests.labels(principal.name, outcome)
+            self._counters[principal.name, outcome] = counter
+        counter.inc()

@@ -1,1 +1,0 @@
-"""The doors: what calls over gRPC and HTTP have in common, and services of our own."""

@@ -1,0 +1,118 @@
+"""What every HTTP route of a gateway has in common."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+
+from aiohttp import web
+
+from catenary_gateway.admission.callers import Caller, caller
+from catenary_gateway.admission.request_pipeline import RequestPipeline
+from catenary_services.error_tables import (
+    error_of_exception,
+    http_body,
+    http_headers,
+    http_status,
+    openai_body,
+)
+from catenary_services.errors import CatenaryError, ModelNotFound, PayloadTooLarge, forget_frames
+from catenary_services.security.keys import Principal
+
+PIPELINE: web.AppKey[RequestPipeline] = web.AppKey("pipeline", RequestPipeline)
+OPENAI_PREFIX = "/v1/"
+REQUEST_ID = "X-Request-Id"
+_LONGEST_ID = 256
+
+_NO_ROUTE = ModelNotFound("no such route")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turns whatever a route raises into the error body its clients parse, and charges for it."""
+    quotas = request.app[PIPELINE].authorizer.quotas
+    arrived = Caller(quotas, address_of(request))
+    caller.set(arrived)
+    try:
+        return await handler(request)
+    except web.HTTPRequestEntityTooLarge:
+        error: CatenaryError = PayloadTooLarge("the body is larger than accepted")
+    except web.HTTPException as exc:
+        # aiohttp's own: no such route, wrong method, a body it could not read.
+        arrived.charge(_NO_ROUTE)
+        try:
+            quotas.require_good(arrived.subject)
+        except CatenaryError as flood:
+            return error_response(request, flood)
+        return _plain_error(request, exc)
+    except Exception as exc:
+        error = error_of_exception(exc)
+        forget_frames(exc)
+    arrived.charge(error)
+    return error_response(request, error)
+
+
+def enter(request: web.Request, *, counts: bool = False) -> Principal:
+    """Lets a caller in, before anything is read of its body; see `RequestPipeline.enter`.
+
+    Raises:
+        CatenaryError: it may not.
+    """
+    return request.app[PIPELINE].enter(bearer(request), address_of(request), counts=counts)
+
+
+def address_of(request: web.Request) -> str:
+    """Returns where a request comes from."""
+    return request.remote or "unknown"
+
+
+def error_response(request: web.Request, error: CatenaryError) -> web.Response:
+    """Returns `error` as an answer to `request`."""
+    openai = request.path.startswith(OPENAI_PREFIX)
+    headers = http_headers(error)
+    request_id = request_id_of(request) if openai else ""
+    if request_id:
+        headers[REQUEST_ID] = request_id
+    response = web.json_response(
+        openai_body(error) if openai else http_body(error),
+        status=http_status(error),
+        headers=headers,
+    )
+    if request.content.exception() is not None:
+        # The rest of a broken body cannot be told from the next request; say so.
+        response.force_close()
+    return response
+
+
+def json_response(
+    document: object, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """Returns `document` as JSON."""
+    return web.Response(
+        body=json.dumps(document).encode(),
+        status=status,
+        headers=headers,
+        content_type="application/json",
+    )
+
+
+def request_id_of(request: web.Request) -> str:
+    """Returns the id the caller gave, shortened if too long; empty if none that can be echoed."""
+    given = request.headers.get(REQUEST_ID, "")[:_LONGEST_ID]
+    return given if given.isprintable() else ""
+
+
+def bearer(request: web.Request) -> str | None:
+    """Returns the key the caller presented."""
+    return request.headers.get("Authorization")
+
+
+def _plain_error(request: web.Request, exc: web.HTTPException) -> web.Response:
+    message = f"{exc.reason}: {request.method} {request.path[:200]}"
+    body: dict[str, object] = {"error": message}
+    if request.path.startswith(OPENAI_PREFIX):
+        detail = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+        body = {"error": detail}
+    headers = {"Allow": exc.headers["Allow"]} if "Allow" in exc.headers else {}
+    return web.json_response(body, status=exc.status, headers=headers)

@@ -1,0 +1,121 @@
+"""Connections to the HTTP endpoint: how many there may be, and how long one may say nothing.
+
+aiohttp bounds the size of headers and, between requests, the time; it waits for ever for the first
+request of a connection ("slow loris").
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import Any
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from catenary_gateway.endpoints.http_calls import Handler
+from catenary_services.log import get_logger
+
+MOST_CONNECTIONS = 8192
+MOST_OF_ONE_SOURCE = 2048
+"""Connections from one address, of which those without a request go first."""
+FIRST_REQUEST_S = 15.0
+"""So long after it was opened a connection must have sent the headers of a request."""
+_LOOK_S = 0.5
+
+_log = get_logger("catenary_gateway.http")
+_Connection = RequestHandler
+
+
+class ConnectionWatcher:
+    """Watches over a server's connections from `start` to `stop`."""
+
+    def __init__(
+        self,
+        first_request_s: float = FIRST_REQUEST_S,
+        most: int = MOST_CONNECTIONS,
+        most_of_one_source: int = MOST_OF_ONE_SOURCE,
+    ) -> None:
+        self._most_of_one_source = most_of_one_source
+        self._first_request_s = first_request_s
+        self._most = most
+        self._served: set[_Connection] = set()
+        """Those that have sent a request."""
+        self._since: dict[_Connection, float] = {}
+        """When those were first seen that have not."""
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, server: web.Server) -> None:
+        """Begins to watch."""
+        self._task = asyncio.create_task(self._watch(server))
+
+    async def stop(self) -> None:
+        """Ends watching."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def look(self, connections: list[_Connection], now_s: float) -> int:
+        """Closes the connections that waited too long for their first request, or are too many.
+
+        Returns:
+            How many.
+        """
+        open_now = set(connections)
+        self._served &= open_now
+        silent = [each for each in connections if each not in self._served]
+        self._since = {each: self._since.get(each, now_s) for each in silent}
+        late = [each for each in silent if now_s - self._since[each] > self._first_request_s]
+        late += self._too_many_of_one(connections, silent, set(late))
+        left = len(connections) - len(late)
+        if left > self._most:
+            # Those that have done nothing yet, the latest first.
+            young = [each for each in silent if each not in late]
+            young.sort(key=lambda each: self._since[each], reverse=True)
+            late += young[: left - self._most]
+        for connection in late:
+            connection.force_close()
+        if late:
+            _log.warning("http_connections_closed", count=len(late), left=left)
+        return len(late)
+
+    def _too_many_of_one(
+        self, connections: list[_Connection], silent: list[_Connection], late: set[_Connection]
+    ) -> list[_Connection]:
+        """Returns the youngest silent connections of sources that have more than one may."""
+        if len(connections) <= self._most_of_one_source:
+            return []
+        of_source = Counter(map(_source_of, connections))
+        excess: list[_Connection] = []
+        for each in sorted(silent, key=lambda each: self._since[each], reverse=True):
+            source = _source_of(each)
+            if each not in late and of_source[source] > self._most_of_one_source:
+                of_source[source] -= 1
+                excess.append(each)
+        return excess
+
+    @property
+    def middleware(self) -> Any:
+        """Notes which connections have sent a request; the outermost of the application."""
+
+        @web.middleware
+        async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
+            self._served.add(request.protocol)
+            return await handler(request)
+
+        return note
+
+    async def _watch(self, server: web.Server) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                self.look(list(server.connections), time.monotonic())
+            except Exception as error:  # nobody waits for this task
+                _log.error("http_connections_watch_failed", exc_info=error)
+
+
+def _source_of(connection: _Connection) -> str:
+    transport = connection.transport
+    name = None if transport is None else transport.get_extra_info("peername")
+    return str(name[0]) if isinstance(name, tuple) else ""

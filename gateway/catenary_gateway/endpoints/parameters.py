@@ -1,0 +1,79 @@
+"""The request parameters Catenary understands: `slo_ms`, `deadline_unix_ms`, `priority`.
+
+Everything else is somebody else's and ignored, as the protocol wants it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from catenary_gateway.inference import InferenceOptions
+from catenary_services.errors import DeadlineExceeded, InvalidInput
+
+NANOSECONDS_PER_MILLISECOND = 1_000_000
+LONGEST_SLO_MS = 3_600_000.0
+"""An hour; longer ones are taken as this."""
+
+_PRIORITY_LIMIT = 2**31
+
+
+def terms_of(parameters: Mapping[str, object], now_unix_ns: int) -> InferenceOptions:
+    """Returns what these parameters ask for.
+
+    Args:
+        parameters: Plain values by name.
+        now_unix_ns: Wall time, for `deadline_unix_ms`.
+
+    Raises:
+        InvalidInput: a value is of the wrong type or out of range.
+        DeadlineExceeded: `deadline_unix_ms` has passed.
+    """
+    if not parameters:
+        return _DEFAULT
+    slo_ns: int | None = None
+    if "slo_ms" in parameters:
+        slo_ms = _number(parameters["slo_ms"], "slo_ms")
+        if slo_ms <= 0:
+            raise InvalidInput(_field("slo_ms"), "must be greater than 0")
+        slo_ns = max(1, int(min(slo_ms, LONGEST_SLO_MS) * NANOSECONDS_PER_MILLISECOND))
+    if "deadline_unix_ms" in parameters:
+        left_ns = _left(parameters["deadline_unix_ms"], now_unix_ns)
+        slo_ns = left_ns if slo_ns is None else min(slo_ns, left_ns)
+    priority = 0
+    if "priority" in parameters:
+        value = parameters["priority"]
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise InvalidInput(_field("priority"), "must be an integer")
+        if not -_PRIORITY_LIMIT <= value < _PRIORITY_LIMIT:
+            raise InvalidInput(_field("priority"), "must fit in 32 bits")
+        priority = value
+    return InferenceOptions(slo_ns, priority)
+
+
+def _left(value: object, now_unix_ns: int) -> int:
+    deadline_ms = _number(value, "deadline_unix_ms")
+    if deadline_ms <= 0:
+        raise InvalidInput(_field("deadline_unix_ms"), "must be milliseconds since 1970")
+    left_ms = deadline_ms - now_unix_ns / NANOSECONDS_PER_MILLISECOND
+    if left_ms <= 0:
+        raise DeadlineExceeded(
+            "deadline_unix_ms had passed when the request arrived", details={"stage": "arrival"}
+        )
+    return max(1, int(min(left_ms, LONGEST_SLO_MS) * NANOSECONDS_PER_MILLISECOND))
+
+
+def _number(value: object, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidInput(_field(name), "must be a number")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidInput(_field(name), "must be finite")
+    # An integer of any size is fine here; as a float it could overflow.
+    return float(min(max(value, -(2**62)), 2**62))
+
+
+def _field(name: str) -> str:
+    return f'parameters["{name}"]'
+
+
+_DEFAULT = InferenceOptions()

@@ -1,0 +1,49 @@
+"""How the endpoints of a gateway are protected, and what goes through them on behalf of others."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+from catenary_gateway.settings import GatewaySettings
+from catenary_services.errors import InvalidInput
+from catenary_services.security.roles import RoleAuthorizer
+from catenary_services.security.tls import ServerSecurity
+
+on_behalf_of: ContextVar[str] = ContextVar("on_behalf_of", default="")
+"""What the caller of an endpoint gave as `authorization`: the scheduler wants to see it too, since
+a gateway may not change the cluster by itself. Each call has a context of its own."""
+
+
+def passed_on(metadata: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...] | None:
+    """Returns the metadata of a call to the scheduler, with the caller's own proof."""
+    presented = on_behalf_of.get()
+    return (*metadata, ("authorization", presented)) if presented else metadata or None
+
+
+def endpoint_security(settings: GatewaySettings) -> ServerSecurity:
+    """Returns how clients are met: TLS without client certificates, unless the settings say so.
+
+    Raises:
+        InvalidInput: settings that contradict each other.
+    """
+    if settings.doors_insecure and not settings.insecure:
+        if settings.door_cert_file is not None:
+            raise InvalidInput("doors_insecure", "contradicts door_cert_file")
+        return ServerSecurity(insecure=True)
+    usual = ServerSecurity.from_settings(settings, mutual=False)
+    if settings.door_cert_file is None:
+        return usual
+    if settings.insecure:
+        raise InvalidInput("insecure", "contradicts door_cert_file")
+    if settings.door_key_file is None:
+        raise InvalidInput("door_key_file", "not set, but door_cert_file is")
+    return ServerSecurity(cert_file=settings.door_cert_file, key_file=settings.door_key_file)
+
+
+def admin_security(
+    settings: GatewaySettings, *, has_keys: bool
+) -> tuple[ServerSecurity, RoleAuthorizer | None]:
+    """Returns how operators are met: by their keys, or else by their certificates."""
+    if has_keys or settings.doors_insecure or settings.insecure:
+        return endpoint_security(settings), None
+    return ServerSecurity.from_settings(settings), RoleAuthorizer(settings.cluster, insecure=False)

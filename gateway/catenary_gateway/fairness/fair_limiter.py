@@ -1,0 +1,132 @@
+"""Lets a request for one model in, or not, at once (pure)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from catenary_gateway.fairness.credits import FairCredits
+from catenary_gateway.fairness.limit import AdaptiveLimit
+
+OPEN_SHARE = 0.8
+"""So much of the limit is for whoever comes first; the rest for those that are behind."""
+_SHORTEST_RETRY_NS = 100_000_000
+_LONGEST_RETRY_NS = 5_000_000_000
+_SMOOTHING = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class FairRequest:
+    """Who wants in, and what it takes."""
+
+    key: str
+    share: float
+    priority: int
+    """Higher is more urgent."""
+    size: float = 1.0
+    """Of the limit: rows, or one generation."""
+    cost: float = 1.0
+    """Of the key's share: rows, or tokens."""
+    budget_ns: int = 0
+    """What it gives until the moment `FairLimiter.answered` is called at."""
+
+
+class LimiterEntry:
+    """A request that was let in, until it has what its limit is about."""
+
+    __slots__ = ("began_ns", "inside", "request")
+
+    def __init__(self, request: FairRequest, began_ns: int) -> None:
+        self.request = request
+        self.began_ns = began_ns
+        self.inside = True
+
+
+class FairLimiter:
+    """The limiter of one model.
+
+    Invariant: `unanswered` is the size of all entries that are inside.
+    """
+
+    def __init__(self, now_ns: int) -> None:
+        self.limit = AdaptiveLimit(now_ns)
+        self.credits = FairCredits()
+        self.unanswered = 0.0
+        self._by_priority: dict[int, float] = {}
+        self._usual_cost = 0.0
+        self._refused_share = 0.0
+
+    def would_admit(self, request: FairRequest, now_ns: int) -> bool:
+        """True if a request would be let in now; nothing changes but that a refusal is noted."""
+        limit = self.limit.value
+        if math.isinf(limit):
+            return True
+        # Who is more urgent is not kept out by who is less; the scheduler serves it first.
+        ahead = self._ahead(request.priority)
+        allowance = max(1.0, limit) * (self._usual_cost or request.cost)
+        behind = self.credits.is_behind(request.key, request.share, allowance, now_ns)
+        # A large request waits for no emptier moment than half full: small ones would starve it.
+        size = min(request.size, limit / 2)
+        if not ahead or ahead + size <= limit * (1.0 if behind else OPEN_SHARE):
+            return True
+        self.credits.refused(request.key, request.share, now_ns)
+        self.limit.bounded(self.unanswered)
+        self._refused_share += _SMOOTHING * (1.0 - self._refused_share)
+        return False
+
+    def admit(self, request: FairRequest, now_ns: int) -> LimiterEntry | None:
+        """Lets a request in, or returns None."""
+        if not self.would_admit(request, now_ns):
+            return None
+        self.unanswered += request.size
+        self._by_priority[request.priority] = (
+            self._by_priority.get(request.priority, 0.0) + request.size
+        )
+        self.limit.entered(self.unanswered)
+        self.credits.charge(request.key, request.share, request.cost)
+        self._usual_cost += _SMOOTHING * (request.cost - self._usual_cost)
+        self._refused_share -= _SMOOTHING * self._refused_share
+        return LimiterEntry(request, now_ns)
+
+    def answered(self, entry: LimiterEntry, now_ns: int) -> None:
+        """It has its answer (or its first token)."""
+        if self._leave(entry):
+            self.limit.answered(entry.began_ns, entry.request.budget_ns, entry.request.size, now_ns)
+
+    def lost(self, entry: LimiterEntry, now_ns: int) -> None:
+        """It was refused, or late, for want of capacity."""
+        if self._leave(entry):
+            self.limit.lost(entry.began_ns, entry.request.budget_ns, now_ns)
+
+    def left(self, entry: LimiterEntry) -> None:
+        """It ended for reasons that say nothing about capacity."""
+        self._leave(entry)
+
+    def correct(self, entry: LimiterEntry, cost: float) -> None:
+        """It really cost so much."""
+        self.credits.charge(entry.request.key, entry.request.share, cost - entry.request.cost)
+
+    def retry_after_ns(self) -> int:
+        """Returns when who was refused should come back: the later, the more are refused."""
+        expected = self.limit.usual_ns / max(0.02, 1.0 - self._refused_share)
+        return int(min(max(expected, _SHORTEST_RETRY_NS), _LONGEST_RETRY_NS))
+
+    def _ahead(self, priority: int) -> float:
+        if len(self._by_priority) <= 1 and priority in self._by_priority:
+            return self.unanswered
+        return sum(size for level, size in self._by_priority.items() if level >= priority)
+
+    def _leave(self, entry: LimiterEntry) -> bool:
+        if not entry.inside:
+            return False
+        entry.inside = False
+        request = entry.request
+        self.unanswered -= request.size
+        left = self._by_priority[request.priority] - request.size
+        if left > 1e-9:
+            self._by_priority[request.priority] = left
+        else:
+            del self._by_priority[request.priority]
+            if not self._by_priority:
+                self.unanswered = 0.0
+        return True

@@ -1,0 +1,211 @@
+"""What remains of a request after its answer: metrics, the recent-request memory, its spans."""
+
+from __future__ import annotations
+
+import time
+
+from opentelemetry.trace import SpanKind
+from prometheus_client import Counter, Histogram
+
+from catenary_gateway.observability.generations import ObjectivesReport, SessionRecord
+from catenary_gateway.observability.outcomes import RecentOutcomes
+from catenary_gateway.observability.recent_requests import FinishedRequest, RecentRequests
+from catenary_gateway.observability.waterfall import bars_of
+from catenary_services.telemetry import names
+from catenary_services.telemetry.metrics import Metrics
+from catenary_services.telemetry.tracing import AttributeValue, Tracer
+
+OK = "OK"
+_CANCELLED = "CANCELLED"
+_OVERLOADS = frozenset({"OVERLOADED", "SLO_UNATTAINABLE", "QUOTA_EXCEEDED", "UNAVAILABLE"})
+_OWN_BARS = "gateway."
+
+
+class RequestMetrics:
+    """Counts, remembers and traces finished requests."""
+
+    def __init__(self, gateway_id: str, metrics: Metrics, tracer: Tracer) -> None:
+        self.gateway_id = gateway_id
+        self.recent = RecentRequests()
+        self.outcomes = RecentOutcomes()
+        self.metrics = metrics
+        self.tracer = tracer
+        # Looking up labels costs more than counting; models and outcomes are few.
+        self._counters: dict[tuple[str, str], Counter] = {}
+        self._durations: dict[str, Histogram] = {}
+        self._intervals: dict[str, Histogram] = {}
+
+    def finished(self, request: FinishedRequest, deadline_ns: int) -> None:
+        """Takes one finished request into account."""
+        metrics, model = self.metrics, request.model
+        self.recent.add(request)
+        self._count(model, request.outcome)
+        seconds = (request.finished_ns - request.arrival.monotonic_ns) / 1e9
+        if request.session is not None:
+            self._count_generation(request, request.session, seconds)
+        durations = self._durations.get(model)
+        if durations is None:
+            durations = self._durations[model] = metrics.request_seconds.labels(model)
+        durations.observe(seconds)
+        met = request.outcome == OK and request.finished_ns <= deadline_ns
+        if request.session is not None:
+            met = met and request.session.objectives.met
+        if request.outcome != _CANCELLED:
+            metrics.observe_slo(model, met)
+        self._remember(request, met)
+        if request.arrival.trace.sampled and self.tracer.enabled:
+            self._export(request)
+
+    def token_after(self, model: str, duration_ns: int) -> None:
+        """Counts the time from one token of a generation to the next."""
+        intervals = self._intervals.get(model)
+        if intervals is None:
+            intervals = self._intervals[model] = self.metrics.inter_token_seconds.labels(model)
+        intervals.observe(duration_ns / 1e9)
+
+    def moved(self, model: str, mode: str, stall_ns: int) -> None:
+        """Counts a generation that goes on on another chain.
+
+        Args:
+            model: Its label.
+            mode: What travelled: "kv" or "tokens".
+            stall_ns: From the last token of the old chain to the first of the new one.
+        """
+        self.metrics.generation_moves.labels(model, mode, names.MOVED).inc()
+        self.metrics.move_stall_seconds.labels(model, mode).observe(stall_ns / 1e9)
+
+    def move_failed(self, model: str, mode: str) -> None:
+        """Counts a generation that could not go to another chain, as far as this gateway knows."""
+        self.metrics.generation_moves.labels(model, mode, names.MOVE_FAILED).inc()
+
+    def refused(self, model: str, reason: str) -> None:
+        """Counts a request that was turned away at the endpoint."""
+        self._count(model, reason)
+        if model:
+            self.outcomes.add_error(model, time.monotonic_ns(), reason, counts=False)
+
+    def _remember(self, request: FinishedRequest, met: bool) -> None:
+        now_ns, counts = request.finished_ns, request.outcome != _CANCELLED
+        if request.outcome != OK:
+            self.outcomes.add_error(request.model, now_ns, request.outcome, counts=counts)
+            return
+        duration_ns = now_ns - request.arrival.monotonic_ns
+        self.outcomes.add(
+            request.model, now_ns, met=met, duration_ns=duration_ns, rows=request.rows
+        )
+
+    def _count(self, model: str, outcome: str) -> None:
+        counter = self._counters.get((model, outcome))
+        if counter is None:
+            counter = self.metrics.requests.labels(model, outcome)
+            self._counters[model, outcome] = counter
+        counter.inc()
+        if outcome in _OVERLOADS:
+            self.metrics.admission_rejected.labels(outcome).inc()
+
+    def _count_generation(
+        self, request: FinishedRequest, session: SessionRecord, seconds: float
+    ) -> None:
+        metrics, model = self.metrics, request.model
+        labels = (session.operation, names.PROVIDER, model)
+        error_type = "" if request.outcome == OK else request.outcome
+        metrics.generation_seconds.labels(*labels, error_type).observe(seconds)
+        metrics.prompt_tokens.labels(model).inc(session.prompt_tokens)
+        metrics.generation_tokens.labels(model).inc(session.completion_tokens)
+        if session.finish_reason:
+            metrics.generations.labels(model, session.finish_reason).inc()
+        if session.first_token_ns:
+            first_ns = session.first_token_ns - request.arrival.monotonic_ns
+            metrics.first_token_seconds.labels(*labels).observe(first_ns / 1e9)
+        if session.completion_tokens > 1:
+            each_s = session.objectives.per_token_ns / 1e9
+            metrics.token_seconds.labels(*labels).observe(each_s)
+        if request.outcome != _CANCELLED:
+            self._judge(model, session.objectives)
+
+    def _judge(self, model: str, report: ObjectivesReport) -> None:
+        """Counts what was met of a generation's objectives, and how true its predictions were."""
+        metrics = self.metrics
+        for name, slo_ns, met, measured_ns, predicted_ns in (
+            (
+                names.FIRST_TOKEN,
+                report.first_token_slo_ns,
+                report.met_first_token,
+                report.first_token_ns,
+                report.predicted_first_token_ns,
+            ),
+            (
+                names.PER_TOKEN,
+                report.per_token_slo_ns,
+                report.met_per_token,
+                report.per_token_ns,
+                report.predicted_per_token_ns,
+            ),
+        ):
+            if slo_ns:
+                metrics.token_objectives.labels(model, name, "true" if met else "false").inc()
+            if measured_ns and predicted_ns:
+                metrics.prediction_ratio.labels(model, name).observe(measured_ns / predicted_ns)
+
+    def _export(self, request: FinishedRequest) -> None:
+        arrival, session = request.arrival, request.session
+        to_unix_ns = arrival.unix_ns - arrival.monotonic_ns
+        self.tracer.record(
+            context=arrival.trace,
+            parent_span_id=arrival.parent_span_id,
+            name=arrival.method if session is None else f"{session.operation} {request.model}",
+            start_unix_ns=arrival.unix_ns,
+            end_unix_ns=request.finished_ns + to_unix_ns,
+            attributes={
+                names.ATTRIBUTE_MODEL: request.model,
+                names.ATTRIBUTE_REQUEST_ID: request.id,
+                "rpc.method": arrival.method,
+                **({} if session is None else _attributes(request.model, session)),
+            },
+            error=None if request.outcome == OK else request.outcome,
+            kind=SpanKind.SERVER,
+        )
+        for bar in bars_of(request, self.gateway_id):
+            # Agents and the scheduler export their own spans, from their own clocks.
+            if not bar.name.startswith(_OWN_BARS):
+                continue
+            self.tracer.record(
+                context=arrival.trace.child(),
+                parent_span_id=arrival.trace.span_id,
+                name=bar.name,
+                start_unix_ns=bar.start_ns + to_unix_ns,
+                end_unix_ns=max(bar.start_ns, bar.end_ns) + to_unix_ns,
+                attributes={
+                    names.ATTRIBUTE_BATCH_ID: bar.batch_id,
+                    names.ATTRIBUTE_ATTEMPT: bar.attempt,
+                },
+            )
+
+
+def _attributes(model: str, session: SessionRecord) -> dict[str, AttributeValue]:
+    """Returns what OpenTelemetry's conventions for generative AI want in a span; never texts."""
+    return {
+        names.ATTRIBUTE_OPERATION: session.operation,
+        names.ATTRIBUTE_PROVIDER: names.PROVIDER,
+        names.ATTRIBUTE_REQUEST_MODEL: model,
+        names.ATTRIBUTE_RESPONSE_MODEL: model,
+        names.ATTRIBUTE_MAX_TOKENS: session.max_tokens,
+        names.ATTRIBUTE_INPUT_TOKENS: session.prompt_tokens,
+        names.ATTRIBUTE_OUTPUT_TOKENS: session.completion_tokens,
+        names.ATTRIBUTE_FINISH_REASONS: (session.finish_reason,) if session.finish_reason else (),
+        **({names.ATTRIBUTE_MOVES: session.moves} if session.moves else {}),
+        **_objective_attributes(session.objectives),
+    }
+
+
+def _objective_attributes(report: ObjectivesReport) -> dict[str, AttributeValue]:
+    """Returns measured, promised and predicted times in seconds; what is not known is left out."""
+    times_ns = {
+        names.ATTRIBUTE_FIRST_TOKEN: report.first_token_ns,
+        names.ATTRIBUTE_FIRST_TOKEN_SLO: report.first_token_slo_ns,
+        names.ATTRIBUTE_FIRST_TOKEN_PREDICTED: report.predicted_first_token_ns,
+        names.ATTRIBUTE_PER_TOKEN: report.per_token_ns,
+        names.ATTRIBUTE_PER_TOKEN_SLO: report.per_token_slo_ns,
+        names.ATTRIBUTE_PER_TOKEN_PREDICTED: report.predicted_per_token_ns,
+    }
+    return {name: duration_ns / 1e9 for name, duration_ns in times_ns.items() if duration_ns}

@@ -1,0 +1,244 @@
+"""What the body of a completion asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from catenary_gateway.generation.intake import is_unicode
+from catenary_gateway.generation.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from catenary_gateway.openai_http.fields import Fields, flag, integer, mapping, number, text
+from catenary_services.domain.sampling import MAX_BIASED_TOKENS, MAX_SEED, SamplingParameters
+from catenary_services.errors import InvalidInput
+
+COMPLETION_TOKENS = 16
+"""Most tokens of a completion that names no limit, as OpenAI and vLLM have it; a chat has none."""
+_PRIORITY_LIMIT = 2**31 - 1
+_MOST_VARIABLES = 32
+_MOST_DIGITS = 10
+_ROLES = {role: role for role in ("system", "user", "assistant")} | {"developer": "system"}
+"""Templates know `developer`, OpenAI's newer word, as `system`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """A completion as asked for."""
+
+    model: str
+    prompt: Prompt
+    sampling: SamplingParameters
+    stream: bool
+    include_usage: bool
+    """One more chunk with the usage at the end of a stream."""
+    continuous_usage: bool
+    """Usage in every chunk of a stream."""
+    priority: int
+
+
+def chat_of(fields: Fields) -> CompletionRequest:
+    """Returns what a chat completion asks for.
+
+    Raises:
+        InvalidInput: a field is missing, wrong, or asks for what is not offered.
+    """
+    _refuse(fields, _REFUSED | _REFUSED_IN_CHATS)
+    limit = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise InvalidInput("messages", "must be a list of messages and not empty")
+    variables = mapping(fields, "chat_template_kwargs")
+    if len(variables) > _MOST_VARIABLES:
+        raise InvalidInput("chat_template_kwargs", f"has more than {_MOST_VARIABLES} names")
+    prompt = ChatPrompt(
+        [_message(each, f"messages[{at}]") for at, each in enumerate(messages)], variables
+    )
+    return _wanted(fields, prompt, _limit(fields, limit, 0))
+
+
+def completion_of(fields: Fields) -> CompletionRequest:
+    """Returns what a completion asks for.
+
+    Raises:
+        InvalidInput: a field is missing, wrong, or asks for what is not offered.
+    """
+    _refuse(fields, _REFUSED | _REFUSED_IN_COMPLETIONS)
+    prompt = _prompt(fields.get("prompt"))
+    return _wanted(fields, prompt, _limit(fields, "max_tokens", COMPLETION_TOKENS))
+
+
+def _wanted(fields: Fields, prompt: Prompt, max_tokens: int) -> CompletionRequest:
+    stream = flag(fields, "stream")
+    options = mapping(fields, "stream_options")
+    if options and not stream:
+        raise InvalidInput("stream_options", "is for streams only")
+    priority = integer(fields, "priority", 0)
+    if abs(priority) > _PRIORITY_LIMIT:
+        raise InvalidInput("priority", "must fit in 32 bits")
+    return CompletionRequest(
+        model=text(fields, "model"),
+        prompt=prompt,
+        sampling=_sampling(fields, max_tokens),
+        stream=stream,
+        include_usage=flag(options, "include_usage"),
+        continuous_usage=flag(options, "continuous_usage_stats"),
+        # vLLM, whose field this is, serves the lowest first; the scheduler here the highest.
+        priority=-priority,
+    )
+
+
+def _limit(fields: Fields, name: str, default: int) -> int:
+    limit = integer(fields, name, default)
+    if limit < 1 and fields.get(name) is not None:
+        raise InvalidInput(name, "must be at least 1")
+    return limit
+
+
+def _sampling(fields: Fields, max_tokens: int) -> SamplingParameters:
+    seed = fields.get("seed")
+    top_k = integer(fields, "top_k", 0)
+    return SamplingParameters(
+        max_tokens=max_tokens,
+        min_tokens=integer(fields, "min_tokens", 0),
+        temperature=number(fields, "temperature", 1.0),
+        top_p=number(fields, "top_p", 1.0),
+        # -1 is how vLLM's clients say "all".
+        top_k=0 if top_k == -1 else top_k,
+        repetition_penalty=number(fields, "repetition_penalty", 1.0),
+        stop=_stop(fields.get("stop")),
+        # Any 64-bit integer of OpenAI's; negative ones take the upper half.
+        seed=None if seed is None else integer(fields, "seed", 0) & MAX_SEED,
+        ignore_eos=flag(fields, "ignore_eos"),
+        presence_penalty=number(fields, "presence_penalty", 0.0),
+        frequency_penalty=number(fields, "frequency_penalty", 0.0),
+        min_p=number(fields, "min_p", 0.0),
+        logit_bias=_bias(mapping(fields, "logit_bias")),
+    )
+
+
+def _bias(bias: Fields) -> tuple[tuple[int, float], ...]:
+    """Returns what is added to which logits: JSON has token ids as texts."""
+    if len(bias) > MAX_BIASED_TOKENS:
+        raise InvalidInput("logit_bias", f"has more than {MAX_BIASED_TOKENS} tokens")
+    pairs = []
+    for token, value in bias.items():
+        if not (token.isascii() and token.isdigit() and len(token) <= _MOST_DIGITS):
+            raise InvalidInput("logit_bias", f"{token[:20]!r} is not a token id")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidInput("logit_bias", f"that of {token} must be a number")
+        pairs.append((int(token), value))
+    return tuple(pairs)
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+        raise InvalidInput("stop", "must be a text or a list of texts")
+    if not all(map(is_unicode, texts)):
+        raise InvalidInput("stop", "has halves of characters (lone surrogates)")
+    return tuple(texts)
+
+
+def _prompt(value: Any) -> Prompt:
+    """Returns the one prompt of a completion: a text, token ids, or a list of one of these."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+        value = value[0]
+    if isinstance(value, str):
+        return TextPrompt(value)
+    if not isinstance(value, list) or not value:
+        raise InvalidInput("prompt", "must be a text or a list of token ids, and not empty")
+    if isinstance(value[0], str | list):
+        raise InvalidInput("prompt", "several prompts in one request are not offered")
+    if not all(type(each) is int for each in value):
+        raise InvalidInput("prompt", "must be a text or a list of token ids")
+    return TokenPrompt(value)
+
+
+def _message(value: Any, where: str) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise InvalidInput(where, "must be an object")
+    role = value.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise InvalidInput(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
+    for name in ("tool_calls", "function_call", "audio"):
+        if value.get(name):
+            raise InvalidInput(f"{where}.{name}", "is not offered")
+    return {"role": _ROLES[role], "content": _content(value.get("content"), f"{where}.content")}
+
+
+def _content(value: Any, where: str) -> str:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise InvalidInput(where, "must be a text or a list of parts")
+    parts: list[str] = []
+    for at, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            shown = kind if isinstance(kind, str) else "?"
+            raise InvalidInput(
+                f"{where}[{at}].type", f"{shown[:40]!r} is not offered: this model reads text only"
+            )
+        if not isinstance(part.get("text"), str):
+            raise InvalidInput(f"{where}[{at}].text", "must be a text")
+        parts.append(part["text"])
+    # As vLLM does for templates that take texts only.
+    return "\n".join(parts)
+
+
+def _refuse(fields: Fields, refused: dict[str, tuple[Callable[[Any], bool], str]]) -> None:
+    """Refuses what would change the answer and is not offered; what changes nothing may stay."""
+    for name in fields.keys() & refused.keys():
+        harmless, why = refused[name]
+        if fields[name] is not None and not harmless(fields[name]):
+            raise InvalidInput(name, why)
+
+
+def _is(*values: object) -> Callable[[Any], bool]:
+    def harmless(value: Any) -> bool:
+        # Of one type: 0 is a number of log probabilities, False is none.
+        return any(type(value) is type(each) and value == each for each in values)
+
+    return harmless
+
+
+def _is_plain_text(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") == "text"
+
+
+def _table(
+    names: Sequence[str], harmless: Callable[[Any], bool], why: str
+) -> dict[str, tuple[Callable[[Any], bool], str]]:
+    return dict.fromkeys(names, (harmless, why))
+
+
+_NOTHING = _is(False, [], {}, "")
+_REFUSED = {
+    **_table(("n", "best_of"), _is(1), "is not offered beyond 1: send several requests"),
+    **_table(("bad_words", "allowed_token_ids"), _NOTHING, "is not offered"),
+    **_table(("prompt_logprobs",), _is(0, 0.0, False), "is not offered"),
+    **_table(("use_beam_search",), _NOTHING, "beam search is not offered"),
+    **_table(("stop_token_ids",), _NOTHING, "is not offered: name the texts in stop"),
+    **_table(("skip_special_tokens",), _is(True), "special tokens are always left out"),
+    **_table(
+        ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+        _NOTHING,
+        "structured answers are not offered",
+    ),
+    **_table(("response_format",), _is_plain_text, "structured answers are not offered"),
+}
+_REFUSED_IN_CHATS = {
+    **_table(("logprobs",), _is(False), "is not offered"),
+    **_table(("top_logprobs",), _is(0), "is not offered"),
+    **_table(("tools", "functions"), _NOTHING, "is not offered: no tool can be called"),
+    **_table(("tool_choice", "function_call"), _is("none", "auto"), "no tool can be called"),
+    **_table(("modalities",), _is([], ["text"]), "only text is answered"),
+    **_table(("audio", "web_search_options"), _NOTHING, "is not offered"),
+}
+_REFUSED_IN_COMPLETIONS = {
+    **_table(("logprobs",), _is(False), "is not offered"),
+    **_table(("echo",), _is(False), "is not offered"),
+    **_table(("suffix",), _NOTHING, "is not offered: text is added at the end only"),
+}

@@ -1,0 +1,175 @@
+"""Everything of a ring that has to do with caches and sessions between agents, put together.
+
+Steps of a live migration go to whom they concern; those that one part of this agent tells another
+(both rings may pass here) take no detour over frames.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from catenary_agent.generation.cache.cache_pushing import CachePusher
+from catenary_agent.generation.cache.cache_waiting import PendingCaches
+from catenary_agent.generation.frames.intake import move_said
+from catenary_agent.generation.migration.migration_sender import MigrationSender
+from catenary_agent.generation.migration.migration_source import MigrationSource
+from catenary_agent.generation.migration.migration_target import MigrationTarget
+from catenary_agent.generation.state.events import MoveOut
+from catenary_agent.generation.state.session import ArrivalTime, SessionSpec
+from catenary_protos.catenary.v1 import frame_pb2
+
+if TYPE_CHECKING:
+    from catenary_agent.generation.context import CacheLimits
+    from catenary_agent.generation.state.events import CachePushed, MoveMessage
+    from catenary_agent.generation.state.session import Session
+    from catenary_agent.generation.state.sessions import SessionTable
+    from catenary_services.domain.ids import Nanoseconds
+    from catenary_services.errors import CatenaryError
+
+
+class Migrations:
+    """Sessions and caches that come to this agent and leave it."""
+
+    def __init__(
+        self, sessions: SessionTable, limits: CacheLimits, clock: Callable[[], Nanoseconds]
+    ) -> None:
+        """Moves nothing yet."""
+        self._sessions = sessions
+        self._clock = clock
+        self._local: deque[frame_pb2.SessionMove] = deque()
+        """What this agent tells itself."""
+        self.ignored = 0
+        """Steps that came late, twice or for nobody."""
+        self.waiting = PendingCaches(sessions, limits, clock, self._came)
+        self.pushing = CachePusher(sessions, limits, self.waiting.take, self._unread)
+        stall_timeout_ns = limits.stall_timeout_ns
+        self._arrivals = MigrationTarget(sessions, self.waiting, stall_timeout_ns, clock, self._say)
+        self._sending = MigrationSender(sessions, self.pushing, stall_timeout_ns, clock, self._say)
+        self._leading = MigrationSource(sessions, self._sending, limits, clock, self._say)
+        sessions.on_closed = self._closed
+
+    def on_said(self, said: MoveMessage) -> None:
+        """Takes in what the gateway or another agent says."""
+        step, move = said.move.step, said.move
+        if step == frame_pb2.SessionMove.STEP_BEGIN:
+            done = self._on_begin(said)
+        elif step == frame_pb2.SessionMove.STEP_ROUND:
+            done = self._arrivals.on_round(said)
+        elif step == frame_pb2.SessionMove.STEP_READY:
+            done = self._leading.on_ready(said)
+        elif step == frame_pb2.SessionMove.STEP_HAND_OVER:
+            done = self._arrivals.on_hand_over(said)
+        else:
+            done = self._on_give_up(move)
+        self.ignored += not done
+
+    def turned(self, session: Session) -> bool:
+        """Returns True if a session whose newest token has just come was handed over."""
+        return self._leading.turned(session)
+
+    def broken(self, session_id: int, error: CatenaryError, blamed: str) -> bool:
+        """Something of a move did not leave; False if it is none that sends or is led here."""
+        return self._leading.broken(session_id, error, blamed) or self._sending.broken(
+            session_id, error, blamed
+        )
+
+    def order_closed(self, session_ids: tuple[int, ...]) -> None:
+        """Closes sessions as ordered; those whose last rows must leave, when these have left."""
+        for session_id in session_ids:
+            session = self._sessions.get(session_id)
+            if session is not None:  # led here and not handed over: it does not move any more
+                self._leading.closed(session)
+        later = self._sending.defer(session_ids)
+        self._sessions.order_closed(tuple(each for each in session_ids if each not in later))
+
+    def raise_epoch(self, epoch: int) -> None:
+        """A newer scheduler leads."""
+        self._leading.raise_epoch(epoch)
+
+    def on_pushed(self, event: CachePushed) -> None:
+        """A frame of caches has left."""
+        self._leading.pushed(event.cache.cache_send.session_id)
+        self.pushing.on_pushed(event)
+
+    def advanced(self, session: Session) -> None:
+        """A step has cached more of a session."""
+        self.pushing.advanced(session)
+        self._arrivals.advanced(session)
+
+    def renew(self) -> None:
+        """Does what is put off until another step may have passed."""
+        self.waiting.renew()
+        self.pushing.renew()
+
+    @property
+    def led(self) -> tuple[int, ...]:
+        """What sessions become whose moves are led here."""
+        return self._leading.led
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if `renew` has something to do."""
+        return self.waiting.is_waiting or self.pushing.is_waiting
+
+    def settle(self) -> None:
+        """Takes in what this agent has told itself."""
+        while self._local:
+            move = self._local.popleft()
+            arrived = ArrivalTime(self._clock())
+            said = move_said(move, arrived, self._sessions.agent_id, (0, 0))
+            if isinstance(said.spec, SessionSpec):
+                self._sessions.out.opened.append(said.spec)
+            self.on_said(said)
+
+    def expire(self, now: Nanoseconds) -> None:
+        """Gives up what does not get on."""
+        self.waiting.expire(now)
+        self._arrivals.expire(now)
+        self._leading.expire(now)
+
+    def next_wakeup_ns(self) -> Nanoseconds | None:
+        """Returns when `expire` or `renew` has something to do; None if never."""
+        if self.is_waiting:
+            return 0
+        parts = (self.waiting, self._arrivals, self._leading)
+        moments = [part.next_wakeup_ns() for part in parts]
+        return min((each for each in moments if each is not None), default=None)
+
+    def _on_begin(self, said: MoveMessage) -> bool:
+        if said.move.session_id in self._sending:
+            return False
+        if not said.move.agent_id:
+            return self._leading.on_begin(said)
+        self._sending.follow(said.move)
+        return True
+
+    def _on_give_up(self, move: frame_pb2.SessionMove) -> bool:
+        if move.session_id in self._leading:
+            self._leading.on_give_up(move)
+            return True
+        sent = self._sending.stop(move.session_id)
+        return self._arrivals.on_give_up(move.session_id) or sent
+
+    def _say(self, peer: str, move: frame_pb2.SessionMove, deadline_ns: Nanoseconds) -> None:
+        if peer != self._sessions.agent_id:
+            self._sessions.out.moves.append(MoveOut(peer, move, deadline_ns))
+            return
+        own = frame_pb2.SessionMove()
+        own.CopyFrom(move)
+        if own.HasField("opening"):
+            own.opening.budget_ns = deadline_ns - self._clock()
+        self._local.append(own)
+
+    def _came(self, session: Session) -> None:
+        self._arrivals.advanced(session)
+
+    def _unread(self, session: Session, session_id: int, error: CatenaryError) -> None:
+        if not self.broken(session_id, error, self._sessions.agent_id):
+            self._sessions.fail(session.spec.session_id, error)
+
+    def _closed(self, session: Session, error: CatenaryError | None, blamed: str) -> None:
+        self._arrivals.closed(session, error, blamed)
+        self._leading.closed(session)
+        self._sending.closed(session)

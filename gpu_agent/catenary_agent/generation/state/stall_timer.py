@@ -1,0 +1,44 @@
+"""How long things may stand still: who was touched longest ago is due first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from catenary_services.domain.ids import Nanoseconds
+
+
+class StallTimer:
+    """When each of some sessions last got on."""
+
+    def __init__(self, stall_timeout_ns: Nanoseconds) -> None:
+        """Gives up whatever does not get on for so long."""
+        self.stall_timeout_ns = stall_timeout_ns
+        self._since: OrderedDict[int, Nanoseconds] = OrderedDict()
+
+    def __contains__(self, session_id: int) -> bool:
+        return session_id in self._since
+
+    def touch(self, session_id: int, now: Nanoseconds) -> None:
+        """It gets on, or begins to be waited for."""
+        self._since[session_id] = now
+        self._since.move_to_end(session_id)
+
+    def drop(self, session_id: int) -> None:
+        """It is not waited for any more, or never was."""
+        self._since.pop(session_id, None)
+
+    def lost(self, now: Nanoseconds) -> Iterator[int]:
+        """Takes out, and yields, those that stood still for too long."""
+        while (wakeup := self.next_wakeup_ns()) is not None and wakeup <= now:
+            yield self._since.popitem(last=False)[0]
+
+    def next_wakeup_ns(self) -> Nanoseconds | None:
+        """Returns when `lost` has something to yield; None if never."""
+        first = next(iter(self._since.values()), None)
+        return None if first is None else first + self.stall_timeout_ns
+
+    def __str__(self) -> str:
+        return f"{self.stall_timeout_ns * 1e-9:g} s"

@@ -1,0 +1,83 @@
+"""What of a session's caches one peer is still to be sent."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from catenary_agent.kv.span import CacheSpan, pieces
+
+
+class CacheSendProgress:
+    """Cuts the cached tokens of a range of blocks into frames for one peer, as they come.
+
+    Attributes:
+        session_id: What the session is called where it goes.
+        peer: Who gets them.
+        first_block: Of the range.
+        last_block: Behind it.
+        introduced: True once the peer was told what the session is.
+        unsettled: Frames that were made and have neither left nor been given up.
+    """
+
+    __slots__ = (
+        "_cut",
+        "_end",
+        "_pieces",
+        "_stopped",
+        "first_block",
+        "introduced",
+        "last_block",
+        "peer",
+        "session_id",
+        "unsettled",
+    )
+
+    def __init__(self, session_id: int, peer: str, first_block: int, last_block: int) -> None:
+        self.session_id = session_id
+        self.peer = peer
+        self.first_block = first_block
+        self.last_block = last_block
+        self.introduced = False
+        self.unsettled = 0
+        self._end = 0
+        self._cut = 0
+        self._stopped = False
+        self._pieces: deque[CacheSpan] = deque()
+
+    def extend(self, tokens: int) -> int:
+        """Tokens `[0, tokens)` are cached now; returns how many of them are new."""
+        added = 0 if self._stopped else max(0, tokens - self._end)
+        self._end += added
+        return added
+
+    @property
+    def has_more(self) -> bool:
+        """True if `take` has something."""
+        return bool(self._pieces) or self._cut < self._end
+
+    @property
+    def has_begun(self) -> bool:
+        """True once `take` has returned something."""
+        return self._cut > 0
+
+    def take(self, row_bytes: int, most_bytes: int) -> CacheSpan:
+        """Returns the next part; see `pieces` for the arguments.
+
+        What was cached while others left is cut as one.
+        """
+        if not self._pieces:
+            span = CacheSpan(self.first_block, self.last_block, self._cut, self._end)
+            self._pieces.extend(pieces(span, row_bytes, most_bytes))
+            self._cut = self._end
+        return self._pieces.popleft()
+
+    def stop(self) -> None:
+        """Nothing more is sent, whatever is cached."""
+        self._stopped = True
+        self._pieces.clear()
+        self._cut = self._end
+
+    @property
+    def is_empty(self) -> bool:
+        """True if everything that was cached so far has left."""
+        return not self.has_more and not self.unsettled
