@@ -73,8 +73,8 @@ def test_rates_outlive_the_scheduler() -> None:
     assert again.links.observe((A, B), MIB, 20 * MS) == 50 * MIB  # the first news counts
 
 
-def transfer_rates(leader: LeaderRuntime) -> Any:
-    return leader.dispatcher.chained._state.transfer_rates
+def migration_budget(leader: LeaderRuntime) -> Any:
+    return leader.dispatcher.chained._state.migration_budget
 
 
 async def test_the_dispatcher_knows_links_and_caches_also_after_a_restart(
@@ -85,15 +85,15 @@ async def test_the_dispatcher_knows_links_and_caches_also_after_a_restart(
         _, agents = await serving(old, crowd, AgentScript(), AgentScript())
         leader = old.leader()
         (chain,) = leader.cluster.active.plan.models[0].chains  # type: ignore[union-attr]
-        assert transfer_rates(leader).rate("agent-0>agent-1") == 10**9  # as they say
+        assert migration_budget(leader).rate("agent-0>agent-1") == 10**9  # as they say
         decoder = leader.deployments.ready[LLM].decoder
         assert decoder is not None
         hop = chain.hops[0]
         there = ChainHop(B, hop.partition, hop.first_block, hop.last_block)
-        cost = transfer_rates(leader).cost([hop], [there], 7)
+        cost = migration_budget(leader).cost([hop], [there], 7)
         assert cost.cache_bytes == 7 * hop.blocks * decoder.cache_bytes_per_token
         await agents[0].send(scheduler_pb2.AgentMessage(caches_sent=sent(B, MIB, 10 * MS)))
-        await until(lambda: transfer_rates(leader).rate("agent-0>agent-1") == 100 * MIB, "measured")
+        await until(lambda: migration_budget(leader).rate("agent-0>agent-1") == 100 * MIB, "measured")
         metrics = Metrics()
         _show(leader, metrics)
         link: dict[str, str] = {"source": A, "target": B}
@@ -105,9 +105,9 @@ async def test_the_dispatcher_knows_links_and_caches_also_after_a_restart(
     async with scheduler(generating(scheduler_id="scheduler-1")) as new:
         await until(lambda: new.leads, "the new scheduler leads")
         await serving(new, crowd, AgentScript(), AgentScript())
-        assert transfer_rates(new.leader()).rate("agent-0>agent-1") == 100 * MIB
+        assert migration_budget(new.leader()).rate("agent-0>agent-1") == 100 * MIB
 
 
 def test_shares_of_links_and_chains_can_be_set() -> None:
     config = SchedulerSettings(move_link_share=0.25, move_slowdown=0.5).dispatching_sessions()
-    assert (config.transfer_rates.link_share, config.transfer_rates.slowdown) == (0.25, 0.5)
+    assert (config.migration_budget.link_share, config.migration_budget.slowdown) == (0.25, 0.5)

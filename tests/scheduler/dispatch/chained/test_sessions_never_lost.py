@@ -553,7 +553,7 @@ class Cluster(RuleBasedStateMachine):
         waiting = {
             t.request
             for model_queue in life.model_queues.values()
-            for t in model_queue.line.sequences()
+            for t in model_queue.waiting.sequences()
         }
         waiting |= set(life.resting)
         running = {t.request for t in life.sequences.values() if t.session is not None}
