@@ -93,7 +93,9 @@ async def test_the_dispatcher_knows_links_and_caches_also_after_a_restart(
         cost = migration_budget(leader).cost([hop], [there], 7)
         assert cost.cache_bytes == 7 * hop.blocks * decoder.cache_bytes_per_token
         await agents[0].send(scheduler_pb2.AgentMessage(caches_sent=sent(B, MIB, 10 * MS)))
-        await until(lambda: migration_budget(leader).rate("agent-0>agent-1") == 100 * MIB, "measured")
+        await until(
+            lambda: migration_budget(leader).rate("agent-0>agent-1") == 100 * MIB, "measured"
+        )
         metrics = Metrics()
         _show(leader, metrics)
         link: dict[str, str] = {"source": A, "target": B}
