@@ -16,18 +16,18 @@ from catenary_agent.engine.engine import BatchEngine, EngineLimits
 from catenary_agent.engine.meter import BatchMeter
 from catenary_agent.engine.reporting import FixedMessage, OutgoingMessage
 from catenary_agent.executors.device import Device
-from catenary_agent.faults import FaultInjector
 from catenary_agent.generation.context import GenerationContext, GenerationLimits
+from catenary_agent.generation.holdings import HoldingsAnswer
 from catenary_agent.generation.loop.engine import GenerationEngine
 from catenary_agent.generation.meter import GenerationMeter
 from catenary_agent.generation.state.partition_batcher import chunk_tokens_for
-from catenary_agent.holdings import HoldingsAnswer
-from catenary_agent.loading import LoadTarget, PartitionLoader
+from catenary_agent.hosting.loading import LoadTarget, PartitionLoader
 from catenary_agent.outbox import Outbox
 from catenary_agent.share import ShareRequest, take_share
-from catenary_agent.steps import RunningStep
-from catenary_agent.termination import EXIT_DEVICE_LOST, EXIT_STUCK, ProcessTermination
-from catenary_agent.watchdog import Watchdog, WatchdogRules
+from catenary_agent.supervision.faults import FaultInjector
+from catenary_agent.supervision.steps import RunningStep
+from catenary_agent.supervision.termination import EXIT_DEVICE_LOST, EXIT_STUCK, ProcessTermination
+from catenary_agent.supervision.watchdog import Watchdog, WatchdogRules
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.domain.groups import chosen_group, metadata_of_group
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds

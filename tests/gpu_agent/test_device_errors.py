@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from catenary_agent.device_errors import (
+from catenary_agent.devices.device_errors import (
     DeviceErrorKind,
     error_kind_of,
     failure,

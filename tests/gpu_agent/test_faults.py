@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from catenary_agent.faults import LOADING, FaultInjector
 from catenary_agent.settings import AgentSettings
-from catenary_agent.steps import RunningSteps, StepKind
+from catenary_agent.supervision.faults import LOADING, FaultInjector
+from catenary_agent.supervision.steps import RunningSteps, StepKind
 
 
 @pytest.fixture

@@ -36,8 +36,8 @@ from catenary_agent.engine.outbound import (
 )
 from catenary_agent.engine.partitions import LoadedPartition, PartitionTable, key_of_hop
 from catenary_agent.engine.reporting import OutgoingMessage, batch_failed, record_spans, stage_done
-from catenary_agent.faults import FaultInjector
-from catenary_agent.steps import RunningSteps
+from catenary_agent.supervision.faults import FaultInjector
+from catenary_agent.supervision.steps import RunningSteps
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.errors import CatenaryError, InternalError
 from catenary_services.log import get_logger

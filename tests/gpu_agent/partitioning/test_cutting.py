@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_agent.partitioning.cutting import (
+from catenary_agent.partitioning.graph import CutGraph, GraphNode
+from catenary_agent.preparing.cutting import (
     SMALLEST_BLOCK_NS,
     CutCandidates,
     best_choice,
     choose_cuts,
 )
-from catenary_agent.partitioning.graph import CutGraph, GraphNode
 
 
 @st.composite
