@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from catenary_agent.engine.arrivals import ArrivedFrame, BatchReceiver
-from catenary_agent.engine.assembly import Assembler
 from catenary_agent.engine.batch import Batch
-from catenary_agent.engine.compute import ComputeThread
+from catenary_agent.engine.computing.compute import ComputeThread
+from catenary_agent.engine.computing.feeder import ComputeJob, Feeder, Job, run_job, unstage
 from catenary_agent.engine.emulated_link import EmulatedLink
-from catenary_agent.engine.feeder import ComputeJob, Feeder, Job, run_job, unstage
-from catenary_agent.engine.memory import HeldBatches
+from catenary_agent.engine.inbound.arrivals import ArrivedFrame, BatchReceiver
+from catenary_agent.engine.inbound.assembly import Assembler
+from catenary_agent.engine.inbound.memory import HeldBatches
 from catenary_agent.engine.meter import BatchMeter
 from catenary_agent.engine.outbound import (
     DeliveryError,

@@ -11,7 +11,7 @@ from catenary_agent.supervision.steps import RunningSteps
 
 if TYPE_CHECKING:
     from catenary_agent.engine.emulated_link import EmulatedLink
-    from catenary_agent.engine.memory import HeldBatches
+    from catenary_agent.engine.inbound.memory import HeldBatches
     from catenary_agent.engine.outbound import LinkHub
     from catenary_agent.engine.reporting import OutgoingMessage
     from catenary_services.telemetry.tracing import Tracer
