@@ -72,7 +72,7 @@ async def _run(
 
     from catenary_scheduler.storage.keys import RedisKeys
     from catenary_scheduler.storage.repair import examine, put_away
-    from catenary_services.redis_client import connect, problem_of
+    from catenary_services.redis.redis_client import connect, problem_of
 
     groups = settings.scheduler_groups
     redis = connect(settings.redis_address(), timeout_s=_TIMEOUT_S)

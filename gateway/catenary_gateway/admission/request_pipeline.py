@@ -29,8 +29,8 @@ from catenary_gateway.inference import (
 )
 from catenary_gateway.observability.request_metrics import OK
 from catenary_services.domain.sampling import SamplingParameters
-from catenary_services.error_tables import error_of_exception
 from catenary_services.errors import CatenaryError, InvalidInput, PayloadTooLarge, Unauthenticated
+from catenary_services.grpc.error_tables import error_of_exception
 from catenary_services.security.keys import SCOPE_INFER, ApiKeys, Principal
 from catenary_services.telemetry.tracing import Tracer
 
