@@ -16,7 +16,7 @@ from catenary_gateway.endpoints.http_calls import PIPELINE, errors_as_json
 from catenary_gateway.endpoints.http_connections import FIRST_REQUEST_S, ConnectionWatcher
 from catenary_gateway.endpoints.repository import Repository
 from catenary_gateway.oip import oip_http
-from catenary_services.transport.tcp_listener import ListenerLimits, TcpListener
+from catenary_services.transport.tcp.tcp_listener import ListenerLimits, TcpListener
 
 _KEEPALIVE_S = 75.0
 _SHUTDOWN_S = 1.0
