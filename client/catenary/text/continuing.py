@@ -12,12 +12,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from catenary.attempts import RetryAttempts
-from catenary.calls import RpcCall
-from catenary.connection import Connection
 from catenary.errors import CatenaryError, ProtocolError, UnavailableError
-from catenary.generation import GeneratedText, ResultBuilder
-from catenary.targets import Targets
+from catenary.rpc.attempts import RetryAttempts
+from catenary.rpc.calls import RpcCall
+from catenary.rpc.connection import Connection
+from catenary.rpc.targets import Targets
+from catenary.text.generation import GeneratedText, ResultBuilder
 
 TextCall = RpcCall[GeneratedText]
 _SEED_BITS = 63
