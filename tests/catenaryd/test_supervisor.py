@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from catenaryd.supervisor import ChildProcess
+from catenaryd.local.supervisor import ChildProcess
 
 
 @pytest.fixture
