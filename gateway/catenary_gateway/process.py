@@ -26,7 +26,7 @@ from catenary_gateway.endpoints.repository import Repository
 from catenary_gateway.endpoints.security import admin_security, endpoint_security
 from catenary_gateway.fairness.fair_limiters import FairLimiters
 from catenary_gateway.generation.plane import GenerationIntervals, SessionPlane
-from catenary_gateway.generation.text_codec import TextCodecs
+from catenary_gateway.generation.text.text_codec import TextCodecs
 from catenary_gateway.groups.schedulers import SchedulerLinks
 from catenary_gateway.http_server import HttpServer
 from catenary_gateway.observability.local_answers import LocalStatus

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from catenary_gateway.data_plane import Outbox
-from catenary_gateway.generation.active_starts import ActiveStarts, StartDeps
 from catenary_gateway.generation.answer import GenerationStream
-from catenary_gateway.generation.limits import SILENCE_NS, AnswerLimits, limits_of
-from catenary_gateway.generation.progress import ProgressReporter
 from catenary_gateway.generation.record import finished_session
 from catenary_gateway.generation.request import GenerationRequest
-from catenary_gateway.generation.session import PendingSession
+from catenary_gateway.generation.sessions.active_starts import ActiveStarts, StartDeps
+from catenary_gateway.generation.sessions.limits import SILENCE_NS, AnswerLimits, limits_of
+from catenary_gateway.generation.sessions.progress import ProgressReporter
+from catenary_gateway.generation.sessions.session import PendingSession
 from catenary_gateway.inference import RequestArrival
 from catenary_gateway.observability.request_metrics import OK, RequestMetrics
 from catenary_gateway.results.deadlines import Deadlines

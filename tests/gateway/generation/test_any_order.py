@@ -18,7 +18,7 @@ from catenary_gateway.generation.request import (
     GenerationOptions,
     GenerationRequest,
 )
-from catenary_gateway.generation.text_codec import TextCodec
+from catenary_gateway.generation.text.text_codec import TextCodec
 from catenary_gateway.inference import RequestArrival
 from catenary_gateway.observability.request_metrics import RequestMetrics
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
