@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from catenary_scheduler.dispatch.events import Scale
 from catenary_scheduler.scaling import ModelScaling, WorkerStatistics
-from catenary_scheduler.scaling.workers_line import SessionLengths
+from catenary_scheduler.scaling.workers.workers_line import SessionLengths
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 
 S = 10**9

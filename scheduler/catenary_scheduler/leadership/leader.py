@@ -17,7 +17,6 @@ from catenary_scheduler.cluster.controller import ClusterController, RetryLimits
 from catenary_scheduler.cluster.drain_marks import DrainMarks
 from catenary_scheduler.dispatch import ChainedDispatcher, CombinedDispatcher, PooledDispatcher
 from catenary_scheduler.dispatch.availability import Availability, Impairment
-from catenary_scheduler.dispatch.booked_times import BookedTimes
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
@@ -31,6 +30,7 @@ from catenary_scheduler.dispatch.events import (
     StageReported,
     Tick,
 )
+from catenary_scheduler.dispatch.pooled.booked_times import BookedTimes
 from catenary_scheduler.feedback.impairment_detector import ImpairmentDetector, ImpairmentRules
 from catenary_scheduler.feedback.session_reports import SessionReports
 from catenary_scheduler.feedback.transfer_rates import TransferRates

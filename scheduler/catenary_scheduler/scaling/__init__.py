@@ -9,18 +9,18 @@ demand      how much text is asked for, and whether chains should be composed an
 replanning  whether the shares of the models have moved far enough from what was planned for
 """
 
-from catenary_scheduler.scaling.autoscaling import ModelScaling
 from catenary_scheduler.scaling.demand import DemandPolicy, SessionDemand, SessionLoad
-from catenary_scheduler.scaling.model_workers import (
+from catenary_scheduler.scaling.rates import ArrivalRates
+from catenary_scheduler.scaling.replanning import LoadReplanning, ReplanPolicy, Shares, objective_at
+from catenary_scheduler.scaling.workers.autoscaling import ModelScaling
+from catenary_scheduler.scaling.workers.model_workers import (
     ModelWorkers,
     agents_wanted,
     last_of_each,
     next_to_go,
 )
-from catenary_scheduler.scaling.rates import ArrivalRates
-from catenary_scheduler.scaling.replanning import LoadReplanning, ReplanPolicy, Shares, objective_at
-from catenary_scheduler.scaling.worker_statistics import ScalingPolicy, WorkerStatistics
-from catenary_scheduler.scaling.workers_line import SessionLengths, WorkersLine
+from catenary_scheduler.scaling.workers.worker_statistics import ScalingPolicy, WorkerStatistics
+from catenary_scheduler.scaling.workers.workers_line import SessionLengths, WorkersLine
 
 __all__ = [
     "ArrivalRates",

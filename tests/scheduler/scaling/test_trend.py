@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from catenary_scheduler.scaling.trend import ArrivalTrend
+from catenary_scheduler.scaling.workers.trend import ArrivalTrend
 from virtual_load import poisson
 
 S = 10**9

@@ -4,7 +4,7 @@ from redis.asyncio import Redis
 
 from catenary_scheduler.book import Book, Reservation, SlotClaims
 from catenary_scheduler.dispatch.events import AgentJoined, PlanActivated, RequestArrived
-from catenary_scheduler.dispatch.pooled import PooledDispatcher
+from catenary_scheduler.dispatch.pooled.dispatcher import PooledDispatcher
 from catenary_scheduler.storage.journal import Journal, JournalChanges
 from catenary_scheduler.storage.keys import RedisKeys
 from catenary_scheduler.storage.lease import Lease

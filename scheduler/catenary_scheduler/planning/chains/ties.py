@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from catenary_scheduler.planning.chains.gca import Range
-from catenary_scheduler.planning.chains.paths import BoundaryPaths
 from catenary_scheduler.planning.chains.problem import ChainTask
+from catenary_scheduler.planning.chains.shortest_paths.paths import BoundaryPaths
 from catenary_scheduler.planning.chains.sizes import TaskSizes
 
 

@@ -19,7 +19,7 @@ from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_scheduler.dispatch.placing.constraints import PaperReadings, examine
 from catenary_scheduler.dispatch.placing.jobs import WorkerLimits
 from catenary_scheduler.dispatch.placing.occupancy import RunningSequence
-from catenary_scheduler.dispatch.placing.rebalancer import UnstartedPlacement
+from catenary_scheduler.dispatch.placing.rebalancing.rebalancer import UnstartedPlacement
 from catenary_scheduler.dispatch.placing.worker import Worker
 from catenary_services.domain.ids import Nanoseconds
 

@@ -27,7 +27,7 @@ from catenary_scheduler.dispatch.chained.tracking import (
 )
 from catenary_scheduler.dispatch.events import CloseSessions, Command, StartSession
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
-from catenary_scheduler.dispatch.placing.rebalancer import Rebalancer
+from catenary_scheduler.dispatch.placing.rebalancing.rebalancer import Rebalancer
 from catenary_scheduler.packing.transfers.migration_budget import MigrationBudget
 from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, RequestId, SessionId
 from catenary_services.domain.plan import ChainHop, Plan

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import ceil, log
 
-from catenary_scheduler.scaling.attainment import OutcomeSums
-from catenary_scheduler.scaling.worker_statistics import ScalingPolicy, WorkerStatistics
-from catenary_scheduler.scaling.workers_line import (
+from catenary_scheduler.scaling.workers.attainment import OutcomeSums
+from catenary_scheduler.scaling.workers.worker_statistics import ScalingPolicy, WorkerStatistics
+from catenary_scheduler.scaling.workers.workers_line import (
     SessionLengths,
     WorkerCapability,
     WorkersLine,

@@ -19,13 +19,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from catenary_scheduler.dispatch.events import Scale
-from catenary_scheduler.scaling.attainment import AnswerLength, OutcomeSums, attained
-from catenary_scheduler.scaling.change_points import ArrivalWatch, LengthWatch
-from catenary_scheduler.scaling.safety import ScalingSafety
-from catenary_scheduler.scaling.sufficient_workers import SufficientWorkers
-from catenary_scheduler.scaling.trend import ArrivalTrend
-from catenary_scheduler.scaling.worker_statistics import ScalingPolicy, WorkerStatistics
-from catenary_scheduler.scaling.workers_line import SessionLengths, WorkersLine, least_rate
+from catenary_scheduler.scaling.workers.attainment import AnswerLength, OutcomeSums, attained
+from catenary_scheduler.scaling.workers.change_points import ArrivalWatch, LengthWatch
+from catenary_scheduler.scaling.workers.safety import ScalingSafety
+from catenary_scheduler.scaling.workers.sufficient_workers import SufficientWorkers
+from catenary_scheduler.scaling.workers.trend import ArrivalTrend
+from catenary_scheduler.scaling.workers.worker_statistics import ScalingPolicy, WorkerStatistics
+from catenary_scheduler.scaling.workers.workers_line import SessionLengths, WorkersLine, least_rate
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, Nanoseconds
 from catenary_services.domain.latency import TokenObjectives
 

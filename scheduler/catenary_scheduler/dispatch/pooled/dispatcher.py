@@ -6,14 +6,6 @@ from collections.abc import Callable, Iterable
 
 from catenary_scheduler.book import Book, PathHop, Reservation, ReservationChange
 from catenary_scheduler.dispatch.availability import Availability
-from catenary_scheduler.dispatch.batching import (
-    DispatchDecision,
-    DropDecision,
-    WaitDecision,
-    decide,
-)
-from catenary_scheduler.dispatch.booked_times import BookedTimes
-from catenary_scheduler.dispatch.config import PooledConfig
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
@@ -30,9 +22,17 @@ from catenary_scheduler.dispatch.events import (
     StageReported,
     Tick,
 )
-from catenary_scheduler.dispatch.lifecycle import PooledLifecycle
-from catenary_scheduler.dispatch.row_queue import RowQueue
-from catenary_scheduler.dispatch.tracking import Batch
+from catenary_scheduler.dispatch.pooled.batching import (
+    DispatchDecision,
+    DropDecision,
+    WaitDecision,
+    decide,
+)
+from catenary_scheduler.dispatch.pooled.booked_times import BookedTimes
+from catenary_scheduler.dispatch.pooled.config import PooledConfig
+from catenary_scheduler.dispatch.pooled.lifecycle import PooledLifecycle
+from catenary_scheduler.dispatch.pooled.row_queue import RowQueue
+from catenary_scheduler.dispatch.pooled.tracking import Batch
 from catenary_services.domain.ids import BatchId, ModelKey, Nanoseconds, RequestId
 
 

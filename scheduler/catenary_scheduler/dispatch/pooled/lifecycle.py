@@ -16,9 +16,9 @@ from catenary_scheduler.dispatch.events import (
     RequestCompleted,
     StageReported,
 )
-from catenary_scheduler.dispatch.ledger import PooledLedger
-from catenary_scheduler.dispatch.row_queue import RowQueue
-from catenary_scheduler.dispatch.tracking import Batch, Request, RowRange
+from catenary_scheduler.dispatch.pooled.ledger import PooledLedger
+from catenary_scheduler.dispatch.pooled.row_queue import RowQueue
+from catenary_scheduler.dispatch.pooled.tracking import Batch, Request, RowRange
 from catenary_services.domain.ids import AgentId, Nanoseconds
 from catenary_services.errors import (
     ComputeFailed,

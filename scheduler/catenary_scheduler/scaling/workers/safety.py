@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from catenary_scheduler.scaling.attainment import OutcomeSums, RecentOutcomes
-from catenary_scheduler.scaling.worker_statistics import ScalingPolicy, WorkerStatistics
+from catenary_scheduler.scaling.workers.attainment import OutcomeSums, RecentOutcomes
+from catenary_scheduler.scaling.workers.worker_statistics import ScalingPolicy, WorkerStatistics
 from catenary_services.domain.ids import Nanoseconds
 
 
