@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 from benchmarks.decoding import MODELS, NAMES
 from benchmarks.figures import Figure, at_least, at_most, table
 from catenary_agent.decoders.base import CacheLayout, StepItem
-from catenary_agent.decoders.choosing import Chooser
-from catenary_agent.decoders.numpy_arrays import numpy_chooser
-from catenary_agent.decoders.sampling import Sampler
-from catenary_agent.decoders.torch_executor import TorchDecoder
+from catenary_agent.decoders.sampling.choosing import Chooser
+from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser
+from catenary_agent.decoders.sampling.sampling import Sampler
+from catenary_agent.decoders.torch.torch_executor import TorchDecoder
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.sampling import SamplingParameters

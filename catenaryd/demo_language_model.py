@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
-from catenary_agent.decoders.importing import ImportOptions, import_decoder
+from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import NotSupported
 from catenary_services.model_repository import ModelRepository

@@ -64,7 +64,7 @@ def import_model(source: Path, model_repository: Path, as_json: bool, **options:
 
     Example: catenaryd import-model Llama-3.1-8B-Instruct --name llama --target gpu
     """
-    from catenary_agent.decoders.importing import ImportOptions, import_decoder
+    from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
 
     def progress(text: str) -> None:
         if sys.stderr.isatty():

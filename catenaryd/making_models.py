@@ -36,7 +36,7 @@ def make_model(folder: Path, like: str, seed: int, dtype: str, layers: int, as_j
 
     Example: catenaryd make-model /tmp/llama --like llama-3-8b --seed 0
     """
-    from catenary_agent.decoders.random_models import RandomModel, write_random_model
+    from catenary_agent.decoders.synthetic.random_models import RandomModel, write_random_model
 
     def progress(text: str) -> None:
         if sys.stderr.isatty():

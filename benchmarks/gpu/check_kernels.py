@@ -45,7 +45,7 @@ _TINY_STEPS = {"mixed": ((1, 7, 1), (33, 4, 0)), "decode": ((1, 1, 1), (33, 4, 5
 
 def flash(here: Context) -> None:
     """Compares every way to attend with float64, for the heads of real models."""
-    from catenary_agent.decoders.torch_attention import Kernel
+    from catenary_agent.decoders.torch.torch_attention import Kernel
 
     kernels = [Kernel.FLASH, Kernel.PADDED] if here.is_cuda else [Kernel.EACH, Kernel.PADDED]
     bound = _FLOAT16_ERROR if here.is_cuda else _FLOAT32_ERROR
@@ -65,8 +65,13 @@ def attention_error(
     """Returns the relative distance (2-norm) of a step's attention from float64."""
     import torch
 
-    from catenary_agent.decoders.torch_attention import LayerCall, StepPlan, StepTensors, attend
-    from catenary_agent.decoders.torch_cache import CacheShape, SlotPool
+    from catenary_agent.decoders.torch.torch_attention import (
+        LayerCall,
+        StepPlan,
+        StepTensors,
+        attend,
+    )
+    from catenary_agent.decoders.torch.torch_cache import CacheShape, SlotPool
 
     counts, cached = step
     device = here.torch_device
@@ -129,8 +134,8 @@ def graphs(here: Context) -> None:
     On a CPU no graph is captured: the same padded steps run eagerly, with attention computed from
     exactly the tensors the kernel would get.
     """
-    from catenary_agent.decoders import torch_attention, torch_graphs
-    from catenary_agent.decoders.torch_attention import Kernel
+    from catenary_agent.decoders.torch import torch_attention, torch_graphs
+    from catenary_agent.decoders.torch.torch_attention import Kernel
 
     buckets = torch_graphs.BUCKETS if here.is_cuda else torch_graphs.BUCKETS[:3]
     with ExitStack() as stack:
@@ -154,8 +159,8 @@ def _replayed(here: Context, executor: Any, sessions: int) -> tuple[int, float]:
     """Returns how many logits of a replayed step differ from an eager one, and how far."""
     import torch
 
-    from catenary_agent.decoders.torch_attention import StepPlan
-    from catenary_agent.decoders.torch_graphs import DecodeGraphs, StaticStep, bucket_of
+    from catenary_agent.decoders.torch.torch_attention import StepPlan
+    from catenary_agent.decoders.torch.torch_graphs import DecodeGraphs, StaticStep, bucket_of
 
     items = decode_items(executor, sessions)
     plan = StepPlan(

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from catenary_agent.decoders.choosing import Chooser
-from catenary_agent.decoders.numpy_arrays import numpy_chooser
-from catenary_agent.decoders.sampling import Sampler
+from catenary_agent.decoders.sampling.choosing import Chooser
+from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser
+from catenary_agent.decoders.sampling.sampling import Sampler
 from catenary_services.domain.sampling import SamplingParameters
 
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from benchmarks.gpu.stage import Context
 from catenary_agent.decoders.base import CacheLayout, StepItem, Want
-from catenary_agent.decoders.importing import block_table
-from catenary_agent.decoders.model_shapes import shape_of, tensors_of
-from catenary_agent.decoders.random_models import RandomModel, write_random_model
-from catenary_agent.decoders.sizes import all_tensors, table_from
+from catenary_agent.decoders.importing.importing import block_table
+from catenary_agent.decoders.model_files.sizes import all_tensors, table_from
+from catenary_agent.decoders.synthetic.model_shapes import shape_of, tensors_of
+from catenary_agent.decoders.synthetic.random_models import RandomModel, write_random_model
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, PartitionKey
 from catenary_services.domain.model import ModelManifest
 from catenary_services.model_repository import ModelRepository
@@ -116,7 +116,7 @@ def decoder(
     here: Context, made: Made, sessions: int, tokens: int, span: tuple[int, int] | None = None
 ) -> Any:
     """Returns a PyTorch executor on the stage's device, of all blocks or of `span`."""
-    from catenary_agent.decoders.torch_executor import TorchDecoder
+    from catenary_agent.decoders.torch.torch_executor import TorchDecoder
 
     repository, key = made
     blocks = repository.decoder_table(key).blocks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from catenary_agent.decoders.torch_attention import LayerCall
+from catenary_agent.decoders.torch.torch_attention import LayerCall
 
 
 def flash_of_the_tensors(

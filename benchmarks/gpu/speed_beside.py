@@ -12,8 +12,8 @@ from benchmarks.gpu.choosing import next_tokens, sampler
 from benchmarks.gpu.speed_steps import large
 from benchmarks.gpu.stage import Context
 from benchmarks.gpu.vision_model import image_part
-from catenary_agent.decoders.numpy_arrays import numpy_chooser
-from catenary_agent.decoders.torch_arrays import torch_chooser
+from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser
+from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
 
 
 def sampling(here: Context) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from catenary_agent.decoders.checkpoint import Checkpoint
-from catenary_agent.decoders.weights import INDEX_FILE, WEIGHTS_FILE
+from catenary_agent.decoders.model_files.checkpoint import Checkpoint
+from catenary_agent.decoders.model_files.weights import INDEX_FILE, WEIGHTS_FILE
 from catenary_services.bounded_files import LARGEST_YAML_BYTES, read_bounded
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import InvalidInput

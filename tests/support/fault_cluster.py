@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import catenary
-from catenary_agent.decoders.importing import ImportOptions, import_decoder
+from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
 from catenary_services.domain.ids import ModelKey
 from catenary_services.embedded_redis import EmbeddedRedis
 from catenary_services.model_repository import ModelRepository

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem
-from catenary_agent.decoders.numpy_arrays import numpy_chooser
+from catenary_agent.decoders.cache.slot_book import SlotBook
 from catenary_agent.decoders.row_results import row_results
-from catenary_agent.decoders.slot_book import SlotBook
+from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser
 from catenary_agent.generation.loop.engine import GenerationEngine
 from catenary_agent.generation.loop.table import LoadedDecoder
 from catenary_agent.generation.meter import GenerationMeter

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from catenary_agent.decoders.sampling import NOT_FINITE, NOTHING_ALLOWED, Sampler
+from catenary_agent.decoders.sampling.sampling import NOT_FINITE, NOTHING_ALLOWED, Sampler
 from catenary_services.domain.sampling import SamplingParameters
 
 ENDS = (2, 11)

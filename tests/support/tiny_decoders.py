@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from catenary_agent.decoders.sizes import all_tensors, table_from
+from catenary_agent.decoders.model_files.sizes import all_tensors, table_from
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import ModelManifest

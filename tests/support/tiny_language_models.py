@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from catenary_agent.decoders import building, importing
+from catenary_agent.decoders.importing import building, importing
 from catenary_services.domain.ids import ModelKey
 from catenary_services.model_repository import ModelRepository
 from jail_here import run_here

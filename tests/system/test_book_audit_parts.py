@@ -20,7 +20,7 @@ import grpc.aio
 import pytest
 
 import figures
-from catenary_agent.decoders.importing import ImportOptions, import_decoder
+from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
 from catenary_agent.generation.state.events import MoveSaid
 from catenary_agent.process import AgentProcess
 from catenary_agent.settings import AgentSettings

@@ -17,7 +17,7 @@ import grpc.aio
 import pytest
 
 from catenary_agent.decoders.base import CacheLayout
-from catenary_agent.decoders.importing import ImportOptions, import_decoder
+from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
 from catenary_agent.decoders.loading import DecoderChoice, load_decoder, runtime_of
 from catenary_agent.executors.device import Device
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc, generation_pb2

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import catenary
-from catenary_agent.decoders.importing import ImportOptions, import_decoder
+from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from catenary_services.domain.ids import ModelKey
 from catenary_services.model_repository import ModelRepository

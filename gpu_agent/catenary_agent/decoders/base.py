@@ -25,7 +25,7 @@ from catenary_services.domain.ids import Nanoseconds, PartitionKey
 from catenary_services.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from catenary_agent.decoders.sampling import Sampler
+    from catenary_agent.decoders.sampling.sampling import Sampler
 
 Want = Literal["hidden", "token", "logits", "nothing"]
 

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem
-from catenary_agent.decoders.slot_book import SlotBook
+from catenary_agent.decoders.cache.slot_book import SlotBook
 from catenary_agent.executors.device import Device
 from catenary_agent.kv.arrays import CacheArray
 from catenary_agent.kv.span import CacheSpan

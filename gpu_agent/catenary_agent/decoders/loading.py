@@ -40,7 +40,7 @@ def runtime_of(device: Device, choice: DecoderChoice = DecoderChoice()) -> Runti
         return Runtime(f"torch-{choice.numbers}")
     if device.kind == "emulated":
         return Runtime.TORCH_FLOAT16
-    from catenary_agent.decoders import torch_weights as weights
+    from catenary_agent.decoders.torch import torch_weights as weights
 
     return weights.runtime_of(weights.compute_dtype(weights.torch_device(device)))
 
@@ -84,9 +84,9 @@ def load_decoder(  # noqa: PLR0913, PLR0917  (two of them are settings of the ag
     if device.kind == "cuda" and library == "onnx":
         raise NotSupported("decoders run on CUDA with PyTorch, not with ONNX Runtime")
     if device.kind == "cuda" or library == "torch":
-        from catenary_agent.decoders.torch_executor import TorchDecoder
+        from catenary_agent.decoders.torch.torch_executor import TorchDecoder
 
         return TorchDecoder(repository, key, device, layout, threads, numbers)
-    from catenary_agent.decoders.onnx_executor import OnnxDecoder
+    from catenary_agent.decoders.onnx.onnx_executor import OnnxDecoder
 
     return OnnxDecoder(repository, key, layout, threads)

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from catenary_agent.decoders.base import StepItem
-from catenary_agent.decoders.choosing import Asked, Chooser
-from catenary_agent.decoders.sampling import NOT_CHOSEN
+from catenary_agent.decoders.sampling.choosing import Asked, Chooser
+from catenary_agent.decoders.sampling.sampling import NOT_CHOSEN
 from catenary_agent.device_errors import Trouble, trouble_of
 from catenary_services.log import get_logger
 

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from catenary_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem, Want
-from catenary_agent.decoders.sampling import Sampler
+from catenary_agent.decoders.sampling.sampling import Sampler
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.model_repository import ModelRepository
@@ -45,7 +45,7 @@ def time_blocks(repository: ModelRepository, key: ModelKey) -> tuple[int, ...]:
 
     All blocks are alike; the last has the head, by its share of the weights.
     """
-    from catenary_agent.decoders.onnx_executor import OnnxDecoder
+    from catenary_agent.decoders.onnx.onnx_executor import OnnxDecoder
 
     table = repository.decoder_table(key)
     partition = PartitionKey(key, 0, table.blocks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from catenary_agent.decoders.sampling import Sampler
+from catenary_agent.decoders.sampling.sampling import Sampler
 from catenary_agent.engine.intake import not_loaded
 from catenary_agent.generation.cache.cache_pushing import outlets_of
 from catenary_agent.generation.state.incidents import incident

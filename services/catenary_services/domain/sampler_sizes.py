@@ -2,8 +2,8 @@
 
 Sizes of weights and steps belong to a model and lie in its `decoder.json`; these belong to the
 program, which computes them for every file, however old.
-`gpu_agent/catenary_agent/decoders/choosing.py` keeps to the numbers here, and tests compare them
-with what NumPy and PyTorch allocate.
+`gpu_agent/catenary_agent/decoders/sampling/choosing.py` keeps to the numbers here, and tests
+compare them with what NumPy and PyTorch allocate.
 """
 
 from __future__ import annotations

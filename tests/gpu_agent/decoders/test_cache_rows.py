@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catenary_agent.decoders.cache_rows import CacheRows, cover
+from catenary_agent.decoders.cache.cache_rows import CacheRows, cover
 
 ENTRIES = (0, 3, 4, 7)
 BLOCKS = 9

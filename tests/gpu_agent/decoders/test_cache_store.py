@@ -7,8 +7,8 @@ import os
 import numpy as np
 
 from benchmarks.cache_growth import cache_memory_bytes
-from catenary_agent.decoders.cache_rows import Move
-from catenary_agent.decoders.cache_store import CacheShape, CacheStore
+from catenary_agent.decoders.cache.cache_rows import Move
+from catenary_agent.decoders.cache.cache_store import CacheShape, CacheStore
 from catenary_agent.kv.span import CacheSpan
 
 HEADS, HEAD_SIZE, TOKENS, BLOCKS = 3, 64, 512, 4

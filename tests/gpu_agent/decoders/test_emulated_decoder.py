@@ -11,7 +11,7 @@ import pytest
 
 from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem, set_layout
 from catenary_agent.decoders.emulated import EmulatedDecoder, token_at
-from catenary_agent.decoders.importing import block_table
+from catenary_agent.decoders.importing.importing import block_table
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.executors.device import Device
 from catenary_services.domain.decoder import DecoderTable

@@ -14,8 +14,8 @@ pytest.importorskip("transformers")
 import torch
 
 from catenary_agent.decoders.base import CacheLayout, StepItem
-from catenary_agent.decoders.families import FAMILIES, GRAPH_FAMILIES, why_not
-from catenary_agent.decoders.torch_executor import TorchDecoder
+from catenary_agent.decoders.model_files.families import FAMILIES, GRAPH_FAMILIES, why_not
+from catenary_agent.decoders.torch.torch_executor import TorchDecoder
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.errors import NotSupported

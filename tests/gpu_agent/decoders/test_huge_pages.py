@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catenary_agent.decoders.huge_pages import added, in_huge_pages
+from catenary_agent.decoders.onnx.huge_pages import added, in_huge_pages
 
 Range = tuple[int, int]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from catenary_agent.decoders import importing
 from catenary_agent.decoders.base import CacheLayout
-from catenary_agent.decoders.importing import ImportOptions, import_decoder
+from catenary_agent.decoders.importing import importing
+from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
 from catenary_agent.decoders.loading import load_decoder
-from catenary_agent.decoders.random_models import RandomModel, write_random_model
+from catenary_agent.decoders.synthetic.random_models import RandomModel, write_random_model
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import ContentMismatch, InvalidInput, NotSupported

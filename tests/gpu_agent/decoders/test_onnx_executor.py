@@ -15,7 +15,7 @@ import pytest
 
 from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem, set_layout
 from catenary_agent.decoders.loading import load_decoder
-from catenary_agent.decoders.onnx_executor import OnnxDecoder
+from catenary_agent.decoders.onnx.onnx_executor import OnnxDecoder
 from catenary_agent.executors.device import Device
 from catenary_agent.generation.loop.measuring import measure_between_steps
 from catenary_services.domain.ids import ModelKey, PartitionKey

@@ -15,13 +15,19 @@ pytest.importorskip("transformers")
 import torch
 
 from allocations import torch_peak_bytes
-from catenary_agent.decoders import torch_quantised
 from catenary_agent.decoders.base import CacheLayout, StepItem
-from catenary_agent.decoders.gguf_weights import write_weights
-from catenary_agent.decoders.importing import ImportOptions, import_decoder
-from catenary_agent.decoders.quantisation import stored_as
-from catenary_agent.decoders.torch_executor import TorchDecoder
-from catenary_agent.decoders.torch_quantised import EightBit, FourBit, numbers_of, packed, quantised
+from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
+from catenary_agent.decoders.model_files.gguf_weights import write_weights
+from catenary_agent.decoders.model_files.quantisation import stored_as
+from catenary_agent.decoders.torch import torch_quantised
+from catenary_agent.decoders.torch.torch_executor import TorchDecoder
+from catenary_agent.decoders.torch.torch_quantised import (
+    EightBit,
+    FourBit,
+    numbers_of,
+    packed,
+    quantised,
+)
 from catenary_agent.executors.device import Device
 from catenary_services.domain.decoder import Form, LargestStep
 from catenary_services.domain.ids import ModelKey, PartitionKey

@@ -11,10 +11,10 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from catenary_agent.decoders.checkpoint import Checkpoint
-from catenary_agent.decoders.model_shapes import SHAPES, shape_of, tensors_of
-from catenary_agent.decoders.random_models import RandomModel, write_random_model
-from catenary_agent.decoders.random_weights import random_pieces, random_values
+from catenary_agent.decoders.model_files.checkpoint import Checkpoint
+from catenary_agent.decoders.synthetic.model_shapes import SHAPES, shape_of, tensors_of
+from catenary_agent.decoders.synthetic.random_models import RandomModel, write_random_model
+from catenary_agent.decoders.synthetic.random_weights import random_pieces, random_values
 from catenary_services.errors import InvalidInput
 
 PARAMETERS = {

@@ -14,11 +14,11 @@ pytest.importorskip("transformers")
 import torch
 
 from catenary_agent.decoders.base import CacheLayout, StepItem
-from catenary_agent.decoders.sizes import GATHERED_BYTES
-from catenary_agent.decoders.torch_attention import Kernel
-from catenary_agent.decoders.torch_executor import TorchDecoder
-from catenary_agent.decoders.torch_weights import Numbers, load_blocks
-from catenary_agent.decoders.torch_wide import Operand, joined, narrowed, product, rounded
+from catenary_agent.decoders.model_files.sizes import GATHERED_BYTES
+from catenary_agent.decoders.torch.torch_attention import Kernel
+from catenary_agent.decoders.torch.torch_executor import TorchDecoder
+from catenary_agent.decoders.torch.torch_weights import Numbers, load_blocks
+from catenary_agent.decoders.torch.torch_wide import Operand, joined, narrowed, product, rounded
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import NotSupported
@@ -209,7 +209,7 @@ def test_caches_are_gathered_in_groups_that_fit_and_long_ones_by_themselves(
     tokens = np.random.default_rng(2).integers(3, VOCABULARY, 90)
     row_bytes = 2 * 2 * 16 * 2  # keys and values of two heads of 16 numbers
     for limit in (GATHERED_BYTES, 40 * row_bytes):
-        monkeypatch.setattr("catenary_agent.decoders.torch_attention.GATHERED_BYTES", limit)
+        monkeypatch.setattr("catenary_agent.decoders.torch.torch_attention.GATHERED_BYTES", limit)
         executor = opened(model, "float16")
         executor._kernel = Kernel.PADDED
         lengths = {1: 7, 2: 80, 3: 12, 4: 9, 5: 25}

@@ -24,13 +24,13 @@ import torch
 
 from allocations import malloc_bytes, torch_peak_bytes
 from catenary_agent.decoders.base import CacheLayout, StepItem
-from catenary_agent.decoders.choosing import Asked
 from catenary_agent.decoders.loading import load_decoder
-from catenary_agent.decoders.numpy_arrays import numpy_chooser
 from catenary_agent.decoders.row_results import row_results
-from catenary_agent.decoders.sampling import Sampler
-from catenary_agent.decoders.torch_arrays import torch_chooser
-from catenary_agent.decoders.torch_executor import TorchDecoder
+from catenary_agent.decoders.sampling.choosing import Asked
+from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser
+from catenary_agent.decoders.sampling.sampling import Sampler
+from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
+from catenary_agent.decoders.torch.torch_executor import TorchDecoder
 from catenary_agent.executors.device import Device
 from catenary_services.domain.decoder import LargestStep
 from catenary_services.domain.ids import PartitionKey

@@ -9,16 +9,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from catenary_agent.decoders.choosing import Chooser
-from catenary_agent.decoders.gumbel import (
+from catenary_agent.decoders.sampling.choosing import Chooser
+from catenary_agent.decoders.sampling.gumbel import (
     counters,
     exact_noise,
     random_bits,
     random_bits_of,
     stream_of,
 )
-from catenary_agent.decoders.numpy_arrays import numpy_chooser
-from catenary_agent.decoders.sampling import NOT_FINITE, NOTHING_ALLOWED, Sampler
+from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser
+from catenary_agent.decoders.sampling.sampling import NOT_FINITE, NOTHING_ALLOWED, Sampler
 from catenary_services.domain.sampling import SamplingParameters
 from sampling_cases import chosen_one_by_one, noise, random_logits, random_sampler
 
@@ -32,7 +32,7 @@ def in_numpy(logits: np.ndarray, samplers: list[Sampler]) -> list[int]:
 
 def in_torch(logits: np.ndarray, samplers: list[Sampler]) -> list[int]:
     torch = pytest.importorskip("torch")
-    from catenary_agent.decoders.torch_arrays import torch_chooser
+    from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
 
     torch.set_num_threads(1)  # two on cores that others use are slower than one
     chooser = torch_chooser(torch.device("cpu"), logits.shape[1])
@@ -226,7 +226,7 @@ def go_on(choose: Choose, steps: np.ndarray, sampler: Sampler) -> list[int]:
 
 def test_counts_kept_on_a_device_follow_their_sessions() -> None:
     torch = pytest.importorskip("torch")
-    from catenary_agent.decoders.torch_arrays import torch_chooser
+    from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
 
     chooser = torch_chooser(torch.device("cpu"), 200)
     rng = np.random.default_rng(34)
@@ -263,7 +263,7 @@ def test_counts_kept_on_a_device_follow_their_sessions() -> None:
 
 def test_counts_that_could_not_be_made_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    from catenary_agent.decoders.torch_arrays import torch_chooser
+    from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
 
     def fails(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")

@@ -31,9 +31,9 @@ from benchmarks.cache_growth import cache_memory_bytes
 from catenary_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem, set_layout
 from catenary_agent.decoders.emulated import EmulatedDecoder
 from catenary_agent.decoders.loading import DecoderChoice, load_decoder, runtime_of
-from catenary_agent.decoders.sizes import GraphBytes, all_tensors, table_from
-from catenary_agent.decoders.torch_attention import Kernel
-from catenary_agent.decoders.torch_executor import TorchDecoder
+from catenary_agent.decoders.model_files.sizes import GraphBytes, all_tensors, table_from
+from catenary_agent.decoders.torch.torch_attention import Kernel
+from catenary_agent.decoders.torch.torch_executor import TorchDecoder
 from catenary_agent.executors.device import Device
 from catenary_services.domain.decoder import Form, HeldSizes, LargestStep, Runtime
 from catenary_services.domain.ids import ModelKey, PartitionKey
@@ -241,7 +241,7 @@ def scale_bytes(folder: Path, first: int, last: int) -> int:
 def test_onnx_runtime_reads_the_weights_of_the_table_to_the_byte(
     measured: Callable[[str], tuple[ModelRepository, ModelKey]], precision: str
 ) -> None:
-    from catenary_agent.decoders.onnx_graph import cut_blocks, cut_head
+    from catenary_agent.decoders.model_files.onnx_graph import cut_blocks, cut_head
 
     model = measured(precision)
     folder = model[0].folder(model[1]) / f"onnx-{precision}"

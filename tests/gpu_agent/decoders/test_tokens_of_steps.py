@@ -15,9 +15,9 @@ import torch
 
 from catenary_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem
 from catenary_agent.decoders.loading import load_decoder
-from catenary_agent.decoders.numpy_arrays import numpy_chooser
-from catenary_agent.decoders.sampling import NOT_CHOSEN, NOT_FINITE, Sampler
-from catenary_agent.decoders.torch_executor import TorchDecoder
+from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser
+from catenary_agent.decoders.sampling.sampling import NOT_CHOSEN, NOT_FINITE, Sampler
+from catenary_agent.decoders.torch.torch_executor import TorchDecoder
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.sampling import SamplingParameters

@@ -12,19 +12,19 @@ pytest.importorskip("transformers")
 
 import torch
 
-from catenary_agent.decoders import torch_attention
 from catenary_agent.decoders.base import CacheLayout, StepItem
-from catenary_agent.decoders.torch_attention import (
+from catenary_agent.decoders.torch import torch_attention
+from catenary_agent.decoders.torch.torch_attention import (
     Kernel,
     LayerCall,
     StepPlan,
     StepTensors,
     attend,
 )
-from catenary_agent.decoders.torch_cache import CacheShape, SlotPool
-from catenary_agent.decoders.torch_executor import TorchDecoder
-from catenary_agent.decoders.torch_flash import difference, why_not_flash
-from catenary_agent.decoders.torch_graphs import StaticStep, bucket_of, graphable
+from catenary_agent.decoders.torch.torch_cache import CacheShape, SlotPool
+from catenary_agent.decoders.torch.torch_executor import TorchDecoder
+from catenary_agent.decoders.torch.torch_flash import difference, why_not_flash
+from catenary_agent.decoders.torch.torch_graphs import StaticStep, bucket_of, graphable
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import PartitionKey
 from tiny_decoders import (

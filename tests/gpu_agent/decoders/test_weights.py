@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from catenary_agent.decoders.checkpoint import Checkpoint
-from catenary_agent.decoders.weights import is_own_file, stored_tensors
+from catenary_agent.decoders.model_files.checkpoint import Checkpoint
+from catenary_agent.decoders.model_files.weights import is_own_file, stored_tensors
 from catenary_services.errors import InvalidInput
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from catenary_agent.decoders.base import CacheLayout
-from catenary_agent.decoders.slot_book import SlotBook
+from catenary_agent.decoders.cache.slot_book import SlotBook
 from catenary_agent.generation.loop.loading import DecoderLoader
 from catenary_agent.generation.loop.table import cache_bytes
 from catenary_agent.generation.state.lane import Lane

@@ -172,7 +172,7 @@ def test_arrays_that_do_not_fit_are_refused_and_change_nothing(whole):
 def test_a_pool_in_bfloat16_gives_its_bits_and_takes_either_type():
     import torch
 
-    from catenary_agent.decoders.torch_cache import CacheShape, SlotPool
+    from catenary_agent.decoders.torch.torch_cache import CacheShape, SlotPool
 
     shape = CacheShape(2, 8, torch.bfloat16, torch.device("cpu"))
     source, target = SlotPool(12, 16, 4, shape), SlotPool(9, 20, 4, shape)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from catenary_agent.decoders.importing import ImportOptions, import_decoder
+from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.domain.ids import ModelKey
 from catenary_services.model_repository import ModelRepository

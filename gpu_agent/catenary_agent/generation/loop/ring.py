@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from catenary_agent.decoders.base import StepItem, Want
-from catenary_agent.decoders.sampling import NO_TOKEN
+from catenary_agent.decoders.sampling.sampling import NO_TOKEN
 from catenary_agent.device_errors import failure
 from catenary_agent.generation import admission
 from catenary_agent.generation.cache.cache_budget import affordable

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 
 from catenary_agent.decoders.base import CacheLayout, StepItem
+from catenary_agent.decoders.cache.slot_book import SlotBook
 from catenary_agent.decoders.row_results import row_results
-from catenary_agent.decoders.slot_book import SlotBook
-from catenary_agent.decoders.torch_arrays import torch_chooser
-from catenary_agent.decoders.torch_attention import Kernel, StepPlan, StepTensors
-from catenary_agent.decoders.torch_cache import CacheShape, SessionCache, SlotPool
-from catenary_agent.decoders.torch_flash import why_not_flash
-from catenary_agent.decoders.torch_graphs import DecodeGraphs, graphable
-from catenary_agent.decoders.torch_model import BlockModel
-from catenary_agent.decoders.torch_weights import (
+from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
+from catenary_agent.decoders.torch.torch_attention import Kernel, StepPlan, StepTensors
+from catenary_agent.decoders.torch.torch_cache import CacheShape, SessionCache, SlotPool
+from catenary_agent.decoders.torch.torch_flash import why_not_flash
+from catenary_agent.decoders.torch.torch_graphs import DecodeGraphs, graphable
+from catenary_agent.decoders.torch.torch_model import BlockModel
+from catenary_agent.decoders.torch.torch_weights import (
     Numbers,
     cache_dtype,
     compute_dtype,

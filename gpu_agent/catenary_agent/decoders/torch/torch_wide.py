@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from catenary_agent.decoders.sizes import TILE_BYTES
+from catenary_agent.decoders.model_files.sizes import TILE_BYTES
 
 _LARGEST = 32768.0
 """Rows with larger numbers are scaled down to it before they become float16."""

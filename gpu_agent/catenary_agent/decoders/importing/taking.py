@@ -12,7 +12,7 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
-from catenary_agent.decoders.weights import is_own_file
+from catenary_agent.decoders.model_files.weights import is_own_file
 from catenary_services.errors import InvalidInput
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\.safetensors")

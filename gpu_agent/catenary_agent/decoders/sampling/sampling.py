@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from catenary_agent.decoders.gumbel import stream_of
+from catenary_agent.decoders.sampling.gumbel import stream_of
 from catenary_services.domain.sampler_sizes import SAID_TOKENS
 from catenary_services.domain.sampling import SamplingParameters
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from catenary_agent.decoders.torch_attention import Kernel, StepPlan, StepTensors
-from catenary_agent.decoders.torch_cache import SlotPool
-from catenary_agent.decoders.torch_model import BlockModel
+from catenary_agent.decoders.torch.torch_attention import Kernel, StepPlan, StepTensors
+from catenary_agent.decoders.torch.torch_cache import SlotPool
+from catenary_agent.decoders.torch.torch_model import BlockModel
 from catenary_services.log import get_logger
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from catenary_agent.decoders.choosing import Asked, Chooser, Few, most_few
+from catenary_agent.decoders.sampling.choosing import Asked, Chooser, Few, most_few
 from catenary_services.domain.sampler_sizes import CPU_BLOCK_NUMBERS
 
 _NEAR = np.float32(10)

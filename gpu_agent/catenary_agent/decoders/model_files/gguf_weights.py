@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from catenary_agent.decoders.quantisation import GROUP
-from catenary_agent.decoders.weights import WEIGHTS_FILE, header_bytes
+from catenary_agent.decoders.model_files.quantisation import GROUP
+from catenary_agent.decoders.model_files.weights import WEIGHTS_FILE, header_bytes
 from catenary_services.errors import InvalidInput
 
 _ARCHITECTURES = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}

@@ -22,13 +22,23 @@ from typing import Any
 
 import msgspec
 
-from catenary_agent.decoders.checkpoint import Checkpoint, write_alone
-from catenary_agent.decoders.embedding import EMBEDDING
-from catenary_agent.decoders.families import FAMILIES, GRAPH_FAMILIES, why_not
-from catenary_agent.decoders.gguf_weights import write_weights
-from catenary_agent.decoders.quantisation import GROUP, Layout, stored_as, why_not_precision
-from catenary_agent.decoders.sizes import GraphBytes, end_token_ids, graph_bytes, table_from
-from catenary_agent.decoders.weights import WEIGHTS_FILE, is_own_file
+from catenary_agent.decoders.model_files.checkpoint import Checkpoint, write_alone
+from catenary_agent.decoders.model_files.embedding import EMBEDDING
+from catenary_agent.decoders.model_files.families import FAMILIES, GRAPH_FAMILIES, why_not
+from catenary_agent.decoders.model_files.gguf_weights import write_weights
+from catenary_agent.decoders.model_files.quantisation import (
+    GROUP,
+    Layout,
+    stored_as,
+    why_not_precision,
+)
+from catenary_agent.decoders.model_files.sizes import (
+    GraphBytes,
+    end_token_ids,
+    graph_bytes,
+    table_from,
+)
+from catenary_agent.decoders.model_files.weights import WEIGHTS_FILE, is_own_file
 from catenary_services.bounded_files import LARGEST_CONFIG_BYTES, read_bounded
 from catenary_services.domain.decoder import DecoderTable, Form
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey
@@ -164,7 +174,7 @@ def graph_and_times_in_jail(job: bytes, room: Room) -> bytes:
 
 def _check_tensors(folder: Path, checkpoint: Checkpoint) -> None:
     # Imported late: agents on a CPU alone need no PyTorch, and a jail that imports it takes longer.
-    from catenary_agent.decoders.torch_weights import check_tensors
+    from catenary_agent.decoders.torch.torch_weights import check_tensors
 
     check_tensors(folder, checkpoint.shapes())
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from catenary_agent.decoders.embedding import EMBEDDING
-from catenary_agent.decoders.quantisation import (
+from catenary_agent.decoders.model_files.embedding import EMBEDDING
+from catenary_agent.decoders.model_files.quantisation import (
     CODES,
     QUANTISED_PARTS,
     Stored,
@@ -24,7 +24,7 @@ from catenary_agent.decoders.quantisation import (
     stored_as,
     unpacking_bytes,
 )
-from catenary_agent.decoders.weights import StoredTensor, stored_tensors
+from catenary_agent.decoders.model_files.weights import StoredTensor, stored_tensors
 from catenary_services.domain.decoder import DecoderTable, Form, HeldSizes, StepSizes
 from catenary_services.errors import InvalidInput
 
@@ -216,7 +216,7 @@ def read_table(folder: Path, precision: str, model_hash: str) -> DecoderTable:
 def graph_bytes(folder: Path) -> GraphBytes:
     """Returns what the graph in a folder stores."""
     # Everything that imports models comes by here, also where no ONNX library is installed.
-    from catenary_agent.decoders.onnx_graph import angle_bytes, part_bytes
+    from catenary_agent.decoders.model_files.onnx_graph import angle_bytes, part_bytes
 
     blocks, head = part_bytes(folder)
     return GraphBytes(tuple(blocks), head, angle_bytes(folder))

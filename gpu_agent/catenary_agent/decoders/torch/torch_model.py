@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from catenary_agent.decoders.torch_attention import LayerCall, StepTensors
-from catenary_agent.decoders.torch_weights import DecoderBlocks
+from catenary_agent.decoders.torch.torch_attention import LayerCall, StepTensors
+from catenary_agent.decoders.torch.torch_weights import DecoderBlocks
 
 
 class BlockModel:

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from catenary_agent.decoders.cache_store import CacheStore
-from catenary_agent.decoders.huge_pages import in_huge_pages
-from catenary_agent.decoders.onnx_graph import (
+from catenary_agent.decoders.cache.cache_store import CacheStore
+from catenary_agent.decoders.model_files.onnx_graph import (
     GRAPH_FILE,
     HIDDEN_IN,
     HIDDEN_OUT,
@@ -20,6 +19,7 @@ from catenary_agent.decoders.onnx_graph import (
     cut_blocks,
     cut_head,
 )
+from catenary_agent.decoders.onnx.huge_pages import in_huge_pages
 from catenary_services.content.reading import Reading
 from catenary_services.errors import InternalError
 

@@ -14,19 +14,24 @@ from typing import Any
 
 import torch
 
-from catenary_agent.decoders.checkpoint import places_in
-from catenary_agent.decoders.embedding import EMBEDDING
-from catenary_agent.decoders.families import embedding_scale, logit_scale, why_not
-from catenary_agent.decoders.quantisation import (
+from catenary_agent.decoders.model_files.checkpoint import places_in
+from catenary_agent.decoders.model_files.embedding import EMBEDDING
+from catenary_agent.decoders.model_files.families import embedding_scale, logit_scale, why_not
+from catenary_agent.decoders.model_files.quantisation import (
     CODES,
     Stored,
     is_quantised,
     stored_as,
     why_not_precision,
 )
-from catenary_agent.decoders.torch_attention import ATTENTION, attend
-from catenary_agent.decoders.torch_quantised import Quantised, from_files, quantised, step_dtype
-from catenary_agent.decoders.torch_wide import Entering, widened
+from catenary_agent.decoders.torch.torch_attention import ATTENTION, attend
+from catenary_agent.decoders.torch.torch_quantised import (
+    Quantised,
+    from_files,
+    quantised,
+    step_dtype,
+)
+from catenary_agent.decoders.torch.torch_wide import Entering, widened
 from catenary_agent.executors.device import Device
 from catenary_services.content.reading import Reading
 from catenary_services.domain.decoder import Runtime

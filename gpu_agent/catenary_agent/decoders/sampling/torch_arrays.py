@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from catenary_agent.decoders.choosing import Asked, Chooser, Few, most_few
+from catenary_agent.decoders.sampling.choosing import Asked, Chooser, Few, most_few
 from catenary_services.domain.sampler_sizes import (
     COUNTED_SESSIONS,
     CPU_BLOCK_NUMBERS,

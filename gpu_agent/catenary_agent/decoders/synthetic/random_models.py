@@ -13,9 +13,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from catenary_agent.decoders.model_shapes import RandomTensor, shape_of, tensors_of
-from catenary_agent.decoders.random_weights import ITEM_BYTES, constant_bytes, random_pieces
-from catenary_agent.decoders.weights import INDEX_FILE, WEIGHTS_FILE, header_bytes
+from catenary_agent.decoders.model_files.weights import INDEX_FILE, WEIGHTS_FILE, header_bytes
+from catenary_agent.decoders.synthetic.model_shapes import RandomTensor, shape_of, tensors_of
+from catenary_agent.decoders.synthetic.random_weights import (
+    ITEM_BYTES,
+    constant_bytes,
+    random_pieces,
+)
 from catenary_services.errors import InvalidInput
 
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}

@@ -17,16 +17,16 @@ from itertools import pairwise
 import numpy as np
 
 from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem
-from catenary_agent.decoders.building import ensure_graph
-from catenary_agent.decoders.cache_rows import CacheRows, cover
-from catenary_agent.decoders.cache_store import CacheShape, CacheStore
-from catenary_agent.decoders.checkpoint import places_in
-from catenary_agent.decoders.embedding import EMBEDDING, Embedding
-from catenary_agent.decoders.numpy_arrays import numpy_chooser
-from catenary_agent.decoders.onnx_segment import DecodeBuffers, Head, Segment
+from catenary_agent.decoders.cache.cache_rows import CacheRows, cover
+from catenary_agent.decoders.cache.cache_store import CacheShape, CacheStore
+from catenary_agent.decoders.cache.slot_book import SlotBook
+from catenary_agent.decoders.importing.building import ensure_graph
+from catenary_agent.decoders.model_files.checkpoint import places_in
+from catenary_agent.decoders.model_files.embedding import EMBEDDING, Embedding
+from catenary_agent.decoders.model_files.sizes import graph_bytes
+from catenary_agent.decoders.onnx.onnx_segment import DecodeBuffers, Head, Segment
 from catenary_agent.decoders.row_results import row_results
-from catenary_agent.decoders.sizes import graph_bytes
-from catenary_agent.decoders.slot_book import SlotBook
+from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser
 from catenary_agent.kv.arrays import CacheArray, to_float32
 from catenary_agent.kv.span import CacheSpan
 from catenary_services.content.reading import Reading

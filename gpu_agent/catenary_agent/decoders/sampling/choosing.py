@@ -18,14 +18,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from catenary_agent.decoders.gumbel import (
+from catenary_agent.decoders.sampling.gumbel import (
     counters,
     exact_noise,
     random_bits,
     random_bits_of,
     rough_noise,
 )
-from catenary_agent.decoders.sampling import NOT_FINITE, NOTHING_ALLOWED, Sampler
+from catenary_agent.decoders.sampling.sampling import NOT_FINITE, NOTHING_ALLOWED, Sampler
 from catenary_services.domain.sampler_sizes import rows_at_a_time
 
 Asked = tuple[int, Sampler]

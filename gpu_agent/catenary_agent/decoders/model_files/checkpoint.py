@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from catenary_agent.decoders.weights import (
+from catenary_agent.decoders.model_files.weights import (
     INDEX_FILE,
     WEIGHTS_FILE,
     StoredTensor,

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from catenary_agent.decoders.quantisation import GROUP, Layout, Stored, is_quantised
-from catenary_agent.decoders.torch_wide import joined, product, rounded
+from catenary_agent.decoders.model_files.quantisation import GROUP, Layout, Stored, is_quantised
+from catenary_agent.decoders.torch.torch_wide import joined, product, rounded
 from catenary_services.errors import InvalidInput
 from catenary_services.log import get_logger
 

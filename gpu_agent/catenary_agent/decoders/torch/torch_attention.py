@@ -25,9 +25,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from catenary_agent.decoders.sizes import GATHERED_BYTES
-from catenary_agent.decoders.torch_cache import SessionCache, SlotPool
-from catenary_agent.decoders.torch_wide import narrowed
+from catenary_agent.decoders.model_files.sizes import GATHERED_BYTES
+from catenary_agent.decoders.torch.torch_cache import SessionCache, SlotPool
+from catenary_agent.decoders.torch.torch_wide import narrowed
 
 ATTENTION = "catenary"
 """Name under which `transformers` knows `attend`."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from catenary_agent.decoders.weights import checked_tensors
+from catenary_agent.decoders.model_files.weights import checked_tensors
 from catenary_services.content.reading import Reading
 from catenary_services.errors import InvalidInput, NotSupported
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from catenary_agent.decoders.base import CacheLayout
-from catenary_agent.decoders.cache_rows import Move
+from catenary_agent.decoders.cache.cache_rows import Move
 from catenary_agent.kv.span import CacheSpan
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import PartitionKey

@@ -5,8 +5,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from catenary_agent.decoders.torch_attention import Kernel, LayerCall, StepPlan, StepTensors, attend
-from catenary_agent.decoders.torch_cache import CacheShape, SessionCache, SlotPool
+from catenary_agent.decoders.torch.torch_attention import (
+    Kernel,
+    LayerCall,
+    StepPlan,
+    StepTensors,
+    attend,
+)
+from catenary_agent.decoders.torch.torch_cache import CacheShape, SessionCache, SlotPool
 
 _TOLERANCE = 0.05
 """bfloat16 has 8 bits, and what is compared is about 1."""

@@ -1,0 +1,1 @@
+"""Slots and rows of key-value caches, and caches in host memory."""

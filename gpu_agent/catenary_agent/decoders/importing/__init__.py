@@ -1,0 +1,1 @@
+"""Brings language models into the repository: in the jail, from files of strangers."""

@@ -1,0 +1,1 @@
+"""What the files of a language model hold: tensors, sizes, quantised weights, the graph."""

@@ -1,0 +1,1 @@
+"""Decoder blocks on ONNX Runtime."""

@@ -1,0 +1,1 @@
+"""Decoder blocks on PyTorch: layers, attention, caches, CUDA graphs."""
