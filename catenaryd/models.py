@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from catenary_agent.partitioning.prepare import prepare_model
+from catenary_agent.preparing.prepare import prepare_model
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import ModelNotFound
 from catenary_services.model_repository import ModelRepository

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.gpu.stage import Context, Skipped
-from catenary_agent.cuda_driver import NoDriverError, ask_driver
 from catenary_agent.device_check import installed_wheels, what_is_missing
+from catenary_agent.devices.cuda_driver import NoDriverError, ask_driver
 
 ROOT = Path(__file__).resolve().parents[2]
 _SANITIZERS = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")

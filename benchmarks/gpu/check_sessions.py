@@ -15,7 +15,7 @@ from benchmarks.gpu.choosing import next_tokens, sampler
 from benchmarks.gpu.models import Made, Wanted, decoder, make, prompt, random_tokens, small
 from benchmarks.gpu.stage import Context
 from catenary_agent.decoders.base import StepItem
-from catenary_agent.device_errors import Trouble, trouble_of
+from catenary_agent.devices.device_errors import Trouble, trouble_of
 from catenary_agent.kv.span import CacheSpan
 from catenary_services.errors import CatenaryError
 

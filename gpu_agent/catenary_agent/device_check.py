@@ -13,12 +13,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from catenary_agent.cuda_driver import Card, Driver, NoDriverError, Version, ask_driver
+from catenary_agent.devices.cuda_driver import Card, Driver, NoDriverError, Version, ask_driver
 from catenary_agent.executors.device import Device
 from catenary_services.errors import InvalidInput
 from catenary_services.log import get_logger
 
-_log = get_logger("catenary_agent.device")
+_log = get_logger("catenary_agent.devices.device")
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
 LEAST_SHARE = 0.75

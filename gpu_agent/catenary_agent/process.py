@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING
 from catenary_agent.control import Control, ControlTimes
 from catenary_agent.decoders.loading import DecoderChoice, commits_on_use, runtime_of
 from catenary_agent.device_check import check_device
-from catenary_agent.ending import EXIT_DEVICE_LOST, EXIT_STUCK, Ending
 from catenary_agent.engine.engine import Engine, EngineLimits
 from catenary_agent.engine.meter import Meter
 from catenary_agent.engine.reporting import Notice, Outgoing
 from catenary_agent.executors.device import Device
-from catenary_agent.faults import Faults
+from catenary_agent.generation.holdings import HoldingsAnswer
 from catenary_agent.generation.loop.engine import GenerationEngine
 from catenary_agent.generation.meter import GenerationMeter
 from catenary_agent.generation.state.lane import chunk_tokens_for
 from catenary_agent.generation.surroundings import GenerationLimits, Surroundings
-from catenary_agent.holdings import HoldingsAnswer
-from catenary_agent.loading import Host, Loader
+from catenary_agent.hosting.loading import Host, Loader
 from catenary_agent.outbox import Outbox
 from catenary_agent.share import Claim, take_share
-from catenary_agent.steps import StepInHand
-from catenary_agent.watchdog import Watchdog, WatchdogRules
+from catenary_agent.supervision.ending import EXIT_DEVICE_LOST, EXIT_STUCK, Ending
+from catenary_agent.supervision.faults import Faults
+from catenary_agent.supervision.steps import StepInHand
+from catenary_agent.supervision.watchdog import Watchdog, WatchdogRules
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.domain.groups import chosen_group, metadata_of_group
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds

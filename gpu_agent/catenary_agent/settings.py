@@ -141,7 +141,7 @@ class AgentSettings(ProcessSettings):
     faults_file: Path | None = Field(
         None,
         description="For tests only: what is computed hangs, fails or is slow as this file "
-        "says (see `catenary_agent.faults`); refused without `allow_faults`.",
+        "says (see `catenary_agent.supervision.faults`); refused without `allow_faults`.",
     )
     allow_faults: bool = Field(
         False, description="For tests only: `faults_file` may be given; never true in service."

@@ -18,8 +18,8 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from catenary_agent.container_limits import core_limit
-from catenary_agent.device import default_device_class, default_memory_bytes, limit_threads
+from catenary_agent.devices.container_limits import core_limit
+from catenary_agent.devices.device import default_device_class, default_memory_bytes, limit_threads
 from catenary_agent.executors.device import Device
 from catenary_services.errors import InvalidInput
 from catenary_services.log import get_logger

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from catenary_agent.canary import FOLDER, TOLERANCES, Canary, Kind
+from catenary_agent.hosting.canary import FOLDER, TOLERANCES, Canary, Kind
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import CanaryFailed
 

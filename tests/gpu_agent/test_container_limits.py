@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from catenary_agent.container_limits import core_limit, memory_limit_bytes
+from catenary_agent.devices.container_limits import core_limit, memory_limit_bytes
 
 
 def lay(root: Path, files: dict[str, str]) -> None:
@@ -68,7 +68,8 @@ def test_the_tightest_of_own_group_and_root_counts(tmp_path: Path) -> None:
 
 
 def test_part_of_a_core_still_gives_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    from catenary_agent import device, share
+    from catenary_agent import share
+    from catenary_agent.devices import device
 
     monkeypatch.setattr(share, "core_limit", lambda: 0.5)
     assert share.host_cores() == 1

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from catenary_agent.cuda_driver import Card, Driver, NoDriverError, ask_driver
 from catenary_agent.device_check import (
     CUDA_PROVIDER,
     Wheels,
@@ -20,6 +19,7 @@ from catenary_agent.device_check import (
     runs_on,
     what_is_missing,
 )
+from catenary_agent.devices.cuda_driver import Card, Driver, NoDriverError, ask_driver
 from catenary_agent.executors.device import Device
 from catenary_agent.process import AgentProcess
 from catenary_agent.settings import AgentSettings
@@ -222,8 +222,8 @@ def test_a_driver_that_does_not_start_is_said_in_its_own_words(driver_folder: Pa
 
 def test_the_driver_is_asked_as_its_interface_wants(driver_folder: Path) -> None:
     code = (
-        "from catenary_agent.cuda_driver import ask_driver; print(ask_driver(free_of=1));"
-        "from catenary_agent.device import *; print(default_device_class('cuda:0'),"
+        "from catenary_agent.devices.cuda_driver import ask_driver; print(ask_driver(free_of=1));"
+        "from catenary_agent.devices.device import *; print(default_device_class('cuda:0'),"
         " default_memory_bytes('cuda:0', 2), default_memory_bytes('cuda:7'))"
     )
     environment = {

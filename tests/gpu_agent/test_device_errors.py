@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from catenary_agent.device_errors import Trouble, failure, let_go, of_executor, trouble_of
+from catenary_agent.devices.device_errors import Trouble, failure, let_go, of_executor, trouble_of
 from catenary_agent.engine.reporting import is_retryable
 from catenary_services.errors import (
     DeviceFailed,

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from catenary_agent.faults import LOADING, Faults
 from catenary_agent.settings import AgentSettings
-from catenary_agent.steps import StepKind, StepsInHand
+from catenary_agent.supervision.faults import LOADING, Faults
+from catenary_agent.supervision.steps import StepKind, StepsInHand
 
 
 @pytest.fixture

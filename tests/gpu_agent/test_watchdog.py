@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from catenary_agent.ending import EXIT_STUCK, Ending
-from catenary_agent.steps import StepInHand, StepKind, StepsInHand
-from catenary_agent.watchdog import Watchdog, WatchdogRules
+from catenary_agent.supervision.ending import EXIT_STUCK, Ending
+from catenary_agent.supervision.steps import StepInHand, StepKind, StepsInHand
+from catenary_agent.supervision.watchdog import Watchdog, WatchdogRules
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.domain.ids import ModelKey, PartitionKey
 
@@ -145,7 +145,7 @@ async def test_a_process_ends_although_nobody_reads_what_it_says(monkeypatch: py
         codes.append(code)
         over.set()
 
-    monkeypatch.setattr("catenary_agent.ending._log.error", breaks)
+    monkeypatch.setattr("catenary_agent.supervision.ending._log.error", breaks)
     ending = Ending(farewell, leave)
     ending.start()
     ending.begin(EXIT_STUCK, "DEVICE_FAILED", "why")

@@ -1,4 +1,4 @@
-/* The calls of libcuda.so.1 that gpu_agent/catenary_agent/cuda_driver.py makes, for one card that the environment
+/* The calls of libcuda.so.1 that gpu_agent/catenary_agent/devices/cuda_driver.py makes, for one card that the environment
  * describes. Refuses what a real driver refuses: a call before cuInit, a device that is not there,
  * memory asked for without a current context. */
 #include <stddef.h>

@@ -1,6 +1,6 @@
 """Devices that fail, for good or now and then, and threads that hang: with real processes.
 
-What goes wrong is what the agents' file of faults says (`catenary_agent.faults`); whoever ends is
+What goes wrong is what the agents' file of faults says (`catenary_agent.supervision.faults`); whoever ends is
 started anew, as a supervisor would.
 """
 
@@ -20,7 +20,7 @@ import pytest
 
 import catenary
 import figures
-from catenary_agent.ending import EXIT_DEVICE_LOST, EXIT_STUCK
+from catenary_agent.supervision.ending import EXIT_DEVICE_LOST, EXIT_STUCK
 from catenary_services.domain.ids import ModelKey
 from catenary_services.model_repository import ModelRepository
 from catenaryd.demo_models import preprocess, sample_photographs

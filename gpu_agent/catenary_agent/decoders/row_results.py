@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from catenary_agent.decoders.base import StepItem
 from catenary_agent.decoders.sampling.choosing import Asked, Chooser
 from catenary_agent.decoders.sampling.sampling import NOT_CHOSEN
-from catenary_agent.device_errors import Trouble, trouble_of
+from catenary_agent.devices.device_errors import Trouble, trouble_of
 from catenary_services.log import get_logger
 
 _log = get_logger("catenary_agent.decoders")

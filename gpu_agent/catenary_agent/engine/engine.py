@@ -30,8 +30,8 @@ from catenary_agent.engine.meter import Meter
 from catenary_agent.engine.outbound import DeliveryError, Hub, Outbound, destinations, next_header
 from catenary_agent.engine.partitions import LoadedPartition, PartitionTable, key_of_hop
 from catenary_agent.engine.reporting import Outgoing, batch_failed, record_spans, stage_done
-from catenary_agent.faults import Faults
-from catenary_agent.steps import StepsInHand
+from catenary_agent.supervision.faults import Faults
+from catenary_agent.supervision.steps import StepsInHand
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.errors import CatenaryError, InternalError
 from catenary_services.log import get_logger

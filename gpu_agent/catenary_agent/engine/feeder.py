@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from catenary_agent.device_errors import failure
+from catenary_agent.devices.device_errors import failure
 from catenary_agent.engine.batch import Batch
 from catenary_agent.engine.ready import ReadyQueue
-from catenary_agent.steps import StepKind
+from catenary_agent.supervision.steps import StepKind
 from catenary_services.errors import (
     CatenaryError,
     ClientError,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from catenary_agent.engine.batch import Array
     from catenary_agent.engine.compute import ComputeThread
     from catenary_agent.engine.outbound import StagedOutput
-    from catenary_agent.steps import StepsInHand
+    from catenary_agent.supervision.steps import StepsInHand
 
 _log = get_logger("catenary_agent.engine")
 

@@ -16,8 +16,8 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from catenary_agent.device import cuda_memory_bytes
-from catenary_agent.device_errors import of_executor
+from catenary_agent.devices.device import cuda_memory_bytes
+from catenary_agent.devices.device_errors import of_executor
 from catenary_agent.executors.base import (
     Ends,
     Shape,

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.export.passes import move_to_device_pass
 
-from catenary_agent.device_errors import let_go, of_executor
+from catenary_agent.devices.device_errors import let_go, of_executor
 from catenary_agent.executors.base import (
     Ends,
     Shape,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from catenary_agent.generation.meter import GenerationMeter
-from catenary_agent.steps import StepsInHand
+from catenary_agent.supervision.steps import StepsInHand
 
 if TYPE_CHECKING:
     from catenary_agent.engine.emulated_link import EmulatedLink

@@ -6,7 +6,7 @@ measure their own blocks when they load them; until then these times say how blo
 
 from __future__ import annotations
 
-from catenary_agent.profiling.catalogue import CATALOGUE, DeviceClass
+from catenary_agent.devices.catalogue import CATALOGUE, DeviceClass
 from catenary_agent.profiling.costs import KernelCost
 from catenary_agent.profiling.roofline import estimate
 from catenary_services.domain.decoder import DecoderTable, Form

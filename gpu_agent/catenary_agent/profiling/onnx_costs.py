@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from catenary_agent.executors.base import Ends
 from catenary_agent.partitioning.onnx_graph import extract_part, load_onnx
-from catenary_agent.partitioning.onnx_probe import OnnxProbe
+from catenary_agent.preparing.onnx_probe import OnnxProbe
 from catenary_agent.profiling.costs import BlockCosts, KernelCost, Operation, kernels_of
 from catenary_services.domain.model import BlockTable
 from catenary_services.domain.tensors import DTYPE_OF

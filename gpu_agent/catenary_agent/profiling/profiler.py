@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from catenary_agent.device import default_device_class
+from catenary_agent.devices.catalogue import PRECISIONS, device_class
+from catenary_agent.devices.device import default_device_class
 from catenary_agent.executors.base import Ends
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.loading import load_executor
 from catenary_agent.partitioning.jailed import answer_of, work_on_model
-from catenary_agent.profiling.catalogue import PRECISIONS, device_class
 from catenary_agent.profiling.costs import BlockCosts
 from catenary_agent.profiling.progress import Progress, Step
 from catenary_agent.profiling.roofline import estimate

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from catenary_agent.profiling.catalogue import ELEMENT_BYTES, DeviceClass
+from catenary_agent.devices.catalogue import ELEMENT_BYTES, DeviceClass
 from catenary_agent.profiling.costs import BlockCosts, KernelCost
 from catenary_services.domain.profile import DeviceProfile
 

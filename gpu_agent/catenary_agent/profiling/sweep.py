@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from catenary_agent.device import default_device_class
+from catenary_agent.devices.device import default_device_class
 from catenary_agent.executors.device import Device
 from catenary_agent.profiling.progress import Progress, Step
 from catenary_agent.profiling.samples import SHARED_SPAN_NS, Summary, summarise

@@ -19,7 +19,7 @@ import torch
 
 from catenary_agent.decoders.base import CacheLayout, StepItem, set_layout
 from catenary_agent.decoders.torch.torch_executor import TorchDecoder
-from catenary_agent.device_errors import Trouble, trouble_of
+from catenary_agent.devices.device_errors import Trouble, trouble_of
 from catenary_agent.executors.device import Device
 from catenary_agent.generation.loop.measuring import measure_between_steps
 from catenary_services.domain.decoder import Form

@@ -14,7 +14,7 @@ from catenary_agent.engine.assembly import Assembler
 from catenary_agent.engine.batch import Batch, Payload
 from catenary_agent.engine.partitions import LoadedPartition
 from catenary_agent.engine.reporting import Notice, StageDone
-from catenary_agent.measuring import interpolate, measure_between_batches
+from catenary_agent.hosting.measuring import interpolate, measure_between_batches
 from catenary_agent.outbox import Outbox
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.domain.ids import PartitionKey

@@ -11,7 +11,7 @@ import pytest
 from catenary_agent.executors.base import Executor
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.loading import load_executor, measure
-from catenary_agent.partitioning.prepare import prepare_model
+from catenary_agent.preparing.prepare import prepare_model
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import InvalidInput, ModelNotFound, NotSupported
 from catenary_services.model_repository import ModelRepository

@@ -10,8 +10,8 @@ import pytest
 
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.loading import load_executor
-from catenary_agent.partitioning import cutting
-from catenary_agent.partitioning.prepare import prepare_model
+from catenary_agent.preparing import cutting
+from catenary_agent.preparing.prepare import prepare_model
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.model import BlockTable, ModelManifest
 from catenary_services.errors import InvalidInput

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from catenary_agent.partitioning.prepare import prepare_model
+from catenary_agent.preparing.prepare import prepare_model
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import ModelManifest
 from catenary_services.model_repository import ModelRepository

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_agent.partitioning.cutting import (
+from catenary_agent.partitioning.graph import CutGraph, Node
+from catenary_agent.preparing.cutting import (
     SMALLEST_BLOCK_NS,
     Candidates,
     best_choice,
     choose_cuts,
 )
-from catenary_agent.partitioning.graph import CutGraph, Node
 
 
 @st.composite

@@ -14,10 +14,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.loading import load_executor
-from catenary_agent.partitioning import cutting
 from catenary_agent.partitioning.onnx_graph import load_onnx
 from catenary_agent.partitioning.parts import PartName, part_folder
-from catenary_agent.partitioning.prepare import prepare_model
+from catenary_agent.preparing import cutting
+from catenary_agent.preparing.prepare import prepare_model
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.model import ModelManifest
 from catenary_services.errors import ContentMismatch, InvalidInput

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from catenary_agent.partitioning import prepare
 from catenary_agent.partitioning.census import QUIET, functional_of, is_pure
 from catenary_agent.partitioning.torch_archive import check_archive, load_program
 from catenary_agent.partitioning.torch_graph import load_torch
 from catenary_agent.partitioning.torch_vetting import pure_operators
+from catenary_agent.preparing import prepare
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import ModelManifest
 from catenary_services.errors import CatenaryError, InvalidInput

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from catenary_agent.ending import EXIT_DEVICE_LOST, EXIT_STUCK
 from catenary_agent.process import AgentProcess
+from catenary_agent.supervision.ending import EXIT_DEVICE_LOST, EXIT_STUCK
 from catenary_protos.catenary.v1 import scheduler_pb2
 from tests.gpu_agent.process.test_process import directory, rows_of, tiny_header
 from tests.support.agent_harness import peer_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from catenary_agent.loading import _failed, _told
+from catenary_agent.hosting.loading import _failed, _told
 from catenary_protos.catenary.v1 import scheduler_pb2
 
 

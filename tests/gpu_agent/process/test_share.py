@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from catenary_agent import device as device_facts
 from catenary_agent import share
+from catenary_agent.devices import device as device_facts
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.onnx_device import provider_options
 from catenary_agent.executors.torch_part import memory_fraction

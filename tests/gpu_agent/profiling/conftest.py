@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from catenary_agent.partitioning import cutting
-from catenary_agent.partitioning.prepare import prepare_model
+from catenary_agent.preparing import cutting
+from catenary_agent.preparing.prepare import prepare_model
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import ModelManifest
 from catenary_services.model_repository import ModelRepository

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from catenary_agent.profiling.catalogue import (
+from catenary_agent.devices.catalogue import (
     CATALOGUE,
     PRECISIONS,
     device_class,

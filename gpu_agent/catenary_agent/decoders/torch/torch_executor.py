@@ -30,7 +30,7 @@ from catenary_agent.decoders.torch.torch_weights import (
     runtime_of,
     torch_device,
 )
-from catenary_agent.device_errors import let_go
+from catenary_agent.devices.device_errors import let_go
 from catenary_agent.executors.device import Device
 from catenary_agent.kv.arrays import CacheArray
 from catenary_agent.kv.span import CacheSpan

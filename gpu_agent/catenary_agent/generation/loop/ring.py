@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 
 from catenary_agent.decoders.base import StepItem, Want
 from catenary_agent.decoders.sampling.sampling import NO_TOKEN
-from catenary_agent.device_errors import failure
+from catenary_agent.devices.device_errors import failure
 from catenary_agent.generation import admission
 from catenary_agent.generation.cache.cache_budget import affordable
+from catenary_agent.generation.holdings import HoldingsAnswer
 from catenary_agent.generation.migration.moving import Moving
 from catenary_agent.generation.state.events import (
     Broken,
@@ -41,8 +42,7 @@ from catenary_agent.generation.state.events import (
 )
 from catenary_agent.generation.state.session import Arrived, Chunk, Work
 from catenary_agent.generation.state.sessions import REPORT_NS, Sessions
-from catenary_agent.holdings import HoldingsAnswer
-from catenary_agent.steps import StepKind, StepsInHand
+from catenary_agent.supervision.steps import StepKind, StepsInHand
 from catenary_services.errors import CatenaryError, DeviceLost, InternalError
 
 if TYPE_CHECKING:

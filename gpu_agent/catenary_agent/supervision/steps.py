@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from catenary_agent.device_errors import Trouble, trouble_of
-from catenary_agent.faults import LOADING, SERVING, Faults
+from catenary_agent.devices.device_errors import Trouble, trouble_of
+from catenary_agent.supervision.faults import LOADING, SERVING, Faults
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.domain.ids import Nanoseconds, PartitionKey
 

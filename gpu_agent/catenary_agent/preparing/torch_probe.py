@@ -15,8 +15,8 @@ from catenary_agent.executors.base import Ends, Executor
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.torch_part import TorchPart, write_part
 from catenary_agent.partitioning.graph import CutGraph
-from catenary_agent.partitioning.probe import Probe, Probed, Values, probe_model
 from catenary_agent.partitioning.torch_graph import load_torch
+from catenary_agent.preparing.probe import Probe, Probed, Values, probe_model
 from catenary_services.domain.model import BlockTable
 
 _REPEATS = 3

@@ -8,8 +8,8 @@ away at any time; a step that hangs goes on once it does. It holds one JSON obje
     {"slow": 3.0}
 
 `fail` makes at most `count` steps fail (all, without it), each of which computes nothing; a text
-that speaks of CUDA is classified as such an error is (`catenary_agent.device_errors`). `slow` makes
-a step take so many times as long. These words go with each of them:
+that speaks of CUDA is classified as such an error is (`catenary_agent.devices.device_errors`).
+`slow` makes a step take so many times as long. These words go with each of them:
 
     "after": 5              so many steps are spared first
     "during": "loading"     loading of partitions, not batches and sessions; "always": both
@@ -29,7 +29,7 @@ from typing import TypeVar
 
 from catenary_services.log import get_logger
 
-_log = get_logger("catenary_agent.faults")
+_log = get_logger("catenary_agent.supervision.faults")
 
 _LOOK_AGAIN_S = 0.02
 _MOST_BYTES = 4_096

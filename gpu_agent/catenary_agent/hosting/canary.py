@@ -45,7 +45,7 @@ _LARGEST_BYTES = 16 << 20
 _FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "sve")
 """Instructions that integer kernels are chosen by."""
 
-_log = get_logger("catenary_agent.canary")
+_log = get_logger("catenary_agent.hosting.canary")
 Answer = list[np.ndarray[Any, Any]]
 OnThread = Callable[[Callable[[], int]], Awaitable[int]]
 

@@ -22,7 +22,7 @@ from catenary_services.errors import (
 )
 from catenary_services.log import get_logger
 
-_log = get_logger("catenary_agent.device")
+_log = get_logger("catenary_agent.devices.device")
 
 
 class Trouble(enum.Enum):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from catenary_agent.steps import StepInHand, StepKind, StepsInHand
+from catenary_agent.supervision.steps import StepInHand, StepKind, StepsInHand
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
 
 _LOOK_S = 0.25

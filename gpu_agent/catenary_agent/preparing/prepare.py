@@ -20,8 +20,6 @@ import msgspec
 import numpy as np
 
 from catenary_agent.executors.base import Ends, wire_boundary
-from catenary_agent.partitioning import cutting
-from catenary_agent.partitioning.cutting import choose_cuts
 from catenary_agent.partitioning.graph import CutGraph
 from catenary_agent.partitioning.jailed import (
     CutOrder,
@@ -32,7 +30,9 @@ from catenary_agent.partitioning.jailed import (
     checked_table,
     work_on_model,
 )
-from catenary_agent.partitioning.probe import Probe, Probed, Values
+from catenary_agent.preparing import cutting
+from catenary_agent.preparing.cutting import choose_cuts
+from catenary_agent.preparing.probe import Probe, Probed, Values
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.model import BlockTable, Boundary
 from catenary_services.domain.tensors import DATATYPE_OF, DTYPE_OF, TensorSpec
@@ -100,11 +100,11 @@ def cut_in_jail(job: bytes, room: Room) -> bytes:
     file = room.inputs[0] / order.file
     example = {name: _received(sent) for name, sent in order.example.items()} or None
     if order.platform == "pytorch_exported":
-        from catenary_agent.partitioning.torch_probe import probe_torch
+        from catenary_agent.preparing.torch_probe import probe_torch
 
         probed = probe_torch(file, example)
     else:
-        from catenary_agent.partitioning.onnx_probe import probe_onnx
+        from catenary_agent.preparing.onnx_probe import probe_onnx
 
         probed = probe_onnx(file, example)
     table = _cut(probed, order)

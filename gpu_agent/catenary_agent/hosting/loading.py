@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from catenary_agent.canary import Canary, Kind, decoder_answer, part_answer
 from catenary_agent.content import CONTENT, check_content, is_content_as_ordered
 from catenary_agent.decoders.loading import DecoderChoice
-from catenary_agent.device_errors import Trouble, trouble_of
+from catenary_agent.devices.device_errors import Trouble, trouble_of
 from catenary_agent.engine.partitions import LoadedPartition
 from catenary_agent.engine.reporting import Notice, Outgoing, is_retryable
 from catenary_agent.executors.loading import load_executor
 from catenary_agent.generation.loop.loading import DecoderLoader
-from catenary_agent.measuring import measure_between_batches
-from catenary_agent.steps import StepKind
+from catenary_agent.hosting.canary import Canary, Kind, decoder_answer, part_answer
+from catenary_agent.hosting.measuring import measure_between_batches
+from catenary_agent.supervision.steps import StepKind
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import CatenaryError, InternalError, InvalidInput, PlanInfeasible
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from catenary_agent.generation.loop.engine import GenerationEngine
     from catenary_services.model_repository import ModelRepository
 
-_log = get_logger("catenary_agent.loading")
+_log = get_logger("catenary_agent.hosting.loading")
 _MAX_BATCH = 4_096
 _LIMIT, _MEMORY = "limit", "memory"
 """Detail of an error: which limit was exceeded."""

@@ -16,7 +16,7 @@ from catenary_agent.executors.device import Device
 from catenary_agent.executors.onnx_part import OnnxOptions, OnnxPart, write_part
 from catenary_agent.partitioning.graph import CutGraph
 from catenary_agent.partitioning.onnx_graph import OnnxModel, load_onnx
-from catenary_agent.partitioning.probe import Probe, Probed, Values, probe_model
+from catenary_agent.preparing.probe import Probe, Probed, Values, probe_model
 from catenary_services.domain.model import BlockTable
 from catenary_services.domain.tensors import ANY, DATATYPE_OF, TensorSpec
 from catenary_services.errors import NotSupported

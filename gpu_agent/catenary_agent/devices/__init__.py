@@ -1,0 +1,1 @@
+"""Devices: what they are called, how much they hold, and what their errors mean."""

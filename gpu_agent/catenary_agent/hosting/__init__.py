@@ -1,0 +1,1 @@
+"""Loading and unloading partitions, as the scheduler orders, and measuring them."""

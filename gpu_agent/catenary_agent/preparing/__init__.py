@@ -1,0 +1,1 @@
+"""Preparing a model: probe it, cut it into blocks, time every block."""

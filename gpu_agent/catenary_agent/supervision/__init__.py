@@ -1,0 +1,1 @@
+"""Whether an agent's steps end: what it computes now, and what happens if that hangs."""
