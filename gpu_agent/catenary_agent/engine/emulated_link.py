@@ -14,7 +14,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from catenary_agent.engine import intake
+from catenary_agent.engine.inbound import intake
 from catenary_services.errors import CatenaryError
 
 if TYPE_CHECKING:

@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from catenary_agent.engine.arrivals import Arrival, Arrivals
-from catenary_agent.engine.assembly import Assembler
 from catenary_agent.engine.batch import Batch
-from catenary_agent.engine.compute import ComputeThread
+from catenary_agent.engine.computing.compute import ComputeThread
+from catenary_agent.engine.computing.feeder import Feeder, Job, Step, run_job, unstage
 from catenary_agent.engine.emulated_link import EmulatedLink
-from catenary_agent.engine.feeder import Feeder, Job, Step, run_job, unstage
-from catenary_agent.engine.memory import Held
+from catenary_agent.engine.inbound.arrivals import Arrival, Arrivals
+from catenary_agent.engine.inbound.assembly import Assembler
+from catenary_agent.engine.inbound.memory import Held
 from catenary_agent.engine.meter import Meter
 from catenary_agent.engine.outbound import DeliveryError, Hub, Outbound, destinations, next_header
 from catenary_agent.engine.partitions import LoadedPartition, PartitionTable, key_of_hop

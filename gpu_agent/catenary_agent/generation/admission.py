@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from catenary_agent.decoders.sampling.sampling import Sampler
-from catenary_agent.engine.intake import not_loaded
+from catenary_agent.engine.inbound.intake import not_loaded
 from catenary_agent.generation.cache.cache_pushing import outlets_of
 from catenary_agent.generation.state.incidents import incident
 from catenary_agent.generation.state.session import Awaited, Session

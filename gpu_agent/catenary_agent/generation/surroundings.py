@@ -11,7 +11,7 @@ from catenary_agent.supervision.steps import StepsInHand
 
 if TYPE_CHECKING:
     from catenary_agent.engine.emulated_link import EmulatedLink
-    from catenary_agent.engine.memory import Held
+    from catenary_agent.engine.inbound.memory import Held
     from catenary_agent.engine.outbound import Hub
     from catenary_agent.engine.reporting import Outgoing
     from catenary_services.telemetry.tracing import Tracer

@@ -3,7 +3,7 @@
 Only what holds of a message by itself stands here. What must agree with something a process knows
 (a batch it ordered, a partition it has loaded, the length of a payload) is asked where it is known.
 So is what a frame says of its rows and tensors, because there its batch can be told why it fails
-(`catenary_agent.engine.intake`).
+(`catenary_agent.engine.inbound.intake`).
 
 A relation is data: the check of messages and the one of their bytes
 (`catenary_services.rules.walking`) are both made from it.

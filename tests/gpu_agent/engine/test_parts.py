@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from catenary_agent.engine.assembly import Assembler
 from catenary_agent.engine.batch import Batch, Payload
+from catenary_agent.engine.inbound.assembly import Assembler
 from catenary_agent.engine.partitions import LoadedPartition
 from catenary_agent.engine.reporting import Notice, StageDone
 from catenary_agent.hosting.measuring import interpolate, measure_between_batches

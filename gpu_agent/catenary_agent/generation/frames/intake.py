@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from catenary_agent.engine.intake import MAX_HOPS
+from catenary_agent.engine.inbound.intake import MAX_HOPS
 from catenary_agent.generation.state.events import (
     Broken,
     CacheArrived,

@@ -11,7 +11,7 @@ from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import CatenaryError
 
 if TYPE_CHECKING:
-    from catenary_agent.engine.memory import Held
+    from catenary_agent.engine.inbound.memory import Held
     from catenary_agent.generation.state.events import Event
     from catenary_agent.generation.state.session import Hidden
     from catenary_services.transport.interface import ReceivedFrame

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from catenary_agent.engine.intake import MAX_HOPS
+from catenary_agent.engine.inbound.intake import MAX_HOPS
 from catenary_agent.generation.frames.intake import whole
 from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import CatenaryError, InvalidInput, StaleEpoch, Unavailable

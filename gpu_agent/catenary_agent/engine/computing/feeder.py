@@ -13,7 +13,7 @@ import numpy as np
 
 from catenary_agent.devices.device_errors import failure
 from catenary_agent.engine.batch import Batch
-from catenary_agent.engine.ready import ReadyQueue
+from catenary_agent.engine.computing.ready import ReadyQueue
 from catenary_agent.supervision.steps import StepKind
 from catenary_services.errors import (
     CatenaryError,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections import deque
 
     from catenary_agent.engine.batch import Array
-    from catenary_agent.engine.compute import ComputeThread
+    from catenary_agent.engine.computing.compute import ComputeThread
     from catenary_agent.engine.outbound import StagedOutput
     from catenary_agent.supervision.steps import StepsInHand
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from catenary_agent.engine import intake
-from catenary_agent.engine.assembly import Assembler
 from catenary_agent.engine.batch import Batch, Payload, Piece
-from catenary_agent.engine.memory import Held
+from catenary_agent.engine.inbound import intake
+from catenary_agent.engine.inbound.assembly import Assembler
+from catenary_agent.engine.inbound.memory import Held
 from catenary_agent.engine.partitions import LoadedPartition, PartitionTable, key_of_hop
 from catenary_services.errors import CatenaryError, DeadlineExceeded
 from catenary_services.log import get_logger

@@ -1,0 +1,1 @@
+"""The compute thread, and which batch it is given next."""

@@ -1,0 +1,1 @@
+"""From frames to complete batches, within the memory there is for them."""
