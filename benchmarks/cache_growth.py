@@ -25,7 +25,7 @@ from catenary_agent.generation.state.lane import chunk_tokens_for
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from catenary_services.domain.decoder import LargestStep, Runtime
 from catenary_services.domain.ids import ModelKey
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from catenaryd.local_cluster import ClusterOptions, LocalCluster, free_port
 from catenaryd.models import ensure_model
 

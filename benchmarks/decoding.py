@@ -23,7 +23,7 @@ from catenary_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem,
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import PartitionKey
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from catenaryd.models import ensure_model
 
 MODELS = Path(".catenary/bench-generation/models")

@@ -35,7 +35,7 @@ import catenary
 from benchmarks.figures import Figure, at_least, at_most
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import ModelManifest
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from catenaryd.local_cluster import ClusterOptions, LocalCluster, free_port
 from catenaryd.models import ensure_model
 

@@ -38,7 +38,7 @@ from catenary_scheduler.planning.latency import (
 )
 from catenary_scheduler.planning.live import GenerationCost
 from catenary_services.domain.ids import PartitionKey
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from catenaryd.models import ensure_model
 
 MODELS = Path(".catenary/bench-generation/models")

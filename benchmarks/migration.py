@@ -33,7 +33,7 @@ from catenary_agent.generation.state.lane import Lane
 from catenary_agent.generation.surroundings import GenerationLimits, Surroundings
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, generation_pb2
 from catenary_services.domain.ids import ModelKey, PartitionKey
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from catenary_services.transport.hub import TransportHub
 from catenary_services.transport.interface import ReceivedFrame
 from catenary_services.transport.settings import TransportSettings

@@ -35,7 +35,7 @@ from catenary_agent.decoders.torch.torch_executor import TorchDecoder
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.sampling import SamplingParameters
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from catenaryd.models import ensure_model
 
 NUMBERS = ("float32", "float16", "bfloat16")

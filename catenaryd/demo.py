@@ -16,7 +16,7 @@ from catenary_agent.executors.device import Device
 from catenary_agent.executors.loading import load_executor
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import CatenaryError
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from catenaryd import demo_chat
 from catenaryd.demo_models import preprocess, sample_photographs, top_k
 from catenaryd.local_cluster import ClusterOptions, LocalCluster

@@ -12,7 +12,7 @@ import click
 import catenary
 from catenary.generation import TokenHop, TokenTiming
 from catenary_services.domain.ids import ModelKey
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 CHAT_MODEL = "smollm2-135m"
 QUESTION = "Why does a chain that hangs between two poles form a curve?"

@@ -13,7 +13,7 @@ from pathlib import Path
 from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import NotSupported
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 SMOLLM2_135M = ModelKey("smollm2-135m", "1")
 PRECISION_OF = {"smollm2-135m": "fp32", "smollm2-135m-int8": "int8", "smollm2-135m-int4": "int4"}

@@ -19,7 +19,7 @@ import numpy as np
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey
 from catenary_services.domain.model import ModelManifest
 from catenary_services.errors import InvalidInput, NotSupported
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 EFFICIENTNET_LITE0 = ModelKey("efficientnet-lite0", "1")
 IMAGE_SIZE = 224

@@ -4,10 +4,11 @@
     python -m catenaryd.health live      # it runs
     python -m catenaryd.health leader    # a scheduler that leads
 
-Asks the plain gRPC health service of the process (`health_port`; see `catenary_services.probes`).
-Exit code 0 says yes; 1 says no, with one sentence on stderr; 2 is bad usage. A probe runs every few
-seconds beside the process it asks about, so this module imports nothing but what it needs, and
-takes the port from the process' own environment instead of its settings class: a tenth of the CPU.
+Asks the plain gRPC health service of the process (`health_port`; see
+`catenary_services.grpc.probes`). Exit code 0 says yes; 1 says no, with one sentence on stderr; 2 is
+bad usage. A probe runs every few seconds beside the process it asks about, so this module imports
+nothing but what it needs, and takes the port from the process' own environment instead of its
+settings class: a tenth of the CPU.
 """
 
 from __future__ import annotations

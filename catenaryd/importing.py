@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey
-from catenary_services.model_repository import PRECISIONS, TARGETS, ModelRepository
+from catenary_services.models.model_repository import PRECISIONS, TARGETS, ModelRepository
 
 
 @click.command("import-model")

@@ -19,9 +19,9 @@ import aiohttp
 
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.packing import PackingGoal
-from catenary_services.embedded_redis import EmbeddedRedis
 from catenary_services.errors import CatenaryError, InvalidInput, Unavailable
 from catenary_services.log import get_logger
+from catenary_services.redis.embedded_redis import EmbeddedRedis
 from catenary_services.settings import load_settings
 from catenaryd.agent_scaling import AgentScaling, ended
 from catenaryd.group_readiness import what_groups_wait_for

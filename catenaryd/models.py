@@ -10,7 +10,7 @@ from typing import Any
 from catenary_agent.preparing.prepare import prepare_model
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import ModelNotFound
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from catenaryd.demo_language_model import PRECISION_OF, import_smollm2
 from catenaryd.demo_models import import_efficientnet_lite0
 

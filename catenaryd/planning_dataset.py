@@ -19,7 +19,7 @@ import click
 from catenary_services.domain.model import ModelManifest
 from catenary_services.domain.profile import ModelProfile
 from catenary_services.errors import InvalidInput
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 INSTANCE = "cluster"
 """Id of the one planning task of the folder, and of its cluster."""

@@ -16,7 +16,7 @@ from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND
 from catenary_services.domain.profile import DeviceProfile, ModelProfile, profile_document
 from catenary_services.errors import InvalidInput
 from catenary_services.log import configure_logging
-from catenary_services.model_repository import PROFILE_FILE, ModelRepository
+from catenary_services.models.model_repository import PROFILE_FILE, ModelRepository
 
 _QUIET_LOAD = 0.5
 """Load per core above which a measurement is not to be trusted."""

@@ -70,7 +70,7 @@ async def _run(settings: SchedulerSettings, *, apply: bool) -> list[tuple[Keys, 
 
     from catenary_scheduler.storage.keys import Keys
     from catenary_scheduler.storage.repair import examine, put_away
-    from catenary_services.redis_client import connect, problem_of
+    from catenary_services.redis.redis_client import connect, problem_of
 
     groups = settings.scheduler_groups
     redis = connect(settings.redis_address(), timeout_s=_TIMEOUT_S)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from catenary_services.content.reading import check_all
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 
 @click.command("verify-model")

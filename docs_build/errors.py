@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from catenary_services import error_tables
 from catenary_services.errors import CatenaryError
+from catenary_services.grpc import error_tables
 from docs_build.markdown import code, page, prose, table
 
 _INTRO = """\

@@ -17,7 +17,7 @@ from catenary_agent.decoders.synthetic.model_shapes import shape_of, tensors_of
 from catenary_agent.decoders.synthetic.random_models import RandomModel, write_random_model
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, PartitionKey
 from catenary_services.domain.model import ModelManifest
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 _SHARD_BYTES = 2 << 30
 _GUESSED_BLOCK_NS = 1_000_000

@@ -23,7 +23,6 @@ from catenary_gateway.results.deadlines import Deadlines
 from catenary_gateway.results.pending import Attempt, PendingRequest
 from catenary_gateway.results.results import ResultMerger
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_services.error_tables import error_of, error_of_exception, failure_of
 from catenary_services.errors import (
     CatenaryError,
     DeadlineExceeded,
@@ -31,6 +30,7 @@ from catenary_services.errors import (
     Overloaded,
     RequestCancelled,
 )
+from catenary_services.grpc.error_tables import error_of, error_of_exception, failure_of
 from catenary_services.transport.interface import ReceivedFrame
 
 DEFAULT_SLO_NS = 30_000_000_000

@@ -43,15 +43,15 @@ from catenary_protos.externalscaler import externalscaler_pb2, externalscaler_pb
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from catenary_services.errors import Unavailable
-from catenary_services.grpc_intake import Intake
-from catenary_services.grpc_kit import (
+from catenary_services.grpc.grpc_intake import Intake
+from catenary_services.grpc.grpc_kit import (
     HealthSwitch,
     bind,
     create_server,
     enable_health_and_reflection,
 )
+from catenary_services.grpc.probes import Probes
 from catenary_services.log import get_logger
-from catenary_services.probes import Probes
 from catenary_services.security.identity import Role
 from catenary_services.security.keys import ApiKeys
 from catenary_services.security.own_certificate import OwnCertificate

@@ -14,9 +14,9 @@ import grpc.aio
 
 from catenary_protos.catenary.v1 import scheduler_pb2, scheduler_pb2_grpc
 from catenary_services.errors import CatenaryError, InvalidMessage, Overloaded, PartitionLost
-from catenary_services.grpc_kit import open_channel
+from catenary_services.grpc.grpc_kit import open_channel
+from catenary_services.grpc.packed_writer import PackedWriter
 from catenary_services.log import get_logger
-from catenary_services.packed_writer import PackedWriter
 from catenary_services.rules.reading import checking
 from catenary_services.security.identity import Role
 from catenary_services.security.tls import ClientSecurity

@@ -32,9 +32,9 @@ from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.domain.groups import chosen_group, metadata_of_group
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
 from catenary_services.errors import DeviceFailed, DeviceLost, NotSupported
+from catenary_services.grpc.probes import Probes
 from catenary_services.log import get_logger
-from catenary_services.model_repository import ModelRepository
-from catenary_services.probes import Probes
+from catenary_services.models.model_repository import ModelRepository
 from catenary_services.security.identity import Role
 from catenary_services.security.own_certificate import OwnCertificate
 from catenary_services.security.tls import ClientSecurity, ServerSecurity

@@ -24,15 +24,15 @@ from catenary_scheduler.rpc.service import SchedulerService
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.groups import chosen_group, share_of
 from catenary_services.errors import CatenaryError, InvalidInput, Unavailable
-from catenary_services.grpc_kit import (
+from catenary_services.grpc.grpc_kit import (
     HealthSwitch,
     bind,
     create_server,
     enable_health_and_reflection,
 )
+from catenary_services.grpc.probes import LEADER, Probes
 from catenary_services.log import get_logger
-from catenary_services.probes import LEADER, Probes
-from catenary_services.redis_client import connect
+from catenary_services.redis.redis_client import connect
 from catenary_services.security.identity import Role
 from catenary_services.security.keys import ApiKeys
 from catenary_services.security.own_certificate import OwnCertificate

@@ -17,7 +17,7 @@ from catenary_services.domain.groups import AUTO, MOST_GROUPS, chosen_group
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 from catenary_services.domain.packing import PackingGoal
 from catenary_services.errors import InvalidInput
-from catenary_services.redis_client import RedisAddress
+from catenary_services.redis.redis_client import RedisAddress
 from catenary_services.settings import ProcessSettings
 
 

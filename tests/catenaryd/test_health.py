@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from catenary_services.probes import LEADER, Probes
+from catenary_services.grpc.probes import LEADER, Probes
 from catenaryd.health import main
 
 

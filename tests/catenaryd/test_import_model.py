@@ -10,7 +10,7 @@ import pytest
 
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import NotSupported
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from catenaryd import demo_language_model
 from catenaryd.command_line import main
 from catenaryd.models import DEMO_MODELS, ensure_model

@@ -14,7 +14,7 @@ from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.profile import DeviceProfile, ModelProfile, tensors_at_cuts
 from catenary_services.domain.tensors import TensorSpec
 from catenary_services.errors import InvalidInput
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from catenaryd.command_line import cli
 
 BATCHES = (1, 2, 4)

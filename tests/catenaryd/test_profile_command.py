@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import ModelManifest
 from catenary_services.domain.profile import parse_profile
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from catenaryd import command_line, profiling
 from cluster_harness import ROOT, environment
 

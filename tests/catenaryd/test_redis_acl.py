@@ -15,7 +15,7 @@ from catenary_scheduler.storage.keys import Keys, Table
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.store import Store
 from catenary_services.errors import InvalidInput
-from catenary_services.redis_client import RedisAddress, connect
+from catenary_services.redis.redis_client import RedisAddress, connect
 from catenaryd.command_line import cli
 from catenaryd.redis_acl import HEALTH, SCHEDULER, USERS, VIEW, acl_file
 from redis_servers import RedisServer

@@ -16,8 +16,8 @@ from catenary_scheduler.storage.journal import Changes
 from catenary_scheduler.storage.keys import Keys, Table
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.store import Store
-from catenary_services.embedded_redis import EmbeddedRedis
-from catenary_services.redis_client import connect
+from catenary_services.redis.embedded_redis import EmbeddedRedis
+from catenary_services.redis.redis_client import connect
 from catenaryd.command_line import cli
 from stored_tables import GOOD, raw_table
 

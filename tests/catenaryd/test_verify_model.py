@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import ModelManifest
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from catenaryd.command_line import cli
 
 KEY = ModelKey("net", "1")

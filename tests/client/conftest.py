@@ -28,8 +28,8 @@ from catenary_protos.catenary.v1 import (
 )
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
-from catenary_services import error_tables
 from catenary_services.errors import CatenaryError, ModelNotFound, PartitionLost, Unavailable
+from catenary_services.grpc import error_tables
 
 STATUS = admin_pb2.GetStatusResponse(
     scheduler_id="scheduler-0",

@@ -7,7 +7,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 import catenary_services.errors as served
 from catenary import errors, failures
-from catenary_services import error_tables
+from catenary_services.grpc import error_tables
 
 
 def served_errors() -> list[served.CatenaryError]:

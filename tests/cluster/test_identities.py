@@ -20,7 +20,7 @@ from catenary_gateway.settings import GatewaySettings
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from catenary_scheduler.process import SchedulerProcess
-from catenary_services.embedded_redis import EmbeddedRedis
+from catenary_services.redis.embedded_redis import EmbeddedRedis
 from scheduler_harness import add_model, settings
 from tests.support.certificates import Certificates
 

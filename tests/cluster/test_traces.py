@@ -10,7 +10,7 @@ import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 import catenary
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from catenaryd.demo import demo_placement
 from catenaryd.demo_models import preprocess, sample_photographs
 from catenaryd.models import ensure_model

@@ -12,7 +12,7 @@ import yaml
 from catenary_agent.settings import AgentSettings
 from catenary_gateway.settings import GatewaySettings
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_services.probes import LIVE, READY
+from catenary_services.grpc.probes import LIVE, READY
 from catenary_services.settings import ProcessSettings, load_settings
 from chart import (
     CHART,

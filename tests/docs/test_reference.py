@@ -19,7 +19,8 @@ from catenary_protos.catenary.v1 import (
     scheduler_pb2,
 )
 from catenary_protos.inference import grpc_predict_v2_pb2
-from catenary_services import error_tables, errors
+from catenary_services import errors
+from catenary_services.grpc import error_tables
 from catenary_services.security import roles
 from catenary_services.telemetry import names
 from catenary_services.telemetry.metrics import Metrics

@@ -19,7 +19,7 @@ from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc, frame_pb2
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from catenary_services.errors import InvalidInput
-from catenary_services.grpc_kit import open_channel
+from catenary_services.grpc.grpc_kit import open_channel
 from catenary_services.security.keys import add_key
 from catenary_services.security.tls import ClientSecurity
 from catenary_services.transport.hub import TransportHub

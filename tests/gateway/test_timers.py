@@ -10,7 +10,7 @@ import pytest
 from catenary_gateway.results.deadlines import Deadlines
 from catenary_gateway.scheduler_link import SchedulerLink
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_services.packed_writer import PackedWriter
+from catenary_services.grpc.packed_writer import PackedWriter
 from catenary_services.security.tls import ClientSecurity
 
 MS = 1_000_000

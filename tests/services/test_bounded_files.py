@@ -13,7 +13,7 @@ from catenary_agent.decoders.model_files.weights import INDEX_FILE, WEIGHTS_FILE
 from catenary_services.bounded_files import LARGEST_YAML_BYTES, read_bounded
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import InvalidInput
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 KEY = ModelKey("toy", "1")
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from catenary_services.decoder_document import decoder_of_document, document_of_decoder
 from catenary_services.domain.decoder import DecoderTable, Form, HeldSizes, StepSizes
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import ModelManifest
 from catenary_services.errors import InvalidInput
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.decoder_document import decoder_of_document, document_of_decoder
+from catenary_services.models.model_repository import ModelRepository
 
 PLAIN = DecoderTable("0", 2, 8, 2, 1, 4, 100, 128, (2, 5), 10, 20, 30, 4)
 STEP = StepSizes(1, 2, 3, 4, 5, 6, 1)

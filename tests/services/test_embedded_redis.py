@@ -14,9 +14,9 @@ import psutil
 import pytest
 import redis.exceptions
 
-from catenary_services.embedded_redis import EmbeddedRedis
 from catenary_services.errors import InvalidInput
-from catenary_services.redis_client import connect
+from catenary_services.redis.embedded_redis import EmbeddedRedis
+from catenary_services.redis.redis_client import connect
 from source_roots import IMPORT_PATH
 
 
@@ -120,7 +120,7 @@ async def test_given_port_is_used(tmp_path: Path, free_port: int) -> None:
 async def test_server_that_outlived_its_parent_is_replaced(tmp_path: Path) -> None:
     program = (
         "import asyncio, sys, pathlib\n"
-        "from catenary_services.embedded_redis import EmbeddedRedis\n"
+        "from catenary_services.redis.embedded_redis import EmbeddedRedis\n"
         "async def main():\n"
         "    server = EmbeddedRedis(pathlib.Path(sys.argv[1]))\n"
         "    print(await server.start(), server.pid, flush=True)\n"

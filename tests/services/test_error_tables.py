@@ -9,8 +9,9 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2 as rpc
 from google.rpc import status_pb2
 
-from catenary_services import error_tables, errors
+from catenary_services import errors
 from catenary_services.errors import CatenaryError
+from catenary_services.grpc import error_tables
 
 C = grpc.StatusCode
 SECOND = 1_000_000_000

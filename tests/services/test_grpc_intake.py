@@ -17,8 +17,8 @@ from google.protobuf import empty_pb2, wrappers_pb2
 
 from attacks import HalfSent
 from catenary_services.errors import CatenaryError, Unauthenticated
-from catenary_services.grpc_intake import CallIntake
-from catenary_services.grpc_receiving import LOOK_S, Receiving
+from catenary_services.grpc.grpc_intake import CallIntake
+from catenary_services.grpc.grpc_receiving import LOOK_S, Receiving
 
 MIB = 1 << 20
 METHOD = "/t.T/Say"
@@ -182,7 +182,7 @@ async def test_slow_messages_within_the_limits_arrive() -> None:
 async def test_frames_around_many_small_messages_are_not_held_against_an_idle_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("catenary_services.grpc_receiving._SLACK_BYTES", 4096)
+    monkeypatch.setattr("catenary_services.grpc.grpc_receiving._SLACK_BYTES", 4096)
     async with (
         served(Receiving(64 * MIB), most=1024) as (target, _),
         grpc.aio.insecure_channel(target) as channel,

@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_services.errors import Unavailable
-from catenary_services.grpc_kit import (
+from catenary_services.grpc.grpc_kit import (
     HealthSwitch,
     bind,
     create_server,

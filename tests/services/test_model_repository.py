@@ -11,7 +11,11 @@ from catenary_services.domain.latency import TokenObjectives
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.tensors import TensorSpec
 from catenary_services.errors import InvalidInput, ModelNotFound
-from catenary_services.model_repository import ModelRepository, document_of_table, table_of_document
+from catenary_services.models.model_repository import (
+    ModelRepository,
+    document_of_table,
+    table_of_document,
+)
 
 KEY = ModelKey("net", "1")
 MS = 1_000_000

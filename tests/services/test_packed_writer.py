@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from catenary_services.errors import DeadlineExceeded, Overloaded
-from catenary_services.packed_writer import PackedWriter
+from catenary_services.grpc.packed_writer import PackedWriter
 
 
 class Stream:

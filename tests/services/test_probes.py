@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from catenary_services.errors import Unavailable
-from catenary_services.probes import LEADER, LIVE, READY, Probes
+from catenary_services.grpc.probes import LEADER, LIVE, READY, Probes
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 

@@ -29,8 +29,8 @@ from typing import Any
 import catenary
 from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
 from catenary_services.domain.ids import ModelKey
-from catenary_services.embedded_redis import EmbeddedRedis
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
+from catenary_services.redis.embedded_redis import EmbeddedRedis
 from catenaryd.local_cluster import free_port
 from catenaryd.models import ensure_model
 from catenaryd.process_options import command_line_of

@@ -24,7 +24,7 @@ from catenary_protos.catenary.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
-from catenary_services.grpc_kit import create_server
+from catenary_services.grpc.grpc_kit import create_server
 from catenary_services.security.tls import ServerSecurity
 from catenary_services.transport.frames import layout, tensor_views
 from catenary_services.transport.hub import TransportHub

@@ -88,7 +88,7 @@ def _files_of(folder: Path) -> dict[str, bytes]:
 def _model_file(repository: Path, platform: str) -> Path:
     from catenary_services.domain.ids import ModelKey
     from catenary_services.domain.model import ModelManifest
-    from catenary_services.model_repository import ModelRepository
+    from catenary_services.models.model_repository import ModelRepository
 
     key, file = ModelKey(MODEL, "1"), f"m.{'pt2' if platform.startswith('py') else 'onnx'}"
     models = ModelRepository(repository)

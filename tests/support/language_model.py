@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from catenary_services.domain.ids import ModelKey
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "smollm2-135m"

@@ -13,7 +13,7 @@ from catenary_agent.decoders.importing.import_worker import build_graph
 from catenary_agent.decoders.model_files.sizes import all_tensors, graph_bytes, table_from
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import ModelManifest
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from tiny_language_models import write_folder
 
 LAYERS = 4

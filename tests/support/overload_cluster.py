@@ -21,7 +21,7 @@ from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.tensors import ANY, TensorSpec
-from catenary_services.model_repository import ModelRepository, write_file
+from catenary_services.models.model_repository import ModelRepository, write_file
 from catenary_services.security.key_file import add_key
 from cluster_harness import RunningCluster, environment, running_cluster
 

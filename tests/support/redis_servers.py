@@ -15,8 +15,8 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from catenary_services.embedded_redis import find_server
-from catenary_services.redis_client import connect
+from catenary_services.redis.embedded_redis import find_server
+from catenary_services.redis.redis_client import connect
 from catenaryd.local_cluster import free_port
 from fault_cluster import Place
 
@@ -147,7 +147,7 @@ class SentinelTrio:
         return [f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels]
 
     def client(self) -> Redis:
-        from catenary_services.redis_client import RedisAddress
+        from catenary_services.redis.redis_client import RedisAddress
 
         where = RedisAddress("redis://", sentinels=tuple(self.addresses))
         return connect(where, timeout_s=1.0, retries=1)

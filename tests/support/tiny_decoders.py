@@ -12,7 +12,7 @@ from catenary_agent.decoders.model_files.sizes import all_tensors, table_from
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import ModelManifest
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 LAYERS = 4
 VOCABULARY = 256

@@ -15,7 +15,7 @@ import pytest
 
 from catenary_agent.decoders.importing import building, importing
 from catenary_services.domain.ids import ModelKey
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from jail_here import run_here
 
 VOCABULARY = 160

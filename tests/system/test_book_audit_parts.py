@@ -31,8 +31,8 @@ from catenary_protos.catenary.v1 import generation_pb2_grpc as stubs
 from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.ids import ModelKey
-from catenary_services.embedded_redis import EmbeddedRedis
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
+from catenary_services.redis.embedded_redis import EmbeddedRedis
 from tiny_language_models import LAYERS, worker_in_this_process, write_folder
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 import catenary
 from catenary_scheduler.storage.keys import Keys, Table, book_table
 from catenary_services.domain.ids import ResourceId
-from catenary_services.redis_client import connect
+from catenary_services.redis.redis_client import connect
 from fault_cluster import (
     LEASE_S,
     FaultCluster,

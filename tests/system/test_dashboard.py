@@ -23,7 +23,7 @@ import pytest
 import catenary
 import figures
 from browser import PHONE, Tab, binary, open_tab
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from catenaryd.demo import demo_placement
 from catenaryd.models import ensure_model
 from cluster_harness import MODEL, RunningCluster, running_cluster

@@ -18,7 +18,7 @@ import pytest
 import catenary
 import figures
 from catenary_services.domain.ids import ModelKey
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from fault_cluster import (
     IMAGES,
     FaultCluster,

@@ -19,7 +19,7 @@ import catenary
 import figures
 from catenary import ClusterStatus
 from catenary_scheduler.storage.keys import Keys
-from catenary_services.redis_client import connect
+from catenary_services.redis.redis_client import connect
 from fault_cluster import (
     FaultCluster,
     fault_cluster,

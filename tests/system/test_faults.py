@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import catenary
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from catenaryd.demo import demo_placement
 from catenaryd.demo_models import preprocess, sample_photographs
 from catenaryd.models import ensure_model

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from cluster_harness import ROOT, running_cluster
 from language_model import install
 

@@ -24,7 +24,7 @@ import figures
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
-from catenary_services.redis_client import connect
+from catenary_services.redis.redis_client import connect
 from catenary_services.security.key_file import revoke_keys
 from catenaryd.models import ensure_model
 from catenaryd.redis_acl import HEALTH, SCHEDULER, VIEW, acl_file

@@ -24,8 +24,8 @@ from catenary_gateway.generation.text_codec import TextCodecs
 from catenary_gateway.inference import Arrival, InferenceRequest, InferenceResponse, Intake
 from catenary_gateway.observability.bookkeeping import OK
 from catenary_services.domain.sampling import SamplingParameters
-from catenary_services.error_tables import error_of_exception
 from catenary_services.errors import CatenaryError, InvalidInput, PayloadTooLarge, Unauthenticated
+from catenary_services.grpc.error_tables import error_of_exception
 from catenary_services.security.keys import SCOPE_INFER, ApiKeys, Principal
 from catenary_services.telemetry.tracing import Tracer
 

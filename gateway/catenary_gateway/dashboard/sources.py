@@ -19,7 +19,7 @@ from catenary_gateway.observability.local_answers import (
 from catenary_gateway.observability.waterfall import trace_of
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_services.errors import InvalidInput
-from catenary_services.rpc_errors import error_of_rpc
+from catenary_services.grpc.rpc_errors import error_of_rpc
 
 WINDOWS_S = (2, 5, 10, 30)
 """How far back timelines may reach; a few, so that pages share answers."""

@@ -21,8 +21,8 @@ from catenary_gateway.observability.local_answers import (
 from catenary_gateway.observability.waterfall import trace_of
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_services.domain.groups import GROUP_METADATA
-from catenary_services.error_tables import abort, error_of_exception
 from catenary_services.errors import InvalidInput, Unavailable
+from catenary_services.grpc.error_tables import abort, error_of_exception
 from catenary_services.security.keys import SCOPE_ADMIN, SCOPE_VIEW, ApiKeys
 
 DEFAULT_TIMEOUT_S = 30.0

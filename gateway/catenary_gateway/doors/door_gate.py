@@ -10,7 +10,7 @@ from catenary_gateway.admission.callers import Caller, caller
 from catenary_gateway.admission.front_desk import FrontDesk
 from catenary_gateway.doors.grpc_calls import metadata_of
 from catenary_services.errors import CatenaryError
-from catenary_services.grpc_intake import CONTROL_BYTES, Intake, address_of
+from catenary_services.grpc.grpc_intake import CONTROL_BYTES, Intake, address_of
 
 _OIP = "/inference.GRPCInferenceService"
 _GENERATE = "/catenary.v1.Generation/Generate"

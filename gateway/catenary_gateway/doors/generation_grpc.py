@@ -24,7 +24,7 @@ from catenary_gateway.generation.request import (
 from catenary_gateway.observability.generations import ObjectivesReport
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from catenary_services.errors import DeadlineExceeded, InvalidInput
-from catenary_services.sampling_messages import sampling_of_message
+from catenary_services.grpc.sampling_messages import sampling_of_message
 
 GENERATE = "catenary.v1.Generation/Generate"
 READ_GRACE_S = 30.0

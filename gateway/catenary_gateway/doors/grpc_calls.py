@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import grpc.aio
 
 from catenary_gateway.admission.callers import charge
-from catenary_services.error_tables import abort, error_of_exception
+from catenary_services.grpc.error_tables import abort, error_of_exception
 
 S = TypeVar("S")
 P = ParamSpec("P")

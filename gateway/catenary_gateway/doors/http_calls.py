@@ -9,14 +9,14 @@ from aiohttp import web
 
 from catenary_gateway.admission.callers import Caller, caller
 from catenary_gateway.admission.front_desk import FrontDesk
-from catenary_services.error_tables import (
+from catenary_services.errors import CatenaryError, ModelNotFound, PayloadTooLarge, forget_frames
+from catenary_services.grpc.error_tables import (
     error_of_exception,
     http_body,
     http_headers,
     http_status,
     openai_body,
 )
-from catenary_services.errors import CatenaryError, ModelNotFound, PayloadTooLarge, forget_frames
 from catenary_services.security.keys import Principal
 
 DESK: web.AppKey[FrontDesk] = web.AppKey("desk", FrontDesk)

@@ -21,13 +21,13 @@ from catenary_gateway.observability.bookkeeping import OK, Bookkeeping
 from catenary_gateway.results.deadlines import Deadlines
 from catenary_gateway.results.delivery import Links
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
-from catenary_services.error_tables import error_of
 from catenary_services.errors import (
     CatenaryError,
     DeadlineExceeded,
     Overloaded,
     RequestCancelled,
 )
+from catenary_services.grpc.error_tables import error_of
 
 _Message = scheduler_pb2.GatewayMessage
 

@@ -19,8 +19,8 @@ from catenary_gateway.generation.start import Start
 from catenary_gateway.observability.bookkeeping import Bookkeeping
 from catenary_gateway.results.delivery import Links
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
-from catenary_services.error_tables import error_of_exception, failure_of
 from catenary_services.errors import InvalidInput, PartitionLost
+from catenary_services.grpc.error_tables import error_of_exception, failure_of
 
 OVERTAKEN_S = 5.0
 """Tokens of the ring a session left that are this long behind those of the new one are lost."""

@@ -12,7 +12,7 @@ from catenary_gateway.generation.start import Start
 from catenary_gateway.inference import Arrival
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from catenary_services.errors import CatenaryError
-from catenary_services.sampling_messages import message_of_sampling
+from catenary_services.grpc.sampling_messages import message_of_sampling
 
 
 class PendingSession:

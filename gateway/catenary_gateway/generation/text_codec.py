@@ -29,7 +29,7 @@ from catenary_services.errors import (
     Unavailable,
 )
 from catenary_services.log import get_logger
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 _LONG_CHARACTERS = 2_000
 """Longer texts are encoded off the event loop: a token takes about a microsecond."""

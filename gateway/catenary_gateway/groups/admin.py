@@ -13,7 +13,7 @@ from catenary_gateway.groups import sums
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_services.domain.groups import GROUP_METADATA
 from catenary_services.errors import InvalidInput, NoActivePlan, Unavailable
-from catenary_services.rpc_errors import error_of_rpc
+from catenary_services.grpc.rpc_errors import error_of_rpc
 
 _RETRY_NS = 1_000_000_000
 _NOTHING_TO_SAY = (Unavailable, NoActivePlan)

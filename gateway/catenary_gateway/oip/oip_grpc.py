@@ -17,9 +17,9 @@ from catenary_gateway.inference import Arrival
 from catenary_gateway.oip import oip_proto
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
-from catenary_services.error_details import public_message
-from catenary_services.error_tables import error_of_exception
-from catenary_services.grpc_intake import address_of
+from catenary_services.grpc.error_details import public_message
+from catenary_services.grpc.error_tables import error_of_exception
+from catenary_services.grpc.grpc_intake import address_of
 from catenary_services.security.keys import SCOPE_ADMIN, Principal
 
 INFER = "inference.GRPCInferenceService/ModelInfer"

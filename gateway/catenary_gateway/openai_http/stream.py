@@ -16,7 +16,7 @@ from catenary_gateway.openai_http.answers import (
     usage_of,
 )
 from catenary_gateway.openai_http.wanted import Wanted
-from catenary_services.error_tables import error_of_exception, openai_body
+from catenary_services.grpc.error_tables import error_of_exception, openai_body
 
 READ_GRACE_S = 30.0
 """A client that reads nothing of its answer for so long is given up: what waits takes memory."""

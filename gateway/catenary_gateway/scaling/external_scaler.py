@@ -19,8 +19,8 @@ from catenary_gateway.scaling.replicas import Share, replicas_of
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_protos.externalscaler import externalscaler_pb2 as keda
 from catenary_protos.externalscaler import externalscaler_pb2_grpc as keda_grpc
-from catenary_services.error_tables import abort, error_of_exception
 from catenary_services.errors import InvalidInput, Unavailable
+from catenary_services.grpc.error_tables import abort, error_of_exception
 from catenary_services.security.keys import SCOPE_VIEW, ApiKeys
 
 METRIC = "catenary-agents"

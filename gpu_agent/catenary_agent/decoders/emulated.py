@@ -42,7 +42,7 @@ from catenary_agent.kv.span import CacheSpan
 from catenary_services.domain.decoder import DecoderTable, Form, form_of
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.errors import InvalidInput
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 _TIMES = (
     "prefill_ns",

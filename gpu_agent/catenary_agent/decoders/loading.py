@@ -10,7 +10,7 @@ from catenary_agent.executors.device import Device
 from catenary_services.domain.decoder import Runtime
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.errors import NotSupported
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 DecoderLibrary = Literal["auto", "onnx", "torch"]
 DecoderNumbers = Literal["auto", "float32", "bfloat16", "float16"]

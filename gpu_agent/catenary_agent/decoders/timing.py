@@ -18,7 +18,7 @@ from catenary_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem,
 from catenary_agent.decoders.sampling.sampling import Sampler
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.sampling import SamplingParameters
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 PREFILL_TOKENS = (2, 8, 24, 64, 128, 256, 512)
 """As far as a chunk goes."""

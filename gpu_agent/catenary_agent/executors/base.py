@@ -12,7 +12,7 @@ from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.model import BlockTable
 from catenary_services.domain.tensors import ANY, DTYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 Shape = tuple[int, ...]
 

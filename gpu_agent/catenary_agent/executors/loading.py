@@ -11,7 +11,7 @@ from catenary_agent.executors.base import Ends, Executor
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.emulated import EmulatedPart
 from catenary_services.domain.ids import PartitionKey
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 _EXACT_UP_TO = 4
 """Batch sizes up to here are all measured, above it every doubling; the rest is interpolated."""

@@ -43,7 +43,7 @@ from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.model import BlockTable
 from catenary_services.errors import InvalidInput
 from catenary_services.jail.child import Room
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 _CAST = ".float16"
 _SHAPES_KEPT = 64

@@ -12,7 +12,7 @@ from catenary_agent.generation.state.incidents import incident
 from catenary_agent.generation.state.session import Awaited, Session
 from catenary_agent.kv import CacheIntake
 from catenary_services.errors import CatenaryError, InvalidInput, Overloaded
-from catenary_services.sampling_messages import sampling_of_message
+from catenary_services.grpc.sampling_messages import sampling_of_message
 
 if TYPE_CHECKING:
     from catenary_agent.generation.state.events import Opened

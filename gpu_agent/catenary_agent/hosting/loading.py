@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from catenary_agent.executors.base import Executor
     from catenary_agent.executors.device import Device
     from catenary_agent.generation.loop.engine import GenerationEngine
-    from catenary_services.model_repository import ModelRepository
+    from catenary_services.models.model_repository import ModelRepository
 
 _log = get_logger("catenary_agent.hosting.loading")
 _MAX_BATCH = 4_096

@@ -14,7 +14,11 @@ from catenary_services.domain.tensors import ANY, DTYPE_OF
 from catenary_services.errors import InvalidInput
 from catenary_services.jail.orders import JailLimits
 from catenary_services.jail.run import Work, run_jailed
-from catenary_services.model_repository import ExampleShapes, document_of_table, table_of_document
+from catenary_services.models.model_repository import (
+    ExampleShapes,
+    document_of_table,
+    table_of_document,
+)
 
 _T = TypeVar("_T")
 _GIBI = 1 << 30

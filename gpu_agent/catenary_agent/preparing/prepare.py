@@ -39,7 +39,7 @@ from catenary_services.domain.tensors import DATATYPE_OF, DTYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput, NotSupported
 from catenary_services.jail.child import Room
 from catenary_services.jail.run import run_jailed
-from catenary_services.model_repository import ExampleShapes, ModelRepository
+from catenary_services.models.model_repository import ExampleShapes, ModelRepository
 
 _RUNS = 5
 _BALANCED = 1.3

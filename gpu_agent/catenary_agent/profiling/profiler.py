@@ -32,7 +32,7 @@ from catenary_services.domain.profile import (
 from catenary_services.errors import InvalidInput
 from catenary_services.jail.child import Room
 from catenary_services.jail.run import run_jailed
-from catenary_services.model_repository import ModelRepository, write_file
+from catenary_services.models.model_repository import ModelRepository, write_file
 
 
 @dataclass(frozen=True, slots=True)

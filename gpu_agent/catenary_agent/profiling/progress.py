@@ -10,7 +10,7 @@ from typing import NamedTuple
 from catenary_agent.profiling.samples import Summary
 from catenary_services.domain.model import BlockTable
 from catenary_services.domain.profile import DeviceProfile, ModelProfile, tensors_at_cuts
-from catenary_services.model_repository import write_file
+from catenary_services.models.model_repository import write_file
 
 PARTIAL_FORMAT = "catenary-profile-partial"
 

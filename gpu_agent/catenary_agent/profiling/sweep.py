@@ -18,7 +18,7 @@ from catenary_agent.share import default_threads, host_cores, isolation_of
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.profile import DeviceProfile
 from catenary_services.errors import Unavailable
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 _ATTEMPTS = 3
 

@@ -21,7 +21,7 @@ from catenary_agent.share import Claim, take_share
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.errors import CatenaryError, InternalError
 from catenary_services.log import configure_logging
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 if TYPE_CHECKING:
     from catenary_agent.executors.base import Executor

@@ -22,7 +22,7 @@ from catenary_lab.live.cluster import AS_SIMULATED, LiveCluster
 from catenary_scheduler.planning.chains import Composition
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
 from catenary_services.errors import InvalidInput
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from catenary_simulator.chains.result import ChainResult
 from catenary_simulator.chains.workload import Workload
 from catenaryd.local_cluster import ClusterOptions, LocalCluster

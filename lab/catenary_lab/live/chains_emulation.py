@@ -23,7 +23,7 @@ from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelK
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import NotSupported
-from catenary_services.model_repository import ModelRepository, write_file
+from catenary_services.models.model_repository import ModelRepository, write_file
 from catenary_simulator.chains.cluster import Cluster, ClusterServer
 
 KEY = ModelKey("emulated-decoder", "1")

@@ -16,7 +16,7 @@ from catenary_lab.live.emulation import agent_settings, plan_document, write_mod
 from catenary_lab.live.load import LoadOrder, LoadOutcome, Moments, run_load
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
 from catenary_services.domain.plan import Agent, Plan
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from catenaryd.local_cluster import ClusterOptions, LocalCluster
 
 AS_SIMULATED = {"fair_share": False}

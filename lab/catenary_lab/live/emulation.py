@@ -19,7 +19,7 @@ from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.plan import Agent, ModelPlan, Plan
 from catenary_services.domain.tensors import ANY, TensorSpec
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 INPUT = "input"
 FEATURES = 16

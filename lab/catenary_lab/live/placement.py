@@ -35,7 +35,7 @@ from catenary_scheduler.scaling.workers_line import Lengths, capability
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenary_services.errors import Unavailable
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from catenaryd.local_cluster import ClusterOptions, LocalCluster
 from catenaryd.models import ensure_model
 

@@ -23,7 +23,6 @@ from catenary_scheduler.rollout.report import SwitchReport
 from catenary_scheduler.rpc.leader_lookup import Context, LeaderLookup, group_of
 from catenary_services.domain.ids import AgentId
 from catenary_services.domain.packing import packing_goal
-from catenary_services.error_tables import abort, error_of_exception
 from catenary_services.errors import (
     CatenaryError,
     InternalError,
@@ -31,6 +30,7 @@ from catenary_services.errors import (
     NotSupported,
     Unavailable,
 )
+from catenary_services.grpc.error_tables import abort, error_of_exception
 
 _LONGEST_S = 60.0
 _MARGIN_S = 0.2

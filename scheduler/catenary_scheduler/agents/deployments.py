@@ -19,7 +19,7 @@ from catenary_services.domain.profile import ModelProfile
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import CatenaryError, InvalidInput, ModelNotFound
 from catenary_services.log import get_logger
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 _log = get_logger(__name__)
 _CONTENT_S = 1.0

@@ -28,7 +28,7 @@ from catenary_services.errors import (
     Unavailable,
 )
 from catenary_services.log import get_logger
-from catenary_services.redis_client import problem_of
+from catenary_services.redis.redis_client import problem_of
 
 _log = get_logger(__name__)
 _PAUSE_S = 0.2

@@ -89,7 +89,7 @@ from catenary_services.errors import (
     Unavailable,
 )
 from catenary_services.log import get_logger
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from catenary_services.security.identity import Role
 from catenary_services.telemetry.metrics import Metrics
 from catenary_services.telemetry.tracing import Tracer

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from catenary_protos.catenary.v1 import scheduler_pb2_grpc
 from catenary_scheduler.rpc.leader_lookup import Context, LeaderLookup, group_of
 from catenary_scheduler.wire.streams import Speaks, Stream
-from catenary_services.error_tables import abort, error_of_exception
 from catenary_services.errors import CatenaryError, InvalidMessage
+from catenary_services.grpc.error_tables import abort, error_of_exception
 from catenary_services.security.identity import Role
 from catenary_services.security.roles import Guard
 

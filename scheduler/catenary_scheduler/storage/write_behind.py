@@ -21,7 +21,7 @@ from catenary_services.domain.groups import HIGHEST_GRANTED
 from catenary_services.domain.ids import Epoch
 from catenary_services.errors import StaleEpoch
 from catenary_services.log import get_logger
-from catenary_services.redis_client import problem_of
+from catenary_services.redis.redis_client import problem_of
 
 _REDIS_FAILURES = (RedisError, OSError, TimeoutError)
 _log = get_logger(__name__)
@@ -50,7 +50,8 @@ class Sources:
     epoch_raised: Callable[[Epoch], None]
     """Called when the lease had to be taken again and orders must carry a higher epoch."""
     failed: Callable[[str], None] = lambda _kind: None
-    """Called with a word for what went wrong (`catenary_services.redis_client.problem_of`)."""
+    """Called with a word for what went wrong
+    (`catenary_services.redis.redis_client.problem_of`)."""
 
 
 class WriteBehind:

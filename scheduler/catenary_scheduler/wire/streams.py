@@ -16,7 +16,7 @@ from catenary_services.errors import (
     Overloaded,
     Unavailable,
 )
-from catenary_services.packed_writer import PackedWriter
+from catenary_services.grpc.packed_writer import PackedWriter
 
 HELLO_TIMEOUT_S = 5.0
 LAST_WRITE_S = 1.0

@@ -23,8 +23,8 @@ from catenary_services.errors import (
     PermissionDenied,
     Unauthenticated,
 )
-from catenary_services.grpc_intake import CallIntake
-from catenary_services.grpc_receiving import Receiving
+from catenary_services.grpc.grpc_intake import CallIntake
+from catenary_services.grpc.grpc_receiving import Receiving
 from catenary_services.security.identity import peer_identity
 from catenary_services.security.roles import Guard, RoleGate
 from catenary_services.transport.exchange import (

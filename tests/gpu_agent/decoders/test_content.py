@@ -19,7 +19,7 @@ from catenary_scheduler.agents.deployments import Deployments, Wish
 from catenary_services.content.record import RECORD_FILE
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import CatenaryError, ContentMismatch
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from tiny_language_models import LAYERS, imported_llama, worker_in_this_process
 
 for _module in ("torch", "transformers", "onnxruntime_genai"):

@@ -18,7 +18,7 @@ from catenary_agent.decoders.onnx.onnx_executor import OnnxDecoder
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import InternalError, InvalidInput
 from catenary_services.jail.run import Work, run_jailed
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from decoder_ring import DecoderRing
 from jail_here import run_here
 from tiny_language_models import (

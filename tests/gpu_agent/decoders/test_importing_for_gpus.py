@@ -21,7 +21,7 @@ from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import ContentMismatch, InvalidInput, NotSupported
 from catenary_services.jail.run import run_jailed
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from decoder_ring import DecoderRing
 from tiny_decoders import LAYERS as TINY_LAYERS
 from tiny_decoders import make_tiny_decoder

@@ -32,7 +32,7 @@ from catenary_agent.executors.device import Device
 from catenary_services.domain.decoder import Form, LargestStep
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import InvalidInput, NotSupported
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from tiny_decoders import LAYERS, VOCABULARY, make_tiny_decoder, reference_model
 from tiny_language_models import worker_in_this_process
 

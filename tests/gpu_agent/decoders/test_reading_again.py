@@ -22,7 +22,7 @@ from catenary_agent.decoders.torch.torch_wide import Operand, joined, narrowed, 
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import NotSupported
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from tiny_decoders import (
     EVERY_FAMILY,
     LAYERS,

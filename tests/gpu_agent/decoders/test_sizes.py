@@ -39,7 +39,7 @@ from catenary_services.domain.decoder import Form, HeldSizes, LargestStep, Runti
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.sampler_sizes import SamplerSizes
 from catenary_services.errors import InvalidInput
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from tiny_decoders import FAMILIES, LAYERS, make_tiny_decoder
 
 CPU = Device.parse("cpu")

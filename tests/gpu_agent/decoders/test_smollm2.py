@@ -12,7 +12,7 @@ from catenary_agent.decoders.base import CacheLayout
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import PartitionKey
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from decoder_ring import DecoderRing
 from language_model import KEY, shared_models
 from prompts import PROMPTS

@@ -25,7 +25,7 @@ from catenary_agent.generation.loop.measuring import measure_between_steps
 from catenary_services.domain.decoder import Form
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import InternalError, InvalidInput, NotSupported, Overloaded
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from tiny_decoders import (
     FAMILIES,
     LAYERS,

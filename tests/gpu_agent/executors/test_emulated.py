@@ -15,7 +15,7 @@ from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.profile import DeviceProfile, ModelProfile
 from catenary_services.domain.tensors import TensorSpec
 from catenary_services.errors import InvalidInput, NotSupported
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 KEY = ModelKey("net", "1")
 MS = 1_000_000

@@ -15,7 +15,7 @@ from catenary_agent.preparing.prepare import prepare_model
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.model import BlockTable, ModelManifest
 from catenary_services.errors import InvalidInput
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 KEY = ModelKey("net", "1")

@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 from catenary_agent.preparing.prepare import prepare_model
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import ModelManifest
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 _PERIOD = 8191
 """A prime, so that the repeated weights line up with no channel."""

@@ -14,7 +14,7 @@ from catenary_agent.executors.device import Device
 from catenary_agent.executors.loading import load_executor
 from catenary_agent.executors.onnx_part import OnnxOptions, load_onnx_part
 from catenary_services.domain.ids import ModelKey, PartitionKey
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 CPU = Device.parse("cpu")
 LIGHT = (

@@ -21,7 +21,7 @@ from catenary_agent.preparing.prepare import prepare_model
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.model import ModelManifest
 from catenary_services.errors import ContentMismatch, InvalidInput
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 KEY = ModelKey("small", "1")
 PART = PartName("0" * 64, "1" * 64, "test")

@@ -19,7 +19,7 @@ from catenary_agent.preparing import prepare
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import ModelManifest
 from catenary_services.errors import CatenaryError, InvalidInput
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from hostile_programs import (
     OPERATORS,
     SIZES,

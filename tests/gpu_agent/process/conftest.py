@@ -16,8 +16,8 @@ from catenary_protos.catenary.v1 import scheduler_pb2, scheduler_pb2_grpc
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.tensors import ANY, TensorSpec
-from catenary_services.grpc_kit import bind, create_server
-from catenary_services.model_repository import ModelRepository
+from catenary_services.grpc.grpc_kit import bind, create_server
+from catenary_services.models.model_repository import ModelRepository
 from catenary_services.security.tls import ServerSecurity
 from tests.support.agent_harness import SECOND_NS, open_net
 

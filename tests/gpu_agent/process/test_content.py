@@ -10,7 +10,7 @@ import pytest
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.content.record import RECORD_FILE
 from catenary_services.domain.ids import ModelKey
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 TINY = ModelKey("tiny", "1")
 

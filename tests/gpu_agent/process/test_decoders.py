@@ -10,7 +10,7 @@ import pytest
 from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.domain.ids import ModelKey
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from tests.support.agent_harness import TestPeer, peer_of, until
 from tests.support.ring_harness import Caller, opening
 from tiny_language_models import LAYERS, greedy, worker_in_this_process, write_folder

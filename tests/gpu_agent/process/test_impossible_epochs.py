@@ -14,8 +14,8 @@ from catenary_agent.control import Control, ControlTimes
 from catenary_agent.outbox import Outbox
 from catenary_protos.catenary.v1 import scheduler_pb2, scheduler_pb2_grpc
 from catenary_services.domain.groups import EPOCH_FIELD, EPOCH_LIMIT
-from catenary_services.error_tables import abort
 from catenary_services.errors import InvalidInput
+from catenary_services.grpc.error_tables import abort
 from catenary_services.security.tls import ClientSecurity
 
 Message = scheduler_pb2.SchedulerToAgentMessage

@@ -13,7 +13,7 @@ from catenary_agent.preparing import cutting
 from catenary_agent.preparing.prepare import prepare_model
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import ModelManifest
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 ONNX, TORCH = ModelKey("small-onnx", "1"), ModelKey("small-torch", "1")
 CHANNELS, SIZE, LAYERS = 24, 16, 4

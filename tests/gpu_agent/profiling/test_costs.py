@@ -7,7 +7,7 @@ import pytest
 from catenary_agent.profiling.costs import KernelCost, Operation, kernels_of
 from catenary_agent.profiling.profiler import count_costs
 from catenary_services.domain.ids import ModelKey
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 CHANNELS, SIZE = 24, 16
 PIXELS = SIZE * SIZE

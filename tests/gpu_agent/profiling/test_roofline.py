@@ -26,7 +26,7 @@ from catenary_agent.profiling.roofline import (
 )
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import InvalidInput
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from reference_data import reference
 
 T4 = CATALOGUE["T4"]

@@ -27,7 +27,7 @@ from catenary_scheduler.planning.pooled.problem import (
 )
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import Unavailable
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 FAST = np.array([[1000.0, 1500.0], [2000.0, 2600.0]])
 PROBLEM = PoolingProblem(

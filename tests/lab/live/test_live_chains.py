@@ -31,7 +31,7 @@ from catenary_scheduler.planning.placement import Placement, parse_placement
 from catenary_services.domain.ids import AgentId, PartitionKey, ServerId
 from catenary_services.domain.plan import Agent, ChainHop
 from catenary_services.errors import InvalidInput, NotSupported
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from catenary_simulator.chains.cluster import Cluster, Communication
 from catenary_simulator.chains.loop import Durations
 from catenary_simulator.chains.plan import plan_of

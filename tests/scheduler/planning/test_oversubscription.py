@@ -36,7 +36,7 @@ from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.plan import Agent, Chain
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import InvalidInput
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 LLM = ModelKey("llm", "1")
 BLOCKS, BLOCK_BYTES, ENDS_BYTES = 6, 100, 100

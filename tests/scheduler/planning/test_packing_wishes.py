@@ -20,7 +20,7 @@ from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.packing import PACKING_GOALS, PackingGoal, packing_goal
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import InvalidInput
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 LLM = ModelKey("llm", "1")
 MANIFEST = ModelManifest(LLM, "decoder", "model.safetensors", 10**9, 4, True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_services.embedded_redis import EmbeddedRedis
+from catenary_services.redis.embedded_redis import EmbeddedRedis
 from scheduler_harness import Crowd, add_decoder, add_model, settings
 
 

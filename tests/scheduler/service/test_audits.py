@@ -14,7 +14,7 @@ from catenary_protos.catenary.v1 import admin_pb2, common_pb2, scheduler_pb2
 from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.keys import Keys
-from catenary_services.embedded_redis import EmbeddedRedis
+from catenary_services.redis.embedded_redis import EmbeddedRedis
 from chain_harness import RING, file_of, nothing_is_left, serving
 from scheduler_harness import (
     AgentScript,

@@ -29,7 +29,7 @@ from catenary_scheduler.wire.streams import Session
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ServerId
 from catenary_services.domain.plan import Agent
 from catenary_services.errors import Unavailable
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from scheduler_harness import LLM, TOY, add_decoder, add_model, until
 
 S = NANOSECONDS_PER_SECOND

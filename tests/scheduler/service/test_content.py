@@ -14,7 +14,7 @@ from catenary_scheduler.agents.deployments import Deployments, Wish
 from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.ids import AgentId, ModelKey
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from chain_harness import chains, file_of, route
 from scheduler_harness import LLM, TOY, AgentScript, Crowd, admin, scheduler, until
 

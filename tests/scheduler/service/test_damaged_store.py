@@ -19,8 +19,8 @@ from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.keys import Keys, Table
 from catenary_services.domain.groups import HIGHEST_GRANTED
 from catenary_services.domain.ids import AgentId
-from catenary_services.embedded_redis import EmbeddedRedis
-from catenary_services.redis_client import connect
+from catenary_services.redis.embedded_redis import EmbeddedRedis
+from catenary_services.redis.redis_client import connect
 from scheduler_harness import AgentScript, Crowd, admin, crash, scheduler, until
 from stored_tables import GOOD
 

@@ -16,7 +16,7 @@ from catenary_protos.catenary.v1.scheduler_pb2_grpc import SchedulerStub
 from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.errors import InvalidInput
-from catenary_services.grpc_kit import open_channel
+from catenary_services.grpc.grpc_kit import open_channel
 from catenary_services.security.identity import Role
 from catenary_services.security.keys import add_key
 from catenary_services.security.tls import ClientSecurity

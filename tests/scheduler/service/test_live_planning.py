@@ -15,7 +15,7 @@ from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey
 from catenary_services.domain.profile import DeviceProfile, ModelProfile
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from scheduler_harness import MS, TOY, AgentScript, Crowd, add_model, admin, scheduler, until
 
 Configured = Callable[..., SchedulerSettings]

@@ -16,7 +16,7 @@ from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.latency import TokenObjectives
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from chain_harness import RING, file_of, nothing_is_left, request, serving
 from scheduler_harness import LLM, MS, AgentScript, Crowd, admin, scheduler, until
 

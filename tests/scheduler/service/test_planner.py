@@ -34,7 +34,7 @@ from catenary_services.domain.ids import AgentId, ModelKey, ServerId
 from catenary_services.domain.plan import Agent
 from catenary_services.domain.profile import DeviceProfile, ModelProfile
 from catenary_services.errors import InternalError, PlanInfeasible
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 from scheduler_harness import MS, TOY, add_model, until
 
 OTHER = ModelKey("other", "1")

@@ -13,7 +13,7 @@ import grpc.aio
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
 from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_services.embedded_redis import EmbeddedRedis
+from catenary_services.redis.embedded_redis import EmbeddedRedis
 from scheduler_harness import (
     COMPUTE_NS,
     MS,

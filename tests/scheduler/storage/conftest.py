@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from catenary_services.embedded_redis import EmbeddedRedis
-from catenary_services.redis_client import connect
+from catenary_services.redis.embedded_redis import EmbeddedRedis
+from catenary_services.redis.redis_client import connect
 
 
 @pytest.fixture

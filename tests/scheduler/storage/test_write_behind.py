@@ -16,8 +16,8 @@ from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.store import Store
 from catenary_scheduler.storage.write_behind import Rhythm, Sources, WriteBehind
 from catenary_services.domain.ids import Epoch
-from catenary_services.embedded_redis import EmbeddedRedis
 from catenary_services.errors import StaleEpoch
+from catenary_services.redis.embedded_redis import EmbeddedRedis
 from stored_tables import raw_table
 
 KEYS = Keys("test")

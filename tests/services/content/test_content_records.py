@@ -19,7 +19,7 @@ from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import CatenaryError, ContentMismatch, ModelNotFound
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 KEY = ModelKey("net", "1")
 CHUNK = 1024

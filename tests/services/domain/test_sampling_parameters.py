@@ -5,7 +5,7 @@ import pytest
 from catenary_protos.catenary.v1 import generation_pb2
 from catenary_services.domain.sampling import MAX_SEED, SamplingParameters
 from catenary_services.errors import InvalidInput
-from catenary_services.sampling_messages import message_of_sampling, sampling_of_message
+from catenary_services.grpc.sampling_messages import message_of_sampling, sampling_of_message
 
 
 @pytest.mark.parametrize(

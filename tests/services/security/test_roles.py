@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from catenary_protos.catenary.v1 import admin_pb2, generation_pb2, scheduler_pb2
 from catenary_protos.externalscaler import externalscaler_pb2
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
-from catenary_services.grpc_kit import bind, create_server, open_channel
+from catenary_services.grpc.grpc_kit import bind, create_server, open_channel
 from catenary_services.security.identity import Role
 from catenary_services.security.keys import ApiKeys, add_key
 from catenary_services.security.roles import CHANGE, RULES, Guard

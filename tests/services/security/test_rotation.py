@@ -13,7 +13,7 @@ import pytest
 import structlog
 
 from catenary_services.errors import InvalidInput
-from catenary_services.grpc_kit import bind, create_server, open_channel
+from catenary_services.grpc.grpc_kit import bind, create_server, open_channel
 from catenary_services.security.identity import Role
 from catenary_services.security.own_certificate import OwnCertificate
 from catenary_services.security.rotation import watched_files

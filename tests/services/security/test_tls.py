@@ -14,7 +14,7 @@ import structlog
 import trustme
 
 from catenary_services.errors import InvalidInput
-from catenary_services.grpc_kit import bind, create_server, open_channel
+from catenary_services.grpc.grpc_kit import bind, create_server, open_channel
 from catenary_services.security.tls import ClientSecurity, ServerSecurity
 from catenary_services.settings import ProcessSettings
 

@@ -26,8 +26,8 @@ import catenary
 from catenary_agent.settings import AgentSettings
 from catenary_scheduler.storage.keys import Keys
 from catenary_services.domain.ids import ModelKey
-from catenary_services.model_repository import ModelRepository
-from catenary_services.redis_client import connect
+from catenary_services.models.model_repository import ModelRepository
+from catenary_services.redis.redis_client import connect
 from catenaryd.local_cluster import free_port
 from clock_step import SteppedClock
 from cluster_harness import environment

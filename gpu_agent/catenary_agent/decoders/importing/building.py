@@ -16,7 +16,7 @@ from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import NotSupported
 from catenary_services.jail.orders import JailLimits
 from catenary_services.jail.run import Work, run_jailed
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 _NEEDED = ("transformers", "torch")
 _NEEDED_FOR_GRAPHS = ("onnxruntime_genai", "accelerate", "gguf")

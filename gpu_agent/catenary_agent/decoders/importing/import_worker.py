@@ -45,7 +45,7 @@ from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey
 from catenary_services.domain.model import ModelManifest
 from catenary_services.errors import InvalidInput, NotSupported
 from catenary_services.jail.child import Room
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 COPIED = (
     "config.json",

@@ -47,7 +47,7 @@ from catenary_services.domain.model import BlockTable, Boundary
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import InvalidInput
 from catenary_services.jail.run import Work, run_jailed
-from catenary_services.model_repository import PRECISIONS, TARGETS, ModelRepository
+from catenary_services.models.model_repository import PRECISIONS, TARGETS, ModelRepository
 
 __all__ = ["ImportOptions", "block_table", "import_decoder"]
 

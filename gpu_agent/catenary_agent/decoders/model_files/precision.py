@@ -6,7 +6,7 @@ from pathlib import Path
 
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import InvalidInput
-from catenary_services.model_repository import PRECISIONS, ModelRepository
+from catenary_services.models.model_repository import PRECISIONS, ModelRepository
 
 
 def graph_folder(repository: ModelRepository, key: ModelKey, precision: str) -> Path:

@@ -33,7 +33,7 @@ from catenary_services.content.reading import Reading
 from catenary_services.domain.decoder import Runtime, form_of
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.errors import InvalidInput
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 _BRIDGED_ROWS = {"fp32": 8.0, "int8": 4.0, "int4": 1.0}
 """What one reading of the weights costs in rows, until `learn_cost` is told. Measured for

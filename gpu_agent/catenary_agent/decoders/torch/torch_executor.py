@@ -38,7 +38,7 @@ from catenary_services.domain.decoder import form_of
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.errors import InternalError
 from catenary_services.log import get_logger
-from catenary_services.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository
 
 _log = get_logger("catenary_agent.decoders")
 

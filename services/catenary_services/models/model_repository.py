@@ -34,7 +34,6 @@ from catenary_services.content.hashing import digests
 from catenary_services.content.keeping import ContentRecords, write_durably
 from catenary_services.content.reading import Reading
 from catenary_services.content.record import RECORD_FILE, ContentRecord
-from catenary_services.decoder_document import decoder_of_document, document_of_decoder
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey, Nanoseconds
 from catenary_services.domain.latency import OBJECTIVE_KEYS, TokenObjectives
@@ -44,6 +43,7 @@ from catenary_services.domain.profile import ModelProfile, parse_profile, profil
 from catenary_services.domain.tensors import DTYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput, ModelNotFound
 from catenary_services.json_fields import field, integers
+from catenary_services.models.decoder_document import decoder_of_document, document_of_decoder
 
 MANIFEST_FILE = "model.yaml"
 BLOCKS_FILE = "blocks.json"

@@ -10,8 +10,8 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from catenary_services import errors
-from catenary_services.error_details import DOMAIN, STATUS_DETAILS_KEY
 from catenary_services.errors import CatenaryError
+from catenary_services.grpc.error_details import DOMAIN, STATUS_DETAILS_KEY
 
 # For calls that failed without our details: the transport's own codes, or foreign servers.
 _REASON_OF_CODE: dict[grpc.StatusCode, str] = {

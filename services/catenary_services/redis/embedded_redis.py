@@ -22,14 +22,14 @@ import redis.exceptions
 
 from catenary_services.errors import InvalidInput, Unavailable
 from catenary_services.log import get_logger
-from catenary_services.redis_client import connect
+from catenary_services.redis.redis_client import connect
 
 START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 5.0
 """After SIGTERM; a server that rewrites its AOF may refuse, then it is killed."""
 
 _ON_PATH = ("redis-server", "valkey-server")
-_log = get_logger("catenary_services.embedded_redis")
+_log = get_logger("catenary_services.redis.embedded_redis")
 
 
 def find_server() -> Path:

@@ -19,12 +19,12 @@ from google.protobuf.message import Message
 from google.rpc import status_pb2
 
 from catenary_protos.catenary.v1 import common_pb2
-from catenary_services import error_details as details
 from catenary_services import errors
-from catenary_services.error_details import STATUS_DETAILS_KEY, is_anonymous, public_message
 from catenary_services.errors import CatenaryError
+from catenary_services.grpc import error_details as details
+from catenary_services.grpc.error_details import STATUS_DETAILS_KEY, is_anonymous, public_message
+from catenary_services.grpc.rpc_errors import error_of_rpc
 from catenary_services.log import get_logger
-from catenary_services.rpc_errors import error_of_rpc
 
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
 

@@ -15,8 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from catenary_services.errors import Unavailable
-from catenary_services.grpc_intake import FIRST_WINDOW_BYTES, CallIntake, Intake
-from catenary_services.grpc_receiving import Receiving
+from catenary_services.grpc.grpc_intake import FIRST_WINDOW_BYTES, CallIntake, Intake
+from catenary_services.grpc.grpc_receiving import Receiving
 from catenary_services.security.identity import Role, server_name_of
 from catenary_services.security.roles import Guard, OpenGate, RoleGate
 from catenary_services.security.tls import ClientSecurity, ServerSecurity

@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from catenary_services.grpc_kit import HealthSwitch, bind
+from catenary_services.grpc.grpc_kit import HealthSwitch, bind
 from catenary_services.security.tls import ServerSecurity
 
 LIVE, READY, LEADER = "live", "ready", "leader"

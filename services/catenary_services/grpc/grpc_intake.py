@@ -17,9 +17,9 @@ from typing import Any, Protocol, TypeAlias
 import grpc
 import grpc.aio
 
-from catenary_services.error_tables import abort
 from catenary_services.errors import CatenaryError, InvalidInput, InvalidMessage, PayloadTooLarge
-from catenary_services.grpc_receiving import MOST_OF_ONE_SOURCE, Receiving
+from catenary_services.grpc.error_tables import abort
+from catenary_services.grpc.grpc_receiving import MOST_OF_ONE_SOURCE, Receiving
 from catenary_services.rules.reading import checked
 
 CONTROL_BYTES = 1 << 20

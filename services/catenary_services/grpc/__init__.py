@@ -1,0 +1,1 @@
+"""gRPC servers and channels, the intake of calls, and errors as gRPC and HTTP carry them."""

@@ -1,0 +1,1 @@
+"""The model repository and its documents."""

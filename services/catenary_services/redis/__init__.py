@@ -1,0 +1,1 @@
+"""The client of Redis, and a server of our own for clusters on one machine."""
