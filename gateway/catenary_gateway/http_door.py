@@ -16,7 +16,7 @@ from catenary_gateway.doors.http_calls import DESK, errors_as_json
 from catenary_gateway.doors.http_connections import FIRST_REQUEST_S, Connections
 from catenary_gateway.doors.repository import Repository
 from catenary_gateway.oip import oip_http
-from catenary_services.transport.tcp_listener import ListenerLimits, TcpListener
+from catenary_services.transport.tcp.tcp_listener import ListenerLimits, TcpListener
 
 _KEEPALIVE_S = 75.0
 _SHUTDOWN_S = 1.0

@@ -35,7 +35,7 @@ from catenary_services.security.keys import add_key
 from catenary_services.security.tls import ClientSecurity
 from catenary_services.transport.interface import Address
 from catenary_services.transport.settings import TransportSecurity, TransportSettings, host_id
-from catenary_services.transport.tcp import TcpEndpoint
+from catenary_services.transport.tcp.tcp import TcpEndpoint
 from catenaryd.models import ensure_model
 from cluster_harness import MODEL, ROOT, RunningCluster, environment, running_cluster, wait_until
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from catenary_protos.catenary.v1.common_pb2 import Peer
 from catenary_services.errors import InvalidInput, PartitionLost
 from catenary_services.log import get_logger
-from catenary_services.transport.grpc_stream import GrpcEndpoint
+from catenary_services.transport.grpc.grpc_stream import GrpcEndpoint
 from catenary_services.transport.interface import (
     Address,
     Endpoint,
@@ -24,8 +24,8 @@ from catenary_services.transport.interface import (
 )
 from catenary_services.transport.known_senders import KnownSenders
 from catenary_services.transport.settings import TransportSecurity, TransportSettings, host_id
-from catenary_services.transport.shm import ShmEndpoint
-from catenary_services.transport.tcp import TcpEndpoint
+from catenary_services.transport.shared_memory.shm import ShmEndpoint
+from catenary_services.transport.tcp.tcp import TcpEndpoint
 
 __all__ = ["TransportHub", "TransportSecurity", "TransportSettings"]
 

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from catenary_services.transport.grpc_stream import GrpcEndpoint
+from catenary_services.transport.grpc.grpc_stream import GrpcEndpoint
 from catenary_services.transport.interface import Address, Endpoint, FrameHandler, ReceivedFrame
 from catenary_services.transport.settings import TransportSettings
-from catenary_services.transport.shm import ShmEndpoint
-from catenary_services.transport.tcp import TcpEndpoint
+from catenary_services.transport.shared_memory.shm import ShmEndpoint
+from catenary_services.transport.tcp.tcp import TcpEndpoint
 from tests.support.certificates import Certificates
 
 ENDPOINTS = {"shm": ShmEndpoint, "tcp": TcpEndpoint, "grpc": GrpcEndpoint}

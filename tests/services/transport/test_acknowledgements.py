@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catenary_services.errors import PartitionLost
-from catenary_services.transport import tcp_stream
 from catenary_services.transport.acknowledgements import Acknowledgements, Outgoing
 from catenary_services.transport.settings import TransportSettings
-from catenary_services.transport.tcp import TcpEndpoint
+from catenary_services.transport.tcp import tcp_stream
+from catenary_services.transport.tcp.tcp import TcpEndpoint
 from tests.services.transport.peers import MIB, Inbox, Kit, Spawn
 
 SILENT = 4_000

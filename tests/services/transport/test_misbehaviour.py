@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from catenary_services.errors import Overloaded, PartitionLost
-from catenary_services.transport import tcp_stream
 from catenary_services.transport.frames import Kind, Prefix, encode_prefix
 from catenary_services.transport.interface import Endpoint
 from catenary_services.transport.memory import MemoryPool, Share, private_segment
 from catenary_services.transport.settings import TransportSettings, socket_path
-from catenary_services.transport.shm import ShmEndpoint
-from catenary_services.transport.tcp import TcpEndpoint
+from catenary_services.transport.shared_memory.shm import ShmEndpoint
+from catenary_services.transport.tcp import tcp_stream
+from catenary_services.transport.tcp.tcp import TcpEndpoint
 from tests.services.transport.peers import MIB, Inbox
 from tests.support.certificates import Certificates
 

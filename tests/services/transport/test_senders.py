@@ -21,7 +21,7 @@ from catenary_services.transport.hub import TransportHub
 from catenary_services.transport.interface import Address, Capabilities, Sender
 from catenary_services.transport.known_senders import KnownSenders
 from catenary_services.transport.settings import TransportSettings, host_id
-from catenary_services.transport.shm import ShmEndpoint
+from catenary_services.transport.shared_memory.shm import ShmEndpoint
 from tests.services.transport.peers import Inbox
 from tests.support.certificates import Certificates
 

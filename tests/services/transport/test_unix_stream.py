@@ -12,7 +12,7 @@ import pytest
 
 from catenary_services.errors import PartitionLost
 from catenary_services.transport.frames import Kind, Prefix, encode_prefix
-from catenary_services.transport.unix_stream import UnixStream
+from catenary_services.transport.shared_memory.unix_stream import UnixStream
 
 
 @dataclass

@@ -44,7 +44,7 @@ from catenary_services.transport.frames import (
     decode_prefix,
     encode_prefix,
 )
-from catenary_services.transport.grpc_link import (
+from catenary_services.transport.grpc.grpc_link import (
     CAPABILITIES,
     CHUNK_BYTES,
     METHOD,

@@ -23,7 +23,7 @@ from catenary_services.transport.exchange import (
 from catenary_services.transport.frames import Kind, Prefix, encode_prefix
 from catenary_services.transport.interface import NOBODY, Capabilities, FrameHandler, Sender
 from catenary_services.transport.settings import TransportSettings
-from catenary_services.transport.unix_stream import UnixStream
+from catenary_services.transport.shared_memory.unix_stream import UnixStream
 
 _CAPABILITIES = Capabilities(transport="shm", same_host=True, zero_copy=True)
 _MAX_SEGMENTS = 4096

@@ -35,8 +35,8 @@ from catenary_services.transport.interface import (
 )
 from catenary_services.transport.memory import MemoryPool, Share, private_segment
 from catenary_services.transport.settings import TransportSettings, host_id
-from catenary_services.transport.tcp_listener import TcpListener
-from catenary_services.transport.tcp_stream import TcpStream
+from catenary_services.transport.tcp.tcp_listener import TcpListener
+from catenary_services.transport.tcp.tcp_stream import TcpStream
 
 _CAPABILITIES = Capabilities(transport="tcp", same_host=False, zero_copy=False)
 _MAX_CONNECTIONS = 1024

@@ -19,7 +19,7 @@ from catenary_services.transport.frames import Kind, Prefix, encode_prefix
 from catenary_services.transport.interface import Capabilities, Slot
 from catenary_services.transport.memory import MemoryPool, Segment, Share
 from catenary_services.transport.settings import TransportSettings
-from catenary_services.transport.unix_stream import INLINE_BYTES, UnixStream
+from catenary_services.transport.shared_memory.unix_stream import INLINE_BYTES, UnixStream
 
 _CAPABILITIES = Capabilities(transport="shm", same_host=True, zero_copy=True)
 

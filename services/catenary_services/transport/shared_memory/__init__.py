@@ -1,0 +1,1 @@
+"""Frames through shared memory, announced over a Unix socket."""
