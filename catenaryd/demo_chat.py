@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 import catenary
-from catenary.generation import TokenHop, TokenTiming
+from catenary.text.generation import TokenHop, TokenTiming
 from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
 

@@ -16,7 +16,6 @@ travel. The command `catenary` is this package on the command line.
 
 from catenary.async_client import AsyncClient
 from catenary.client import Client
-from catenary.connection import TlsConfig
 from catenary.errors import (
     CacheFullError,
     CanaryFailedError,
@@ -50,7 +49,11 @@ from catenary.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from catenary.generation import (
+from catenary.moving import SessionInfo, SessionMove
+from catenary.recent import RecentRequest
+from catenary.rpc.connection import TlsConfig
+from catenary.rpc.retry import RetryPolicy
+from catenary.text.generation import (
     ChainChange,
     GeneratedText,
     GenerationOptions,
@@ -60,10 +63,7 @@ from catenary.generation import (
     TokenTiming,
     Usage,
 )
-from catenary.moving import SessionInfo, SessionMove
-from catenary.recent import RecentRequest
-from catenary.retry import RetryPolicy
-from catenary.text_streams import AsyncTextStream, TextStream
+from catenary.text.text_streams import AsyncTextStream, TextStream
 from catenary.types import (
     ActivePlan,
     AgentImpairment,

@@ -17,18 +17,19 @@ from typing import Any, TypeVar
 
 import grpc
 
-from catenary import calls, messages, moving, recent, types
-from catenary.attempts import Attempts
-from catenary.calls import Call, Service
-from catenary.connection import DEFAULT_TARGET, NO_RETRY, Connection, TlsConfig, stub_class
-from catenary.continuing import TextCall
+from catenary import moving, recent, types
 from catenary.errors import CatenaryError, UnavailableError
-from catenary.failures import error_of_call
-from catenary.generating import GeneratesTextAsync
-from catenary.retry import RetryPolicy
-from catenary.targets import Addresses, targets_of
+from catenary.rpc import calls, messages
+from catenary.rpc.attempts import Attempts
+from catenary.rpc.calls import Call, Service
+from catenary.rpc.connection import DEFAULT_TARGET, NO_RETRY, Connection, TlsConfig, stub_class
+from catenary.rpc.failures import error_of_call
+from catenary.rpc.retry import RetryPolicy
+from catenary.rpc.targets import Addresses, targets_of
 from catenary.tensors import Array
-from catenary.text_streams import AsyncTextStream
+from catenary.text.continuing import TextCall
+from catenary.text.generating import GeneratesTextAsync
+from catenary.text.text_streams import AsyncTextStream
 
 Reply = TypeVar("Reply")
 

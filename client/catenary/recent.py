@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from catenary.calls import Call
 from catenary.errors import InvalidInputError
+from catenary.rpc.calls import Call
 from catenary_protos.catenary.v1 import admin_pb2
 
 MOST_REQUESTS = 500

@@ -12,8 +12,8 @@ import pytest
 import catenary
 import catenary_services.errors as served
 from catenary import InferRequest, errors
-from catenary.connection import Connection
-from catenary.retry import RetryPolicy
+from catenary.rpc.connection import Connection
+from catenary.rpc.retry import RetryPolicy
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 
 X = {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}

@@ -11,9 +11,9 @@ import pytest
 import catenary
 import catenary_services.errors as served
 from catenary import errors
-from catenary.connection import Connection
-from catenary.retry import RetryPolicy
-from catenary.targets import split, targets_of
+from catenary.rpc.connection import Connection
+from catenary.rpc.retry import RetryPolicy
+from catenary.rpc.targets import split, targets_of
 
 X = {"x": np.zeros(1, np.float32)}
 TALK = "one two three four five six"

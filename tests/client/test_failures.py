@@ -6,7 +6,8 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 import catenary_services.errors as served
-from catenary import errors, failures
+from catenary import errors
+from catenary.rpc import failures
 from catenary_services.grpc import error_tables
 
 

@@ -13,7 +13,7 @@ import catenary
 from catenary import errors
 from catenary.command_line import app
 from catenary.command_line.chat import printable, timing_table
-from catenary.generation import GenerationResult, Usage
+from catenary.text.generation import GenerationResult, Usage
 from catenary_services import errors as served
 
 

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from catenary import messages, tensors, types
+from catenary import tensors, types
 from catenary.errors import InvalidInputError, ProtocolError
+from catenary.rpc import messages
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)

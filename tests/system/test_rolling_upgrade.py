@@ -24,7 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import catenary
 import figures
-from catenary.attempts import Attempts
+from catenary.rpc.attempts import Attempts
 from catenary_services.grpc.probes import LEADER, LIVE, READY
 from catenaryd.local_cluster import free_port
 from fault_cluster import FaultCluster, Member, fault_cluster, nothing_is_booked, ready, until

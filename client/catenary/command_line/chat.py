@@ -11,7 +11,7 @@ import typer
 from catenary.client import Client
 from catenary.command_line.kit import Options, command, console, fail, print_json, table
 from catenary.errors import CatenaryError, NotSupportedError
-from catenary.generation import (
+from catenary.text.generation import (
     ChainChange,
     GenerationOptions,
     GenerationResult,

@@ -18,8 +18,8 @@ from rich.table import Table
 
 from catenary.async_client import AsyncClient
 from catenary.client import Client
-from catenary.connection import DEFAULT_TARGET, TlsConfig
 from catenary.errors import CatenaryError, InvalidInputError
+from catenary.rpc.connection import DEFAULT_TARGET, TlsConfig
 from catenary.types import as_json
 
 BAD_USAGE = 2

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
-from catenary.connection import Connection
 from catenary.errors import InvalidInputError
+from catenary.rpc.connection import Connection
 
 Addresses = str | Sequence[str]
 """One target, several with commas between them, or a sequence of them."""

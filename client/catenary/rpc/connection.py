@@ -10,9 +10,9 @@ from typing import Any
 
 import grpc
 
-from catenary.calls import Service
 from catenary.errors import InvalidInputError
-from catenary.retry import RetryPolicy
+from catenary.rpc.calls import Service
+from catenary.rpc.retry import RetryPolicy
 from catenary_protos.catenary.v1 import admin_pb2_grpc, generation_pb2_grpc
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 

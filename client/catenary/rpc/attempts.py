@@ -6,10 +6,10 @@ import random
 import time
 from typing import Any
 
-from catenary.calls import LOOK_TIMEOUT_S, Call
-from catenary.connection import Connection
 from catenary.errors import CatenaryError, DeadlineExceededError, UnavailableError
-from catenary.targets import Targets
+from catenary.rpc.calls import LOOK_TIMEOUT_S, Call
+from catenary.rpc.connection import Connection
+from catenary.rpc.targets import Targets
 
 
 class Attempts:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from catenary.calls import Call
 from catenary.errors import InvalidInputError
+from catenary.rpc.calls import Call
 from catenary_protos.catenary.v1 import generation_pb2
 
 Messages = str | Sequence[Mapping[str, str]]

@@ -12,12 +12,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from catenary.attempts import Attempts
-from catenary.calls import Call
-from catenary.connection import Connection
 from catenary.errors import CatenaryError, ProtocolError, UnavailableError
-from catenary.generation import Gathering, GeneratedText
-from catenary.targets import Targets
+from catenary.rpc.attempts import Attempts
+from catenary.rpc.calls import Call
+from catenary.rpc.connection import Connection
+from catenary.rpc.targets import Targets
+from catenary.text.generation import Gathering, GeneratedText
 
 TextCall = Call[GeneratedText]
 _SEED_BITS = 63

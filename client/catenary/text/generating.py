@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import Any, Literal, Unpack, overload
 
-from catenary.continuing import TextCall
-from catenary.generation import (
+from catenary.text.continuing import TextCall
+from catenary.text.generation import (
     GenerationOptions,
     GenerationResult,
     Messages,
@@ -15,7 +15,7 @@ from catenary.generation import (
     chat_call,
     prompt_call,
 )
-from catenary.text_streams import AsyncTextStream, TextStream
+from catenary.text.text_streams import AsyncTextStream, TextStream
 
 
 class GeneratesText(ABC):

@@ -14,7 +14,7 @@ import numpy as np
 
 from catenary import tensors, types
 from catenary.errors import CatenaryError, InvalidInputError, PayloadTooLargeError, ProtocolError
-from catenary.failures import error_of_reason
+from catenary.rpc.failures import error_of_reason
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 

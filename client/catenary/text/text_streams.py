@@ -2,7 +2,7 @@
 
 A request is sent when its first piece is asked for. Leaving the loop and closing the stream (or
 the `with` statement's end) cancels the answer on the server. What a caller has seen is never
-generated anew: see `catenary.continuing`.
+generated anew: see `catenary.text.continuing`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from types import TracebackType
 from typing import Any
 
-from catenary.connection import Connection
-from catenary.continuing import Course, TextCall
 from catenary.errors import CatenaryError
-from catenary.generation import Gathering, GeneratedText, GenerationResult
-from catenary.targets import Targets
+from catenary.rpc.connection import Connection
+from catenary.rpc.targets import Targets
+from catenary.text.continuing import Course, TextCall
+from catenary.text.generation import Gathering, GeneratedText, GenerationResult
 
 
 class TextStream(Iterator[GeneratedText]):

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from catenary import messages, types
+from catenary import types
 from catenary.errors import InvalidInputError
+from catenary.rpc import messages
 from catenary_protos.catenary.v1 import admin_pb2, generation_pb2
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 

@@ -1,0 +1,1 @@
+"""Text generation: what is asked, what comes back, and answers that come in pieces."""
