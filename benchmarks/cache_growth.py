@@ -26,8 +26,8 @@ from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from catenary_services.domain.decoder import LargestStep, Runtime
 from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.local_cluster import ClusterOptions, LocalCluster, free_port
-from catenaryd.models import ensure_model
+from catenaryd.demo.models import ensure_model
+from catenaryd.local.local_cluster import ClusterOptions, LocalCluster, free_port
 
 CASES = ((4, 1.0), (4, 4.0), (1, 16.0))
 """For how many sessions of full length there is memory, and slots for each of them."""

@@ -24,7 +24,7 @@ from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.models import ensure_model
+from catenaryd.demo.models import ensure_model
 
 MODELS = Path(".catenary/bench-generation/models")
 NAMES = {"fp32": "smollm2-135m", "int8": "smollm2-135m-int8", "int4": "smollm2-135m-int4"}

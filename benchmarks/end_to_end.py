@@ -36,8 +36,8 @@ from benchmarks.figures import Figure, at_least, at_most
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import ModelManifest
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.local_cluster import ClusterOptions, LocalCluster, free_port
-from catenaryd.models import ensure_model
+from catenaryd.demo.models import ensure_model
+from catenaryd.local.local_cluster import ClusterOptions, LocalCluster, free_port
 
 CPU_LIMIT_MS = 2.5
 CONTROL_PATH_LIMIT_RPS = 600.0

@@ -25,8 +25,8 @@ from benchmarks.rivals import Rival
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.local_cluster import ClusterOptions, LocalCluster
-from catenaryd.models import ensure_model
+from catenaryd.demo.models import ensure_model
+from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 
 THREADS = 1
 PROMPT = list(range(1000, 1032))

@@ -39,7 +39,7 @@ from catenary_scheduler.planning.latency import (
 from catenary_scheduler.planning.live import GenerationCost
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.models import ensure_model
+from catenaryd.demo.models import ensure_model
 
 MODELS = Path(".catenary/bench-generation/models")
 NAME = "smollm2-135m"

@@ -37,7 +37,7 @@ from catenary_services.models.model_repository import ModelRepository
 from catenary_services.transport.hub import TransportHub
 from catenary_services.transport.interface import ReceivedFrame
 from catenary_services.transport.settings import TransportSettings
-from catenaryd.models import ensure_model
+from catenaryd.demo.models import ensure_model
 
 AGENTS = ("agent-0", "agent-1")
 GATEWAY = "gateway-0"

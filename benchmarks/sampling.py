@@ -36,7 +36,7 @@ from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.models import ensure_model
+from catenaryd.demo.models import ensure_model
 
 NUMBERS = ("float32", "float16", "bfloat16")
 LIMITS = {"float32": 1.0, "float16": 0.9, "bfloat16": 0.9}

@@ -22,8 +22,8 @@ from benchmarks.generation import DATA, FP32, THREADS
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.local_cluster import ClusterOptions, LocalCluster, free_port
-from catenaryd.models import ensure_model
+from catenaryd.demo.models import ensure_model
+from catenaryd.local.local_cluster import ClusterOptions, LocalCluster, free_port
 
 PROMPT_TOKENS = 512
 SESSIONS = 4

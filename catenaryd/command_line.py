@@ -20,20 +20,20 @@ from catenary_services.errors import CatenaryError
 from catenary_services.lifecycle import Process, run_process
 from catenary_services.log import configure_logging, get_logger
 from catenary_services.settings import ProcessSettings, describe, load_settings
-from catenaryd.certificates import certs
-from catenaryd.importing import import_model
-from catenaryd.jail import show_jail
-from catenaryd.keys import create_key, list_keys, revoke_key
-from catenaryd.making_models import make_model
-from catenaryd.planning import plan_group
+from catenaryd.commands.certificates import certs
+from catenaryd.commands.importing import import_model
+from catenaryd.commands.jail import show_jail
+from catenaryd.commands.keys import create_key, list_keys, revoke_key
+from catenaryd.commands.making_models import make_model
+from catenaryd.commands.profiling import profile
+from catenaryd.commands.redis_acl import redis_acl
+from catenaryd.commands.repair import repair
+from catenaryd.commands.verifying import verify_model
+from catenaryd.local.supervisor import end_with_parent
+from catenaryd.planning.planning import plan_group
 from catenaryd.process_options import given, settings_options
-from catenaryd.profiling import profile
-from catenaryd.redis_acl import redis_acl
-from catenaryd.repair import repair
 from catenaryd.replay import replay_group
-from catenaryd.simulating import simulate_group
-from catenaryd.supervisor import end_with_parent
-from catenaryd.verifying import verify_model
+from catenaryd.simulation.simulating import simulate_group
 
 S = TypeVar("S", bound=ProcessSettings)
 
@@ -188,7 +188,7 @@ def up(config: Path | None, /, as_json: bool, **flags: Any) -> None:
 
     Example: catenaryd up --agents 3 --model efficientnet-lite0 --json
     """
-    from catenaryd.up import options_of, run_up
+    from catenaryd.commands.up import options_of, run_up
 
     options = options_of(config, **flags)
     configure_logging("up", "local", "warning", False)
@@ -211,7 +211,7 @@ def prepare(model: str, model_repository: Path, blocks: int, as_json: bool) -> N
 
     Example: catenaryd prepare efficientnet-lite0 --model-repository models --blocks 10
     """
-    from catenaryd.models import find_model, prepare_table
+    from catenaryd.demo.models import find_model, prepare_table
 
     table = prepare_table(model_repository, find_model(model_repository, model), blocks)
     if as_json:
@@ -237,7 +237,7 @@ def demo(data_dir: Path) -> None:
 
     Example: catenaryd demo
     """
-    from catenaryd.demo import run_demo
+    from catenaryd.demo.demo import run_demo
 
     configure_logging("demo", "local", "error", False)
     sys.exit(asyncio.run(run_demo(data_dir)))

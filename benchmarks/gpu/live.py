@@ -27,7 +27,7 @@ from benchmarks.gpu.models import Wanted, make
 from benchmarks.gpu.stage import Context
 from catenary_lab.live.packing_figures import Answer
 from catenary_lab.live.packing_load import Mover, answer_of
-from catenaryd.local_cluster import ClusterOptions, LocalCluster
+from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 
 _START_S = 100.0
 _PART_S = 60.0

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from catenary_services.errors import CatenaryError
-from catenaryd.models import ensure_model
+from catenaryd.demo.models import ensure_model
 
 
 def prepare(root: Path, names: list[str]) -> None:

@@ -13,10 +13,10 @@ import pytest
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_services.domain.packing import PACKING_GOALS, PackingGoal
 from catenary_services.errors import InvalidInput
-from catenaryd import agent_scaling
-from catenaryd.agent_scaling import AgentScaling, Steps, ended, steps_for
-from catenaryd.local_cluster import ClusterOptions, LocalCluster
-from catenaryd.supervisor import Child
+from catenaryd.local import agent_scaling
+from catenaryd.local.agent_scaling import AgentScaling, Steps, ended, steps_for
+from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
+from catenaryd.local.supervisor import Child
 from scheduler_harness import until
 
 

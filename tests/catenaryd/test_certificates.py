@@ -11,8 +11,8 @@ from catenary_services.errors import InvalidInput
 from catenary_services.security.keys import ApiKeys
 from catenary_services.security.x509 import read_certificates
 from catenaryd.command_line import cli
-from catenaryd.local_certificates import LocalCertificates
-from catenaryd.local_cluster import ClusterOptions, LocalCluster
+from catenaryd.local.local_certificates import LocalCertificates
+from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 
 
 def certs(*arguments: str | Path) -> Result:

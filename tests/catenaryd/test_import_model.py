@@ -11,9 +11,9 @@ import pytest
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import NotSupported
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd import demo_language_model
 from catenaryd.command_line import main
-from catenaryd.models import DEMO_MODELS, ensure_model
+from catenaryd.demo import demo_language_model
+from catenaryd.demo.models import DEMO_MODELS, ensure_model
 from tiny_language_models import LAYERS, worker_in_this_process, write_folder
 
 for _module in ("torch", "transformers", "onnxruntime_genai"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from catenary_services.errors import InvalidInput
-from catenaryd.local_cluster import ClusterOptions, LocalCluster, device_of
+from catenaryd.local.local_cluster import ClusterOptions, LocalCluster, device_of
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:1", "emulated:p4"])

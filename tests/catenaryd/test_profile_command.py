@@ -23,7 +23,8 @@ from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import ModelManifest
 from catenary_services.domain.profile import parse_profile
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd import command_line, profiling
+from catenaryd import command_line
+from catenaryd.commands import profiling
 from cluster_harness import ROOT, environment
 
 KEY = ModelKey("small", "1")

@@ -17,7 +17,7 @@ from catenary_scheduler.storage.store import Store
 from catenary_services.errors import InvalidInput
 from catenary_services.redis.redis_client import RedisAddress, connect
 from catenaryd.command_line import cli
-from catenaryd.redis_acl import HEALTH, SCHEDULER, USERS, VIEW, acl_file
+from catenaryd.commands.redis_acl import HEALTH, SCHEDULER, USERS, VIEW, acl_file
 from redis_servers import RedisServer
 
 KEYS = Keys("main")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from catenaryd.supervisor import Child
+from catenaryd.local.supervisor import Child
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from catenary_services.errors import InvalidInput
-from catenaryd.local_cluster import ClusterOptions, LocalCluster
-from catenaryd.up import ADMIN_PORT, options_of
+from catenaryd.commands.up import ADMIN_PORT, options_of
+from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 
 
 def _options(devices: tuple[str, ...] = ("cpu",), **flags: Any) -> ClusterOptions:

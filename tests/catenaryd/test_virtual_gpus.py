@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from catenary_services.errors import InvalidInput
-from catenaryd.local_cluster import ClusterOptions, LocalCluster
+from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
+from catenaryd.local.virtual_gpus import cores_of, devices_for, share_settings
 from catenaryd.process_options import command_line_of
-from catenaryd.virtual_gpus import cores_of, devices_for, share_settings
 
 
 @pytest.fixture(autouse=True)

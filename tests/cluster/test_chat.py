@@ -9,7 +9,7 @@ import openai
 import pytest
 
 import catenary
-from catenaryd.demo_chat import CHAT_MODEL, expected_answer, ring_placement
+from catenaryd.demo.demo_chat import CHAT_MODEL, expected_answer, ring_placement
 from cluster_harness import RunningCluster, running_cluster, wait_until
 from language_model import KEY, install, shared_models
 from prompts import PROMPTS
@@ -48,7 +48,7 @@ def ask(client: openai.OpenAI, question: str, **options: object) -> str:
 def test_a_greedy_answer_is_that_of_transformers(
     cluster: RunningCluster, client: openai.OpenAI
 ) -> None:
-    from catenaryd.demo_chat import QUESTION
+    from catenaryd.demo.demo_chat import QUESTION
 
     expected = expected_answer(shared_models(), KEY)
     with catenary.Client(cluster.grpc) as ours:

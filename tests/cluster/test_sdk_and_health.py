@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 import catenary
-from catenaryd.demo_models import labels, preprocess, sample_photographs
+from catenaryd.demo.demo_models import labels, preprocess, sample_photographs
 from cluster_harness import MODEL, RunningCluster, environment
 
 

@@ -12,7 +12,7 @@ import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from catenaryd.demo_models import labels, preprocess, sample_photographs
+from catenaryd.demo.demo_models import labels, preprocess, sample_photographs
 from cluster_harness import MODEL, RunningCluster
 
 

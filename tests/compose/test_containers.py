@@ -18,7 +18,7 @@ import pytest
 import catenary
 import figures
 from catenary_services.domain.ids import ModelKey
-from catenaryd.demo_models import preprocess, sample_photographs, top_k
+from catenaryd.demo.demo_models import preprocess, sample_photographs, top_k
 from compose_harness import SECRETS, ComposeCluster, wait_until
 from language_model import shared_models
 

@@ -22,7 +22,7 @@ from catenary_services.errors import QuotaExceeded
 from catenary_services.security.key_file import add_key, revoke_keys
 from catenary_services.security.key_limits import KeyLimits, Rate
 from catenary_services.security.keys import Principal
-from catenaryd.keys import create_key, list_keys, revoke_key
+from catenaryd.commands.keys import create_key, list_keys, revoke_key
 from gateway_harness import Down, Stage, stage
 from generation_harness import text_stage
 

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from catenaryd.local_cluster import free_port
+from catenaryd.local.local_cluster import free_port
 from cluster_harness import ROOT, environment
 
 READY_TIMEOUT_S = 180.0

@@ -31,8 +31,8 @@ from catenary_agent.decoders.importing.importing import ImportOptions, import_de
 from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
 from catenary_services.redis.embedded_redis import EmbeddedRedis
-from catenaryd.local_cluster import free_port
-from catenaryd.models import ensure_model
+from catenaryd.demo.models import ensure_model
+from catenaryd.local.local_cluster import free_port
 from catenaryd.process_options import command_line_of
 from cluster_harness import ROOT, environment
 from tiny_language_models import write_folder

@@ -20,7 +20,7 @@ import numpy as np
 
 import catenary
 import figures
-from catenaryd.demo_models import preprocess, sample_photographs
+from catenaryd.demo.demo_models import preprocess, sample_photographs
 from fault_cluster import IMAGES, TEXTS, FaultCluster
 
 Kind = Literal["image", "text"]

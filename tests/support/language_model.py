@@ -38,7 +38,7 @@ def shared_models(name: str = MODEL) -> ModelRepository:
     for module in _MODULES:
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"language models need {module}", allow_module_level=True)
-    from catenaryd.models import DEMO_MODELS
+    from catenaryd.demo.models import DEMO_MODELS
 
     root = ROOT / ".catenary" / "test-models" / _digest()
     root.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from catenary_services.redis.embedded_redis import find_server
 from catenary_services.redis.redis_client import connect
-from catenaryd.local_cluster import free_port
+from catenaryd.local.local_cluster import free_port
 from fault_cluster import Place
 
 SERVICE = "catenary"

@@ -36,7 +36,7 @@ from catenary_services.security.tls import ClientSecurity
 from catenary_services.transport.interface import Address
 from catenary_services.transport.settings import TransportSecurity, TransportSettings, host_id
 from catenary_services.transport.tcp.tcp import TcpEndpoint
-from catenaryd.models import ensure_model
+from catenaryd.demo.models import ensure_model
 from cluster_harness import MODEL, ROOT, RunningCluster, environment, running_cluster, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]

@@ -15,8 +15,8 @@ import pytest
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from catenary_services.security.keys import add_key
-from catenaryd.demo_models import preprocess, sample_photographs
-from catenaryd.models import ensure_model
+from catenaryd.demo.demo_models import preprocess, sample_photographs
+from catenaryd.demo.models import ensure_model
 from cluster_harness import MODEL, RunningCluster, running_cluster
 
 pytestmark = pytest.mark.system

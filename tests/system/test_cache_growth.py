@@ -15,7 +15,7 @@ import pytest
 from benchmarks.cache_growth import cache_memory_bytes, preempted_sessions
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.local_cluster import free_port
+from catenaryd.local.local_cluster import free_port
 from cluster_harness import RunningCluster, running_cluster
 from language_model import install
 

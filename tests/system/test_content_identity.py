@@ -19,7 +19,7 @@ import catenary
 from catenary.types import AgentInfo, ClusterStatus
 from catenary_services.content.record import RECORD_FILE
 from catenary_services.domain.ids import ModelKey
-from catenaryd.demo_models import preprocess, sample_photographs
+from catenaryd.demo.demo_models import preprocess, sample_photographs
 from fault_cluster import IMAGES, TEXTS, fault_cluster, shared_models, until_status
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]

@@ -19,7 +19,7 @@ import pytest
 
 import catenary
 import figures
-from catenaryd.local_cluster import free_port
+from catenaryd.local.local_cluster import free_port
 from fault_cluster import LEASE_S, TEXTS, FaultCluster, nothing_is_booked, running
 from namespaces import VirtualNetwork, virtual_network
 from redis_servers import STATE, RedisServer

@@ -23,7 +23,7 @@ import figures
 from catenary_agent.supervision.ending import EXIT_DEVICE_LOST, EXIT_STUCK
 from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.demo_models import preprocess, sample_photographs
+from catenaryd.demo.demo_models import preprocess, sample_photographs
 from fault_cluster import (
     IMAGES,
     FaultCluster,

@@ -25,7 +25,7 @@ from catenary_protos.catenary.v1.generation_pb2_grpc import GenerationStub
 from catenary_services.domain.decoder import HeldSizes, LargestStep
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.local_cluster import ClusterOptions, LocalCluster
+from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 from decoder_ring import DecoderRing
 from tiny_language_models import LAYERS, greedy, worker_in_this_process, write_folder
 

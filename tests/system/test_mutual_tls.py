@@ -20,7 +20,7 @@ import catenary
 import figures
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_services.security.authority import Authority
-from catenaryd.models import ensure_model
+from catenaryd.demo.models import ensure_model
 from cluster_harness import MODEL, RunningCluster, running_cluster, wait_until
 from language_model import install
 

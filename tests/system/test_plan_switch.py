@@ -22,8 +22,8 @@ import catenary
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.profile import DeviceProfile, ModelProfile
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.demo_models import preprocess, sample_photographs
-from catenaryd.models import ensure_model
+from catenaryd.demo.demo_models import preprocess, sample_photographs
+from catenaryd.demo.models import ensure_model
 from cluster_harness import MODEL, RunningCluster, running_cluster
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]

@@ -26,8 +26,8 @@ from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from catenary_services.redis.redis_client import connect
 from catenary_services.security.key_file import revoke_keys
-from catenaryd.models import ensure_model
-from catenaryd.redis_acl import HEALTH, SCHEDULER, VIEW, acl_file
+from catenaryd.commands.redis_acl import HEALTH, SCHEDULER, VIEW, acl_file
+from catenaryd.demo.models import ensure_model
 from cluster_harness import MODEL, running_cluster, wait_until
 from language_model import install
 from redis_servers import RedisServer

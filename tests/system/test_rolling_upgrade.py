@@ -26,7 +26,7 @@ import catenary
 import figures
 from catenary.rpc.attempts import Attempts
 from catenary_services.grpc.probes import LEADER, LIVE, READY
-from catenaryd.local_cluster import free_port
+from catenaryd.local.local_cluster import free_port
 from fault_cluster import FaultCluster, Member, fault_cluster, nothing_is_booked, ready, until
 from fault_load import Load, Shape
 

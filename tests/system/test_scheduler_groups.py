@@ -22,8 +22,8 @@ from catenary_agent.decoders.importing.importing import ImportOptions, import_de
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.demo_models import preprocess, sample_photographs
-from catenaryd.models import ensure_model
+from catenaryd.demo.demo_models import preprocess, sample_photographs
+from catenaryd.demo.models import ensure_model
 from cluster_harness import MODEL, RunningCluster, running_cluster
 from tiny_language_models import write_folder
 

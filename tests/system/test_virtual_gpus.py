@@ -12,7 +12,7 @@ import catenary
 from catenary_agent.profiling.profiler import ProfileOrder, profile_model
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_services.models.model_repository import PROFILE_FILE, ModelRepository
-from catenaryd.models import ensure_model
+from catenaryd.demo.models import ensure_model
 from cluster_harness import MODEL, running_cluster
 
 pytestmark = pytest.mark.system

@@ -25,7 +25,7 @@ from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
 from catenary_simulator.chains.result import ChainResult
 from catenary_simulator.chains.workload import Workload
-from catenaryd.local_cluster import ClusterOptions, LocalCluster
+from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 
 _PATIENT = {"heartbeat_s": 2.0, "silence_s": 20.0}
 """A dozen processes on two cores must not take each other for dead."""

@@ -21,7 +21,7 @@ from catenary_lab.live.chains_emulation import VOCABULARY
 from catenary_lab.live.generator import generate_load
 from catenary_lab.live.load import LEAD_S
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
-from catenaryd.supervisor import end_with_parent
+from catenaryd.local.supervisor import end_with_parent
 
 _SETTLE_S = 10.0
 _POLL_S = 0.1

@@ -17,7 +17,7 @@ from catenary_lab.live.load import LoadOrder, LoadOutcome, Moments, run_load
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
 from catenary_services.domain.plan import Agent, Plan
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.local_cluster import ClusterOptions, LocalCluster
+from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 
 AS_SIMULATED = {"fair_share": False}
 """Simulations have no gateway in front that refuses what might be late."""

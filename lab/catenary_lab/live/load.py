@@ -22,7 +22,7 @@ import numpy as np
 import catenary
 from catenary_lab.live.emulation import FEATURES, INPUT
 from catenary_lab.live.generator import generate_load
-from catenaryd.supervisor import end_with_parent
+from catenaryd.local.supervisor import end_with_parent
 
 Moments = Mapping[str, Sequence[float]]
 """Per model, seconds from the start, ascending."""

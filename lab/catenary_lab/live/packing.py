@@ -31,7 +31,7 @@ from catenary_lab.live.packing_figures import (
 from catenary_lab.live.packing_load import MODES, Mover, Streams, answer_of
 from catenary_lab.live.placement import install
 from catenary_services.errors import Unavailable
-from catenaryd.local_cluster import ClusterOptions, LocalCluster, free_port
+from catenaryd.local.local_cluster import ClusterOptions, LocalCluster, free_port
 
 _PATIENT = {"heartbeat_s": 1.0, "silence_s": 15.0}
 """More processes than cores must not take each other for dead."""

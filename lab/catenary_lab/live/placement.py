@@ -36,8 +36,8 @@ from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenary_services.errors import Unavailable
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.local_cluster import ClusterOptions, LocalCluster
-from catenaryd.models import ensure_model
+from catenaryd.demo.models import ensure_model
+from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 
 KEPT_MODELS = Path(".catenary") / "models"
 """Where `catenaryd up` keeps models by default: importing one takes half a minute, once."""

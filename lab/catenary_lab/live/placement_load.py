@@ -20,7 +20,7 @@ from pathlib import Path
 import catenary
 from catenary_lab.live.generator import generate_load
 from catenary_lab.live.load import LEAD_S
-from catenaryd.supervisor import end_with_parent
+from catenaryd.local.supervisor import end_with_parent
 
 
 @dataclass(frozen=True, slots=True)

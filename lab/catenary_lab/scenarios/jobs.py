@@ -24,7 +24,7 @@ from catenary_simulator.options import DispatcherFactory, Disturbance, Options
 from catenary_simulator.pools import OWN_MARGIN, reference_rates, with_margin
 from catenary_simulator.result import ModelResult
 from catenary_simulator.simulate import Setting, set_up
-from catenaryd.supervisor import end_with_parent
+from catenaryd.local.supervisor import end_with_parent
 
 Dispatch = Literal["reservation", "reactive"]
 _DISPATCHERS: dict[Dispatch, DispatcherFactory] = {

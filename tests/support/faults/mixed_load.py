@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import catenary
-from catenaryd.demo_models import preprocess, sample_photographs
+from catenaryd.demo.demo_models import preprocess, sample_photographs
 from fault_cluster import IMAGES, TEXTS
 from faults.base import GATEWAYS
 from faults.judge import IMAGE, TEXT, Outcome

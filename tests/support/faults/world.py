@@ -28,7 +28,7 @@ from catenary_scheduler.storage.keys import Keys
 from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
 from catenary_services.redis.redis_client import connect
-from catenaryd.local_cluster import free_port
+from catenaryd.local.local_cluster import free_port
 from clock_step import SteppedClock
 from cluster_harness import environment
 from fault_cluster import (

@@ -15,7 +15,7 @@ from catenary_scheduler.planning.chains.search import compose_at, least_surrogat
 from catenary_scheduler.planning.chains.sizes import Sizes, sizes_of
 from catenary_scheduler.planning.chains.ties import shortest_paths_are_unique
 from catenary_scheduler.planning.chains.tuning import tune_by_bound
-from catenaryd.planning_chains_input import ChainsInput
+from catenaryd.planning.planning_chains_input import ChainsInput
 
 _TIES_UP_TO = 64
 """Servers up to which ties between paths are counted."""

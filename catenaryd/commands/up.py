@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from catenary_services.errors import CatenaryError, InvalidInput
-from catenaryd.local_cluster import ClusterOptions, LocalCluster, device_of
-from catenaryd.models import ensure_model
+from catenaryd.demo.models import ensure_model
+from catenaryd.local.local_cluster import ClusterOptions, LocalCluster, device_of
 
 ADMIN_PORT = 8003
 """Where the `catenary` command looks for the Admin service unless it is told."""

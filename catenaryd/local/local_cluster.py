@@ -23,12 +23,12 @@ from catenary_services.errors import CatenaryError, InvalidInput, Unavailable
 from catenary_services.log import get_logger
 from catenary_services.redis.embedded_redis import EmbeddedRedis
 from catenary_services.settings import load_settings
-from catenaryd.agent_scaling import AgentScaling, ended
-from catenaryd.group_readiness import what_groups_wait_for
-from catenaryd.local_certificates import LocalCertificates
+from catenaryd.local.agent_scaling import AgentScaling, ended
+from catenaryd.local.group_readiness import what_groups_wait_for
+from catenaryd.local.local_certificates import LocalCertificates
+from catenaryd.local.supervisor import Child
+from catenaryd.local.virtual_gpus import devices_for, share_settings
 from catenaryd.process_options import command_line_of
-from catenaryd.supervisor import Child
-from catenaryd.virtual_gpus import devices_for, share_settings
 
 log = get_logger(__name__)
 

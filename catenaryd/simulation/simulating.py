@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from catenaryd.plug_ins import SIMULATIONS, PlugInGroup
-from catenaryd.simulating_pools import pools
+from catenaryd.simulation.simulating_pools import pools
 
 
 @click.group("simulate", cls=PlugInGroup, plug_ins=SIMULATIONS)

@@ -11,8 +11,8 @@ from catenary_agent.preparing.prepare import prepare_model
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import ModelNotFound
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.demo_language_model import PRECISION_OF, import_smollm2
-from catenaryd.demo_models import import_efficientnet_lite0
+from catenaryd.demo.demo_language_model import PRECISION_OF, import_smollm2
+from catenaryd.demo.demo_models import import_efficientnet_lite0
 
 DEMO_MODELS: dict[str, Callable[[ModelRepository], ModelKey]] = {
     "efficientnet-lite0": import_efficientnet_lite0,

@@ -101,7 +101,7 @@ def profile(model: str, model_repository: Path, as_json: bool, **options: Any) -
         raise InvalidInput("blocks", f"is {options['blocks']}, not at least 1")
     if order.device is not None:
         _warn_if_busy()
-    from catenaryd.models import ensure_model
+    from catenaryd.demo.models import ensure_model
 
     key = ensure_model(model_repository, model, options["blocks"])
     repository = ModelRepository(model_repository)

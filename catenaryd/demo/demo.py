@@ -17,10 +17,10 @@ from catenary_agent.executors.loading import load_executor
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import CatenaryError
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd import demo_chat
-from catenaryd.demo_models import preprocess, sample_photographs, top_k
-from catenaryd.local_cluster import ClusterOptions, LocalCluster
-from catenaryd.models import ensure_model
+from catenaryd.demo import demo_chat
+from catenaryd.demo.demo_models import preprocess, sample_photographs, top_k
+from catenaryd.demo.models import ensure_model
+from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 
 MODEL = "efficientnet-lite0"
 TOP = 5

@@ -25,10 +25,10 @@ from catenary_scheduler.planning.pooled.planner import DEFAULT_TIME_LIMIT_S
 from catenary_scheduler.planning.pooled.problem import PooledPartition, PooledPlan, PoolingProblem
 from catenary_scheduler.planning.pooled.solving.solving import Solve, solve_by_free_rules
 from catenary_services.errors import InvalidInput
-from catenaryd.planning_chains import chains_document, print_chains
-from catenaryd.planning_chains_input import read_chains_input
-from catenaryd.planning_dataset import dataset as dataset_command
-from catenaryd.planning_groups import groups
+from catenaryd.planning.planning_chains import chains_document, print_chains
+from catenaryd.planning.planning_chains_input import read_chains_input
+from catenaryd.planning.planning_dataset import dataset as dataset_command
+from catenaryd.planning.planning_groups import groups
 from catenaryd.plug_ins import PLANNERS, PLANNING_RULES, Planner, PlugInChoice, plug_in
 
 

@@ -1,0 +1,1 @@
+"""Commands of `catenaryd` that are one module each."""

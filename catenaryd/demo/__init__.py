@@ -1,0 +1,1 @@
+"""`make demo`: its models, its photographs and its chat."""

@@ -1,0 +1,1 @@
+"""`catenaryd plan`: plans from files."""

@@ -1,0 +1,1 @@
+"""`catenaryd simulate`: what a plan would serve, on a virtual clock."""
