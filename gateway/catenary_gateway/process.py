@@ -22,7 +22,7 @@ from catenary_gateway.doors.repository import Repository
 from catenary_gateway.doors.security import admin_security, door_security
 from catenary_gateway.fairness.door import FairDoor
 from catenary_gateway.generation.plane import Pace, SessionPlane
-from catenary_gateway.generation.text_codec import TextCodecs
+from catenary_gateway.generation.text.text_codec import TextCodecs
 from catenary_gateway.groups.schedulers import Schedulers
 from catenary_gateway.http_door import HttpDoor
 from catenary_gateway.observability.bookkeeping import Bookkeeping

@@ -10,7 +10,7 @@ from catenary_gateway.admission.readiness import Readiness
 from catenary_gateway.catalog import Catalog
 from catenary_gateway.data_plane import DataPlane
 from catenary_gateway.generation.plane import SessionPlane
-from catenary_gateway.generation.text_codec import TextCodecs
+from catenary_gateway.generation.text.text_codec import TextCodecs
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.transport.interface import Address
 from catenary_services.version import software_version

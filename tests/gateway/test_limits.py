@@ -117,7 +117,7 @@ async def test_a_prompt_too_large_is_refused_before_it_is_read(tmp_path: Path) -
 async def test_a_chat_beyond_its_limits_never_reaches_the_template(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, asked: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("catenary_gateway.generation.text_codec.TextCodec.render", None)
+    monkeypatch.setattr("catenary_gateway.generation.text.text_codec.TextCodec.render", None)
     async with (
         text_stage(tmp_path) as running,
         aiohttp.ClientSession(running.http) as session,

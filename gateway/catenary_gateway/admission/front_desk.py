@@ -20,7 +20,7 @@ from catenary_gateway.generation.answer import Generation
 from catenary_gateway.generation.intake import request_of
 from catenary_gateway.generation.plane import SessionPlane
 from catenary_gateway.generation.request import GenerationTerms, Prompt
-from catenary_gateway.generation.text_codec import TextCodecs
+from catenary_gateway.generation.text.text_codec import TextCodecs
 from catenary_gateway.inference import Arrival, InferenceRequest, InferenceResponse, Intake
 from catenary_gateway.observability.bookkeeping import OK
 from catenary_services.domain.sampling import SamplingParameters

@@ -8,7 +8,7 @@ from types import TracebackType
 from catenary_gateway.generation.chain_changes import chain_changes
 from catenary_gateway.generation.objectives import objectives_report
 from catenary_gateway.generation.request import Piece
-from catenary_gateway.generation.session import PendingSession
+from catenary_gateway.generation.sessions.session import PendingSession
 from catenary_gateway.observability.generations import ChainChange, ObjectivesReport
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from catenary_gateway.generation.session import PendingSession
+from catenary_gateway.generation.sessions.session import PendingSession
 from catenary_gateway.observability.generations import RESTART, ChainChange
 from catenary_protos.catenary.v1 import common_pb2
 

@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Sequence
 
 from catenary_gateway.catalog import Model
-from catenary_gateway.generation.chat_template import Message
 from catenary_gateway.generation.request import (
     CHAT,
     TEXT_COMPLETION,
@@ -17,7 +16,8 @@ from catenary_gateway.generation.request import (
     Prompt,
     TextPrompt,
 )
-from catenary_gateway.generation.text_codec import TextCodec
+from catenary_gateway.generation.text.chat_template import Message
+from catenary_gateway.generation.text.text_codec import TextCodec
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.errors import InvalidInput
 

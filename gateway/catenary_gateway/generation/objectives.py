@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from catenary_gateway.generation.session import PendingSession
+from catenary_gateway.generation.sessions.session import PendingSession
 from catenary_gateway.observability.generations import ObjectivesReport
 
 

@@ -10,12 +10,12 @@ from typing import Protocol
 
 from catenary_gateway.data_plane import Outbox
 from catenary_gateway.generation.answer import Generation
-from catenary_gateway.generation.limits import SILENCE_NS, AnswerLimits, limits_of
-from catenary_gateway.generation.progress import ProgressReports
 from catenary_gateway.generation.record import finished_session
 from catenary_gateway.generation.request import GenerationRequest
-from catenary_gateway.generation.rings import Rings, Surroundings
-from catenary_gateway.generation.session import PendingSession
+from catenary_gateway.generation.sessions.limits import SILENCE_NS, AnswerLimits, limits_of
+from catenary_gateway.generation.sessions.progress import ProgressReports
+from catenary_gateway.generation.sessions.rings import Rings, Surroundings
+from catenary_gateway.generation.sessions.session import PendingSession
 from catenary_gateway.inference import Arrival
 from catenary_gateway.observability.bookkeeping import OK, Bookkeeping
 from catenary_gateway.results.deadlines import Deadlines

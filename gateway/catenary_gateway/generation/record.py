@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from catenary_gateway.generation.chain_changes import chain_changes
 from catenary_gateway.generation.objectives import objectives_report
-from catenary_gateway.generation.session import PendingSession
-from catenary_gateway.generation.start import Start
+from catenary_gateway.generation.sessions.session import PendingSession
+from catenary_gateway.generation.sessions.start import Start
 from catenary_gateway.observability.generations import SessionRecord
 from catenary_gateway.observability.recent_requests import FinishedRequest
 from catenary_gateway.observability.waterfall import Bar

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from catenary_gateway.catalog import Model
-from catenary_gateway.generation.chat_template import Message
-from catenary_gateway.generation.text_codec import TextCodec
+from catenary_gateway.generation.text.chat_template import Message
+from catenary_gateway.generation.text.text_codec import TextCodec
 from catenary_protos.catenary.v1 import common_pb2
 from catenary_services.domain.sampling import SamplingParameters
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from catenary_gateway.catalog import Catalog
 from catenary_gateway.generation.plane import SessionPlane
 from catenary_gateway.generation.request import TEXT_COMPLETION, GenerationRequest, GenerationTerms
-from catenary_gateway.generation.text_codec import TextCodec
+from catenary_gateway.generation.text.text_codec import TextCodec
 from catenary_gateway.inference import Arrival
 from catenary_gateway.observability.bookkeeping import Bookkeeping
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_gateway.generation.chat_template import ChatTemplate
-from catenary_gateway.generation.text_codec import TextCodec, TextCodecs
+from catenary_gateway.generation.text.chat_template import ChatTemplate
+from catenary_gateway.generation.text.text_codec import TextCodec, TextCodecs
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import InvalidInput, NoActivePlan
 from tiny_tokenizer import TEMPLATE, text_model, tokens_of

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from catenary_gateway.generation import rings
+from catenary_gateway.generation.sessions import rings
 from catenary_protos.catenary.v1 import (
     admin_pb2,
     admin_pb2_grpc,

@@ -14,7 +14,7 @@ from catenary_agent.decoders.base import CacheLayout
 from catenary_agent.decoders.importing.building import ensure_graph
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.executors.device import Device
-from catenary_gateway.generation.text_codec import TextCodec
+from catenary_gateway.generation.text.text_codec import TextCodec
 from catenary_scheduler.agents.deployments import Deployments, Wish
 from catenary_services.content.record import RECORD_FILE
 from catenary_services.domain.ids import ModelKey, PartitionKey

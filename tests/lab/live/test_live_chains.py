@@ -15,7 +15,7 @@ from catenary_agent.decoders.base import CacheLayout
 from catenary_agent.decoders.emulated import EmulatedDecoder
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.executors.device import Device
-from catenary_gateway.generation.text_codec import TextCodec
+from catenary_gateway.generation.text.text_codec import TextCodec
 from catenary_lab.live.chains import ChainsMeasured, ChainsRun, asked_of
 from catenary_lab.live.chains_emulation import KEY, VOCABULARY, Emulation, plan_document
 from catenary_lab.live.chains_load import Answered, ChainsOutcome

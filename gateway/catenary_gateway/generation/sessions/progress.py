@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from catenary_gateway.generation.session import PendingSession
+from catenary_gateway.generation.sessions.session import PendingSession
 from catenary_protos.catenary.v1 import scheduler_pb2
 
 Tell = Callable[[scheduler_pb2.GatewayMessage], None]

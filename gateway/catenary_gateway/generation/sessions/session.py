@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from array import array
 
-from catenary_gateway.generation.answer_text import AnswerText
-from catenary_gateway.generation.limits import AnswerLimits
 from catenary_gateway.generation.request import GenerationRequest, Piece, StepTiming
-from catenary_gateway.generation.start import Start
+from catenary_gateway.generation.sessions.limits import AnswerLimits
+from catenary_gateway.generation.sessions.start import Start
+from catenary_gateway.generation.text.answer_text import AnswerText
 from catenary_gateway.inference import Arrival
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from catenary_services.errors import CatenaryError

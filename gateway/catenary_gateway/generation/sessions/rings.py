@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from catenary_gateway.generation.opening import open_session
-from catenary_gateway.generation.session import PendingSession
-from catenary_gateway.generation.start import Start
+from catenary_gateway.generation.sessions.opening import open_session
+from catenary_gateway.generation.sessions.session import PendingSession
+from catenary_gateway.generation.sessions.start import Start
 from catenary_gateway.observability.bookkeeping import Bookkeeping
 from catenary_gateway.results.delivery import Links
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2

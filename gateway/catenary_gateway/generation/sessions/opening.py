@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from catenary_gateway.generation.session import PendingSession
-from catenary_gateway.generation.start import Start
+from catenary_gateway.generation.sessions.session import PendingSession
+from catenary_gateway.generation.sessions.start import Start
 from catenary_gateway.results.delivery import Links, left_s
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from catenary_services.transport.acknowledgements import Lost

@@ -16,7 +16,7 @@ from typing import Any
 import jinja2
 from tokenizers import Tokenizer
 
-from catenary_gateway.generation.chat_template import ChatTemplate, Message
+from catenary_gateway.generation.text.chat_template import ChatTemplate, Message
 from catenary_services.bounded_files import LARGEST_JSON_BYTES, LARGEST_TEMPLATE_BYTES
 from catenary_services.content.hashing import digests
 from catenary_services.content.reading import Reading
