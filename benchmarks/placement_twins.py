@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import highspy
 
 from catenary_scheduler.dispatch.placing.constraints import examine, place
-from catenary_scheduler.dispatch.placing.error_lines import WorkerErrors, error_line
 from catenary_scheduler.dispatch.placing.jobs import Job, Limits
-from catenary_scheduler.dispatch.placing.rebalance_search import Imbalance
+from catenary_scheduler.dispatch.placing.rebalancing.error_lines import WorkerErrors, error_line
+from catenary_scheduler.dispatch.placing.rebalancing.rebalance_search import Imbalance
 from catenary_services.domain.latency import LatencyLines
 
 MS = 1e6

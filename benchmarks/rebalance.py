@@ -22,7 +22,7 @@ from benchmarks.placement_twins import (
 )
 from catenary_lab.scenarios.data import data_file
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
-from catenary_scheduler.dispatch.placing.rebalance import rebalance
+from catenary_scheduler.dispatch.placing.rebalancing.rebalance import rebalance
 
 SINGLE = 320
 BATCHES = 300

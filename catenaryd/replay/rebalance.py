@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from catenary_scheduler.dispatch.placing.constraints import examine
-from catenary_scheduler.dispatch.placing.error_lines import WorkerErrors
 from catenary_scheduler.dispatch.placing.jobs import Job
-from catenary_scheduler.dispatch.placing.rebalance import rebalance
-from catenary_scheduler.dispatch.placing.rebalance_search import Fits, Imbalance
+from catenary_scheduler.dispatch.placing.rebalancing.error_lines import WorkerErrors
+from catenary_scheduler.dispatch.placing.rebalancing.rebalance import rebalance
+from catenary_scheduler.dispatch.placing.rebalancing.rebalance_search import Fits, Imbalance
 from catenary_services.domain.latency import LatencyLines
 from catenaryd.replay.fields import Fields
 from catenaryd.replay.workers import read_job, read_limits, read_lines

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from catenary_scheduler.dispatch.events import Scale
 from catenary_scheduler.scaling import ModelScaling, WorkerFacts
-from catenary_scheduler.scaling.workers_line import Lengths
+from catenary_scheduler.scaling.workers.workers_line import Lengths
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 
 S = 10**9

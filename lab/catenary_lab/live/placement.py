@@ -31,7 +31,7 @@ from catenary_lab.live.placement_steps import (
     objectives_for,
 )
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
-from catenary_scheduler.scaling.workers_line import Lengths, capability
+from catenary_scheduler.scaling.workers.workers_line import Lengths, capability
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenary_services.errors import Unavailable

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from catenary_lab.live.placement_load import Answered, Asked
-from catenary_scheduler.scaling.workers_line import Capability
+from catenary_scheduler.scaling.workers.workers_line import Capability
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 
 _LEAST_TOKENS = 4

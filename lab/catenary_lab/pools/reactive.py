@@ -17,7 +17,6 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 
 from catenary_lab.pools.reactive_pools import Queue, Row, Stage, Vgpu, entry_queue
-from catenary_scheduler.dispatch.config import PooledConfig
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
@@ -34,6 +33,7 @@ from catenary_scheduler.dispatch.events import (
     RequestCompleted,
     StageReported,
 )
+from catenary_scheduler.dispatch.pooled.config import PooledConfig
 from catenary_services.domain.ids import AgentId, BatchId, ModelKey, Nanoseconds, RequestId
 from catenary_services.domain.plan import Agent, Plan
 from catenary_services.errors import DeadlineExceeded, NoActivePlan, PartitionLost, SloUnattainable

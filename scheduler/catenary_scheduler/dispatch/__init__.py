@@ -15,8 +15,8 @@
 
 from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
 from catenary_scheduler.dispatch.combined import CombinedDispatcher
-from catenary_scheduler.dispatch.config import PooledConfig
-from catenary_scheduler.dispatch.pooled import PooledDispatcher
+from catenary_scheduler.dispatch.pooled.config import PooledConfig
+from catenary_scheduler.dispatch.pooled.dispatcher import PooledDispatcher
 
 __all__ = [
     "ChainedConfig",

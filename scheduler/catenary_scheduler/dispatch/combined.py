@@ -30,7 +30,7 @@ from catenary_scheduler.dispatch.events import (
     StageReported,
     Tick,
 )
-from catenary_scheduler.dispatch.pooled import PooledDispatcher
+from catenary_scheduler.dispatch.pooled.dispatcher import PooledDispatcher
 from catenary_services.domain.ids import Nanoseconds
 from catenary_services.domain.plan import ModelPlan, Plan
 

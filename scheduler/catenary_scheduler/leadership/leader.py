@@ -17,7 +17,6 @@ from catenary_scheduler.cluster.controller import Cluster, Limits
 from catenary_scheduler.cluster.drain_marks import DrainMarks
 from catenary_scheduler.dispatch import ChainedDispatcher, CombinedDispatcher, PooledDispatcher
 from catenary_scheduler.dispatch.availability import Availability, Impairment
-from catenary_scheduler.dispatch.booked_times import BookedTimes
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
@@ -31,6 +30,7 @@ from catenary_scheduler.dispatch.events import (
     StageReported,
     Tick,
 )
+from catenary_scheduler.dispatch.pooled.booked_times import BookedTimes
 from catenary_scheduler.feedback.session_reports import SessionDesk
 from catenary_scheduler.feedback.slow_and_silent import SlowAndSilent, SlowAndSilentRules
 from catenary_scheduler.feedback.transfer_rates import BoundaryDesk

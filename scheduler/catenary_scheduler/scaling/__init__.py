@@ -9,13 +9,18 @@ demand      how much text is asked for, and whether chains should be composed an
 replanning  whether the shares of the models have moved far enough from what was planned for
 """
 
-from catenary_scheduler.scaling.autoscaling import ModelScaling
 from catenary_scheduler.scaling.demand import DemandPolicy, SessionDemand, SessionLoad
 from catenary_scheduler.scaling.rates import ArrivalRates
 from catenary_scheduler.scaling.replanning import Replanning, ReplanPolicy, Shares, objective_at
-from catenary_scheduler.scaling.retiring import Crew, agents_wanted, last_of_each, next_to_go
-from catenary_scheduler.scaling.worker_facts import ScalingPolicy, WorkerFacts
-from catenary_scheduler.scaling.workers_line import Lengths, WorkersLine
+from catenary_scheduler.scaling.workers.autoscaling import ModelScaling
+from catenary_scheduler.scaling.workers.retiring import (
+    Crew,
+    agents_wanted,
+    last_of_each,
+    next_to_go,
+)
+from catenary_scheduler.scaling.workers.worker_facts import ScalingPolicy, WorkerFacts
+from catenary_scheduler.scaling.workers.workers_line import Lengths, WorkersLine
 
 __all__ = [
     "ArrivalRates",

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from catenary_scheduler.dispatch.chained import ChainedDispatcher
 from catenary_scheduler.dispatch.events import AgentJoined, AgentLost, Event, PlanActivated
-from catenary_scheduler.scaling.autoscaling import ModelScaling
-from catenary_scheduler.scaling.worker_facts import ScalingPolicy, WorkerFacts
-from catenary_scheduler.scaling.workers_line import Lengths as MeanLengths
+from catenary_scheduler.scaling.workers.autoscaling import ModelScaling
+from catenary_scheduler.scaling.workers.worker_facts import ScalingPolicy, WorkerFacts
+from catenary_scheduler.scaling.workers.workers_line import Lengths as MeanLengths
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds
 from catenary_simulator.placement.engine import PICOSECONDS, SimulatedSession, SimulatedWorker
 from catenary_simulator.placement.loop import PlacementLoop

@@ -21,7 +21,7 @@ from catenary_lab.live.placement_steps import (
 from catenary_lab.scenarios.placement.live_schema import LiveSteps
 from catenary_lab.scenarios.placement.live_steps import report
 from catenary_lab.scenarios.placement.schema import load_scenario
-from catenary_scheduler.scaling.workers_line import Capability
+from catenary_scheduler.scaling.workers.workers_line import Capability
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenaryd.command_line import cli
 from cluster_harness import ROOT

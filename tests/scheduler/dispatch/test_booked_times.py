@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catenary_scheduler.dispatch.booked_times import BookedTimes
+from catenary_scheduler.dispatch.pooled.booked_times import BookedTimes
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, PartitionKey
 
 SECOND = NANOSECONDS_PER_SECOND

@@ -26,7 +26,7 @@ from catenary_scheduler.planning.requirements import CacheNeed, wanted_of
 from catenary_scheduler.replanning.chain_builder import compose
 from catenary_scheduler.rpc.agent_streams import _loaded
 from catenary_scheduler.runtime.worker_facts import sessions_of
-from catenary_scheduler.scaling.workers_line import Lengths
+from catenary_scheduler.scaling.workers.workers_line import Lengths
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.wire.messages import agent_of
 from catenary_scheduler.wire.session_messages import cache_message

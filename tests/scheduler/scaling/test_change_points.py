@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from catenary_scheduler.scaling.change_points import ArrivalWatch, LengthWatch
+from catenary_scheduler.scaling.workers.change_points import ArrivalWatch, LengthWatch
 
 S = 10**9
 

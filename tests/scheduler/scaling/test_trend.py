@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from catenary_scheduler.scaling.trend import Trend
+from catenary_scheduler.scaling.workers.trend import Trend
 from virtual_load import poisson
 
 S = 10**9

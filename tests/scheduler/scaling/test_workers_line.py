@@ -13,7 +13,7 @@ from scipy.optimize import nnls
 
 import virtual_load
 from catenary_scheduler.scaling import ModelScaling
-from catenary_scheduler.scaling.workers_line import (
+from catenary_scheduler.scaling.workers.workers_line import (
     Lengths,
     WorkersLine,
     capability,

@@ -4,7 +4,7 @@ from redis.asyncio import Redis
 
 from catenary_scheduler.book import Book, Claims, Reservation
 from catenary_scheduler.dispatch.events import AgentJoined, PlanActivated, RequestArrived
-from catenary_scheduler.dispatch.pooled import PooledDispatcher
+from catenary_scheduler.dispatch.pooled.dispatcher import PooledDispatcher
 from catenary_scheduler.storage.journal import Changes, Journal
 from catenary_scheduler.storage.keys import Keys
 from catenary_scheduler.storage.lease import Lease

@@ -15,7 +15,7 @@ from catenary_lab.scenarios.placement.schema import Scaling
 from catenary_lab.scenarios.placement.schema_parts import ClusterSpec
 from catenary_lab.scenarios.placement.settings import Case, Row, rows_of
 from catenary_lab.scenarios.report import Bars, Cell, Figure, Report, Table
-from catenary_scheduler.scaling.workers_line import Lengths as MeanLengths
+from catenary_scheduler.scaling.workers.workers_line import Lengths as MeanLengths
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
 from catenary_simulator.arrivals import parse_arrivals
 from catenary_simulator.placement.scaled import ScaledRun, serve_scaled

@@ -9,9 +9,9 @@ recompose     the same when servers come and go or the load drifts, moving few b
 Source: Sun, He, Hou, "Serving Chain-structured Jobs with Large Memory Footprints".
 """
 
+from catenary_scheduler.planning.chains.allocation.gca import gca
 from catenary_scheduler.planning.chains.bounds import ResponseBounds, response_bounds
 from catenary_scheduler.planning.chains.gbp_cr import Placement, gbp_cr
-from catenary_scheduler.planning.chains.gca import gca
 from catenary_scheduler.planning.chains.problem import (
     ChainTask,
     ComposedChain,

@@ -12,10 +12,10 @@ from benchmarks.placement_twins import (
     random_imbalance,
     with_constraints,
 )
-from catenary_scheduler.dispatch.placing.error_lines import WorkerErrors, error_line
-from catenary_scheduler.dispatch.placing.rebalance import rebalance
-from catenary_scheduler.dispatch.placing.rebalance_search import Imbalance
-from catenary_scheduler.dispatch.placing.rebalancer import Placed, Rebalancer
+from catenary_scheduler.dispatch.placing.rebalancing.error_lines import WorkerErrors, error_line
+from catenary_scheduler.dispatch.placing.rebalancing.rebalance import rebalance
+from catenary_scheduler.dispatch.placing.rebalancing.rebalance_search import Imbalance
+from catenary_scheduler.dispatch.placing.rebalancing.rebalancer import Placed, Rebalancer
 from catenary_services.domain.latency import LatencyLines
 
 MS = 1e6

@@ -19,7 +19,7 @@ from catenary_scheduler.dispatch.chained.tracking import Ticket
 from catenary_scheduler.dispatch.placing.constraints import Readings, examine
 from catenary_scheduler.dispatch.placing.jobs import Limits
 from catenary_scheduler.dispatch.placing.occupancy import Seat
-from catenary_scheduler.dispatch.placing.rebalancer import Placed
+from catenary_scheduler.dispatch.placing.rebalancing.rebalancer import Placed
 from catenary_scheduler.dispatch.placing.worker import Worker
 from catenary_services.domain.ids import Nanoseconds
 

@@ -23,7 +23,7 @@ from catenary_scheduler.dispatch.placing.best_fit import Asked, last_moment
 from catenary_scheduler.dispatch.placing.jobs import Limits
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
 from catenary_scheduler.dispatch.placing.occupancy import Seat
-from catenary_scheduler.dispatch.placing.rebalancer import Rebalancer
+from catenary_scheduler.dispatch.placing.rebalancing.rebalancer import Rebalancer
 from catenary_scheduler.dispatch.placing.worker import Worker
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds, RequestId
 from catenary_services.domain.latency import LatencyLines, TokenObjectives

@@ -22,7 +22,7 @@ from catenary_scheduler.dispatch.chained.sessions.token_room import TokenRoom
 from catenary_scheduler.dispatch.chained.tracking import Move, Session, Ticket, Timers
 from catenary_scheduler.dispatch.events import CloseSessions, Command, StartSession
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
-from catenary_scheduler.dispatch.placing.rebalancer import Rebalancer
+from catenary_scheduler.dispatch.placing.rebalancing.rebalancer import Rebalancer
 from catenary_scheduler.packing.transfers.boundaries import Boundaries
 from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, RequestId, SessionId
 from catenary_services.domain.plan import ChainHop, Plan

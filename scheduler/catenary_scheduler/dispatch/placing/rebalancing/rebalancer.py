@@ -14,9 +14,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from catenary_scheduler.dispatch.placing.error_lines import WorkerErrors
-from catenary_scheduler.dispatch.placing.rebalance import rebalance
-from catenary_scheduler.dispatch.placing.rebalance_search import Imbalance
+from catenary_scheduler.dispatch.placing.rebalancing.error_lines import WorkerErrors
+from catenary_scheduler.dispatch.placing.rebalancing.rebalance import rebalance
+from catenary_scheduler.dispatch.placing.rebalancing.rebalance_search import Imbalance
 from catenary_services.domain.latency import LatencyLines
 
 W = TypeVar("W", bound=Hashable)

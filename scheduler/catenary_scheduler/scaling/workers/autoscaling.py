@@ -19,13 +19,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from catenary_scheduler.dispatch.events import Scale
-from catenary_scheduler.scaling.attainment import AnswerLength, Outcomes, attained
-from catenary_scheduler.scaling.change_points import ArrivalWatch, LengthWatch
-from catenary_scheduler.scaling.safety import Safety
-from catenary_scheduler.scaling.sufficiency import Sufficiency
-from catenary_scheduler.scaling.trend import Trend
-from catenary_scheduler.scaling.worker_facts import ScalingPolicy, WorkerFacts
-from catenary_scheduler.scaling.workers_line import Lengths, WorkersLine, least_rate
+from catenary_scheduler.scaling.workers.attainment import AnswerLength, Outcomes, attained
+from catenary_scheduler.scaling.workers.change_points import ArrivalWatch, LengthWatch
+from catenary_scheduler.scaling.workers.safety import Safety
+from catenary_scheduler.scaling.workers.sufficiency import Sufficiency
+from catenary_scheduler.scaling.workers.trend import Trend
+from catenary_scheduler.scaling.workers.worker_facts import ScalingPolicy, WorkerFacts
+from catenary_scheduler.scaling.workers.workers_line import Lengths, WorkersLine, least_rate
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, Nanoseconds
 from catenary_services.domain.latency import TokenObjectives
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from catenary_scheduler.scaling.attainment import Outcomes, RecentOutcomes
-from catenary_scheduler.scaling.worker_facts import ScalingPolicy, WorkerFacts
+from catenary_scheduler.scaling.workers.attainment import Outcomes, RecentOutcomes
+from catenary_scheduler.scaling.workers.worker_facts import ScalingPolicy, WorkerFacts
 from catenary_services.domain.ids import Nanoseconds
 
 

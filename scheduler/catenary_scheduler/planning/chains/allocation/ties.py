@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from catenary_scheduler.planning.chains.gca import Range
-from catenary_scheduler.planning.chains.paths import BoundaryPaths
+from catenary_scheduler.planning.chains.allocation.gca import Range
+from catenary_scheduler.planning.chains.allocation.paths import BoundaryPaths
 from catenary_scheduler.planning.chains.problem import ChainTask
 from catenary_scheduler.planning.chains.sizes import Sizes
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from catenary_scheduler.book import Book, Path
-from catenary_scheduler.dispatch.config import PooledConfig
-from catenary_scheduler.dispatch.queue import ModelQueue
-from catenary_scheduler.dispatch.routes import Route
+from catenary_scheduler.dispatch.pooled.config import PooledConfig
+from catenary_scheduler.dispatch.pooled.queue import ModelQueue
+from catenary_scheduler.dispatch.pooled.routes import Route
 from catenary_services.domain.ids import Nanoseconds
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from catenary_scheduler.scaling.workers_line import Lengths
+from catenary_scheduler.scaling.workers.workers_line import Lengths
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 

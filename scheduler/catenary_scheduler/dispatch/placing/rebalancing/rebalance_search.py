@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from catenary_scheduler.dispatch.placing.error_lines import WorkerErrors, error_line
+from catenary_scheduler.dispatch.placing.rebalancing.error_lines import WorkerErrors, error_line
 from catenary_services.domain.latency import LatencyLines
 
 Fits = Callable[[int, Sequence[int]], bool]

@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from catenary_scheduler.dispatch.placing.rebalance_exact import take_best, take_best_sum
-from catenary_scheduler.dispatch.placing.rebalance_search import Assignment, Imbalance
+from catenary_scheduler.dispatch.placing.rebalancing.rebalance_exact import take_best, take_best_sum
+from catenary_scheduler.dispatch.placing.rebalancing.rebalance_search import Assignment, Imbalance
 
 EXACT_STEPS: Final = 20_000
 """Steps spent on proving the optimum, or finding it, where the search got stuck."""

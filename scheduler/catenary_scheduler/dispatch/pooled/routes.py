@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 
 from catenary_scheduler.book import Book, Leg, Pool, PoolChain
 from catenary_scheduler.dispatch.availability import Availability
-from catenary_scheduler.dispatch.booked_times import BookedTimes
+from catenary_scheduler.dispatch.pooled.booked_times import BookedTimes
 from catenary_services.domain.ids import (
     AgentId,
     ModelKey,

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from catenary_scheduler.book import Book
 from catenary_scheduler.book.book import agents_of
 from catenary_scheduler.dispatch.availability import Availability
-from catenary_scheduler.dispatch.booked_times import BookedTimes
 from catenary_scheduler.dispatch.breaker import Breakers
-from catenary_scheduler.dispatch.config import PooledConfig
 from catenary_scheduler.dispatch.events import CancelBatch, Command, Reject
-from catenary_scheduler.dispatch.queue import ModelQueue
-from catenary_scheduler.dispatch.routes import RouteTable
-from catenary_scheduler.dispatch.tracking import Batch, Request, Rows, Tracker
+from catenary_scheduler.dispatch.pooled.booked_times import BookedTimes
+from catenary_scheduler.dispatch.pooled.config import PooledConfig
+from catenary_scheduler.dispatch.pooled.queue import ModelQueue
+from catenary_scheduler.dispatch.pooled.routes import RouteTable
+from catenary_scheduler.dispatch.pooled.tracking import Batch, Request, Rows, Tracker
 from catenary_services.domain.ids import AgentId, BatchId, ModelKey, Nanoseconds
 from catenary_services.domain.plan import Agent, Plan
 from catenary_services.errors import NoActivePlan, PartitionLost

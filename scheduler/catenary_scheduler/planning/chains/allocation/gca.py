@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from catenary_scheduler.planning.chains.linked_paths import LinkedPaths
-from catenary_scheduler.planning.chains.paths import BoundaryPaths
+from catenary_scheduler.planning.chains.allocation.linked_paths import LinkedPaths
+from catenary_scheduler.planning.chains.allocation.paths import BoundaryPaths
 from catenary_scheduler.planning.chains.problem import (
     ChainTask,
     ComposedChain,

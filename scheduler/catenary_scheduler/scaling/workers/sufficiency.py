@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import ceil, log
 
-from catenary_scheduler.scaling.attainment import Outcomes
-from catenary_scheduler.scaling.worker_facts import ScalingPolicy, WorkerFacts
-from catenary_scheduler.scaling.workers_line import (
+from catenary_scheduler.scaling.workers.attainment import Outcomes
+from catenary_scheduler.scaling.workers.worker_facts import ScalingPolicy, WorkerFacts
+from catenary_scheduler.scaling.workers.workers_line import (
     Capability,
     Lengths,
     WorkersLine,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from catenary_scheduler.dispatch.placing.rebalance_search import Assignment
+from catenary_scheduler.dispatch.placing.rebalancing.rebalance_search import Assignment
 
 
 def take_best(state: Assignment, most_nodes: int) -> bool:

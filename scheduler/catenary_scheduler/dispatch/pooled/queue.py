@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 
-from catenary_scheduler.dispatch.tracking import Request, Rows
+from catenary_scheduler.dispatch.pooled.tracking import Request, Rows
 from catenary_services.domain.ids import ModelKey, Nanoseconds
 
 _Key = tuple[int, Nanoseconds, int, int]

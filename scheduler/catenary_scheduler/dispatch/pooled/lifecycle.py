@@ -16,9 +16,9 @@ from catenary_scheduler.dispatch.events import (
     RequestCompleted,
     StageReported,
 )
-from catenary_scheduler.dispatch.ledger import Ledger
-from catenary_scheduler.dispatch.queue import ModelQueue
-from catenary_scheduler.dispatch.tracking import Batch, Request, Rows
+from catenary_scheduler.dispatch.pooled.ledger import Ledger
+from catenary_scheduler.dispatch.pooled.queue import ModelQueue
+from catenary_scheduler.dispatch.pooled.tracking import Batch, Request, Rows
 from catenary_services.domain.ids import AgentId, Nanoseconds
 from catenary_services.errors import (
     ComputeFailed,

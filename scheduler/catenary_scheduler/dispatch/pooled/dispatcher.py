@@ -6,9 +6,6 @@ from collections.abc import Callable, Iterable
 
 from catenary_scheduler.book import Book, Reservation, ReservationChange, Step
 from catenary_scheduler.dispatch.availability import Availability
-from catenary_scheduler.dispatch.batching import Dispatch, Drop, Wait, decide
-from catenary_scheduler.dispatch.booked_times import BookedTimes
-from catenary_scheduler.dispatch.config import PooledConfig
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
@@ -25,9 +22,12 @@ from catenary_scheduler.dispatch.events import (
     StageReported,
     Tick,
 )
-from catenary_scheduler.dispatch.lifecycle import Lifecycle
-from catenary_scheduler.dispatch.queue import ModelQueue
-from catenary_scheduler.dispatch.tracking import Batch
+from catenary_scheduler.dispatch.pooled.batching import Dispatch, Drop, Wait, decide
+from catenary_scheduler.dispatch.pooled.booked_times import BookedTimes
+from catenary_scheduler.dispatch.pooled.config import PooledConfig
+from catenary_scheduler.dispatch.pooled.lifecycle import Lifecycle
+from catenary_scheduler.dispatch.pooled.queue import ModelQueue
+from catenary_scheduler.dispatch.pooled.tracking import Batch
 from catenary_services.domain.ids import BatchId, ModelKey, Nanoseconds, RequestId
 
 

@@ -1,0 +1,1 @@
+"""Re-balances requests that have not begun (Aladdin, Algorithm 2)."""

@@ -1,0 +1,1 @@
+"""Pooled pipelines (PPipe): queue, batching, routes, and what each event does."""

@@ -1,0 +1,1 @@
+"""GCA: greedy cache allocation (Algorithm 2), along the fastest paths."""

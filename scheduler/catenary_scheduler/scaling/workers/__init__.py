@@ -1,0 +1,1 @@
+"""How many workers a model should have, and which agents these are."""
