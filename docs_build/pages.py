@@ -6,14 +6,14 @@ import posixpath
 import re
 from pathlib import Path
 
-from docs_build.access import access_page
-from docs_build.commands import client_page, platform_page
-from docs_build.errors import errors_page
-from docs_build.http import http_page
-from docs_build.metrics import metrics_page
-from docs_build.protos import service_pages
-from docs_build.sdk import sdk_page
-from docs_build.settings import settings_page
+from docs_build.reference.access import access_page
+from docs_build.reference.commands import client_page, platform_page
+from docs_build.reference.errors import errors_page
+from docs_build.reference.http import http_page
+from docs_build.reference.metrics import metrics_page
+from docs_build.reference.protos import service_pages
+from docs_build.reference.sdk import sdk_page
+from docs_build.reference.settings import settings_page
 
 ROOT = Path(__file__).resolve().parents[1]
 

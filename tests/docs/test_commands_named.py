@@ -12,7 +12,7 @@ import pytest
 
 from catenaryd.command_line import cli
 from cluster_harness import ROOT
-from docs_build.commands import client_command, subcommands
+from docs_build.reference.commands import client_command, subcommands
 
 ROOTS: dict[str, Any] = {"catenaryd": cli, "catenary": client_command()}
 DOCUMENTS = sorted(

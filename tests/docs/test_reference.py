@@ -26,10 +26,10 @@ from catenary_services.telemetry import names
 from catenary_services.telemetry.metrics import Metrics
 from catenaryd.command_line import cli
 from cluster_harness import ROOT
-from docs_build.commands import client_command, leaves
-from docs_build.http import DESCRIPTIONS, served_routes
 from docs_build.pages import turned
-from docs_build.settings import PROCESSES
+from docs_build.reference.commands import client_command, leaves
+from docs_build.reference.http import DESCRIPTIONS, served_routes
+from docs_build.reference.settings import PROCESSES
 
 PROTOCOLS = (
     admin_pb2,

@@ -10,7 +10,7 @@ from catenary_gateway import openai_http
 from catenary_gateway.dashboard.api import Dashboard
 from catenary_gateway.oip import oip_http
 from catenary_services.errors import InternalError
-from docs_build.markdown import code, page, table
+from docs_build.reference.markdown import code, page, table
 
 _INTRO = """\
 A gateway serves every protocol on one port (`http_port`). With `api_keys_file` set, requests
@@ -75,6 +75,6 @@ def http_page() -> str:
     for method, path in served_routes():
         said = DESCRIPTIONS.get((method, path))
         if said is None:
-            raise InternalError(f"docs_build/http.py does not describe {method} {path}")
+            raise InternalError(f"docs_build/reference/http.py does not describe {method} {path}")
         rows.append((method, code(path), said))
     return page("HTTP", _INTRO, table(("", "path", ""), rows))

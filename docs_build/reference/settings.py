@@ -15,7 +15,7 @@ from catenary_agent.settings import AgentSettings
 from catenary_gateway.settings import GatewaySettings
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.settings import ProcessSettings
-from docs_build.markdown import code, page, plain, table
+from docs_build.reference.markdown import code, page, plain, table
 
 PROCESSES: dict[str, type[ProcessSettings]] = {
     "gateway": GatewaySettings,

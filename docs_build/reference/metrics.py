@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from catenary_services.telemetry import names
 from catenary_services.telemetry.metrics import Metrics
 from catenary_services.telemetry.names import MetricName
-from docs_build.markdown import code, page, plain, table
+from docs_build.reference.markdown import code, page, plain, table
 
 _INTRO = """\
 Every process with `metrics_port` set shows these at `/metrics` in Prometheus' text format. The

@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pb2
 from grpc_tools import protoc  # type: ignore[import-untyped]
 
 from catenary_services.errors import InternalError
-from docs_build.markdown import code, page, prose, table
+from docs_build.reference.markdown import code, page, prose, table
 
 PROTOS = Path(__file__).resolve().parents[1] / "protos"
 

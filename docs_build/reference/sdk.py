@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 import catenary
-from docs_build.markdown import page
+from docs_build.reference.markdown import page
 
 _INTRO = """\
 Everything `import catenary` offers. [How to use it](sdk-guide.md) is a page with examples."""

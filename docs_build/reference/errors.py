@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from catenary_services.errors import CatenaryError
 from catenary_services.grpc import error_tables
-from docs_build.markdown import code, page, prose, table
+from docs_build.reference.markdown import code, page, prose, table
 
 _INTRO = """\
 An error has a *reason*, the same in gRPC (`google.rpc.ErrorInfo.reason`), in the `code` of

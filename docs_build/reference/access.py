@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from catenary_services.security.identity import Role
 from catenary_services.security.roles import RULES, Rule
-from docs_build.markdown import code, page, table
+from docs_build.reference.markdown import code, page, table
 
 _INTRO = """\
 With TLS every process has a certificate that names its role, and a server lets only those roles

@@ -13,7 +13,7 @@ import typer.main
 
 from catenary.command_line import application
 from catenaryd.command_line import cli
-from docs_build.markdown import code, page, plain, table
+from docs_build.reference.markdown import code, page, plain, table
 
 _PLATFORM = """\
 `catenaryd` runs the platform: single processes, a whole local cluster, planning and simulation

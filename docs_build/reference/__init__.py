@@ -1,0 +1,1 @@
+"""Generated pages of the reference: commands, settings, metrics, errors, protocols."""
