@@ -19,11 +19,11 @@ from catenary_agent.devices.cuda_driver import NoDriverError, ask_driver
 ROOT = Path(__file__).resolve().parents[2]
 _SANITIZERS = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
 _TESTS = (
-    "tests/gpu_agent/decoders/test_torch_attention.py",
-    "tests/gpu_agent/decoders/test_torch_executor.py",
+    "tests/gpu_agent/decoders/torch/test_torch_attention.py",
+    "tests/gpu_agent/decoders/torch/test_torch_executor.py",
     "tests/gpu_agent/executors/test_torch_part.py",
 )
-_TINY_TESTS = ("tests/gpu_agent/test_device_errors.py",)
+_TINY_TESTS = ("tests/gpu_agent/devices/test_device_errors.py",)
 GIGA = 1e9
 
 

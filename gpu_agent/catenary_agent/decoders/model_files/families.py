@@ -2,7 +2,8 @@
 
 A family is a `model_type` of `config.json`. What an executor does around the layers (embedding,
 scales, last norm, projection) is ours, so that a family is right only if nothing else happens
-there; `tests/gpu_agent/decoders/test_families.py` compares each one with `transformers`.
+there; `tests/gpu_agent/decoders/model_files/test_families.py` compares each one with
+`transformers`.
 """
 
 from __future__ import annotations
