@@ -1,7 +1,8 @@
 """Server chains: which blocks of a decoder model every server hosts, and the chains over them.
 
 problem       what is asked (`ChainTask`) and answered (`Composition`)
-gbp_cr, gca   the paper's placement and cache allocation (Algorithms 1 and 2)
+gbp_cr        the paper's placement (Algorithm 1)
+allocation    the paper's cache allocation, GCA (Algorithm 2)
 bounds        mean response times by Theorem 3.7
 tuning        choosing c; `best_composition` is what a deployment calls
 recompose     the same when servers come and go or the load drifts, moving few blocks
