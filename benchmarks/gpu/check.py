@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from benchmarks.gpu.program import Stage, main
 
-_KERNELS = "benchmarks.gpu.check_kernels"
-_SESSIONS = "benchmarks.gpu.check_sessions"
-_REST = "benchmarks.gpu.check_machine"
+_KERNELS = "benchmarks.gpu.stages.check_kernels"
+_SESSIONS = "benchmarks.gpu.stages.check_sessions"
+_REST = "benchmarks.gpu.stages.check_machine"
 
 STAGES = (
     Stage("versions", 40, f"{_REST}:versions", "what is here, and whether agents would start"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.gpu.program import Stage, main
 
-_LIVE = "benchmarks.gpu.live"
+_LIVE = "benchmarks.gpu.stages.live"
 
 STAGES = (
     Stage("whole", 200, f"{_LIVE}:whole", "two agents: streams, moves, kill -9, drain"),

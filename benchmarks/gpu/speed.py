@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from benchmarks.gpu.program import Stage, main
 
-_STEPS = "benchmarks.gpu.speed_steps"
-_BESIDE = "benchmarks.gpu.speed_beside"
+_STEPS = "benchmarks.gpu.stages.speed_steps"
+_BESIDE = "benchmarks.gpu.stages.speed_beside"
 
 STAGES = (
     Stage("model", 90, f"{_STEPS}:model", "random weights, written and loaded"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from benchmarks.cache_growth import cache_memory_bytes, preempted_sessions
+from benchmarks.generation.cache_growth import cache_memory_bytes, preempted_sessions
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from catenary_services.models.model_repository import ModelRepository
 from catenaryd.local.local_cluster import free_port

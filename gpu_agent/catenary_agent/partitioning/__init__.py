@@ -6,7 +6,7 @@
     jailed                                what is asked of the jail about a model
     parts                                 extracted parts on disk, shared by the agents of a machine
 
-Where to cut is decided in `catenary_agent.preparing`. Boundary `i` of a `BlockTable` holds every tensor computed before block `i` and needed
-at or behind it. A part therefore may be handed tensors it neither makes nor uses: its executor
-passes them on beside the session.
+Where to cut is decided in `catenary_agent.preparing`. Boundary `i` of a `BlockTable` holds every
+tensor computed before block `i` and needed at or behind it. A part therefore may be handed tensors
+it neither makes nor uses: its executor passes them on beside the session.
 """

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from benchmarks.packing_operations import CAPACITIES, fewest_bins, many_lives
+from benchmarks.packing.packing_operations import CAPACITIES, fewest_bins, many_lives
 from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
 from catenary_scheduler.packing.lower_bound import lower_bound
 from catenary_scheduler.packing.mell.pool import Pool

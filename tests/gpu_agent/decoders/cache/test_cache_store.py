@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from benchmarks.cache_growth import cache_memory_bytes
+from benchmarks.generation.cache_growth import cache_memory_bytes
 from catenary_agent.decoders.cache.cache_rows import Move
 from catenary_agent.decoders.cache.cache_store import CacheShape, CacheStore
 from catenary_agent.kv.span import CacheSpan

@@ -27,7 +27,7 @@ pytest.importorskip("transformers")
 import torch
 
 from allocations import malloc_bytes, torch_peak_bytes
-from benchmarks.cache_growth import cache_memory_bytes
+from benchmarks.generation.cache_growth import cache_memory_bytes
 from catenary_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem, set_layout
 from catenary_agent.decoders.emulated import EmulatedDecoder
 from catenary_agent.decoders.loading import DecoderChoice, load_decoder, runtime_of

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.packing_cluster import PackedCluster, Served
-from benchmarks.packing_setup import MODEL, MS, S, Setup
+from benchmarks.packing.packing_cluster import PackedCluster, Served
+from benchmarks.packing.packing_setup import MODEL, MS, S, Setup
 from catenary_scheduler.dispatch.chained.packing.pool import bins_needed
 from catenary_scheduler.dispatch.chained.packing_rules import PackingRules
 from catenary_scheduler.dispatch.events import AgentJoined

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.placement_twins import (
+from benchmarks.placement.placement_twins import (
     PlacementCase,
     fewest_workers,
     opened_by_best_fit,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.placement_twins import (
+from benchmarks.placement.placement_twins import (
     least_objective,
     objective_of,
     random_imbalance,

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import Figure, at_most
-from benchmarks.generation import DATA, FP32
+from benchmarks.generation.generation import DATA, FP32
 from catenary_agent.decoders.base import CacheLayout, DecoderCost
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.engine.engine import Engine

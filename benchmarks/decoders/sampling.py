@@ -10,8 +10,8 @@ the executor agents have, on a CPU, at temperature 0.9 without filters:
 * flips: for every token of every answer, whether the logits of the one way and of the other choose
   different tokens with the same noise, of several seeds.
 
-    python -m benchmarks.sampling flips --answers 48 --numbers float16 bfloat16
-    python -m benchmarks.sampling times
+    python -m benchmarks.decoders.sampling flips --answers 48 --numbers float16 bfloat16
+    python -m benchmarks.decoders.sampling times
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.decoding import MODELS, NAMES
+from benchmarks.decoders.decoding import MODELS, NAMES
 from benchmarks.figures import Figure, at_least, at_most, table
 from catenary_agent.decoders.base import CacheLayout, StepItem
 from catenary_agent.decoders.sampling.choosing import Chooser
@@ -276,7 +276,7 @@ def run(quick: bool) -> list[Figure]:
 
 def main() -> None:
     """Prints what is asked for."""
-    parser = argparse.ArgumentParser(prog="benchmarks.sampling", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.decoders.sampling", description=__doc__)
     parser.add_argument("what", choices=("flips", "times"))
     parser.add_argument("--answers", type=int, default=48, help="at most 48")
     parser.add_argument("--numbers", nargs="+", choices=NUMBERS, default=NUMBERS)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.choosing import next_tokens, sampler
-from benchmarks.gpu.models import Made, Wanted, decoder, make, prompt, random_tokens, small
+from benchmarks.gpu.models.choosing import next_tokens, sampler
+from benchmarks.gpu.models.models import Made, Wanted, decoder, make, prompt, random_tokens, small
 from benchmarks.gpu.stage import Context
 from catenary_agent.decoders.base import StepItem
 from catenary_agent.devices.device_errors import Trouble, trouble_of
@@ -111,7 +111,7 @@ def _answers(
 def errors(here: Context) -> None:
     """Makes steps fail and looks at what is said of them, each in a process of its own."""
     for name in ("memory", "sticky"):
-        command = [sys.executable, "-m", "benchmarks.gpu.check_sessions", name]
+        command = [sys.executable, "-m", "benchmarks.gpu.stages.check_sessions", name]
         command += [str(here.folder), *(["tiny"] * here.tiny)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         print(done.stdout[-3000:], done.stderr[-3000:], flush=True)

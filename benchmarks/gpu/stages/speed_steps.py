@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.models import (
+from benchmarks.gpu.models.models import (
     Made,
     Wanted,
     cache_bytes,

@@ -14,8 +14,8 @@ import statistics
 import time
 
 from benchmarks.figures import Figure, at_least, at_most, table
-from benchmarks.packing_cluster import PackedCluster
-from benchmarks.packing_setup import S, Setup
+from benchmarks.packing.packing_cluster import PackedCluster
+from benchmarks.packing.packing_setup import S, Setup
 from catenary_scheduler.dispatch.chained.packing import line as compiled_part
 from catenary_scheduler.dispatch.events import (
     Command,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.gpu.models import Wanted, decoder, make, prompt, random_tokens
+from benchmarks.gpu.models.models import Wanted, decoder, make, prompt, random_tokens
 from benchmarks.gpu.stage import Context
 from catenary_agent.decoders.base import StepItem
 

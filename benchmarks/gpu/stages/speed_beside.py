@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.choosing import next_tokens, sampler
-from benchmarks.gpu.speed_steps import large
+from benchmarks.gpu.models.choosing import next_tokens, sampler
+from benchmarks.gpu.models.vision_model import image_part
 from benchmarks.gpu.stage import Context
-from benchmarks.gpu.vision_model import image_part
+from benchmarks.gpu.stages.speed_steps import large
 from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser
 from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
 

@@ -1,4 +1,5 @@
-"""Other engines on the same model, each in a process of its own: `python -m benchmarks.rivals`.
+"""Other engines on the same model, each in a process of its own: `python -m
+benchmarks.generation.rivals`.
 
 Speaks lines of JSON on stdin and stdout, so that a bench can take turns between engines:
 
@@ -34,7 +35,7 @@ class Rival:
         }
         arguments = [engine, str(folder), "--threads", str(threads)]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.rivals", *arguments],
+            [sys.executable, "-m", "benchmarks.generation.rivals", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -171,7 +172,7 @@ def read_seconds(mebibytes: int = 512) -> float:
 
 def main() -> None:
     """Serves requests until stdin ends."""
-    parser = argparse.ArgumentParser(prog="benchmarks.rivals", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.generation.rivals", description=__doc__)
     parser.add_argument(
         "engine", choices=["transformers", "genai", "ct2-float32", "ct2-int8", "memory"]
     )

@@ -23,7 +23,7 @@ from typing import Any
 import aiohttp
 
 import catenary
-from benchmarks.gpu.models import Wanted, make
+from benchmarks.gpu.models.models import Wanted, make
 from benchmarks.gpu.stage import Context
 from catenary_lab.live.packing_figures import Answer
 from catenary_lab.live.packing_load import Mover, answer_of

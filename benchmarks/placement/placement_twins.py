@@ -2,7 +2,7 @@
 
 Slow and to the letter: placement as the mixed-integer programme of section 4.1 solved by HiGHS,
 with constraint e written out for every future step; re-balancing by trying every assignment.
-Tests and `benchmarks.rebalance` use them; nothing that serves does.
+Tests and `benchmarks.placement.rebalance` use them; nothing that serves does.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def sanitizer(here: Context) -> None:
     program = next((found for each in _SANITIZERS if (found := shutil.which(each))), None)
     if program is None and here.is_cuda:
         raise Skipped("there is no compute-sanitizer")
-    command = [sys.executable, "-m", "benchmarks.gpu.one_step", str(here.folder)]
+    command = [sys.executable, "-m", "benchmarks.gpu.stages.one_step", str(here.folder)]
     if program is not None and here.is_cuda:
         command = [program, "--tool", "memcheck", "--error-exitcode", "9", *command, "cuda"]
     # Every tensor an allocation of its own: otherwise what is read beyond one is another's.

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from statistics import median
 
 from benchmarks.figures import Figure, at_least, at_most, table
-from benchmarks.packing_operations import ADDITIVE, Tally, many_lives
+from benchmarks.packing.packing_operations import ADDITIVE, Tally, many_lives
 from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
 from catenary_scheduler.packing.mell.pool import Pool
 from catenary_scheduler.packing.moves import Item

@@ -9,10 +9,10 @@ from unittest import mock
 
 import numpy as np
 
-from benchmarks.gpu.models import decode_items, decoder, prompt, random_tokens, small
-from benchmarks.gpu.plain_flash import flash_of_the_tensors
+from benchmarks.gpu.models.models import decode_items, decoder, prompt, random_tokens, small
+from benchmarks.gpu.models.plain_flash import flash_of_the_tensors
+from benchmarks.gpu.models.vision_model import image_part
 from benchmarks.gpu.stage import Context
-from benchmarks.gpu.vision_model import image_part
 
 _FLOAT16_ERROR = 1e-2
 _FLOAT32_ERROR = 1e-5

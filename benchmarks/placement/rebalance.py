@@ -13,7 +13,7 @@ from collections.abc import Callable
 from statistics import mean, median
 
 from benchmarks.figures import Figure, at_least, at_most, table
-from benchmarks.placement_twins import (
+from benchmarks.placement.placement_twins import (
     fewest_workers,
     least_objective,
     opened_by_best_fit,

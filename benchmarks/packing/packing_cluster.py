@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from benchmarks.packing_setup import FAR, MODEL, MS, Setup, chains_of, plan_of
+from benchmarks.packing.packing_setup import FAR, MODEL, MS, Setup, chains_of, plan_of
 from catenary_lab.policies import policy_named
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher

@@ -19,7 +19,7 @@ from pathlib import Path
 import grpc.aio
 
 from benchmarks.figures import Figure, at_least, at_most
-from benchmarks.generation import DATA, FP32, THREADS
+from benchmarks.generation.generation import DATA, FP32, THREADS
 from catenary_agent.executors.device import Device
 from catenary_agent.generation.state.lane import chunk_tokens_for
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc

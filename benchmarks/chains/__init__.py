@@ -1,0 +1,1 @@
+"""Server chains: composing them, choosing one, simulation."""

@@ -1,0 +1,1 @@
+"""Decoder executors alone: steps, sampling, latency lines."""

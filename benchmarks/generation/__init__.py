@@ -1,0 +1,1 @@
+"""Text generation through real processes, beside other engines."""

@@ -1,0 +1,1 @@
+"""Models the stages run, and what they are compared with."""

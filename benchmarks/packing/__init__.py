@@ -1,0 +1,1 @@
+"""Packing of sessions, alone and at the dispatcher."""

@@ -1,0 +1,1 @@
+"""Placement under objectives and re-balancing, beside exact twins."""

@@ -1,0 +1,1 @@
+"""Pooled pipelines: planning, dispatch, audits, simulation."""
