@@ -8,12 +8,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from catenary_scheduler.planning.chains.allocation.ties import shortest_paths_are_unique
 from catenary_scheduler.planning.chains.bounds import response_bounds
 from catenary_scheduler.planning.chains.gbp_cr import Placement, placement
 from catenary_scheduler.planning.chains.problem import ChainTask, Composition
 from catenary_scheduler.planning.chains.search import compose_at, least_surrogate
 from catenary_scheduler.planning.chains.sizes import Sizes, sizes_of
+from catenary_scheduler.planning.chains.ties import shortest_paths_are_unique
 from catenary_scheduler.planning.chains.tuning import tune_by_bound
 from catenaryd.planning.planning_chains_input import ChainsInput
 

@@ -1,8 +1,7 @@
 """Server chains: which blocks of a decoder model every server hosts, and the chains over them.
 
 problem       what is asked (`ChainTask`) and answered (`Composition`)
-gbp_cr        the paper's placement (Algorithm 1)
-allocation    the paper's cache allocation, GCA (Algorithm 2)
+gbp_cr, gca   the paper's placement and cache allocation (Algorithms 1 and 2)
 bounds        mean response times by Theorem 3.7
 tuning        choosing c; `best_composition` is what a deployment calls
 recompose     the same when servers come and go or the load drifts, moving few blocks
@@ -10,9 +9,9 @@ recompose     the same when servers come and go or the load drifts, moving few b
 Source: Sun, He, Hou, "Serving Chain-structured Jobs with Large Memory Footprints".
 """
 
-from catenary_scheduler.planning.chains.allocation.gca import gca
 from catenary_scheduler.planning.chains.bounds import ResponseBounds, response_bounds
 from catenary_scheduler.planning.chains.gbp_cr import Placement, gbp_cr
+from catenary_scheduler.planning.chains.gca import gca
 from catenary_scheduler.planning.chains.problem import (
     ChainTask,
     ComposedChain,

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from catenary_scheduler.planning.chains.allocation.gca import Cut
 from catenary_scheduler.planning.chains.bounds import prefix_bounds, response_bound
+from catenary_scheduler.planning.chains.gca import Cut
 
 KNOWN = 1e-14
 """Relative distance of the ends at which the lower bound counts as known."""

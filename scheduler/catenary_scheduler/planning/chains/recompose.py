@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from catenary_scheduler.planning.chains.allocation.gca import Range, composed, cut_chains
 from catenary_scheduler.planning.chains.bounds import response_bound
+from catenary_scheduler.planning.chains.gca import Range, composed, cut_chains
 from catenary_scheduler.planning.chains.moves import (
     Held,
     aligned,

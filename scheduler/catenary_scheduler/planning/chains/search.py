@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from catenary_scheduler.planning.chains.allocation.gca import Range, composed, cut_chains
 from catenary_scheduler.planning.chains.gbp_cr import (
     GroupRun,
     placement,
@@ -21,6 +20,7 @@ from catenary_scheduler.planning.chains.gbp_cr import (
     run_groups,
     servers_used,
 )
+from catenary_scheduler.planning.chains.gca import Range, composed, cut_chains
 from catenary_scheduler.planning.chains.problem import ChainTask, Composition
 from catenary_scheduler.planning.chains.sizes import Blocks, Sizes
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from catenary_scheduler.planning.chains.allocation.gca import cut_chains
 from catenary_scheduler.planning.chains.early import bounded_response_s
+from catenary_scheduler.planning.chains.gca import cut_chains
 from catenary_scheduler.planning.chains.problem import (
     ChainTask,
     Composition,

@@ -8,8 +8,7 @@ import random
 import pytest
 from hypothesis import given, settings
 
-from catenary_scheduler.planning.chains import ChainTask, HostedBlocks, Server, compose
-from catenary_scheduler.planning.chains.allocation import gca
+from catenary_scheduler.planning.chains import ChainTask, HostedBlocks, Server, compose, gca
 from catenary_services.errors import InvalidInput
 from literal_chains import LiteralAllocation, as_literal, literal_chains, placed_tasks
 

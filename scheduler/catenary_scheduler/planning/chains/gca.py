@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from catenary_scheduler.planning.chains.allocation.linked_paths import LinkedPaths
-from catenary_scheduler.planning.chains.allocation.paths import BoundaryPaths
 from catenary_scheduler.planning.chains.problem import (
     ChainTask,
     ComposedChain,
     ComposedHop,
     HostedBlocks,
 )
+from catenary_scheduler.planning.chains.shortest_paths.linked_paths import LinkedPaths
+from catenary_scheduler.planning.chains.shortest_paths.paths import BoundaryPaths
 from catenary_scheduler.planning.chains.sizes import NANOSECONDS, Sizes, sizes_of
 from catenary_services.errors import InvalidInput
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from catenary_scheduler.planning.chains.allocation.gca import Range
-from catenary_scheduler.planning.chains.allocation.paths import BoundaryPaths
+from catenary_scheduler.planning.chains.gca import Range
 from catenary_scheduler.planning.chains.problem import ChainTask
+from catenary_scheduler.planning.chains.shortest_paths.paths import BoundaryPaths
 from catenary_scheduler.planning.chains.sizes import Sizes
 
 

@@ -1,1 +1,0 @@
-"""GCA: greedy cache allocation (Algorithm 2), along the fastest paths."""
