@@ -14,28 +14,29 @@ from benchmarks.figures import Figure, table
 from catenary_lab.scenarios.record import made_now, sealed, text_of
 from catenary_services.log import configure_logging
 
-MODULES = (
-    "planning",
-    "chain_planning",
-    "dispatch",
-    "chain_dispatch",
-    "placement",
-    "rebalance",
-    "packing",
-    "packing_live",
-    "simulation",
-    "chain_simulation",
-    "placement_simulation",
-    "transport",
-    "end_to_end",
-    "decoding",
-    "sampling",
-    "latency_lines",
-    "split_phase",
-    "migration",
-    "cache_growth",
-    "generation",
-)
+MODULES = {
+    "planning": "benchmarks.pools.planning",
+    "chain_planning": "benchmarks.chains.chain_planning",
+    "dispatch": "benchmarks.pools.dispatch",
+    "chain_dispatch": "benchmarks.chains.chain_dispatch",
+    "placement": "benchmarks.placement.placement",
+    "rebalance": "benchmarks.placement.rebalance",
+    "packing": "benchmarks.packing.packing",
+    "packing_live": "benchmarks.packing.packing_live",
+    "simulation": "benchmarks.pools.simulation",
+    "chain_simulation": "benchmarks.chains.chain_simulation",
+    "placement_simulation": "benchmarks.placement.placement_simulation",
+    "transport": "benchmarks.transport",
+    "end_to_end": "benchmarks.end_to_end",
+    "decoding": "benchmarks.decoders.decoding",
+    "sampling": "benchmarks.decoders.sampling",
+    "latency_lines": "benchmarks.decoders.latency_lines",
+    "split_phase": "benchmarks.generation.split_phase",
+    "migration": "benchmarks.generation.migration",
+    "cache_growth": "benchmarks.generation.cache_growth",
+    "generation": "benchmarks.generation.generation",
+}
+"""Every bench by its name, in the order they are run and recorded in."""
 
 
 def main() -> None:
@@ -55,7 +56,7 @@ def main() -> None:
     if not arguments.json:
         print(f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.machine()}")
     for name in arguments.modules or MODULES:
-        figures = importlib.import_module(f"benchmarks.{name}").run(arguments.quick)
+        figures = importlib.import_module(MODULES[name]).run(arguments.quick)
         everything += figures
         if arguments.out is not None:
             _record(arguments.out, name, figures, quick=arguments.quick)

@@ -28,7 +28,7 @@ from catenary_simulator.chains.serve import serve_chains
 from catenary_simulator.chains.workload import exponential
 
 WHOLE_TRACE = "AzureLLMInferenceTrace_code.csv"
-SCENARIOS = Path(__file__).parents[1] / "scenarios" / "chains"
+SCENARIOS = Path(__file__).parents[2] / "scenarios" / "chains"
 LIMIT_SESSIONS_PER_SECOND = 5_000.0
 LIMIT_DECISION_US = 5.0
 LIMIT_REGRET = 2.0

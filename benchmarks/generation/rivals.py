@@ -1,5 +1,4 @@
-"""Other engines on the same model, each in a process of its own: `python -m
-benchmarks.generation.rivals`.
+"""Rival engines, each in a process of its own: `python -m benchmarks.generation.rivals`.
 
 Speaks lines of JSON on stdin and stdout, so that a bench can take turns between engines:
 

@@ -19,7 +19,7 @@ from catenary_lab.scenarios.placement.schema import Fewest, load_scenario
 from catenary_lab.scenarios.placement.settings import rows_of
 from catenary_simulator.placement.serve import serve_placement
 
-SCENARIOS = Path(__file__).parents[1] / "scenarios" / "placement"
+SCENARIOS = Path(__file__).parents[2] / "scenarios" / "placement"
 MODELS = ("13b", "70b")
 LIMIT_FEWER = 20.0
 LIMIT_TIMES_REAL_TIME = 50.0

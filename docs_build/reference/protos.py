@@ -15,7 +15,7 @@ from grpc_tools import protoc  # type: ignore[import-untyped]
 from catenary_services.errors import InternalError
 from docs_build.reference.markdown import code, page, prose, table
 
-PROTOS = Path(__file__).resolve().parents[1] / "protos"
+PROTOS = Path(__file__).resolve().parents[2] / "protos"
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _MESSAGES, _ENUMS, _SERVICES = 4, 5, 6

@@ -2,9 +2,10 @@
 
 A process is a `lifecycle.Process` run by `lifecycle.run_process` (start, drain on SIGTERM, stop).
 `settings` says how it is configured, `log` how it speaks, `telemetry` what it measures and traces,
-`security` whom it trusts, `grpc_kit` how it opens channels and servers. Every failure is an error
-of the tree in `errors`; `error_tables` alone knows its gRPC status, details and HTTP form.
-`packed_writer` turns a queue of envelopes into few stream messages. `transport` moves tensors
-between processes. `embedded_redis` and `redis_client` give a Redis where there is none and a client
-that never hangs. `domain` holds the value types all sides speak.
+`security` whom it trusts, `grpc` how it opens channels and servers and what calls pass before they
+are served. Every failure is an error of the tree in `errors`; `grpc.error_tables` alone knows its
+gRPC status, details and HTTP form. `transport` moves tensors between processes. `redis` gives a
+server where there is none and a client that never hangs. `models` is the model repository,
+`content` the digests of its files, `jail` the process that reads files of strangers. `rules` are
+what messages are held to, `domain` holds the value types all sides speak.
 """

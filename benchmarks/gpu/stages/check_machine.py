@@ -16,7 +16,7 @@ from benchmarks.gpu.stage import Context, Skipped
 from catenary_agent.device_check import installed_wheels, what_is_missing
 from catenary_agent.devices.cuda_driver import NoDriverError, ask_driver
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 _SANITIZERS = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
 _TESTS = (
     "tests/gpu_agent/decoders/torch/test_torch_attention.py",

@@ -19,7 +19,7 @@ from catenary_agent.devices.device_errors import DeviceErrorKind, error_kind_of
 from catenary_agent.kv.span import CacheSpan
 from catenary_services.errors import CatenaryError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 _TEMPERATURE = 0.9
 
 

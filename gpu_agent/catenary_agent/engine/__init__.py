@@ -1,8 +1,8 @@
 """The run loop of an agent: frames in, one compute thread, frames out.
 
-A frame becomes (part of) a *batch* in `intake` and `assembly`; complete batches wait in `ready`,
-ordered by the start of their reservation; `engine` hands them to the thread of `compute`, which
-runs the executor of a partition kept in `partitions`; `outbound` delivers the outputs to the next
-agent or, row by row, to the gateways; `reporting` tells the scheduler what was really used.
+A frame becomes (part of) a *batch* in `inbound`; complete batches wait in `computing.ready`,
+ordered by the start of their reservation; `computing.feeder` hands them to the compute thread,
+which runs the executor of a partition kept in `partitions`; `outbound` delivers the outputs to the
+next agent or, row by row, to the gateways; `reporting` tells the scheduler what was really used.
 Everything but the executor runs on the event loop, and the loop never computes.
 """

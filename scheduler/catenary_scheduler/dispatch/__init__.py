@@ -1,16 +1,8 @@
 """All dispatch decisions, without I/O: events in, commands out.
 
-`events` is the contract. `PooledDispatcher` serves pooled pipelines (PPipe, Algorithms 1 and 2):
-
-    queue       rows that wait, per model, by priority and deadline
-    routes      the active plan, as pools of agents that are alive
-    batching    Algorithm 1: dispatch now, wait, or drop
-    tracking    requests and batches in flight, so that none is ever lost
-    ledger      all of that state, and the few things that may be done to it
-    lifecycle   what each event does
-    pooled      the dispatcher: events in, decisions, commands out
-
-`chained` serves server chains, `combined` has both over one book.
+`events` is the contract. `pooled` serves pooled pipelines, `chained` server chains, `combined` has
+both over one book. `placing` chooses workers for sessions under objectives, `auditing` compares the
+book with what agents and gateways hold; `availability` and `breaker` say who can be given work.
 """
 
 from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher

@@ -1,9 +1,7 @@
 """When a cluster should be planned anew, and how large it should be: pure, decisions from events.
 
-autoscaling    how many workers a model should have
-workers_line   how many a rate of arrivals needs (eq. 7), learned
-change_points  when a rate, or the lengths of sessions, are no longer what they were
-retiring       how many agents that takes, and which of them may go
+workers     how many workers a model should have, and which agents these are
+groups      how many scheduler groups a cluster needs
 rates       how much load every model gets, exponentially weighted
 demand      how much text is asked for, and whether chains should be composed anew for it
 replanning  whether the shares of the models have moved far enough from what was planned for

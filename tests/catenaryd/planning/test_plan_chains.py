@@ -17,7 +17,7 @@ from catenary_services.errors import InvalidInput
 from catenaryd.command_line import cli
 from reference_data import reference
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 KEYS = {"max_blocks", "gbpcr", "cache_slots", "gca", "bounds", "tuning"}
 THROUGH_THE_COMMAND = ("fig2", "infeasible-memory", "bloom-ripe-J20-eta0.2-c7-lam0.2")
 SMALL: dict[str, Any] = {

@@ -14,7 +14,7 @@ from catenary_services.errors import InvalidInput
 from catenaryd.command_line import cli, main
 from reference_data import reference
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PERF = {"k1": 0.1, "c1": 10, "k2": 0.001, "c2": 0.05, "c3": 20, "h": 1, "j": 0, "t1": None}
 PARAMS = {"T_pre": 600, "T_dec": 30, "M": 5000, "gamma": 0.5, "theta": 0.9, "split_decode": False}
 REQUEST = {"id": 1, "l_in": 100, "l_pred": 200}

@@ -14,7 +14,7 @@ from catenary_services.errors import InvalidInput
 from catenaryd.command_line import cli
 from reference_data import reference
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SEQUENTIAL = {"C": 100, "mode": "sequential", "steps": [{"op": ["allocate", 1, 60]}]}
 BATCHED = {
     "C": 100,

@@ -14,7 +14,7 @@ from catenary_services.errors import InvalidInput
 from catenaryd.command_line import cli
 from reference_data import reference
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 MOVE = {"id": 0, "src": 0, "dst": 1, "kv": 10, "tokens": 5, "links": ["a"]}
 CASE = {"moves": [MOVE], "link_cap": {"a": 10}, "compute_cap": {"1": 0}}
 

@@ -29,7 +29,7 @@ class PeerTransportStub:
     """The data plane through one gRPC port, for networks where neither shared memory nor a plain TCP
     connection is possible. Requests and responses are RAW BYTES, not protobuf messages: serializers
     are the identity on both ends (a protobuf bytes field would copy every tensor five times).
-    Format of the chunks: services/catenary_services/transport/grpc_stream.py.
+    Format of the chunks: services/catenary_services/transport/grpc/grpc_stream.py.
     """
 
     def __init__(self, channel):
@@ -49,7 +49,7 @@ class PeerTransportServicer:
     """The data plane through one gRPC port, for networks where neither shared memory nor a plain TCP
     connection is possible. Requests and responses are RAW BYTES, not protobuf messages: serializers
     are the identity on both ends (a protobuf bytes field would copy every tensor five times).
-    Format of the chunks: services/catenary_services/transport/grpc_stream.py.
+    Format of the chunks: services/catenary_services/transport/grpc/grpc_stream.py.
     """
 
     def Frames(self, request_iterator, context):
@@ -78,7 +78,7 @@ class PeerTransport:
     """The data plane through one gRPC port, for networks where neither shared memory nor a plain TCP
     connection is possible. Requests and responses are RAW BYTES, not protobuf messages: serializers
     are the identity on both ends (a protobuf bytes field would copy every tensor five times).
-    Format of the chunks: services/catenary_services/transport/grpc_stream.py.
+    Format of the chunks: services/catenary_services/transport/grpc/grpc_stream.py.
     """
 
     @staticmethod

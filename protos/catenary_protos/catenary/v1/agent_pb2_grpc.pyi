@@ -30,7 +30,7 @@ class PeerTransportStub:
     """The data plane through one gRPC port, for networks where neither shared memory nor a plain TCP
     connection is possible. Requests and responses are RAW BYTES, not protobuf messages: serializers
     are the identity on both ends (a protobuf bytes field would copy every tensor five times).
-    Format of the chunks: services/catenary_services/transport/grpc_stream.py.
+    Format of the chunks: services/catenary_services/transport/grpc/grpc_stream.py.
     """
 
     @_typing.overload
@@ -44,7 +44,7 @@ class PeerTransportAsyncStub(PeerTransportStub):
     """The data plane through one gRPC port, for networks where neither shared memory nor a plain TCP
     connection is possible. Requests and responses are RAW BYTES, not protobuf messages: serializers
     are the identity on both ends (a protobuf bytes field would copy every tensor five times).
-    Format of the chunks: services/catenary_services/transport/grpc_stream.py.
+    Format of the chunks: services/catenary_services/transport/grpc/grpc_stream.py.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -54,7 +54,7 @@ class PeerTransportServicer(metaclass=_abc_1.ABCMeta):
     """The data plane through one gRPC port, for networks where neither shared memory nor a plain TCP
     connection is possible. Requests and responses are RAW BYTES, not protobuf messages: serializers
     are the identity on both ends (a protobuf bytes field would copy every tensor five times).
-    Format of the chunks: services/catenary_services/transport/grpc_stream.py.
+    Format of the chunks: services/catenary_services/transport/grpc/grpc_stream.py.
     """
 
     @_abc_1.abstractmethod

@@ -7,5 +7,5 @@ worker       what one more session would mean there
 best_fit     least loaded, fullest (Algorithm 1) or least harm (R14): the decision
 adaptation   theta from attainment
 lengths      the predictor of answer lengths
-rebalance    Algorithm 2
+rebalancing  Algorithm 2
 """
