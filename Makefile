@@ -48,8 +48,10 @@ lint: $(STAMP) proto-check ## ruff, import-linter, freshness of generated code
 type: $(STAMP) ## mypy strict
 	$(BIN)/mypy
 
-unit: $(NATIVE) ## the default test suite without lint
-	$(BIN)/pytest -m 'not system and not compose'
+# One process per core, with one thread of arithmetic; a file's tests share what they start.
+JOBS ?= 2
+unit: $(NATIVE) ## the default test suite without lint (JOBS= processes at a time)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile -m 'not system and not compose'
 
 test: lint type unit ## everything CI runs
 
