@@ -43,7 +43,7 @@ def sample(running: Stage, name: str, **labels: str) -> float | None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -251,7 +251,7 @@ async def test_what_cannot_be_answered_in_time_is_refused_at_once(tmp_path: Path
         running.agent.hold = True
         async with catenary.AsyncClient(running.grpc, api_key=key) as client:
             first = asyncio.ensure_future(client.infer("toy", ONE))
-            await asyncio.wait_for(running.agent.arrived.wait(), 5)
+            await asyncio.wait_for(running.agent.arrived.wait(), 30)
             (gate,) = running.gateway._guard.fair._gates.values()
             gate.limit.value = 1.0
             began = time.monotonic()
