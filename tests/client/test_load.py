@@ -62,7 +62,7 @@ async def test_open_loop_arrivals_do_not_wait_for_a_stalled_server(server):
         load = asyncio.create_task(run_load(client, REQUEST, LoadSettings(0.5, rate=40, seed=1)))
         assert await asyncio.to_thread(server.waiting.wait, 5)
         # Sixteen requests occupy every thread of the server while none is answered.
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(server.requests) < 8:
                 await asyncio.sleep(0.01)
         server.go.set()

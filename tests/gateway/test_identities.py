@@ -62,7 +62,7 @@ async def test_results_come_from_the_agent_they_were_ordered_from(
     async with stage(tmp_path) as running, impostor(running, tmp_path) as stranger:
         running.agent.hold = True
         answer = asyncio.create_task(infer(running))
-        await asyncio.wait_for(running.agent.arrived.wait(), 5)
+        await asyncio.wait_for(running.agent.arrived.wait(), 30)
         [(header, payload)] = running.agent.held
         forged = frame_pb2.FrameHeader()
         forged.CopyFrom(header)
@@ -74,7 +74,7 @@ async def test_results_come_from_the_agent_they_were_ordered_from(
         slot.view[:] = bytes(len(payload))
         await link.push(slot, forged.SerializeToString(), 5)
         results = running.gateway._plane.results
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while results.refused == 0:
                 await asyncio.sleep(0.005)
         running.agent.answer(header, payload)

@@ -181,7 +181,7 @@ async def test_overload_is_refused_at_once_with_advice(tmp_path: Path) -> None:
             assert delay
             while len(running.agent.held) < 2:
                 running.agent.arrived.clear()
-                await asyncio.wait_for(running.agent.arrived.wait(), 5)
+                await asyncio.wait_for(running.agent.arrived.wait(), 30)
             for held in running.agent.held:
                 running.agent.answer(*held)
             await asyncio.gather(*waiting)
@@ -240,7 +240,7 @@ async def test_next_scheduler_hears_of_everything_unfinished(tmp_path: Path) -> 
             infer = stub_of(channel).ModelInfer
             sent = asyncio.ensure_future(infer(request_of(ONE * 2)))
             await first.hear("submit")
-            await asyncio.wait_for(running.agent.arrived.wait(), 5)
+            await asyncio.wait_for(running.agent.arrived.wait(), 30)
             first.script = lambda submit: []
             queued = asyncio.ensure_future(infer(request_of(ONE * 3)))
             await first.hear("submit")
@@ -248,7 +248,7 @@ async def test_next_scheduler_hears_of_everything_unfinished(tmp_path: Path) -> 
                 [] if submit.in_flight else successor.one_batch(submit)
             )
             await first.stop()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while running.gateway._schedulers.links[0].is_connected:
                     await asyncio.sleep(0.01)
             late = asyncio.ensure_future(infer(request_of(ONE * 4)))
@@ -297,7 +297,7 @@ async def test_readiness_follows_models_scheduler_and_drain(tmp_path: Path) -> N
             watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
 
             async def told() -> int:
-                return (await asyncio.wait_for(watch.read(), 5)).status
+                return (await asyncio.wait_for(watch.read(), 30)).status
 
             assert await told() == NOT_SERVING, "a model is not ready"
             await ready_table(running)
@@ -312,7 +312,7 @@ async def test_readiness_follows_models_scheduler_and_drain(tmp_path: Path) -> N
             running.agent.hold = True
             running.agent.arrived.clear()
             call = asyncio.ensure_future(stub_of(channel).ModelInfer(request_of(ONE)))
-            await asyncio.wait_for(running.agent.arrived.wait(), 5)
+            await asyncio.wait_for(running.agent.arrived.wait(), 30)
             drained = asyncio.create_task(running.gateway.drain(5))
             assert await told() == NOT_SERVING
             error = await refused(stub_of(channel).ModelInfer(request_of(ONE)))
@@ -321,7 +321,7 @@ async def test_readiness_follows_models_scheduler_and_drain(tmp_path: Path) -> N
             assert not drained.done()
             running.agent.answer(*running.agent.held[0])
             assert (await call).raw_output_contents
-            await asyncio.wait_for(drained, 5)
+            await asyncio.wait_for(drained, 30)
 
 
 async def test_keys_are_asked_for_at_every_door_but_the_probes(tmp_path: Path) -> None:
@@ -480,7 +480,7 @@ async def test_taken_port_stops_the_start_and_nothing_is_left_behind(tmp_path: P
             before = asyncio.all_tasks()
             with pytest.raises(Unavailable, match="cannot listen"):
                 await second.start()
-            await asyncio.wait_for(second.stop(), 5)
+            await asyncio.wait_for(second.stop(), 30)
             assert asyncio.all_tasks() <= before
 
 

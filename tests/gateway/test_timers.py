@@ -31,7 +31,7 @@ async def test_each_deadline_is_called_once_in_order_and_not_early() -> None:
     start = time.monotonic_ns()
     for number, after_ms in ((1, 30), (2, 10), (3, 20)):
         deadlines.add(number, start + after_ms * MS)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await done.wait()
     assert [number for number, _ in called] == [2, 3, 1]
     for (_, moment), after_ms in zip(called, (10, 20, 30), strict=True):
@@ -69,7 +69,7 @@ def finished(number: int) -> scheduler_pb2.GatewayMessage:
 
 
 async def until(condition) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -54,7 +54,7 @@ class TestPeer:
         frame.release()
         self.frames.put_nowait(Received(header, tensors))
 
-    async def next(self, timeout_s: float = 5.0) -> Received:
+    async def next(self, timeout_s: float = 30.0) -> Received:
         async with asyncio.timeout(timeout_s):
             return await self.frames.get()
 
@@ -145,7 +145,7 @@ class Told:
     def of(self, kind: str) -> list:
         return [getattr(m, kind) for m in self.messages if m.WhichOneof("kind") == kind]
 
-    async def wait_for(self, kind: str, count: int = 1, timeout_s: float = 5.0) -> list:
+    async def wait_for(self, kind: str, count: int = 1, timeout_s: float = 30.0) -> list:
         async with asyncio.timeout(timeout_s):
             while len(self.of(kind)) < count:
                 self._changed.clear()
@@ -279,14 +279,14 @@ def header(
     )
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Waits for state that nobody announces (a counter of another object)."""
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.002)
 
 
-async def entered(executor: ScriptedExecutor, timeout_s: float = 5.0) -> None:
+async def entered(executor: ScriptedExecutor, timeout_s: float = 30.0) -> None:
     """Waits until the executor runs."""
     assert await asyncio.to_thread(executor.entered.wait, timeout_s)
 

@@ -72,7 +72,7 @@ async def nothing_is_left(process: SchedulerProcess) -> None:
 async def plan_is_stored(process: SchedulerProcess) -> None:
     """Waits until a successor would find the plan in force in Redis."""
     leader = process.leader()
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(30):
         while True:
             await leader.write_behind.flush()
             stored = await leader._store.load()

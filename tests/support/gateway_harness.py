@@ -114,7 +114,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer, admin_pb2_grpc.Adm
         for message in messages:
             self._out.put_nowait(message)
 
-    async def hear(self, kind: str, timeout_s: float = 5.0) -> object:
+    async def hear(self, kind: str, timeout_s: float = 30.0) -> object:
         """The next message of this kind; others are skipped."""
         async with asyncio.timeout(timeout_s):
             while True:
@@ -307,7 +307,7 @@ async def stage(
         if wait:
             hello = await scheduler.hear("hello")
             hub.update_directory([hello.peer])
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while not gateway._catalog.known:
                     await asyncio.sleep(0.005)
         yield Stage(gateway, scheduler, agent)

@@ -132,12 +132,12 @@ class TextAgent:
 
     async def session(self) -> Session:
         """The next session it was given."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             return await self.opened.get()
 
     async def move(self) -> Move:
         """The next order it was given to move a session."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             return await self.moves.get()
 
 
@@ -212,7 +212,7 @@ class TextStage:
 
     async def is_empty(self) -> None:
         """Waits until nothing is held; fails if something stays."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while any(self.leftovers().values()):
                 await asyncio.sleep(0.005)
 
@@ -255,7 +255,7 @@ async def text_stage(
         hello = await scheduler.hear("hello")
         for hub in hubs:
             hub.update_directory([hello.peer])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not gateway._catalog.known:
                 await asyncio.sleep(0.005)
         stage = TextStage(gateway, scheduler, team)

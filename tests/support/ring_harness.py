@@ -324,7 +324,7 @@ class Caller:
         begin = begin_frame(session_id, moved, made, by_tokens=by_tokens, epoch=epoch)
         await self.peer.send(first, begin)
 
-    async def ended(self, session_id: int, timeout_s: float = 10.0) -> list[int]:
+    async def ended(self, session_id: int, timeout_s: float = 30.0) -> list[int]:
         """Returns the whole answer once it is here, whether the last moves came in time or not."""
         ways = [session_id]
         while ways[-1] in self.moved:
@@ -354,14 +354,14 @@ class Caller:
         prompt = self._opened[session_id].prompt_tokens
         return self.known(session_id)[prompt:]
 
-    async def wait_for(self, session_id: int, count: int, timeout_s: float = 10.0) -> list[int]:
+    async def wait_for(self, session_id: int, count: int, timeout_s: float = 30.0) -> list[int]:
         async with asyncio.timeout(timeout_s):
             while len(self.tokens.get(session_id, ())) < count:
                 self._changed.clear()
                 await self._changed.wait()
         return [token.token_id for token in self.tokens[session_id]]
 
-    async def finished(self, session_id: int, timeout_s: float = 10.0) -> list[int]:
+    async def finished(self, session_id: int, timeout_s: float = 30.0) -> list[int]:
         """Returns the tokens once the last one is here."""
         async with asyncio.timeout(timeout_s):
             while not (got := self.tokens.get(session_id)) or not got[-1].finish_reason:
@@ -439,7 +439,7 @@ class RingNet:
             decoder.gate.set()
         await made.generation.close()
 
-    async def all_free(self, timeout_s: float = 5.0) -> None:
+    async def all_free(self, timeout_s: float = 30.0) -> None:
         """Fails unless every slot, byte and session comes free."""
         for made in self.nodes.values():
             generation = made.generation

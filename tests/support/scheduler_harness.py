@@ -125,7 +125,7 @@ async def crash(process: SchedulerProcess) -> None:
     await process.stop()
 
 
-async def until(condition: Callable[[], Any], what: str, timeout_s: float = 10.0) -> Any:
+async def until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s"

@@ -141,7 +141,7 @@ async def served(connections: ConnectionWatcher) -> tuple[web.AppRunner, int]:
 
 async def opened(runner: web.AppRunner, count: int) -> list[Any]:
     assert runner.server is not None
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while len(runner.server.connections) < count:
             await asyncio.sleep(0.005)
     return list(runner.server.connections)
@@ -160,9 +160,9 @@ async def test_a_connection_that_sends_no_request_is_closed_and_one_that_did_is_
         assert connections.look(everybody, 100.0) == 0
         assert connections.look(everybody, 114.0) == 0
         assert connections.look(everybody, 116.0) == 1
-        assert await asyncio.wait_for(slow_in.read(), 5) == b""
+        assert await asyncio.wait_for(slow_in.read(), 30) == b""
         good_out.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-        await asyncio.wait_for(good_in.readuntil(b"HTTP/1.1 200"), 5)
+        await asyncio.wait_for(good_in.readuntil(b"HTTP/1.1 200"), 30)
         slow_out.close()
         good_out.close()
     finally:
@@ -179,7 +179,7 @@ async def test_beyond_the_most_connections_the_youngest_silent_ones_are_closed()
             connections.look(await opened(runner, at + 1), float(at)) if at < 2 else None
         assert connections.look(await opened(runner, 4), 4.0) == 2
         for reader, _ in streams[2:]:
-            assert await asyncio.wait_for(reader.read(), 5) == b""
+            assert await asyncio.wait_for(reader.read(), 30) == b""
         streams[0][1].write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         assert (await streams[0][0].readline()).startswith(b"HTTP/1.1 200")
         for _, writer in streams:

@@ -183,7 +183,7 @@ async def test_without_a_scheduler_the_gateway_still_tells_what_it_knows(
 ) -> None:
     await running.scheduler.stop()
     async with browser(running) as session:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while (await asked(session, "status"))[0] == 200:
                 await asyncio.sleep(0.05)
         code, body = await asked(session, "status")

@@ -39,13 +39,13 @@ class Stream:
 
     async def reads(self, text: str) -> None:
         """Reads until all of `text`, and no more, is there."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while self.got != text:
                 await self._next()
                 assert text.startswith(self.got)
 
     async def ends_with(self, text: str) -> generation_pb2.GenerateResponse:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not self.last.finish_reason:
                 await self._next()
         assert self.got == text
@@ -417,6 +417,6 @@ async def test_operators_name_sessions_by_their_requests(tmp_path: Path) -> None
 
 
 async def until(condition) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.005)

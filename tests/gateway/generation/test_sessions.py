@@ -49,7 +49,7 @@ def asking(prompt: str = "ab", **facts: object) -> generation_pb2.GenerateReques
 async def read(call, text: str) -> generation_pb2.GenerateResponse:
     """Reads until this much text is there."""
     got = ""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while got != text:
             response = await call.read()
             assert response is not grpc.aio.EOF
@@ -61,7 +61,7 @@ async def read(call, text: str) -> generation_pb2.GenerateResponse:
 async def rest(call) -> tuple[str, generation_pb2.GenerateResponse]:
     """All that is left: text, and the last response."""
     got, last = "", None
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while (response := await call.read()) is not grpc.aio.EOF:
             got += response.text
             last = response

@@ -366,7 +366,7 @@ async def test_advice_is_summed_over_all_groups_or_not_given() -> None:
     first, second = FakeScheduler(), FakeScheduler()
     both._each = [first, second]  # type: ignore[list-item]
     stream = both.watch_scaling(admin_pb2.WatchScalingRequest())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         first.advice.put_nowait(3)  # alone it would be advice to stop the other group's agents
         second.advice.put_nowait(2)
         assert (await anext(stream)).agents_wanted == 5

@@ -61,7 +61,7 @@ class Groups:
         return kinds.count("submit")
 
     async def until(self, condition) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not condition():
                 await asyncio.sleep(0.005)
 

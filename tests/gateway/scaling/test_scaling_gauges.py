@@ -55,7 +55,7 @@ async def test_the_gauges_follow_the_advice_over_the_loss_of_the_scheduler(
     metrics, scheduler = Metrics(), Scheduler()
     gauges = ScalingGauges(scheduler, metrics)
     gauges.start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await scheduler.told.wait()
     await gauges.close()
     value = metrics.registry.get_sample_value

@@ -409,16 +409,17 @@ async def test_more_unfinished_batches_than_allowed_are_refused_for_now(net):
 async def test_the_loop_stays_responsive_while_the_device_computes(net):
     gateway, node = await net.gateway(), await net.agent()
     executor = node.host(0, 1)
-    executor.takes_s = 0.3
+    executor.gate.clear()
     await gateway.send("a-0", header(1), t0=x(1))
     await entered(executor)
-    lags = []
-    while gateway.frames.empty():
-        before = time.perf_counter()
+    # It turns while the device computes, and of its thread's time nobody else takes much.
+    before_s = time.thread_time()
+    for _ in range(100):
         await asyncio.sleep(0.001)
-        lags.append(time.perf_counter() - before - 0.001)
-    assert len(lags) > 50
-    assert sorted(lags)[-3] < 0.02  # two outliers belong to the host, not to us
+    assert time.thread_time() - before_s < 0.1
+    assert gateway.frames.empty()
+    executor.gate.set()
+    await gateway.next()
 
 
 async def test_reports_tell_when_and_for_how_long_the_device_was_used(net):
@@ -478,7 +479,7 @@ async def test_other_work_is_let_in_between_batches_that_never_stop(net):
     step = asyncio.ensure_future(node.engine.on_compute_thread(lambda: len(executor.ran)))
     await asyncio.sleep(0)
     executor.gate.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert 0 < await step < 30
     assert await node.engine.wait_idle(5)
 

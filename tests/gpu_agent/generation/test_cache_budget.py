@@ -120,7 +120,7 @@ async def test_what_came_for_a_session_that_gave_way_is_given_back(rings):
     for session in range(1, 7):
         await caller.open(session, opening(ring, PROMPT, max_tokens=12))
     assert await caller.finished(1) == undisturbed(PROMPT, 12)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while (
             len(failures(*nodes))
             + sum(bool(got and got[-1].finish_reason) for got in caller.tokens.values())

@@ -426,7 +426,7 @@ async def test_a_bug_of_ours_is_not_swallowed(rings):
     node.generation._generation_loop.sessions.batchers.append(None)
     node.generation.close_sessions([1])
     with pytest.raises(AttributeError):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await node.generation.failed()
     node.generation._generation_loop.sessions.batchers.pop()
 

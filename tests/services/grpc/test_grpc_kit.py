@@ -119,7 +119,7 @@ async def test_watchers_do_not_hold_back_the_stop() -> None:
         )
         await watch.read()
         await switch.shutdown()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await server.stop(30)
 
 

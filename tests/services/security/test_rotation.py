@@ -78,7 +78,7 @@ class Server(grpc.GenericRpcHandler):
             )
             try:
                 writer.write(b"x")
-                return await asyncio.wait_for(reader.read(1), 10) == b"x"
+                return await asyncio.wait_for(reader.read(1), 30) == b"x"
             finally:
                 writer.close()
         except (OSError, asyncio.IncompleteReadError):

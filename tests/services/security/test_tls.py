@@ -100,7 +100,7 @@ async def exchange(port: int, security: ClientSecurity) -> bytes:
     )
     try:
         writer.write(b"hello")
-        return await asyncio.wait_for(reader.readexactly(5), 5)
+        return await asyncio.wait_for(reader.readexactly(5), 30)
     finally:
         writer.close()
 

@@ -177,5 +177,5 @@ async def test_a_killed_peer_is_lost_and_its_successor_is_found(
             await asyncio.sleep(0.05)
 
     with pytest.raises(PartitionLost):
-        await asyncio.wait_for(deliver_without_end(), 5)
+        await asyncio.wait_for(deliver_without_end(), 30)
     await started(2)

@@ -65,7 +65,7 @@ async def dial(endpoint: Endpoint) -> socket.socket:
 
 async def end_of(sock: socket.socket) -> None:
     """Waits until the other side has closed `sock`."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         try:
             while await asyncio.get_running_loop().sock_recv(sock, 4096):
                 pass

@@ -125,13 +125,13 @@ async def test_frames_of_peers_in_no_directory_are_refused(
     a, b = await peers.hub("a"), await peers.hub("b", inbox)
     a.update_directory([peers.peer("b", b)])
     await push(a, "b")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not peers.refused:
             await asyncio.sleep(0.005)
     assert peers.refused == ["unknown_sender"]
     assert inbox.frames.empty()
     link = await a.link_to("b", 5)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         with suppress(PartitionLost):
             while not link.closed:  # it hears of it at its next frame
                 await link.push(await link.export(0, 5), b"h", 5)
@@ -148,7 +148,7 @@ async def test_a_frame_that_overtakes_the_directory_waits_for_it(peers: Peers) -
     a.update_directory([peers.peer("b", b)])
     for header in (b"1", b"2"):
         await push(a, "b", header)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while b._senders is None or len(b._senders._waiting) < 2:
             await asyncio.sleep(0.005)
     b.update_directory([peers.peer("a", a)])

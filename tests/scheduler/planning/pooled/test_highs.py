@@ -89,9 +89,9 @@ def test_four_large_classes_take_highs_within_its_limit(ppipe: PlanningDataset) 
     one = ppipe.problem("maf19/0.3-0.33-0.37/G2/HC2-L")
     other = ppipe.problem("maf19/0.3-0.33-0.37/G2/HC3-L")
     problem = replace(one, classes=one.classes + other.classes, max_partitions=2)
-    begun = time.perf_counter()
+    begun = time.process_time()  # beside its 2 s, whatever else the machine does
     plan = plan_pools(problem, time_limit_s=2.0, clock=time.perf_counter)
-    assert time.perf_counter() - begun < 8.0
+    assert time.process_time() - begun < 8.0
     assert plan.solver == "highs"
     assert plan.bound >= plan.objective
     assert_keeps_the_rules(problem, plan)
