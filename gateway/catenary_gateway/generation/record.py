@@ -8,9 +8,8 @@ from catenary_gateway.generation.chain_changes import chain_changes
 from catenary_gateway.generation.objectives import objectives_report
 from catenary_gateway.generation.sessions.session import PendingSession
 from catenary_gateway.generation.sessions.start import SessionStart
-from catenary_gateway.observability.generations import SessionRecord
+from catenary_gateway.observability.generations import SessionRecord, WaterfallSpan
 from catenary_gateway.observability.recent_requests import FinishedRequest
-from catenary_gateway.observability.waterfall import WaterfallSpan
 from catenary_gateway.results.hop_times import HopTimes
 
 

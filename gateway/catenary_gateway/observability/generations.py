@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from catenary_gateway.observability.waterfall import WaterfallSpan
-
 RESTART = "restart"
+
+
+@dataclass(frozen=True, slots=True)
+class WaterfallSpan:
+    """One stretch of time, on the gateway's monotonic clock."""
+
+    name: str
+    process: str
+    start_ns: int
+    end_ns: int
+    batch_id: int = 0
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

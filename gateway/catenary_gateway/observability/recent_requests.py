@@ -5,13 +5,10 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from catenary_gateway.inference import RequestArrival
+from catenary_gateway.observability.generations import SessionRecord
 from catenary_gateway.results.pending import BatchAttempt, PendingRequest
-
-if TYPE_CHECKING:
-    from catenary_gateway.observability.generations import SessionRecord
 
 CAPACITY = 1024
 

@@ -8,23 +8,12 @@ behind the other from the moment the rows were pushed; what is left until the re
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from catenary_gateway.observability.generations import WaterfallSpan
 from catenary_gateway.observability.recent_requests import FinishedRequest
 from catenary_gateway.results.pending import BatchAttempt
 from catenary_protos.catenary.v1 import admin_pb2
-
-
-@dataclass(frozen=True, slots=True)
-class WaterfallSpan:
-    """One stretch of time, on the gateway's monotonic clock."""
-
-    name: str
-    process: str
-    start_ns: int
-    end_ns: int
-    batch_id: int = 0
-    attempt: int = 0
 
 
 def bars_of(request: FinishedRequest, gateway_id: str) -> list[WaterfallSpan]:

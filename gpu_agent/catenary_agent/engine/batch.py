@@ -11,9 +11,9 @@ import numpy as np
 from catenary_services.errors import CatenaryError
 
 if TYPE_CHECKING:
-    from catenary_agent.engine.outbound import Destination, StagedOutput
     from catenary_agent.engine.partitions import LoadedPartition
     from catenary_protos.catenary.v1 import common_pb2, frame_pb2
+    from catenary_services.transport.interface import Link, Slot
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -44,6 +44,29 @@ class PayloadSlice:
     start: int
     rows: int
     batch_row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Who gets which rows. `slices` None: the whole batch goes on to the next agent."""
+
+    peer_id: str
+    slices: list[common_pb2.Slice] | None
+
+
+@dataclass(slots=True, eq=False)
+class StagedOutput:
+    """Memory of a link, laid out for the outputs of one batch."""
+
+    link: Link
+    slot: Slot
+    tensors: list[frame_pb2.TensorHeader]
+    arrays: list[Array]
+
+    def release(self) -> None:
+        """Gives the memory back unless it was pushed. Idempotent."""
+        self.arrays = []
+        self.slot.release()
 
 
 @dataclass(slots=True, eq=False)

@@ -11,12 +11,12 @@ import asyncio
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from catenary_agent.engine.batch import Array, Batch, Destination, StagedOutput
 from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.domain.tensors import DATATYPE_OF, TensorSpec
 from catenary_services.errors import (
@@ -31,10 +31,9 @@ from catenary_services.log import get_logger
 from catenary_services.transport.frames import layout, tensor_views
 
 if TYPE_CHECKING:
-    from catenary_agent.engine.batch import Array, Batch
     from catenary_agent.engine.emulated_link import EmulatedLink
     from catenary_protos.catenary.v1 import common_pb2
-    from catenary_services.transport.interface import Link, Slot
+    from catenary_services.transport.interface import Link
 
 _log = get_logger("catenary_agent.engine")
 
@@ -50,29 +49,6 @@ class LinkHub(Protocol):
     async def link_to(self, peer_id: str, timeout_s: float) -> Link:
         """Returns an open link to a peer."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Destination:
-    """Who gets which rows. `slices` None: the whole batch goes on to the next agent."""
-
-    peer_id: str
-    slices: list[common_pb2.Slice] | None
-
-
-@dataclass(slots=True, eq=False)
-class StagedOutput:
-    """Memory of a link, laid out for the outputs of one batch."""
-
-    link: Link
-    slot: Slot
-    tensors: list[frame_pb2.TensorHeader]
-    arrays: list[Array]
-
-    def release(self) -> None:
-        """Gives the memory back unless it was pushed. Idempotent."""
-        self.arrays = []
-        self.slot.release()
 
 
 class DeliveryError(Exception):

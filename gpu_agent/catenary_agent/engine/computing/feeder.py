@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from catenary_agent.devices.device_errors import failure
-from catenary_agent.engine.batch import Batch
+from catenary_agent.engine.batch import Batch, StagedOutput
 from catenary_agent.engine.computing.ready import ReadyQueue
 from catenary_agent.supervision.steps import StepKind
 from catenary_services.errors import (
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from catenary_agent.engine.batch import Array
     from catenary_agent.engine.computing.compute import ComputeThread
-    from catenary_agent.engine.outbound import StagedOutput
     from catenary_agent.supervision.steps import RunningSteps
 
 _log = get_logger("catenary_agent.engine")
