@@ -1,4 +1,4 @@
-"""Each method of the clients as data: what to send where, and how to read the answer (pure).
+"""The methods of the clients as data: what to send where, and how to read the answer. Pure.
 
 `Client` and `AsyncClient` differ only in how they run a `Call`; everything else is here, once.
 """
@@ -17,25 +17,27 @@ from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 Service = Literal["inference", "admin", "generation"]
 Reply = TypeVar("Reply")
 LOOK_TIMEOUT_S = 2.0
-"""A gateway says within this that the scheduler does not answer; it may be frozen itself."""
+"""Time-out of calls that only read. A working gateway reports within it that the scheduler does not
+answer; without an answer, the gateway itself is frozen."""
 
 
 @dataclass(slots=True)
 class Call(Generic[Reply]):
-    """One RPC.
+    """One RPC that a client makes.
 
     Attributes:
-        service: Which stub.
-        method: Its method.
+        service: Service to call.
+        method: Name of the method.
         request: The message to send.
         read: Turns the reply into what the caller gets.
-        timeout_s: The caller's own limit; None leaves it to the client's default.
-        repeatable: A second execution does no harm, so a retry policy may apply.
-        looks_only: It changes nothing and is answered from memory, so that without a limit of the
-            caller's own it is given `LOOK_TIMEOUT_S`.
-        tells_deadline: The limit travels as the gRPC deadline. Inference without a limit of its
-            own keeps the client's default to itself: on the wire it would become the request's
+        timeout_s: The caller's own limit; None for the client's default.
+        repeatable: Whether a second execution does no harm, so that a retry policy may apply.
+        looks_only: Whether it changes nothing and is answered from memory. Without a limit of the
+            caller's own it then has `LOOK_TIMEOUT_S`.
+        tells_deadline: Whether the limit travels as the gRPC deadline. Inference without a limit of
+            its own keeps the client's default to itself: on the wire it would become the request's
             SLO and hide the model's.
+        slo_ms: SLO of the request in milliseconds; None without one.
     """
 
     service: Service
@@ -50,18 +52,18 @@ class Call(Generic[Reply]):
 
     @property
     def request_id(self) -> str:
-        """The id the request travels under, where it has one."""
+        """Id of the request, where it has one; else empty."""
         known = isinstance(self.request, oip.ModelInferRequest | generation_pb2.GenerateRequest)
         return self.request.id if known else ""
 
     def spend(self, elapsed_s: float) -> None:
-        """Lowers the SLO before a retry by the time already gone: both attempts share it."""
+        """Lowers the SLO before a retry by the time already gone; both attempts share it."""
         if self.slo_ms is not None:
             messages.set_slo(self.request, max(1, round(self.slo_ms - elapsed_s * 1e3)))
 
 
 def infer(request: types.InferRequest, timeout_s: float | None) -> Call[types.InferResult]:
-    """One inference."""
+    """Returns the call of one inference."""
     return Call(
         "inference",
         "ModelInfer",
@@ -74,13 +76,13 @@ def infer(request: types.InferRequest, timeout_s: float | None) -> Call[types.In
 
 
 def live() -> Call[bool]:
-    """Whether the server process runs."""
+    """Returns the call that asks whether the server process runs."""
     request = oip.ServerLiveRequest()
     return Call("inference", "ServerLive", request, lambda reply: bool(reply.live), looks_only=True)
 
 
 def ready() -> Call[bool]:
-    """Whether every required model is ready."""
+    """Returns the call that asks whether every required model is ready."""
     return Call(
         "inference",
         "ServerReady",
@@ -91,7 +93,7 @@ def ready() -> Call[bool]:
 
 
 def model_ready(name: str, version: str) -> Call[bool]:
-    """Whether one model is ready."""
+    """Returns the call that asks whether one model is ready."""
     request = oip.ModelReadyRequest(name=name, version=version)
     return Call(
         "inference", "ModelReady", request, lambda reply: bool(reply.ready), looks_only=True
@@ -99,50 +101,50 @@ def model_ready(name: str, version: str) -> Call[bool]:
 
 
 def models() -> Call[list[types.ModelInfo]]:
-    """The models of the repository."""
+    """Returns the call that lists the models of the repository."""
     request = oip.RepositoryIndexRequest()
     return Call("inference", "RepositoryIndex", request, messages.model_list, looks_only=True)
 
 
 def model_metadata(name: str, version: str) -> Call[types.ModelMetadata]:
-    """A model's inputs and outputs."""
+    """Returns the call for a model's inputs and outputs."""
     request = oip.ModelMetadataRequest(name=name, version=version)
     return Call("inference", "ModelMetadata", request, messages.model_metadata)
 
 
 def status() -> Call[types.ClusterStatus]:
-    """The cluster at this moment."""
+    """Returns the call for the state of the cluster."""
     request = admin_pb2.GetStatusRequest()
     return Call("admin", "GetStatus", request, messages.cluster_status, looks_only=True)
 
 
 def trace(request_id: str) -> Call[types.Trace]:
-    """Where one request's time went; the latest one's if the id is empty."""
+    """Returns the call for where one request's time went; the latest one's if the id is empty."""
     request = admin_pb2.GetTraceRequest(request_id=request_id)
     return Call("admin", "GetTrace", request, messages.trace, looks_only=True)
 
 
 def plan() -> Call[types.ActivePlan]:
-    """The plan in force."""
+    """Returns the call for the plan in force."""
     request = admin_pb2.GetPlanRequest()
     return Call("admin", "GetPlan", request, messages.active_plan, looks_only=True)
 
 
 def apply_plan(document: Mapping[str, Any], timeout_s: float | None) -> Call[str]:
-    """Puts a plan in force; the answer is its id."""
+    """Returns the call that puts a plan in force; its result is the plan's id."""
     request = admin_pb2.ApplyPlanRequest(plan_json=messages.plan_text(document))
     return Call("admin", "ApplyPlan", request, _plan_id, timeout_s, repeatable=False)
 
 
 def replan(timeout_s: float | None) -> Call[types.Replanned]:
-    """Plans anew; the answer is what came of it."""
+    """Returns the call that plans anew; its result is what came of it."""
     request = admin_pb2.ReplanRequest()
     return Call("admin", "Replan", request, messages.replanned, timeout_s, repeatable=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What to deploy; zeros leave the choice to the scheduler."""
+    """A model to deploy, and how; zeros leave the choice to the scheduler."""
 
     model: str
     version: str = ""
@@ -153,7 +155,7 @@ class Deployment:
 
 
 def deploy(deployment: Deployment, timeout_s: float | None) -> Call[str]:
-    """Deploys a model; the answer is the id of the plan that serves it."""
+    """Returns the call that deploys a model; its result is the id of the plan that serves it."""
     for field in ("partitions", "max_batch"):
         if not 0 <= getattr(deployment, field) < 2**32:
             raise InvalidInputError.at(field, "must not be negative")
@@ -171,7 +173,7 @@ def deploy(deployment: Deployment, timeout_s: float | None) -> Call[str]:
 
 
 def drain(agent_id: str, timeout_s: float | None) -> Call[bool]:
-    """Takes an agent out of service; the answer is whether it is empty now."""
+    """Returns the call that takes an agent out of service; its result is whether it is empty."""
     request = admin_pb2.DrainAgentRequest(agent_id=agent_id)
     return Call(
         "admin",
