@@ -1,4 +1,4 @@
-"""Choosing tokens as agents do, for the stages that generate."""
+"""Choice of tokens as in agents, for stages that generate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from catenary_services.domain.sampling import SamplingParameters
 
 
 def sampler(history: np.ndarray, seed: int, temperature: float, top_p: float = 0.9) -> Sampler:
-    """Returns a session's way of choosing; temperature 0 takes the likeliest token."""
+    """Returns the sampler of a session; temperature 0 takes the likeliest token."""
     parameters = SamplingParameters(
         temperature=temperature, top_p=top_p, seed=seed, max_tokens=10_000, ignore_eos=True
     )
@@ -24,7 +24,7 @@ def sampler(history: np.ndarray, seed: int, temperature: float, top_p: float = 0
 def next_tokens(
     logits: Any, samplers: Sequence[Sampler], chooser: Chooser | None = None
 ) -> list[int]:
-    """Returns the next token of each row of logits, and notes it; on the host without `chooser`."""
+    """Returns and notes the next token of each row of logits; on the host without `chooser`."""
     chosen = (chooser or numpy_chooser(logits.shape[1])).choose(logits, list(enumerate(samplers)))
     for way, token in zip(samplers, chosen, strict=True):
         way.accept(token)
