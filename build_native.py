@@ -1,8 +1,8 @@
 """Compiles the hot paths: Cython for the probe and the check of messages, mypyc around the probe.
 
-Run by `make native` (which compiles only what is stale), and by pip through `hatch_build.py`.
-Without a compiler nothing is lost but speed: the same modules run as they are.
-`scheduler/catenary_scheduler/built_from.json` says which sources the compiled modules were made
+`make native` runs it (and compiles only stale sources), and so does pip through `hatch_build.py`.
+Without a compiler nothing is lost but speed: the same modules run as Python.
+`scheduler/catenary_scheduler/built_from.json` records which sources the compiled modules were made
 from; a test compares, because Python prefers a stale compiled module to a fresh source. `--list`
 prints the sources, `--remove` goes back to plain Python.
 """
@@ -110,12 +110,12 @@ GROUP = "catenary_brain"
 
 
 def installed(name: str) -> str:
-    """Returns where a file of the checkout lies in an installation: below its package."""
+    """Returns the path of a checkout's file in an installation: below its package."""
     return name.partition("/")[2] or name
 
 
 def _packages() -> dict[str, str]:
-    """Returns package -> its folder, below the source root that holds it."""
+    """Returns the folder of each package, by name."""
     folders = {Path(name).parents[-3] for name in (*CYTHON, *MYPYC)}
     return {folder.name: str(folder) for folder in sorted(folders)}
 
@@ -129,7 +129,7 @@ def digest(root: Path) -> str:
 
 
 def outputs(root: Path) -> list[str]:
-    """Returns the compiled modules that are there, relative to the root."""
+    """Returns the compiled modules that exist, relative to the root."""
     suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
     names = [str(Path(name).with_suffix(suffix)) for name in (*CYTHON, *MYPYC)]
     names.append(f"{GROUP}__mypyc{suffix}")
@@ -137,7 +137,7 @@ def outputs(root: Path) -> list[str]:
 
 
 def is_fresh(root: Path) -> bool:
-    """True if everything was compiled from the sources as they are."""
+    """True if everything was compiled from the present sources."""
     record = root / RECORD
     if len(outputs(root)) != len(CYTHON) + len(MYPYC) + 1 or not record.exists():
         return False
@@ -145,7 +145,7 @@ def is_fresh(root: Path) -> bool:
 
 
 def remove(root: Path) -> None:
-    """Removes every compiled module; plain Python is used then."""
+    """Removes every compiled module, after which plain Python is used."""
     for name in outputs(root):
         (root / name).unlink()
     (root / RECORD).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Has pip compile the hot path (`build_native.py`) when it installs or packs the project."""
+"""The build hook with which pip compiles the hot path (`build_native.py`)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Compiles in place, and adds what came out to a wheel."""
+    """Compiles in place, and adds the compiled modules to a wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Builds; without a compiler the package is plain Python and says so."""
+        """Compiles; without a compiler the package stays plain Python, with a warning."""
         root = Path(self.root)
         sys.path.insert(0, str(root))
         import build_native
 
         try:
-            # An image builder compiles in a layer of its own, before the rest of the source comes.
+            # An image builder compiles in a layer of its own, before the rest of the source is
+            # copied.
             if not build_native.is_fresh(root):
                 build_native.build(root)
-        except (Exception, SystemExit) as error:  # every tool has its own way to say "no compiler"
+        except (Exception, SystemExit) as error:  # tools differ in how they miss a compiler
             build_native.remove(root)
             self.app.display_warning(f"catenary runs uncompiled, and slower: {error}")
             return

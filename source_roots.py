@@ -1,4 +1,4 @@
-"""The folders this checkout's packages are imported from, as an editable install has them."""
+"""The folders from which this checkout's packages are imported, as in an editable install."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ ROOT = Path(__file__).resolve().parent
 _BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
 SOURCE_ROOTS: list[str] = [str(ROOT / part) for part in _BUILD["dev-mode-dirs"]]
 IMPORT_PATH = os.pathsep.join(SOURCE_ROOTS)
-"""All of them, as PYTHONPATH has them."""
+"""The source roots in the form of PYTHONPATH."""

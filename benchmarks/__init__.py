@@ -1,8 +1,8 @@
-"""Measurements with their limits; `make bench` prints all of them, `--quick` a short form.
+"""Benches: measurements with their limits. `make bench` runs all, `--quick` a short form.
 
-Each module that `__main__` lists has `run(quick) -> list[Figure]`. Timings of shared machines are
-noisy: compared things are interleaved in one run and judged by medians and ratios.
+Each module that `__main__` lists has `run(quick) -> list[Figure]`. Timings of shared machines are noisy, so things that
+are compared are interleaved in one run and judged by medians and ratios.
 """
 
-# Measured under the settings the platform's processes run with.
+# Benches use the settings that the platform's processes run with.
 import catenaryd  # noqa: F401

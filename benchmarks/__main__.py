@@ -1,4 +1,4 @@
-"""`python -m benchmarks [--quick] [--strict] [--json] [--out FILE] [NAME ...]`."""
+"""Runs benches: `python -m benchmarks [--quick] [--strict] [--json] [--out FILE] [NAME ...]`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MODULES = {
 
 
 def main() -> None:
-    """Runs the benches asked for, one after another, and prints their tables."""
+    """Runs the named benches, one after another, and prints their tables."""
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     parser.add_argument("--strict", action="store_true", help="exit 1 if a limit is missed")
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _record(path: Path, name: str, figures: list[Figure], *, quick: bool) -> None:
-    """Puts what a bench measured into a file of records, in the place of what it had measured."""
+    """Writes the figures of a bench into a file of records, replacing its earlier ones."""
     records = json.loads(path.read_text("utf-8")) if path.exists() else {}
     record = {"figures": figures, "settings": {"quick": quick}, "made": made_now()}
     records[name] = sealed(record)

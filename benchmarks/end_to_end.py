@@ -1,11 +1,11 @@
-"""What a request costs through real processes, and how many the control path carries.
+"""Cost of a request through real processes, and the rate that the control path carries.
 
-* CPU over ONNX Runtime: gateway + scheduler + one agent, one request at a time; the CPU time all
-  three spent on it minus what the same model costs when called in process. Read per request from
-  the kernel's run-time accounting of every thread, so that idle time does not count; what a request
-  leaves to be done after its answer (reports, Redis) falls into the window of the next.
-* Control path: client, gateway, scheduler and two agents (five processes); agents emulate a device
-  that takes no time, tensors are tiny, 64 requests are in flight.
+* CPU over ONNX Runtime: gateway, scheduler and one agent serve one request at a time. The figure is
+  the CPU time all three spend on it, less that of the same model called in process. It is read per
+  request from the kernel's run-time accounting of every thread, so that idle time does not count.
+  Work that follows the answer (reports, Redis) falls into the window of the next request.
+* Control path: client, gateway, scheduler and two agents (five processes). The agents emulate a
+  device that takes no time, tensors are tiny, and 64 requests are in flight.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ def dense_model(repository: ModelRepository, name: str, hidden: int, layers: int
 
 
 def cpu_ns(pid: int) -> int:
-    """Returns the CPU time all threads of a process have used, in nanoseconds."""
+    """Returns the CPU time that all threads of a process have used, in nanoseconds."""
     tasks = os.scandir(f"/proc/{pid}/task")
     return sum(int(Path(task.path, "schedstat").read_text().split()[0]) for task in tasks)
 
 
 async def bare_grpc_server_ms(requests: int) -> float:
-    """Returns the median CPU a bare grpc.aio server spends on one unary call, for comparison."""
+    """Returns the median CPU milliseconds of a bare grpc.aio server for one unary call."""
     context = multiprocessing.get_context("spawn")
     port = free_port()
     process = context.Process(target=_bare_server_process, args=(port,), daemon=True)
@@ -125,7 +125,7 @@ def _bare_server_process(port: int) -> None:
 
 
 def cpu_by_process(pids: Mapping[str, int]) -> dict[str, int]:
-    """Returns `cpu_ns` of each process."""
+    """Returns the CPU time of each process in nanoseconds, by name."""
     return {name: cpu_ns(pid) for name, pid in pids.items()}
 
 
@@ -160,7 +160,7 @@ async def cluster_of(
 
 
 async def cpu_over_onnxruntime(folder: Path, requests: int) -> list[Figure]:
-    """Measures CPU per request, one at a time, interleaved with calls in process."""
+    """Measures CPU time per request, one at a time, interleaved with calls in process."""
     row = np.random.default_rng(2).normal(size=(1, FEATURES)).astype(np.float32)
     repository = ModelRepository(folder / "models")
     key = dense_model(repository, "small", 256, 4)
@@ -271,5 +271,5 @@ async def _run(quick: bool) -> list[Figure]:
 
 
 def run(quick: bool = False) -> list[Figure]:
-    """Returns the figures of this module."""
+    """Returns the figures of this bench."""
     return asyncio.run(_run(quick))

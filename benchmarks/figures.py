@@ -1,4 +1,4 @@
-"""One measured figure beside its limit, and how a list of them is printed."""
+"""Figures: measurements with their limits, and how they are printed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 
 class Figure(TypedDict):
-    """A measurement. `limit` is None where nothing is promised."""
+    """A measurement; `limit` is None if none is promised."""
 
     name: str
     value: float

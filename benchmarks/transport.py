@@ -1,11 +1,12 @@
-"""What a feature map costs from one process to another, per transport, in memcpys of it.
+"""Cost of a feature map from one process to another, per transport, in memcpys of it.
 
 `python benchmarks/transport.py [--quick] [--strict] [--json]`
 
-Two real processes. The sender copies 10 MB from a NumPy array into a slot and pushes it; the
-receiver makes an array of the payload, releases it and sends an empty frame back. All transports
-and the memcpy they are compared with take turns within one run, so that a busy machine slows all
-of them alike; figures are medians. Small frames: a 200-byte header there, one back.
+There are two real processes. The sender copies 10 MB from a NumPy array into a slot and pushes it;
+the receiver makes an array of the payload, releases it and sends an empty frame back. All
+transports and the memcpy they are compared with take turns within one run, so that a busy machine
+slows all of them alike; figures are medians. Small frames are a 200-byte header there, and one
+back.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _RUN_TIMEOUT_S = 120.0
 
 
 class Figure(TypedDict):
-    """One measured figure and the limit it must keep."""
+    """One measured figure, and the limit it must keep."""
 
     name: str
     value: float
@@ -80,7 +81,7 @@ def _loop_runner() -> asyncio.Runner:
 
 
 async def _receive(folder: Path) -> None:
-    """Answers every frame with an empty one that says how much CPU this process has used."""
+    """Answers every frame with an empty one that says how much CPU time this process has used."""
     hubs = {name: _hub("receiver", name, folder) for name in TRANSPORTS}
     answers: asyncio.Queue[str] = asyncio.Queue()
 
@@ -219,7 +220,7 @@ def run(quick: bool) -> list[Figure]:
     """Measures every transport.
 
     Args:
-        quick: Fewer repetitions, for a smoke test of the benchmark itself.
+        quick: Whether to repeat less, for a smoke test of the benchmark itself.
 
     Returns:
         The figures; those without a limit are for information.

@@ -1,4 +1,4 @@
-"""`python -m catenaryd`, and the command `catenaryd`."""
+"""The entry point of the command `catenaryd` and of `python -m catenaryd`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def _stop_before_the_start(*_: object) -> None:
 def main() -> None:
     """Runs the command line.
 
-    A server that is told to stop while it is still importing has nothing to give up: it ends well,
-    as it would a second later (`catenary_services.lifecycle` takes over then).
+    A server that is told to stop while it is still importing has nothing to give up. It ends with
+    exit code 0, as it would a second later, when `catenary_services.lifecycle` handles signals.
     """
     if not _SERVERS.isdisjoint(sys.argv[1:3]):
         signal.signal(signal.SIGTERM, _stop_before_the_start)

@@ -1,4 +1,4 @@
-"""`catenaryd`: the platform's commands. Errors are one sentence on stderr and exit code 1."""
+"""The commands of `catenaryd`. Errors are one sentence on stderr and exit code 1."""
 
 from __future__ import annotations
 
@@ -272,8 +272,8 @@ cli.add_command(verify_model)
 
 
 def main() -> None:
-    """Entry point of `catenaryd`."""
-    configure_logging("command", "local", "warning", False)  # processes do it again, their way
+    """Runs the command line; the entry point of `catenaryd`."""
+    configure_logging("command", "local", "warning", False)  # processes do it again
     try:
         cli(standalone_mode=False)
     except click.exceptions.Abort:

@@ -1,14 +1,14 @@
-"""`catenaryd health`: asks a process of this machine whether it is well; for container probes.
+"""The command `catenaryd health`, with which container probes ask a process of this machine.
 
     python -m catenaryd.health ready     # it can take work, or stands by for it
     python -m catenaryd.health live      # it runs
     python -m catenaryd.health leader    # a scheduler that leads
 
-Asks the plain gRPC health service of the process (`health_port`; see
-`catenary_services.grpc.probes`). Exit code 0 says yes; 1 says no, with one sentence on stderr; 2 is
-bad usage. A probe runs every few seconds beside the process it asks about, so this module imports
-nothing but what it needs, and takes the port from the process' own environment instead of its
-settings class: a tenth of the CPU.
+It asks the plain gRPC health service of the process (`health_port`; see
+`catenary_services.grpc.probes`). Exit code 0 is yes; 1 is no, with one sentence on stderr; 2 is bad
+usage. A probe runs every few seconds beside the process it asks. Therefore this module imports only
+what it needs, and takes the port from the process's environment instead of its settings class,
+which takes a tenth of the CPU.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 QUESTIONS = ("live", "ready", "leader")
-"""Names of the health service's services."""
+"""Names of the services in the process's health service."""
 PORT_VARIABLE, USUAL_PORT = "CATENARY_HEALTH_PORT", "8005"
 
 
-class Unhealthy(Exception):  # noqa: N818 - what it says, not an error of ours
-    """The process does not answer as it should; the text says how."""
+class Unhealthy(Exception):  # noqa: N818 - a negative answer, not an error of the tree
+    """A process that does not answer as it should; the text says in which way."""
 
 
 def ask(address: str, question: str, timeout_s: float) -> None:
-    """Returns if the process at `address` ("host:port") answers yes.
+    """Checks that the process at `address` ("host:port") answers yes.
 
     Raises:
-        NotWell: it answers no, or not in time.
+        NotWell: The process answers no, or not in time.
     """
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         request = health_pb2.HealthCheckRequest(service=question)
@@ -52,8 +52,8 @@ def main(
     """Runs a probe and returns the exit code.
 
     Args:
-        arguments: Of the command line; None for this process' own.
-        environment: Where the port stands if no address is given.
+        arguments: Arguments of the command line; None for those of this process.
+        environment: Variables that name the port if no address is given.
     """
     parser = argparse.ArgumentParser(
         prog="catenaryd health",

@@ -1,4 +1,4 @@
-"""What other packages add to the commands, by entry points; looked up only when they are asked for.
+"""Plug-ins of the commands, which other packages register as entry points; imported when used.
 
 catenary.simulations      a click command over scenario files, below `catenaryd simulate`
 catenary.planners         a `PoolsPlanner` of pooled pipelines
@@ -30,27 +30,27 @@ class PoolsPlanner(Protocol):
     def __call__(
         self, dataset: PlanningDataset, instance: str, problem: PoolingProblem, clock: Clock, /
     ) -> PooledPlan:
-        """Returns the plan.
+        """Returns the plan of an instance.
 
         Args:
-            dataset: It.
-            instance: Its task, by id.
-            problem: The same, perhaps with other limits.
-            clock: For the plan's `seconds`.
+            dataset: The data set.
+            instance: Id of the planning task in it.
+            problem: The planning task, perhaps with other limits.
+            clock: Clock for the plan's `seconds`.
         """
         ...
 
 
 def names(group: str) -> list[str]:
-    """Returns what plug-ins add to a group, in order of the alphabet; imports none of them."""
+    """Returns the names of a group's plug-ins in alphabetical order; imports none of them."""
     return sorted(entry_points(group=group).names)
 
 
 def plug_in(group: str, name: str) -> Any:
-    """Returns what a plug-in gives.
+    """Returns the object that a plug-in registers.
 
     Raises:
-        InvalidInput: If none is installed that has it.
+        InvalidInput: No installed package has this plug-in.
     """
     for each in entry_points(group=group, name=name):
         try:
@@ -68,10 +68,10 @@ else:
 
 
 class PlugInChoice(_Text):
-    """One of the product's own names, or of those that plug-ins add to a group.
+    """A choice among the product's own names and those that plug-ins add to a group.
 
     Args:
-        group: Of entry points.
+        group: Group of entry points.
         own: Names that are always there.
     """
 
@@ -83,15 +83,15 @@ class PlugInChoice(_Text):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """All of them, the product's own first."""
+        """All names, the product's own first."""
         return (*self._own, *names(self._group))
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        """Returns what help shows for the value."""
+        """Returns the placeholder for the value in help texts."""
         return f"[{'|'.join(self.choices)}]"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Returns the name, if there is such a one."""
+        """Returns the name if it is one of the choices."""
         if value not in self._own and value not in self.choices:
             self.fail(f"{value!r} is not one of {', '.join(self.choices)}.", param, ctx)
         return str(value)
@@ -102,8 +102,8 @@ class PlugInGroup(click.Group):
 
     Args:
         plug_ins: Group of entry points.
-        *arguments: As of click's groups.
-        **settings: As of click's groups.
+        *arguments: Passed on to click's group.
+        **settings: Passed on to click's group.
     """
 
     def __init__(self, *arguments: Any, plug_ins: str, **settings: Any) -> None:
@@ -111,11 +111,11 @@ class PlugInGroup(click.Group):
         self._plug_ins = plug_ins
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Returns the names of the group's own commands and of those that were added."""
+        """Returns the names of the group's own commands and of those that plug-ins add."""
         return sorted({*super().list_commands(ctx), *names(self._plug_ins)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Returns a command, the group's own first; None if its package is not there."""
+        """Returns a command, the group's own first; None if its package is not installed."""
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own

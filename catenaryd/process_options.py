@@ -1,4 +1,4 @@
-"""Turns a settings class into command-line options, so that flags never drift from settings."""
+"""Command-line options made from a settings class, so that flags never drift from settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Function = Callable[..., Any]
 
 
 def _option_type(annotation: Any) -> tuple[Any, bool]:
-    """Returns the click type of a field's annotation and whether the option may be repeated."""
+    """Returns the click type of a field's annotation, and whether the option may be repeated."""
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
         inner = [arg for arg in typing.get_args(annotation) if arg is not type(None)]
@@ -35,8 +35,8 @@ def _option(name: str, field: FieldInfo) -> Callable[[Function], Function]:
     kind, repeated = _option_type(field.annotation)
     flag = "--" + name.replace("_", "-")
     secret = field.annotation is SecretStr
-    # Defaults stay in the settings class: an option that is not given must not hide the file's
-    # or the environment's value.
+    # Defaults stay in the settings class: an option that is not given must not hide the value of
+    # the file or the environment.
     if kind is bool:
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=field.description)
     return click.option(
@@ -55,7 +55,7 @@ def settings_options(
 ) -> Callable[[Function], Function]:
     """Decorates a click command with one option per field of `cls`, described by the field.
 
-    With `only` it has no more than these.
+    If `only` is not empty, there are options for these fields alone.
     """
 
     def decorate(function: Function) -> Function:
@@ -69,7 +69,7 @@ def settings_options(
 
 
 def given(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options the user really gave."""
+    """Returns the options that the user gave."""
     return {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in flags.items()

@@ -1,4 +1,4 @@
-"""Makes the reference pages of the documentation site from the code they describe.
+"""Generation of the documentation site's reference pages from the code they describe.
 
 `make docs` builds the site with MkDocs, whose hook (`hooks.py`) adds these pages. They are not
 committed, so none can be out of date.

@@ -1,4 +1,4 @@
-"""MkDocs' hook: adds the generated pages, and reads the documents as GitHub does."""
+"""Hooks of MkDocs, which add the generated pages and read documents as GitHub does."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_others: Any) -> str:
-    """Returns the document as Python-Markdown understands it.
+    """Returns a document in the form that Python-Markdown understands.
 
-    GitHub takes three spaces for a paragraph of a list entry, Python-Markdown wants four. And what
-    the documents link to outside `docs/` has a place in the site. Results get their age.
+    GitHub takes three spaces for a paragraph of a list entry, Python-Markdown needs four. Links to
+    files outside `docs/` get their place in the site, and results get their age.
     """
     text = aged("\n".join(_indented(markdown.splitlines())))
     place = page.file.src_uri

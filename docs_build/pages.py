@@ -1,4 +1,4 @@
-"""Every generated page by its place in the site."""
+"""All generated pages, by their places in the site."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from docs_build.reference.settings import settings_page
 ROOT = Path(__file__).resolve().parents[1]
 
 COPIED = {"client/README.md": "reference/sdk-guide.md", "CHANGELOG.md": "changelog.md"}
-"""Documents that lie outside `docs/` and are pages of the site as well."""
+"""Documents outside `docs/` that are pages of the site as well, with their places there."""
 
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]\n]+)\]\((?P<target>[^)#\s:]+)(?P<anchor>#[^)\s]*)?\)")
-"""A link to a file; not an image, and not an address of the web."""
+"""A link to a file, which is neither an image nor an address in the web."""
 
 
 def generated_pages() -> dict[str, str]:
-    """Returns path below the site's root -> Markdown."""
+    """Returns the Markdown of generated pages by path below the site's root."""
     pages = {
         "access.md": access_page(),
         "catenary.md": client_page(),
@@ -41,7 +41,7 @@ def generated_pages() -> dict[str, str]:
 
 
 def copied_pages() -> dict[str, str]:
-    """Returns path below the site's root -> Markdown, links turned towards the site."""
+    """Returns the Markdown of copied pages by path below the site's root, with links adapted."""
     return {
         place: turned((ROOT / source).read_text(encoding="utf-8"), source, place)
         for source, place in COPIED.items()
@@ -53,11 +53,11 @@ def turned(markdown: str, source: str, place: str) -> str:
 
     Args:
         markdown: The document.
-        source: Where it lies in the repository.
-        place: Where it lies on the site.
+        source: Path of the document in the repository.
+        place: Path of the document on the site.
 
-    Links within `docs/` stay links, and so do those to what is copied; of any other file of the
-    repository the site says where it lies.
+    Links within `docs/` stay links, and so do those to copied documents. A link to any other file
+    of the repository becomes the path of that file.
     """
 
     def turn(found: re.Match[str]) -> str:

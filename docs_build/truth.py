@@ -1,9 +1,9 @@
-"""`make truth`: result pages from committed records; with CHECK=1 it compares instead of writing.
+"""Result pages rendered from committed records (`make truth`), or compared with them (CHECK=1).
 
 A page is the template of its name in `docs_build/truth_pages`, filled in from the records in
 `docs/results/*.json` (see `lab/catenary_lab/scenarios/record.py`) and `docs/benchmarks.json`. A
-page holds no age, as every commit would change it: it names commit and date, `make truth` prints
-the ages, and the site adds them when it is built.
+page holds no age, because every commit would change it. It names commit and date, `make truth`
+prints the ages, and the site adds them when it is built.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from docs_build.truth_settings import unlike_deployment
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATES = Path(__file__).parent / "truth_pages"
 OLD_COMMITS = 200
-"""A record of real processes older than this is named as old; it fails nothing."""
+"""A record of real processes with more commits than this behind it is reported as old, which is no
+failure."""
 BY_HAND = {"docs/results/gpu.md": "predictions and procedures: nothing on it was measured"}
 UNRENDERED: dict[str, str] = {}
-"""Scenarios without a record, and why."""
+"""Scenarios without a record, with the reason."""
 OTHER_SETTINGS: dict[str, str] = {}
-"""Records of other settings than their scenario's file has today, and why; the keys are names."""
+"""Records whose settings differ from today's scenario file, with the reason."""
 
 _LONG = "its long form took over 200 s on a busy machine; not run since records began"
 UNMEASURED = dict.fromkeys(
     ("simulation", "chain_simulation", "placement_simulation", "sampling", "migration"), _LONG
 )
-"""Benches without a record, and why."""
+"""Benches without a record, with the reason."""
 
 Record = Mapping[str, Any]
 
@@ -55,7 +56,7 @@ def records(root: Path = ROOT) -> dict[str, dict[str, Any]]:
 
 
 def scenarios(root: Path = ROOT) -> dict[str, Path]:
-    """Returns every scenario's file by its name."""
+    """Returns the file of every scenario by its name."""
     return {path.stem: path for path in sorted((root / "scenarios").rglob("*.yaml"))}
 
 
@@ -68,7 +69,7 @@ def benches(root: Path = ROOT) -> dict[str, dict[str, Any]]:
 
 
 def pages(root: Path = ROOT) -> dict[Path, str]:
-    """Returns what each page has to be, by its path below the root."""
+    """Returns the text that each page must have, by its path below the root."""
     found, files = records(root), scenarios(root)
     measured = benches(root)
 
@@ -133,7 +134,7 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
 
 
 def problems(root: Path = ROOT) -> Iterator[str]:
-    """Yields what does not agree, a line each: pages, records, scenarios, exceptions."""
+    """Yields a line for each disagreement among pages, records, scenarios and exceptions."""
     made, found, files, measured = pages(root), records(root), scenarios(root), benches(root)
     yield from _of_pages(made, root)
     for name, record in everything(root).items():
@@ -183,7 +184,7 @@ def _of_record(name: str, record: Record, files: Mapping[str, Path], root: Path)
 
 
 def origin(record: Record, scenario: str) -> str:
-    """Returns the line below a section: code, date, machine, settings and what is not default."""
+    """Returns the line below a section: code, date, machine, and settings that are no default."""
     unlike = unlike_deployment(scenario, record["settings"])
     told = f" Not a deployment's default: {', '.join(unlike)}." if unlike else ""
     return f"*`{scenario}` {_made(record['made'])}.{told}*"
@@ -196,13 +197,13 @@ def _made(made: Mapping[str, str]) -> str:
 
 
 def ages(root: Path = ROOT) -> dict[str, int]:
-    """Returns how many commits old each record is, where history tells it."""
+    """Returns how many commits old each record is, where the history tells it."""
     found = {name: age_of(_commit(each), root) for name, each in everything(root).items()}
     return {name: age for name, age in found.items() if age is not None}
 
 
 def everything(root: Path = ROOT) -> dict[str, dict[str, Any]]:
-    """Returns the records of scenarios by their names, those of benches as `bench NAME`."""
+    """Returns the records of scenarios by their names, and those of benches as `bench NAME`."""
     return {**records(root), **{f"bench {name}": each for name, each in benches(root).items()}}
 
 
@@ -211,7 +212,7 @@ def _commit(record: Record) -> str:
 
 
 def is_timed(record: Record) -> bool:
-    """Whether a record is of real processes or of times, which the files do not decide alone."""
+    """Returns True for a record of real processes or times, which files do not determine."""
     settings = record["settings"]
     timed = settings.get("kind") in ("live", "overhead", "planner_scaling")
     return "figures" in record or "live" in settings or timed
@@ -219,14 +220,14 @@ def is_timed(record: Record) -> bool:
 
 @cache
 def age_of(commit: str, root: Path = ROOT) -> int | None:
-    """Returns how many commits HEAD has that a commit has not; None if it is not known here."""
+    """Returns how many commits HEAD has that a commit lacks; None if the commit is unknown here."""
     asked = ["git", "-C", str(root), "rev-list", "--count", f"{commit}..HEAD"]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     return int(done.stdout) if done.returncode == 0 else None
 
 
 def aged(text: str) -> str:
-    """Returns a page with the age in commits behind every commit of a record, where it is known."""
+    """Returns a page with the age of every record, in commits, where it is known."""
 
     def with_age(found: re.Match[str]) -> str:
         age = age_of(found[1])
@@ -260,7 +261,7 @@ def _first_difference(path: Path, text: str) -> str:
 
 
 def main(check: bool) -> int:
-    """Writes or compares every page, prints what is wrong and how old records are."""
+    """Writes or compares every page; prints disagreements and the ages of records."""
     if not check:
         for place, text in pages().items():
             (ROOT / place).write_text(text, "utf-8")

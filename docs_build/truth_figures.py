@@ -1,4 +1,4 @@
-"""What templates of result pages take from a record's tables and facts, and how they write it."""
+"""Numbers that templates of result pages take from records, and filters to format them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def cell(table: Mapping[str, Any], row: str, column: str) -> float:
-    """Returns the number of a cell; a row is named by its first cell or its first two."""
+    """Returns the number in a cell; a row is named by its first cell or its first two."""
     place = table["header"].index(column)
     for each in table["rows"]:
         if row in (each[0], f"{each[0]} {each[1]}"):
@@ -19,16 +19,16 @@ def cell(table: Mapping[str, Any], row: str, column: str) -> float:
 def column(
     table: Mapping[str, Any], column: str, rows: str, *, reference: bool = False
 ) -> list[float]:
-    """Returns the numbers of a column.
+    """Returns the numbers in a column.
 
     Args:
-        table: Of a record's page.
-        column: Its header.
-        rows: Sought in the names of rows (first cell, or first two), as a regular expression.
-        reference: Take the `- reference` rows below those instead.
+        table: A table of a record's page.
+        column: Header of the column.
+        rows: A regular expression searched in the names of rows (first cell, or first two).
+        reference: Whether to take the `- reference` rows below those instead.
 
     Raises:
-        LookupError: If there is no such row.
+        LookupError: There is no such row.
     """
     place, found = table["header"].index(column), []
     for number, row in enumerate(table["rows"]):
@@ -45,7 +45,7 @@ def column(
 
 
 def pick(entries: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
-    """Returns the first entry of facts that says what is wanted."""
+    """Returns the first of some facts with the given values."""
     return next(
         each for each in entries if all(each[key] == value for key, value in wanted.items())
     )
@@ -57,7 +57,7 @@ def ratios(ours: list[float], theirs: list[float]) -> list[float]:
 
 
 def less(ours: list[float], theirs: list[float]) -> list[float]:
-    """Returns by what share ours are less than theirs."""
+    """Returns the share by which ours is less than theirs, pair by pair."""
     return [1 - each for each in ratios(ours, theirs)]
 
 
@@ -72,7 +72,7 @@ def _span(values: list[float], digits: int) -> str:
 
 
 def _number(cell: str | float) -> float:
-    """The number a cell begins with; of 34 % it is 0.34."""
+    """Returns the number with which a cell begins; 0.34 for "34 %"."""
     if not isinstance(cell, str):
         return cell
     found = re.match(r"([-+]?\d+(?:\.\d+)?)( ?%)?", cell)

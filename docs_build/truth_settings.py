@@ -1,4 +1,4 @@
-"""Where a scenario's settings are not those of a deployment that sets nothing."""
+"""Settings of a scenario that differ from those of a deployment without settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from catenary_simulator.pools import OWN_MARGIN
 
 
 def unlike_deployment(scenario: str, settings: Mapping[str, Any]) -> list[str]:
-    """Returns where a scenario's settings are not what a scheduler does by default, in words."""
+    """Returns a scenario's settings that are not a scheduler's defaults, in words."""
     used: dict[str, list[Any]] = {}
     family, kind = Path(scenario).parent.name, settings["kind"]
     chosen = [*settings.get("systems", []), *settings.get("policies", [])]

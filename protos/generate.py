@@ -40,7 +40,7 @@ def rewrite(text: str, private_pool: bool) -> str:
 
 
 def generate(destination: Path) -> None:
-    """Writes the whole package into `destination` (replaced if present)."""
+    """Writes the whole package into `destination`, replacing it if present."""
     found = (path for root in ROOTS for path in (HERE / root).rglob("*.proto"))
     files = sorted(str(path.relative_to(HERE)) for path in found)
     includes = str(resources.files("grpc_tools") / "_proto")

@@ -1,10 +1,10 @@
-"""What choosing a chain costs: join-the-fastest-free-chain over 100 and 1,000 chains.
+"""Cost of choosing a chain: join-the-fastest-free-chain over 100 and 1,000 chains.
 
-Three agents to a chain, up to eight sessions on each, service times spread tenfold. A decision is:
-take the head of the queue, choose its chain, check and book the slots on its three agents, order
-the session. `handle` is all an arrival costs: admission, queue, decision, command. Sessions run in
-virtual time and end as they do in service: each agent says so, then the gateway. CPU time of the
-thread.
+A chain has three agents and up to eight sessions; service times are spread tenfold. A decision
+takes the head of the queue, chooses its chain, checks and books the slots on its three agents, and
+orders the session. `handle` is the whole cost of an arrival: admission, queue, decision, command.
+Sessions run in virtual time and end as in service: each agent reports it, then the gateway. Times
+are CPU time of the thread.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BUDGET_NS = 600 * 10**9
 
 
 def cluster(chains: int, seed: int = 1) -> tuple[list[Agent], Plan]:
-    """Returns agents and a plan with so many chains over them."""
+    """Returns agents, and a plan with `chains` chains over them."""
     draw = random.Random(seed)
     agents, found = [], []
     for k in range(chains):
@@ -64,7 +64,7 @@ def cluster(chains: int, seed: int = 1) -> tuple[list[Agent], Plan]:
 
 
 class Run:
-    """A dispatcher in virtual time, and how long decisions and `handle` took in real time."""
+    """A dispatcher in virtual time, with the real times of decisions and of `handle`."""
 
     def __init__(self, chains: int, load: float, seed: int = 7) -> None:
         self.random = random.Random(seed)
@@ -82,7 +82,7 @@ class Run:
         self.end_us: list[float] = []
 
     def later(self, moment: int, event: Event) -> None:
-        """Has an event happen at a moment of virtual time."""
+        """Schedules an event for a moment of virtual time."""
         self.count += 1
         heapq.heappush(self.events, (moment, self.count, event))
 
@@ -125,7 +125,7 @@ class Run:
                 self.dispatcher.take_changes()
 
     def decision_us(self) -> tuple[float, float]:
-        """Returns p50 and p99 of all decisions, less what reading the clock takes."""
+        """Returns p50 and p99 of all decisions, less the time to read the clock."""
         clock = time.thread_time_ns
         overhead = statistics.median(-clock() + clock() for _ in range(2000))
         times = [(taken - overhead) / 1000 for taken in self.dispatcher.take_decision_times()]
@@ -133,7 +133,7 @@ class Run:
 
 
 def run(quick: bool) -> list[Figure]:
-    """Returns one entry per figure; `ok` tells whether it is within its limit."""
+    """Returns the figures of this bench."""
     steady = 3000 if quick else 12_000
     compiled = not compiled_part.__file__.endswith(".py")
     results = [at_least("compiled modules in use", float(compiled), "", 1)]
@@ -161,7 +161,7 @@ def run(quick: bool) -> list[Figure]:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Prints the figures as a table."""
     print(table(run(quick=False)))
 
 

@@ -1,8 +1,9 @@
-"""What composing server chains costs: the search over all c, and composing again.
+"""Cost of composing server chains: the search over all c, and composing again.
 
-Servers as in the paper's evaluation: BLOOM-176B in 70 blocks of 1.32 GB, caches of 0.11 GB, a fifth
-of the servers with 40 GB and the others with 20 GB, each at its own distance. The load grows with
-the servers. CPU time of the thread; `recompose` after a server left, with what it moves.
+Servers are those of the paper's evaluation: BLOOM-176B in 70 blocks of 1.32 GB, caches of 0.11 GB,
+a fifth of the servers with 40 GB and the others with 20 GB, each at its own distance. The load
+grows with the servers. Composing again follows the loss of a server, and counts what moves. Times
+are CPU time of the thread.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ T = TypeVar("T")
 
 
 def run(quick: bool) -> list[Figure]:
-    """Returns the figures of one run."""
+    """Returns the figures of this bench."""
     figures = _searches(20, None) + _searches(1_000, LIMIT_1000_S)
     if not quick:
         figures += _searches(10_000, LIMIT_10000_S)
@@ -74,14 +75,14 @@ def _searches(servers: int, limit_s: float | None) -> list[Figure]:
 
 
 def _mixed(servers: int, limit_s: float) -> list[Figure]:
-    """No two servers alike: nearly every c places differently."""
+    """Returns the figures of servers no two of which are alike: nearly every c places anew."""
     _, seconds = _timed(lambda: best_composition(_task(servers, mixed=True)))
     name = f"{servers:,} servers, no two alike, search over all c"
     return [at_most(name, seconds, "s", limit_s)]
 
 
 def _linked(servers: int) -> list[Figure]:
-    """A time for every pair of servers, by their places on a line."""
+    """Returns the figures of servers with a time for every pair, by their places on a line."""
     task = _task(servers)
     chance = random.Random(servers)
     places: dict[str | None, float] = {server.name: chance.random() for server in task.servers}

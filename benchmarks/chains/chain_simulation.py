@@ -1,6 +1,6 @@
-"""Server chains in simulation, beside the limits: speed, policies, choice of c, whole systems.
+"""Server chains in simulation, compared with limits: speed, policies, choice of c, whole systems.
 
-Speed is in sessions per second of CPU, so that it does not depend on what else the machine does.
+Speed is in sessions per second of CPU time, so that it does not depend on the load of the machine.
 The rest reads the scenario files; the full form takes some ten minutes on two cores.
 """
 
@@ -33,13 +33,14 @@ LIMIT_SESSIONS_PER_SECOND = 5_000.0
 LIMIT_DECISION_US = 5.0
 LIMIT_REGRET = 2.0
 LIMIT_TIED = 0.99
-"""At light load ours and BPRR compose the same chains; then chance decides who is ahead."""
+"""The least ratio at light load, where Catenary and BPRR compose the same chains and chance decides
+which is ahead."""
 LIMIT_TRACE_GAIN = 1.0
 LOAD = 0.8
 
 
 def run(quick: bool) -> list[Figure]:
-    """Returns the figures; the long form leaves that of the trace out where there is no trace."""
+    """Returns the figures; the long form omits that of the trace if there is no trace."""
     figures = [*_speed(20, 20_000), *_speed(1_000, 20_000)]
     names = ["policies", "tuning", "systems"]
     if quick or _has_whole_trace():
@@ -62,7 +63,7 @@ def _has_whole_trace() -> bool:
 
 
 def larger(servers: int) -> ChainsCluster:
-    """Returns a cluster like the paper's, of two kinds of GPUs at some distance."""
+    """Returns a cluster like the paper's, of two kinds of GPUs at different distances."""
     model = DecoderModel("BLOOM-176B", 70, 1.32, 0.11, 14336, 2466437120)
     big = GpuSlice("3g.40gb", 40, 120, 1.02, 109)
     small = GpuSlice("2g.20gb", 20, 80, 0.51, 175)
@@ -95,7 +96,7 @@ def _speed(servers: int, sessions: int) -> list[Figure]:
 
 
 def _policies(facts: list[dict[str, Any]]) -> Figure:
-    """Best other policy over JFFC at the load where it comes nearest."""
+    """Returns the ratio of the next best policy to JFFC, at the load where it is least."""
     nearest = min(
         fact["mean_response_s"] / mine["mean_response_s"]
         for mine in facts
@@ -130,7 +131,10 @@ def _systems(facts: list[dict[str, Any]]) -> list[Figure]:
 
 
 def _trace(facts: list[dict[str, Any]]) -> Figure:
-    """Poisson-tuned over trace-tuned c, tuned on other requests than those served; worst part."""
+    """Returns the ratio of Poisson-tuned to trace-tuned c, for the worst part of the trace.
+
+    The trace-tuned c is tuned on other requests than those that are served.
+    """
     means = {(fact["case"], fact["label"]): fact["mean_response_s"] for fact in facts}
     worst = min(
         mean / means[case, "replay of others"]

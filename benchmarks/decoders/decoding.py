@@ -1,12 +1,13 @@
-"""What one decoding step costs in the CPU executor alone, beside the floor memory sets.
+"""Cost of one decoding step in the CPU executor alone, compared with the floor that memory sets.
 
-No processes, no network: a chain of executors in one thread, SmolLM2-135M, 64 tokens of context.
-A step reads every weight once, so it cannot be faster than reading as many bytes: the floor,
-measured in the same run. Everything takes turns for a few rounds and the best of each counts, in
-milliseconds of CPU time: with one thread that is the wall time of a core nobody else wants.
+There are no processes and no network: a chain of executors in one thread, SmolLM2-135M, 64 tokens
+of context. A step reads every weight once, so it cannot be faster than reading as many bytes. That
+is the floor, measured in the same run. Everything takes turns for a few rounds and the best of each
+counts, in milliseconds of CPU time: with one thread that is the wall time of an otherwise idle
+core.
 
-A cut costs 0.07 ms of book-keeping; that three parts are up to a tenth faster or slower than one
-comes from where the allocator happens to put the weights, anew with each load.
+A cut costs 0.07 ms of book-keeping. Three parts are up to a tenth faster or slower than one because
+of where the allocator happens to put the weights, anew with each load.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Chain:
             self._run({session: self._prompt})
 
     def decode(self, sessions: int) -> None:
-        """Runs one step of so many sessions."""
+        """Runs one step of `sessions` sessions."""
         self._run({session: np.array([77]) for session in range(sessions)})
 
     def prefill(self) -> None:
@@ -114,7 +115,7 @@ def run(quick: bool) -> list[Figure]:
 
 
 def _best(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Returns the least milliseconds of each; they take turns."""
+    """Returns the least milliseconds of each job, while they take turns."""
     best = dict.fromkeys(jobs, float("inf"))
     for _ in range(rounds):
         for name, job in jobs.items():

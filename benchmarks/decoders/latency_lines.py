@@ -1,13 +1,13 @@
 """Latency lines of this machine's decoder, fitted on one sample and tried on another (Figs. 6-8).
 
-SmolLM2-135M in the CPU executor, one thread. Eq. 2 is fitted to prompts of some lengths, eq. 3 to
-steps of some batches with some contexts, eq. 1 to the memory that caches of some lengths take; the
-errors are those of other lengths, batches and contexts. Limits are what the paper states for its
-own models: means below 4, 5 and 1 %, no error above 10 %.
+The model is SmolLM2-135M in the CPU executor with one thread. Eq. 2 is fitted to prompts of some
+lengths, eq. 3 to steps of some batches with some contexts, eq. 1 to the memory that caches of some
+lengths take. The errors are those of other lengths, batches and contexts. Limits are what the paper
+states for its own models: means below 4, 5 and 1 %, no error above 10 %.
 
-Times are the least of a few rounds in CPU time (with one thread the wall time of a core nobody else
-wants); all points take turns, so that a slow minute is nobody's. Caches are filled by importing
-rows, which takes no time; their content does not matter to how long attention takes.
+Times are the least of a few rounds in CPU time (with one thread the wall time of an otherwise idle
+core). All points take turns, so that a slow minute affects all of them. Caches are filled by
+importing rows, which takes no time; their content does not affect how long attention takes.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ SESSIONS = 8
 SESSION_TOKENS = 2048
 CHUNK_TOKENS = 64
 PROMPT = 8
-"""The session that runs prompts."""
+"""Id of the session that runs prompts."""
 
 # One sample to fit, another to try; within the range of the first, as a profile is used.
 PREFILL = ((4, 8, 16, 32, 64, 128, 192), (6, 12, 24, 48, 96, 160))
 CHUNKED = (40, 64, 100, 160)
-"""Whole prompts in chunks of 64, by a line fitted to single chunks."""
+"""Lengths of prompts computed in chunks of 64, predicted by a line fitted to single chunks."""
 DECODE = tuple(
     tuple((sessions, depth) for sessions in range(2, SESSIONS + 1) for depth in depths)
     for depths in ((16, 450), (60, 250))
 )
-"""Sessions, and tokens of context of each. Batches of every size are in both samples: products of
-odd numbers of rows have tiles of their own, and a line through even batches is 7 % off at the odd
-ones."""
+"""Numbers of sessions, and tokens of context of each. Batches of every size are in both samples:
+products of odd numbers of rows have tiles of their own, and a line through even batches is 7 % off
+at the odd ones."""
 CACHE = ((256, 512, 1024, 1536, 2048), (300, 413, 700, 901, 1290, 1777, 1999))
 
 Points = Mapping[tuple[int, int], float]
@@ -83,7 +83,7 @@ class Worker:
         self._tokens = random.integers(1000, 40_000, SESSION_TOKENS)
 
     def prefill(self, tokens: int, chunk: int = SESSION_TOKENS) -> None:
-        """Runs a prompt of a session of its own."""
+        """Runs a prompt in a session of its own."""
         self._executor.open_session(PROMPT, 0)
         try:
             for at in range(0, tokens, chunk):
@@ -94,7 +94,7 @@ class Worker:
             self._executor.close_session(PROMPT)
 
     def open(self, sessions: int, depth: int) -> None:
-        """Opens sessions with so much context each."""
+        """Opens sessions with `depth` tokens of context each."""
         span = CacheSpan(0, self.blocks, 0, depth)
         for session in range(sessions):
             self._executor.open_session(session, 0)
@@ -111,7 +111,7 @@ class Worker:
             self._executor.close_session(session)
 
     def cache_bytes(self, depth: int) -> float:
-        """Returns the memory a session of so many tokens commits."""
+        """Returns the bytes that a session of `depth` tokens commits."""
         process = psutil.Process()
         before = process.memory_info().rss
         self.open(1, depth)
@@ -121,7 +121,7 @@ class Worker:
 
 
 def run(quick: bool) -> list[Figure]:
-    """Returns the errors of all three lines beside the paper's."""
+    """Returns the errors of all three lines with the paper's limits."""
     worker = Worker()
     rounds = 2 if quick else 10
     figures = _prefill(worker, rounds)
@@ -175,7 +175,7 @@ def _decode(worker: Worker, rounds: int) -> list[Figure]:
 
 
 def _cache(worker: Worker) -> list[Figure]:
-    worker.cache_bytes(SESSION_TOKENS)  # the first one also commits what imports work with
+    worker.cache_bytes(SESSION_TOKENS)  # the first one also commits the memory of imports
     taken = {depth: worker.cache_bytes(depth) for depth in (*CACHE[0], *CACHE[1])}
     fit = fit_cache([CacheSample(depth, taken[depth]) for depth in CACHE[0]])
     predicted = ((taken[depth], fit.predict((depth, 1))) for depth in CACHE[1])
@@ -189,7 +189,7 @@ def _cache(worker: Worker) -> list[Figure]:
 
 
 def _best(jobs: Mapping[tuple[int, int], Callable[[], None]], rounds: int) -> Points:
-    """Returns the least nanoseconds of each; they take turns."""
+    """Returns the least nanoseconds of each job, while they take turns."""
     best = dict.fromkeys(jobs, float("inf"))
     for _ in range(rounds):
         for name, job in jobs.items():

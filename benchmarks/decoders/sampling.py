@@ -1,8 +1,8 @@
-"""Whether sampled answers survive being read again, in each of the numbers PyTorch computes in.
+"""Stability of sampled answers when they are computed again, in each datatype of PyTorch.
 
 An agent that takes over a session computes prompt and answer again, many rows at a time, where the
 first one computed the answer row by row: sums are added in another order. Both are done here with
-the executor agents have, on a CPU, at temperature 0.9 without filters:
+the executor of agents, on a CPU, at temperature 0.9 without filters:
 
 * answers: prompts of different length are answered in mixed steps, a session that decodes beside
   chunks of others' prompts. Then the first half of every answer is read again behind its prompt, in
@@ -40,15 +40,15 @@ from catenaryd.demo.models import ensure_model
 
 NUMBERS = ("float32", "float16", "bfloat16")
 LIMITS = {"float32": 1.0, "float16": 0.9, "bfloat16": 0.9}
-"""Share of answers that must stay equal."""
+"""Share of answers that must stay equal, by datatype."""
 ANSWER_TOKENS, KEPT_TOKENS = 64, 32
 CHUNK_TOKENS = 64
 SESSIONS = 8
-"""Sessions that one step samples for."""
+"""Number of sessions that one step samples for."""
 SESSION_TOKENS = 256
 TEMPERATURE = 0.9
 DRAWS = 8
-"""Seeds for every token; the sampler's own seed is the first."""
+"""Number of seeds for every token; the sampler's own seed is the first."""
 TOPICS = ("rain", "a bridge", "bread", "the moon", "a server that is slow", "trees in winter")
 ASKED = (
     "Write a short story about {}.",
@@ -65,7 +65,7 @@ ASKED = (
 
 @dataclass(slots=True)
 class Answer:
-    """One session: what is known of its text, and the logits behind each token of the answer."""
+    """One session: the known part of its text, and the logits behind each token of the answer."""
 
     number: int
     prompt: list[int]
@@ -75,7 +75,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Compared:
-    """What came of all answers in some numbers."""
+    """Counts over all answers in one datatype."""
 
     answers: int = 0
     equal: int = 0
@@ -116,7 +116,7 @@ def load(numbers: str, threads: int) -> TorchDecoder:
 
 
 def sampler_of(answer: Answer, known: Sequence[int], draw: int = 0) -> SessionSampler:
-    """Returns how an answer chooses behind `known`, prompt included."""
+    """Returns the sampler of an answer behind the tokens `known`, prompt included."""
     seed = 1000 * draw + answer.number
     parameters = SamplingParameters(
         temperature=TEMPERATURE, seed=seed, max_tokens=ANSWER_TOKENS, ignore_eos=True
@@ -125,9 +125,9 @@ def sampler_of(answer: Answer, known: Sequence[int], draw: int = 0) -> SessionSa
 
 
 def generate(executor: TorchDecoder, chooser: TokenSampler, answers: Sequence[Answer]) -> None:
-    """Lets answers go on to `ANSWER_TOKENS`, in steps that mix chunks and single tokens.
+    """Continues answers to `ANSWER_TOKENS`, in steps that mix chunks and single tokens.
 
-    One session joins every third step, and one chunk of all is computed in a step.
+    One session joins every third step, and a step computes at most one chunk.
     """
     cached: dict[int, int] = {}
     waiting = list(answers)
@@ -187,7 +187,7 @@ def read_again(executor: TorchDecoder, answer: Answer) -> NDArray[np.float32]:
 
 
 def compare(numbers: str, count: int, threads: int) -> Compared:
-    """Answers `count` prompts in some numbers and reads them again."""
+    """Answers `count` prompts in a datatype, and reads them again."""
     executor = load(numbers, threads)
     chooser = numpy_chooser(executor.table.vocabulary_size)
     found = Compared()
@@ -195,7 +195,7 @@ def compare(numbers: str, count: int, threads: int) -> Compared:
     for first in range(0, len(asked), SESSIONS):
         group = asked[first : first + SESSIONS]
         generate(executor, chooser, group)
-        # Others beside them, in another order.
+        # The sessions run together with others than before, in another order.
         again = [Answer(a.number, a.prompt, a.tokens[:KEPT_TOKENS]) for a in reversed(group)]
         generate(executor, chooser, again)
         found.answers += len(group)
@@ -222,7 +222,7 @@ def _count_flips(
 
 
 def measure(numbers: Sequence[str], count: int, threads: int) -> list[Figure]:
-    """Returns the figures of `compare` for each of the numbers."""
+    """Returns the figures of `compare` for each datatype."""
     figures = []
     for each in numbers:
         found = compare(each, count, threads)
@@ -240,7 +240,7 @@ def measure(numbers: Sequence[str], count: int, threads: int) -> list[Figure]:
 
 
 def times(numbers: Sequence[str], threads: int, rounds: int) -> list[Figure]:
-    """Returns the CPU time of a step of eight sessions, and of a chunk, in each of the numbers."""
+    """Returns the CPU time of a step of eight sessions, and of a chunk, in each datatype."""
     executors = {each: load(each, threads) for each in numbers}
     chunk = np.arange(1000, 1000 + CHUNK_TOKENS)
     best: dict[str, float] = {}
@@ -270,12 +270,12 @@ def times(numbers: Sequence[str], threads: int, rounds: int) -> list[Figure]:
 
 
 def run(quick: bool) -> list[Figure]:
-    """Measures everything and returns the figures."""
+    """Returns the figures of this bench."""
     return measure(NUMBERS, 8 if quick else 48, 2) + times(NUMBERS, 2, 4 if quick else 16)
 
 
 def main() -> None:
-    """Prints what is asked for."""
+    """Prints the figures that the command line names."""
     parser = argparse.ArgumentParser(prog="benchmarks.decoders.sampling", description=__doc__)
     parser.add_argument("what", choices=("flips", "times"))
     parser.add_argument("--answers", type=int, default=48, help="at most 48")

@@ -1,10 +1,10 @@
 """More sessions than memory holds at full length: chats of 100 to 300 tokens of at most 2048.
 
 One agent with memory for the caches of four full sessions serves the same chats with one slot per
-full session (factor 1) and with four (`cache_oversubscription` 4); then with memory for a single
-full session and sixteen slots, which is too little for sixteen of these chats. Real processes, the
-real model, everybody asks at once. What caches take is read from the kernel: their mappings are the
-only ones of an agent that are kept out of huge pages.
+full session (factor 1) and with four (`cache_oversubscription` 4). Then it has memory for a single
+full session and sixteen slots, which is too little for sixteen of these chats. Processes and model
+are real, and all chats are requested at once. The memory of caches is read from the kernel: their
+mappings are the only ones of an agent that are kept out of huge pages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from catenaryd.demo.models import ensure_model
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster, free_port
 
 CASES = ((4, 1.0), (4, 4.0), (1, 16.0))
-"""For how many sessions of full length there is memory, and slots for each of them."""
+"""The number of full sessions there is memory for, and the number of slots for each of them."""
 MEBIBYTE, GIBIBYTE = float(1 << 20), float(1 << 30)
 _POLL_S = 0.25
 _TIMEOUT_S = 900.0
@@ -49,7 +49,7 @@ def cache_memory_bytes(pid: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A prompt and how long its answer is."""
+    """A prompt, and the number of tokens in its answer."""
 
     prompt: tuple[int, ...]
     tokens: int
@@ -69,7 +69,7 @@ def chats(count: int) -> list[Chat]:
 
 @dataclass
 class Served:
-    """What came of one run."""
+    """Measurements of one run."""
 
     wall_s: float = 0.0
     tokens: int = 0
@@ -78,13 +78,13 @@ class Served:
     peak_bytes: int = 0
     budget_bytes: int = 0
     step_bytes: int = 0
-    """What one step may take beyond it: a cache block of every session."""
+    """Bytes that one step may take beyond the budget: a cache block of every session."""
     preempted: float = 0.0
     answers: list[list[int]] = field(default_factory=list)
 
 
 async def serve(full_sessions: int, factor: float, asked: list[Chat], key: ModelKey) -> Served:
-    """Serves chats, all asked for at once, on a cluster of its own."""
+    """Serves chats, all requested at once, on a cluster of its own."""
     repository = ModelRepository(DATA / "models")
     table, manifest = repository.decoder_table(key), repository.manifest(key)
     data_dir = DATA / f"growth-{full_sessions}-{factor:g}"
@@ -95,7 +95,7 @@ async def serve(full_sessions: int, factor: float, asked: list[Chat], key: Model
     held = table.held_by(DecoderRuntime.ONNX, manifest.precision)
     tokens = full_sessions * table.blocks * manifest.session_tokens
     budget_bytes = held.slot_bytes(tokens)
-    # What a plan keeps free beside: a step of the largest batch, and what two entries take.
+    # A plan also keeps free the memory of a step of the largest batch, with two entries.
     step = LargestStep(
         manifest.max_batch, chunk_tokens_for(Device.parse("cpu")), manifest.session_tokens, 2
     )
@@ -170,7 +170,7 @@ def preempted_sessions(port: int) -> float:
 
 
 async def measure(quick: bool) -> list[Figure]:
-    """Runs the clusters one after the other."""
+    """Runs the clusters one after the other, and returns the figures."""
     asked = chats(12 if quick else 32)
     key = ensure_model(DATA / "models", FP32)
     runs = {case: await serve(*case, asked, key) for case in CASES}
@@ -201,5 +201,5 @@ async def measure(quick: bool) -> list[Figure]:
 
 
 def run(quick: bool) -> list[Figure]:
-    """Measures everything and returns the figures."""
+    """Returns the figures of this bench."""
     return asyncio.run(measure(quick))

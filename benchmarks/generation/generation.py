@@ -1,9 +1,9 @@
-"""What a token costs through the public API, beside other engines in the same run.
+"""Cost of a token through the public API, compared with other engines in the same run.
 
-Clusters (gateway, scheduler, agents as real processes) and rivals take turns, a few rounds each, so
-that what disturbs one disturbs all. Every engine has the same number of threads (one per agent),
-decodes greedily and is held to the same number of tokens. The best round of each counts; figures
-are ratios, except the cost of a hop and the floor's distance.
+Clusters (gateway, scheduler, agents as real processes) and rivals take turns for a few rounds each,
+so that a disturbance affects all of them. Every engine has the same number of threads (one per
+agent), decodes greedily and generates the same number of tokens. The best round of each counts.
+Figures are ratios, except for the cost of a hop and the distance from the floor.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 
 THREADS = 1
 PROMPT = list(range(1000, 1032))
-"""Any tokens do: the cost of a step does not depend on them."""
+"""A prompt of arbitrary tokens, since the cost of a step does not depend on them."""
 SESSIONS = 8
 DATA = Path(".catenary/bench-generation")
 FP32, INT4 = "smollm2-135m", "smollm2-135m-int4"
@@ -38,20 +38,20 @@ FP32, INT4 = "smollm2-135m", "smollm2-135m-int4"
 
 @dataclass
 class Stream:
-    """Moments of the tokens of one session, in seconds since it was asked for."""
+    """Times of the tokens of one session, in seconds since its request."""
 
     seconds: list[float] = field(default_factory=list)
     hops_ns: list[int] = field(default_factory=list)
-    """From the end of compute on an agent to its beginning on the next, if timed."""
+    """Times from the end of compute on an agent to its beginning on the next, if timed."""
 
     @property
     def per_token_s(self) -> float:
-        """Mean time between two tokens."""
+        """Mean seconds between two tokens."""
         return (self.seconds[-1] - self.seconds[0]) / (len(self.seconds) - 1)
 
 
 class Cluster:
-    """A local cluster that serves one model over so many agents."""
+    """A local cluster that serves one model over `agents` agents."""
 
     def __init__(self, name: str, model: str, agents: int) -> None:
         self.model = model
@@ -78,7 +78,7 @@ class Cluster:
         self._channel: grpc.aio.Channel | None = None
 
     async def start(self) -> None:
-        """Returns when it serves."""
+        """Starts the cluster, and returns when it serves."""
         facts = await self._cluster.start()
         self._channel = grpc.aio.insecure_channel(str(facts["grpc"]))
 
@@ -89,7 +89,7 @@ class Cluster:
         await self._cluster.stop()
 
     async def stream(self, tokens: int, *, timed: bool = False) -> Stream:
-        """Generates so many tokens in one session."""
+        """Generates `tokens` tokens in one session."""
         assert self._channel is not None
         stub = generation_pb2_grpc.GenerationStub(self._channel)
         sampling = generation_pb2.SamplingParameters(max_tokens=tokens, ignore_eos=True)
@@ -109,7 +109,7 @@ class Cluster:
         return seen
 
     async def together(self, sessions: int, tokens: int) -> float:
-        """Returns tokens per second of so many sessions at a time, once all of them decode."""
+        """Returns the tokens per second of concurrent sessions, once all of them decode."""
         streams = await asyncio.gather(*(self.stream(tokens) for _ in range(sessions)))
         begin = max(each.seconds[0] for each in streams)
         end = min(each.seconds[-1] for each in streams)
@@ -118,7 +118,7 @@ class Cluster:
 
 
 def ring_placement(key: ModelKey, agents: int, sessions: int) -> dict[str, object]:
-    """Returns a plan document: one chain of even block counts."""
+    """Returns a plan document of one chain, with nearly equal numbers of blocks."""
     blocks = ModelRepository(DATA / "models").block_table(key).blocks
     cuts = [round(blocks * index / agents) for index in range(agents + 1)]
     hops = [
@@ -150,7 +150,7 @@ def rivals_of(model: str) -> Iterator[dict[str, Rival]]:
 async def first_token_while_others_decode(
     cluster: Cluster, tokens: int
 ) -> tuple[float, float, float]:
-    """Returns the time to first token of a ninth session, of a lone one, and the others' step."""
+    """Returns seconds: first token of a ninth session, of a lone one, and the others' step."""
     alone = min([(await cluster.stream(2)).seconds[0] for _ in range(3)])
     others = [asyncio.create_task(cluster.stream(tokens)) for _ in range(SESSIONS)]
     await cluster.stream(4)  # joins while they begin; when it is done they decode
@@ -161,7 +161,7 @@ async def first_token_while_others_decode(
 
 
 async def measure(quick: bool) -> list[Figure]:
-    """Takes turns and returns the figures."""
+    """Lets clusters and rivals take turns, and returns the figures."""
     rounds, tokens = (2, 24) if quick else (5, 64)
     for model in (FP32, INT4):
         ensure_model(DATA / "models", model)
@@ -213,7 +213,7 @@ def figures(
     hop_s: float,
     newcomer: tuple[float, float, float],
 ) -> list[Figure]:
-    """Returns the measurements beside the limits of issue 4."""
+    """Returns the measurements with their limits."""
     one, three = best["one"], best["three"]
     waiting, alone, step = newcomer
     floor = best["memory"] * weights / (512 << 20)
@@ -234,5 +234,5 @@ def figures(
 
 
 def run(quick: bool) -> list[Figure]:
-    """Measures everything and returns the figures."""
+    """Returns the figures of this bench."""
     return asyncio.run(measure(quick))

@@ -1,9 +1,9 @@
-"""What a client sees of a live migration: the gap between two tokens around the hand-over.
+"""The effect of a live migration on a client: the gap between two tokens around the hand-over.
 
-Two agents of one process with the real model and the real transport, one session that moves to and
-fro between them, and one more on each agent that stays. A gap is counted in steps: the median gap
-of the same stream where nothing moves. Agents share the cores of this machine with each other, so a
-step is slower here than on agents of their own; a figure in steps is comparable.
+Two agents run in one process with the real model and the real transport. One session moves to and
+fro between them, and one more stays on each agent. A gap is counted in steps: the median gap of the
+same stream while nothing moves. The agents share the cores of this machine, so a step is slower
+here than on agents of their own; a figure in steps is comparable.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ AGENTS = ("agent-0", "agent-1")
 GATEWAY = "gateway-0"
 SESSION_TOKENS = 2048
 SETTLING_TOKENS = 6
-"""Between two moves: what the last one did to the stream is over by then."""
+"""Tokens between two moves, after which the last move no longer affects the stream."""
 _COST = DecoderCost(0, 1000, 1000, 100)
 _BUDGET_NS = 3_600_000_000_000
 
 
 @dataclass
 class Stream:
-    """The tokens of one answer: which session said them, and when, in seconds."""
+    """The tokens of one answer: the session of each, with its time in seconds."""
 
     said: list[tuple[int, float]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
 
 
 class Gateway:
-    """Opens sessions, moves them, and notes when their tokens come."""
+    """Opens sessions, moves them, and notes when their tokens arrive."""
 
     def __init__(self, hub: TransportHub, key: ModelKey, blocks: int) -> None:
         self._hub = hub
@@ -67,7 +67,7 @@ class Gateway:
         self._changed = asyncio.Event()
 
     def on_frame(self, frame: ReceivedFrame) -> None:
-        """Takes tokens in."""
+        """Takes the tokens of a frame."""
         header = frame_pb2.FrameHeader.FromString(frame.header)
         frame.release()
         now = time.perf_counter()
@@ -88,7 +88,7 @@ class Gateway:
     async def move(
         self, moved: int, session_id: int, agents: tuple[str, str], prompt: list[int], by: str
     ) -> None:
-        """Orders a session from the first to the second of two agents."""
+        """Orders the move of a session from the first to the second of two agents."""
         stream = self._streams[session_id] = self._streams[moved]
         opening = self._opening(agents[1], prompt)
         opening.token_ids.extend(stream.token_ids)
@@ -103,7 +103,7 @@ class Gateway:
         await self._send(agents[0], frame_pb2.FrameHeader(kind=kind, epoch=1, move=move))
 
     async def wait(self, stream: Stream, session_id: int, tokens: int) -> None:
-        """Returns once a session of a stream has said so many tokens."""
+        """Returns once a session of a stream has generated `tokens` tokens."""
         async with asyncio.timeout(600):
             while sum(said == session_id for said, _ in stream.said) < tokens:
                 self._changed.clear()
@@ -156,7 +156,7 @@ async def agent(hub: TransportHub, name: str, key: ModelKey) -> AsyncIterator[Ge
 
 
 async def measure(quick: bool) -> list[Figure]:
-    """Moves sessions of several lengths to and fro."""
+    """Moves sessions of several lengths to and fro, and returns the figures."""
     key = ensure_model(DATA / "models", FP32)
     blocks = ModelRepository(DATA / "models").block_table(key).blocks
     lengths, moves = ((200,), 4) if quick else ((200, 500, 1000), 12)
@@ -188,7 +188,7 @@ async def one_length(
     length: int,
     moves: int,
 ) -> list[Figure]:
-    """Moves one session by either mode in turn, and returns what its stream shows."""
+    """Moves one session by either mode in turn, and returns the figures of its stream."""
     prompt, session = _prompt(length, first), first
     stream = await gateway.open(session, AGENTS[0], prompt)
     await gateway.wait(stream, session, 2 * SETTLING_TOKENS)
@@ -237,5 +237,5 @@ def _peer(name: str, hub: TransportHub) -> common_pb2.Peer:
 
 
 def run(quick: bool) -> list[Figure]:
-    """Measures everything and returns the figures."""
+    """Returns the figures of this bench."""
     return asyncio.run(measure(quick))

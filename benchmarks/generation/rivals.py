@@ -1,11 +1,11 @@
 """Rival engines, each in a process of its own: `python -m benchmarks.generation.rivals`.
 
-Speaks lines of JSON on stdin and stdout, so that a bench can take turns between engines:
+An engine speaks lines of JSON on stdin and stdout, so that a bench can take turns between engines:
 
     {"prompt": [token ids], "tokens": 64}   ->   {"seconds": [moment of every token]}
 
-Moments are seconds since the request was read; every engine is held to greedy decoding and exactly
-so many tokens.
+Moments are seconds since the request was read. Every engine decodes greedily, and exactly as many
+tokens as asked for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Generate = Callable[[list[int], int], list[float]]
 
 
 class Rival:
-    """A child process that generates."""
+    """A child process that generates with another engine."""
 
     def __init__(self, engine: str, folder: Path, threads: int) -> None:
         environment = {
@@ -43,7 +43,7 @@ class Rival:
         )
 
     def generate(self, prompt: list[int], tokens: int) -> list[float]:
-        """Returns the moment of every token, in seconds since the request."""
+        """Returns the time of every token, in seconds since the request."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(
@@ -62,7 +62,7 @@ class Rival:
 
 
 def transformers(folder: Path, threads: int) -> Generate:
-    """`transformers.generate` in float32."""
+    """Returns the generator of `transformers.generate` in float32."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -70,17 +70,17 @@ def transformers(folder: Path, threads: int) -> Generate:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     class Moments:
-        """A streamer that notes when tokens come; the first call is the prompt."""
+        """A streamer that notes when tokens arrive; the first call is the prompt."""
 
         def __init__(self) -> None:
             self.moments: list[float] = []
 
         def put(self, _tokens: Any) -> None:
-            """A token came."""
+            """Notes the time of a token."""
             self.moments.append(time.perf_counter())
 
         def end(self) -> None:
-            """No more will come."""
+            """Does nothing when the answer is complete."""
 
     def generate(prompt: list[int], tokens: int) -> list[float]:
         ids = torch.tensor([prompt])
@@ -101,7 +101,10 @@ def transformers(folder: Path, threads: int) -> Generate:
 
 
 def genai(folder: Path, threads: int) -> Generate:
-    """onnxruntime-genai on the whole graph; `folder` is its builder's output."""
+    """Returns the generator of onnxruntime-genai on the whole graph.
+
+    `folder` is its builder's output.
+    """
     import onnxruntime_genai as og
 
     config = og.Config(str(folder))
@@ -125,7 +128,7 @@ def genai(folder: Path, threads: int) -> Generate:
 
 
 def ctranslate2(folder: Path, threads: int, precision: str) -> Generate:
-    """CTranslate2 on the same weights, converted beside them."""
+    """Returns the generator of CTranslate2 on the same weights, converted beside them."""
     import ctranslate2 as ct2
     from transformers import AutoTokenizer
 
@@ -150,10 +153,10 @@ def ctranslate2(folder: Path, threads: int, precision: str) -> Generate:
 
 
 def read_seconds(mebibytes: int = 512) -> float:
-    """Returns how long this process takes to read so much memory, in seconds: the floor's measure.
+    """Returns the seconds in which this process reads some memory: the measure of the floor.
 
-    The faster of a dot product with itself and a matrix-vector product: both read every byte once,
-    and their arithmetic hides behind it.
+    It is the faster of a dot product with itself and a matrix-vector product: both read every byte
+    once, and their arithmetic hides behind it.
     """
     import torch
 

@@ -1,9 +1,8 @@
-"""What handing a session over costs: prompts of 512 tokens on one agent, answers on another.
+"""Cost of handing a session over: prompts of 512 tokens on one agent, answers on another.
 
-Real processes and the real model. The gap in front of the second token has the hand-over in it and
-one step of the other agent; what is beyond a usual step is the hand-over as a client sees it.
-Agents say how long it took from the first token until all caches were there, and how many bytes
-left.
+Processes and model are real. The gap in front of the second token consists of the hand-over and one
+step of the other agent; the part beyond a usual step is the hand-over as a client sees it. Agents
+report the time from the first token until all caches were there, and the bytes that left.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def placement(key: ModelKey) -> dict[str, object]:
 
 
 async def stream(target: str, number: int, tokens: int) -> list[float]:
-    """Returns the moments of the tokens of one session, in seconds since it was asked for."""
+    """Returns the times of the tokens of one session, in seconds since its request."""
     prompt = [1000 + (number * 7919 + at * 31) % 20_000 for at in range(PROMPT_TOKENS)]
     sampling = generation_pb2.SamplingParameters(max_tokens=tokens, ignore_eos=True)
     request = generation_pb2.GenerateRequest(model=FP32, token_ids=prompt, sampling=sampling)
@@ -65,7 +64,7 @@ def metric(port: int, name: str) -> float:
 
 
 async def measure(quick: bool) -> list[Figure]:
-    """Runs a cluster and a few sessions alone, one after the other."""
+    """Runs a cluster and a few sessions, one after the other, and returns the figures."""
     rounds, tokens = (2, 9) if quick else (8, 33)
     key = ensure_model(DATA / "models", FP32)
     data_dir = DATA / "split"
@@ -90,7 +89,7 @@ async def measure(quick: bool) -> list[Figure]:
     facts = await cluster.start()
     try:
         target = str(facts["grpc"])
-        await stream(target, 99, 4)  # links, pages of the caches
+        await stream(target, 99, 4)  # opens links, and commits pages of the caches
         before = [_counted(port) for port in ports]
         streams = [await stream(target, number, tokens) for number in range(rounds)]
         after = [_counted(port) for port in ports]
@@ -118,7 +117,7 @@ def _since(
 
 
 def figures(streams: list[list[float]], counted: tuple[float, float, float]) -> list[Figure]:
-    """Returns the measurements; on a CPU a step takes some 30 ms, a chunk of 64 tokens 200 ms."""
+    """Returns the figures; on a CPU a step takes some 30 ms, a chunk of 64 tokens 200 ms."""
     seconds, sessions, nbytes = counted
     gaps = [[later - earlier for earlier, later in pairwise(each)] for each in streams]
     step = statistics.median(gap for each in gaps for gap in each[1:])
@@ -138,5 +137,5 @@ def figures(streams: list[list[float]], counted: tuple[float, float, float]) -> 
 
 
 def run(quick: bool) -> list[Figure]:
-    """Measures everything and returns the figures."""
+    """Returns the figures of this bench."""
     return asyncio.run(measure(quick))

@@ -1,6 +1,7 @@
-"""The GPU day: what is run first whenever a GPU is at hand, prepared on a CPU.
+"""The GPU day: programs to run first whenever a GPU is available, prepared on a CPU.
 
-Three programs, each a table of `stages`, the most important one first (docs/results/gpu.md):
+There are three programs, each a table of stages, the most important one first
+(docs/results/gpu.md):
 
     python -m benchmarks.gpu.check       is it right: kernels, graphs, caches, recovery, memory
     python -m benchmarks.gpu.speed       how fast: decode, prefill, sampling, kernels, vision

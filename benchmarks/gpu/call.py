@@ -1,10 +1,10 @@
-"""Runs a program of the GPU day with what a bare machine has.
+"""Runs a program of the GPU day on a bare machine.
 
     python -m benchmarks.gpu.call check|speed|platform [--tiny] [--only STAGE ..] [--out DIR]
 
-Standard library only. Installs the wheels of `.whl/` (`make gpu-wheels`) into a folder, puts it and
-the checkout in front of everything else, and becomes the program. The brain runs uncompiled:
-nothing is built here.
+It needs the standard library only. It installs the wheels of `.whl/` (`make gpu-wheels`) into a
+folder, puts that and the checkout in front of everything else on the path, and becomes the program.
+The scheduler runs uncompiled, because nothing is built here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def environment(site: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Becomes the program that is named."""
+    """Becomes the program that the command line names."""
     if len(sys.argv) < 2 or sys.argv[1] not in PROGRAMS:
         sys.exit(f"name one of {', '.join(PROGRAMS)}")
     site = Path(os.environ.get("GPU_SITE") or ROOT / "build" / "gpu-site")

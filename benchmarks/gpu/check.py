@@ -1,4 +1,7 @@
-"""Is it right on this GPU? `python -m benchmarks.gpu.check [--tiny]`; see docs/results/gpu.md."""
+"""Checks of correctness on a GPU: `python -m benchmarks.gpu.check [--tiny]`.
+
+See docs/results/gpu.md.
+"""
 
 from __future__ import annotations
 

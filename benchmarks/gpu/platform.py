@@ -1,4 +1,4 @@
-"""Does the whole platform run on this GPU? `python -m benchmarks.gpu.platform [--tiny]`."""
+"""Runs of the whole platform on a GPU: `python -m benchmarks.gpu.platform [--tiny]`."""
 
 from __future__ import annotations
 

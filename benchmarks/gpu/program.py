@@ -1,7 +1,7 @@
-"""Runs the stages of a program one after the other, each in a process and a time limit of its own.
+"""Runs the stages of a program, each in a process and within a time limit of its own.
 
-What a stage has measured is written row by row, so that it is kept even if the stage is killed; the
-program's JSON is written anew after every stage, so that it is kept even if the program is.
+Measurements of a stage are written row by row, so that they survive if the stage is killed. The
+program's JSON is written anew after every stage, so that it survives if the program is killed.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ OK, MISSED, FAILED, LATE, SKIPPED, NOT_RUN = (
 )
 BAD = (MISSED, FAILED, LATE)
 _LEAST_S = 5.0
-"""With less time than this left a stage is not begun."""
+"""A stage is not begun with less time than this left."""
 _DUMP_S = 2.0
-"""So long before its limit a stage writes where it is."""
+"""Seconds before its limit at which a stage dumps its tracebacks."""
 _PATIENCE = 10
-"""A dry run is about what happens, and a CPU may be busy with other things."""
+"""Factor of time limits in a dry run, which may share its CPU with other work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One question, and how long its answer may take."""
+    """One question to the machine, with a time limit for its answer."""
 
     name: str
     limit_s: float
@@ -54,7 +54,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a stage."""
+    """The result of a stage."""
 
     stage: Stage
     verdict: str
@@ -93,7 +93,7 @@ def _named(stages: Sequence[Stage], names: Sequence[str]) -> list[Stage]:
 
 
 def run_here(stage: Stage, given: argparse.Namespace) -> int:
-    """Runs a stage in this process; 0: it came to its end, 3: it has to be skipped."""
+    """Runs a stage in this process. Returns 0 if it came to its end, 3 if it has to be skipped."""
     faulthandler.enable()
     faulthandler.dump_traceback_later(max(1.0, given.limit - _DUMP_S))
     here = Context(given.folder, tiny=given.tiny, rows_file=given.rows)
@@ -109,7 +109,7 @@ def run_here(stage: Stage, given: argparse.Namespace) -> int:
 
 
 class Runner:
-    """Runs stages as processes and keeps what they say."""
+    """Runs stages as processes and collects their rows."""
 
     def __init__(self, program: str, out: Path, folder: Path, *, tiny: bool) -> None:
         self._program = program
@@ -119,7 +119,7 @@ class Runner:
         self._module = f"benchmarks.gpu.{program}"
 
     def run(self, stages: Sequence[Stage], limit_s: float) -> list[Outcome]:
-        """Returns what became of the stages, the first ones first, within `limit_s` seconds."""
+        """Returns the outcomes of the stages, in order, within `limit_s` seconds."""
         ends = time.monotonic() + limit_s
         outcomes: list[Outcome] = []
         log = self._out / f"{self._program}.log"
@@ -168,7 +168,7 @@ class Runner:
             except subprocess.TimeoutExpired:
                 late, code = True, -1
             finally:
-                # Also what the stage has started and left behind.
+                # This also ends processes that the stage has started and left behind.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
@@ -217,7 +217,7 @@ def verdict(
 
 
 def read_rows(file: Path) -> tuple[Row, ...]:
-    """Returns the rows a stage has written; the last one may be cut off."""
+    """Returns the rows that a stage has written, without the last one if it is cut off."""
     rows = []
     for line in file.read_text().splitlines() if file.exists() else ():
         with contextlib.suppress(ValueError, TypeError):
@@ -227,7 +227,7 @@ def read_rows(file: Path) -> tuple[Row, ...]:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Returns everything that was measured, and what became of every stage, as text."""
+    """Returns all measurements and the outcome of every stage as text."""
     lines = []
     for each in outcomes:
         lines += [f"  {row.text()}" for row in each.rows]

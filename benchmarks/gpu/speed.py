@@ -1,4 +1,7 @@
-"""How fast is it on this GPU? `python -m benchmarks.gpu.speed [--tiny]`; docs/results/gpu.md."""
+"""Measurements of speed on a GPU: `python -m benchmarks.gpu.speed [--tiny]`.
+
+See docs/results/gpu.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stage is given: the device, a folder, clocks, and where its measurements go."""
+"""The context of a stage: device, folder, clocks, and its measurements."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from catenary_agent.executors.device import Device
 
 
 class Skipped(Exception):  # noqa: N818 - it is no error
-    """The stage cannot be run here; the message says why."""
+    """Raised by a stage that cannot run here; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measurement, or with a text instead of a number one fact."""
+    """One measurement, or one fact with a text instead of a number."""
 
     name: str
     value: float | str
     unit: str = ""
     bound: str = ""
-    """What is promised, in words: "<= 0.01"."""
+    """The promise in words, e.g. "<= 0.01"; empty without one."""
     ok: bool | None = None
-    """Whether it is kept; None: nothing is promised."""
+    """Whether the promise is kept; None without one."""
     note: str = ""
 
     def plain(self) -> dict[str, Any]:
-        """Returns the row as JSON has it."""
+        """Returns the row as a JSON object."""
         return {name: value for name, value in asdict(self).items() if value not in ("", None)}
 
     def text(self) -> str:
@@ -48,21 +48,23 @@ class Taken:
     """Median times of one call."""
 
     wall_s: float
-    """Until its results were on the host, or the device was idle."""
+    """Seconds until its results were on the host, or the device was idle."""
     span_s: float
-    """From its first to its last work on the device, by CUDA events; on a CPU the same."""
+    """Seconds from its first to its last work on the device, by CUDA events; on a CPU the wall
+    time."""
 
 
 class Context:
-    """Where a stage runs and what it has found out."""
+    """The device and the folder of a stage, and the measurements it has made."""
 
     def __init__(self, folder: Path, *, tiny: bool, rows_file: Path | None = None) -> None:
-        """Writes rows to a file as they come.
+        """Creates a context that writes rows to a file as they come.
 
         Args:
-            folder: Of all stages of one call: what one has made, later ones may find.
-            tiny: Tiny sizes, on a CPU.
-            rows_file: A line of JSON for each row; None: rows are only kept.
+            folder: Folder of all stages of one call, in which later ones find what earlier ones
+                made.
+            tiny: Whether to use tiny sizes on a CPU.
+            rows_file: File for a line of JSON for each row; None to keep rows in memory only.
         """
         self.folder = folder
         self.tiny = tiny
@@ -71,12 +73,12 @@ class Context:
 
     @property
     def device(self) -> Device:
-        """What is measured."""
+        """The device to measure."""
         return Device("cpu") if self.tiny else Device("cuda")
 
     @cached_property
     def torch_device(self) -> Any:
-        """The same, as PyTorch calls it; a stage ends here where PyTorch sees no GPU."""
+        """The device in PyTorch's form; raises where PyTorch sees no GPU."""
         import torch
 
         if self.tiny:
@@ -100,7 +102,7 @@ class Context:
         at_least: float | None = None,
         note: str = "",
     ) -> None:
-        """Notes a measurement, with what is promised of it."""
+        """Notes a measurement, with its bound if one is promised."""
         bound, ok = "", None
         if at_most is not None:
             bound, ok = f"<= {at_most:g}", not isinstance(value, str) and value <= at_most
@@ -123,13 +125,13 @@ class Context:
     def time(
         self, call: Callable[[], Any], runs: int = 10, warm: int = 2, stream: Any = None
     ) -> Taken:
-        """Returns what a call takes, as the median of some runs.
+        """Returns the times of a call, as medians of some runs.
 
         Args:
-            call: What is timed.
-            runs: So often; a dry run makes two.
-            warm: So often before.
-            stream: CUDA stream the events are recorded on; None: the current one.
+            call: The function to time.
+            runs: Number of timed runs; a dry run makes two.
+            warm: Number of runs before them.
+            stream: CUDA stream on which events are recorded; None for the current one.
         """
         if self.tiny:
             runs, warm = min(runs, 2), min(warm, 1)

@@ -1,7 +1,7 @@
-"""Fetches the wheels that travel to the GPU: `python -m benchmarks.gpu.wheels [--target .whl]`.
+"""Fetches the wheels for a GPU machine: `python -m benchmarks.gpu.wheels [--target .whl]`.
 
-Standard library only. Wheels are for CPython 3.12 on x86-64 Linux whatever runs here, exactly those
-of requirements/gpu-machine.txt, and together no larger than what may travel.
+It needs the standard library only. Wheels are for CPython 3.12 on x86-64 Linux whatever runs here,
+exactly those of requirements/gpu-machine.txt, and together no larger than can be copied there.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LIST = ROOT / "requirements" / "gpu-machine.txt"
 MOST_BYTES = 40 << 20
-# pip takes a wheel's platform by its exact name, and wheels name many.
+# pip matches a wheel's platform by its exact name, and wheels name many.
 _GLIBC = (39, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)
 _OLD_NAMES = ("manylinux2014", "manylinux2010", "manylinux1")
 
 
 def wanted() -> list[str]:
-    """Returns the requirements, one a wheel."""
+    """Returns the requirements, one for each wheel."""
     lines = LIST.read_text().splitlines()
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
 def fetch(target: Path) -> None:
-    """Downloads what is missing, and removes what is no longer wanted."""
+    """Downloads missing wheels, and removes those that are no longer required."""
     target.mkdir(parents=True, exist_ok=True)
     platforms = [f"manylinux_2_{minor}_x86_64" for minor in _GLIBC]
     platforms += [f"{name}_x86_64" for name in _OLD_NAMES]
@@ -48,7 +48,7 @@ def _plain(name: str, version: str) -> tuple[str, str]:
 
 
 def main() -> None:
-    """Fetches the wheels; exits with 1 if they are too large to travel, or not all there."""
+    """Fetches the wheels; exits with 1 if they are too large, or not complete."""
     parser = argparse.ArgumentParser(prog="benchmarks.gpu.wheels", description=__doc__)
     parser.add_argument("--target", type=Path, default=ROOT / ".whl")
     target = parser.parse_args().target

@@ -1,7 +1,7 @@
-"""Packing: how long a decision takes with 1,000 live sessions, and what it keeps to.
+"""Time of a packing decision with 1,000 live sessions, and the bounds that packing keeps.
 
 The first part is an hour of a busy cluster in small: a thousand sessions that grow, some of which
-end in every epoch and as many come. The second part counts violations over random operations.
+end in every epoch while as many arrive. The second part counts violations over random operations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SESSIONS = 1000
 CAPACITY = 962
 """Blocks of 16 tokens: 15,400 tokens, as the 7B model on a 4090 (Mell, Fig. 11)."""
 BLOCKS_PER_EPOCH = 2.5
-"""What a session grows by in a second at 25 ms a token."""
+"""Growth of a session in a second, at 25 ms a token."""
 LIMIT_US = 200.0
 MOST_MOVES = 10
 
@@ -31,7 +31,7 @@ POLICIES: tuple[tuple[str, Maker], ...] = (("pack", LazyPool), ("mell", MellPool
 
 
 def run(quick: bool) -> list[Figure]:
-    """Returns the figures of one run; the random lives are the same every time."""
+    """Returns the figures; the random lives are the same every time."""
     figures: list[Figure] = []
     for name, make in POLICIES:
         figures += _times(name, make, 60 if quick else 300)
@@ -86,7 +86,7 @@ def _times(name: str, make: Maker, epochs: int) -> list[Figure]:
 
 
 def _single(pool: MellPool | LazyPool, item: int, rng: random.Random) -> list[float]:
-    """Returns how long an arrival, its growth and its end take, in microseconds."""
+    """Returns the microseconds of an arrival, of its growth and of its end."""
     size = min(CAPACITY // 2, int(rng.lognormvariate(3.4, 1)) + 1)
     steps: tuple[tuple[tuple[Item, ...], dict[Item, int], dict[Item, int]], ...] = (
         ((), {}, {item: size}),

@@ -1,9 +1,9 @@
-"""Chains, sessions and time around the real dispatcher: what packing is tried and measured on.
+"""Chains, sessions and time around the real dispatcher, on which packing is tried and measured.
 
-Sessions get a token every so often, gateways report ten times a second, a session that is to move
-is handed over after a while, agents free what they are told to free. Everything else, which session
-is where and which moves, is the dispatcher's. Whatever it orders is checked: no chain is asked for
-more than its slots, none for more cache than it has because of a move.
+Sessions get a token at regular intervals, gateways report ten times a second, a session that is to
+move is handed over after a while, and agents free what they are told to free. Everything else,
+which session is where and which moves, is the dispatcher's. Whatever it orders is checked: no chain
+is asked for more than its slots, and none, because of a move, for more cache than it has.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from catenary_services.domain.plan import Agent, ChainHop
 
 REPORT_NS = 100 * MS
 _ANSWER_NS = MS
-"""An agent that is told to close a session says so after this."""
+"""Nanoseconds after which an agent that is told to close a session reports it closed."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Served:
 
     @property
     def tokens(self) -> int:
-        """That are cached."""
+        """Tokens in its cache."""
         return self.prompt + int(self.generated)
 
 
@@ -83,9 +83,9 @@ class PackedCluster:
         self.requests: list[Served] = []
         self.rejected: list[Reject] = []
         self.moves: list[tuple[Nanoseconds, RequestId, str, str, str]] = []
-        """When, whose, from where, to where, and how."""
+        """Moves: time, request, chain of origin, target chain, and mode."""
         self.chain_ns = 0
-        """Integral of the chains that hold sessions."""
+        """Integral over time of the number of chains that hold sessions."""
         self.availability = Availability(everything_loaded=True)
         self.dispatcher = ChainedDispatcher(
             ChainedConfig(packing=setup.rules),
@@ -112,13 +112,13 @@ class PackedCluster:
         self.activate(setup.goal)
 
     def activate(self, goal: PackingGoal) -> None:
-        """Puts the plan in force, with a goal."""
+        """Puts the plan in force, with a packing goal."""
         self.tell(PlanActivated(plan_of(self.setup, self.chains, goal)))
 
-    # What happens
+    # ---- events ----
 
     def arrive(self, prompt: int, answer: int, objectives: TokenObjectives | None = None) -> Served:
-        """A request comes in now."""
+        """Lets a request arrive now."""
         self._count += 1
         request = RequestId(GatewayId("g"), self._count)
         served = Served(request, prompt, answer, self.now)
@@ -132,7 +132,7 @@ class PackedCluster:
         return served
 
     def lose(self, agent: AgentId) -> None:
-        """An agent is gone, and what it held with it."""
+        """Removes an agent, and all it held with it."""
         gone = {chain.chain_id for chain in self.chains if agent in {h.agent for h in chain.hops}}
         for session, (served, chain) in list(self._arriving.items()):
             if chain in gone or served.chain in gone:
@@ -144,18 +144,18 @@ class PackedCluster:
         self.tell(AgentLost(agent))
 
     def join(self, agent: AgentId) -> None:
-        """An agent comes, or comes back, with nothing."""
+        """Lets an agent join, or return, with nothing."""
         self.availability.clear(agent, Impairment.DRAINING)
         self.tell(SessionsHeld(agent, ()))
         self.tell(AgentJoined(self._described[agent]))
 
     def drain(self, agent: AgentId) -> None:
-        """An agent is to go."""
+        """Starts to drain an agent."""
         self.availability.impair(agent, Impairment.DRAINING)
         self.tell(Tick())
 
     def run(self, until: Nanoseconds) -> None:
-        """Lets time pass."""
+        """Lets time pass until `until`."""
         while True:
             wake = self.dispatcher.next_wakeup()
             moments = [self._reported + REPORT_NS]
@@ -176,7 +176,7 @@ class PackedCluster:
         self._pass(until)
 
     def tell(self, event: Event) -> list[Command]:
-        """Tells the dispatcher, and does what it wants done."""
+        """Passes an event to the dispatcher, and carries out its commands."""
         if isinstance(event, SessionMoved) and not self._moved(event):
             return []
         commands = self.asked(event)
@@ -197,10 +197,10 @@ class PackedCluster:
         return commands
 
     def asked(self, event: Event) -> list[Command]:
-        """Has the dispatcher handle an event; returns its orders."""
+        """Lets the dispatcher handle an event; returns its commands."""
         return self.dispatcher.handle(event, self.now)
 
-    # What there is
+    # ---- state ----
 
     def on(self, chain: str) -> list[Served]:
         """Returns the requests whose sessions are on a chain."""
@@ -211,15 +211,15 @@ class PackedCluster:
         return [each.chain_id for each in self.chains if self.on(each.chain_id)]
 
     def tokens(self, chain: str) -> int:
-        """Returns what a chain has cached, sessions on their way to it included."""
+        """Returns the tokens cached by a chain, including sessions on their way to it."""
         coming = sum(each.tokens for each, to in self._arriving.values() if to == chain)
         return coming + sum(each.tokens for each in self.on(chain))
 
     def mean_in_use(self) -> float:
-        """Returns the time average of the chains that hold sessions."""
+        """Returns the time average of the number of chains that hold sessions."""
         return self.chain_ns / max(1, self.now)
 
-    # Inside
+    # ---- private ----
 
     def _start(self, command: StartSession) -> None:
         served = self._running[command.request]

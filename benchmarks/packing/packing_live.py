@@ -1,10 +1,10 @@
-"""What packing costs at the dispatcher: 1,000 running sessions on 40 chains, in virtual time.
+"""Cost of packing at the dispatcher: 1,000 running sessions on 40 chains, in virtual time.
 
-Sessions come, grow and go, about 65 of each per second; gateways report ten times a second; once a
-second all sessions are looked at and those that should move are moved. A *decision* is what the
-start or the end of a session costs: admission, choice of a chain, slots, orders. An *epoch* looks
-at everybody and begins the moves; its cost per session event is that over the starts and ends since
-the epoch before. CPU time of the thread.
+Sessions arrive, grow and end, about 65 of each per second. Gateways report ten times a second. Once
+a second all sessions are examined, and those that should move are moved. A *decision* is the start
+or the end of a session: admission, choice of a chain, slots, orders. An *epoch* examines all
+sessions and begins the moves; its cost per session event is that over the starts and ends since the
+epoch before. Times are CPU time of the thread.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MEAN_ANSWER_S = 15.0
 
 
 class Timed(PackedCluster):
-    """Takes the time of every event."""
+    """A cluster that takes the time of every event."""
 
     def __init__(self, setup: Setup) -> None:
         self.is_on = False
@@ -48,13 +48,13 @@ class Timed(PackedCluster):
         super().__init__(setup)
 
     def tell(self, event: Event) -> list[Command]:
-        """Tells the dispatcher, does what it wants done, and takes the time."""
+        """Passes an event to the dispatcher, carries out its commands, and takes the time."""
         if self.is_on:
             self._events_since += isinstance(event, (SessionRequested, RequestCompleted))
         return super().tell(event)
 
     def asked(self, event: Event) -> list[Command]:
-        """Has the dispatcher handle an event."""
+        """Lets the dispatcher handle an event, and takes the time."""
         before = time.thread_time_ns()
         commands = super().asked(event)
         took = (time.thread_time_ns() - before) / 1000
@@ -74,7 +74,7 @@ class Timed(PackedCluster):
 
 
 def trial(goal: PackingGoal, seconds: float) -> Timed:
-    """Returns a cluster that was busy for so long, after a while to fill up."""
+    """Returns a cluster that was busy for `seconds`, after some time to fill up."""
     draw = random.Random(3)
     cluster = Timed(
         Setup(chains=CHAINS, goal=goal, slots=64, cache_tokens=32_000, lines=LINES, move_ns=S // 20)
@@ -90,7 +90,7 @@ def trial(goal: PackingGoal, seconds: float) -> Timed:
 
 
 def run(quick: bool) -> list[Figure]:
-    """Returns one entry per figure; `ok` tells whether it is within its limit."""
+    """Returns the figures of this bench."""
     compiled = not compiled_part.__file__.endswith(".py")
     results = [at_least("compiled modules in use", float(compiled), "", 1)]
     seconds = 8.0 if quick else 20.0
@@ -124,7 +124,7 @@ def _p99(times: list[float]) -> float:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Prints the figures as a table."""
     print(table(run(quick=False)))
 
 

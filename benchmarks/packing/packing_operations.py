@@ -1,6 +1,6 @@
-"""Random lives of sessions, and what packing must keep to after every one of their operations.
+"""Random lives of sessions, and checks of packing after every one of their operations.
 
-Also an exact twin for tiny inputs: the fewest bins by trying everything.
+There is also an exact twin for tiny inputs, which finds the fewest bins by trying everything.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from catenary_scheduler.packing.moves import Item
 CAPACITIES = (24, 120, 962, 1000, 16384)
 ADDITIVE = 3
 Operation = tuple[list[int], dict[Item, int], dict[Item, int]]
-"""Departed, sizes, arrived: the arguments of `Policy.epoch`."""
+"""The arguments of `Policy.epoch`: departed items, new sizes, arrived items."""
 
 MIXES: dict[str, Callable[[random.Random, int], int]] = {
     "uniform": lambda rng, c: rng.randint(1, c),
@@ -29,18 +29,18 @@ MIXES: dict[str, Callable[[random.Random, int], int]] = {
         c, max(1, c // rng.choice((1, 2, 3, 4, 8)) + rng.choice((-1, 0, 1)))
     ),
 }
-"""Sizes at arrival."""
+"""Distributions of sizes at arrival."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was seen.
+    """Counts of many operations.
 
     Attributes:
-        operations: Arrivals, departures and updates.
-        violations: Of what must hold, with where; empty if all is well.
+        operations: Number of arrivals, departures and updates.
+        violations: Broken invariants, with their places; empty if all hold.
         most_moves: Items moved by one operation (by one epoch, if batched), groups counted once.
-        excess: GPUs beyond 4/3 of the lower bound, at most.
+        excess: The most GPUs beyond 4/3 of the lower bound.
     """
 
     operations: int = 0
@@ -50,14 +50,14 @@ class Tally:
 
 
 def operations(seed: int, count: int, capacity: int, mix: str, batch: int) -> Iterator[Operation]:
-    """Yields random operations: sessions come, grow a little or a lot, and go.
+    """Yields random operations: sessions arrive, grow a little or a lot, and end.
 
     Args:
-        seed: Decides everything.
-        count: Operations, a batch counted once.
-        capacity: Of a GPU.
+        seed: Seed of all random choices.
+        count: Number of operations, a batch counted once.
+        capacity: Capacity of a GPU.
         mix: Name of a mix of sizes.
-        batch: Operations together, at most; 1: one by one.
+        batch: The most operations in one batch; 1 for one by one.
     """
     rng = random.Random(seed)
     draw = MIXES[mix]
@@ -93,7 +93,7 @@ def operations(seed: int, count: int, capacity: int, mix: str, batch: int) -> It
 def live(
     pool: MellPool | LazyPool, happened: Iterator[Operation], capacity: int, tally: Tally, name: str
 ) -> None:
-    """Has a pool live through operations and adds to the tally what it did."""
+    """Applies operations to a pool, and adds the results to the tally."""
     sizes: dict[Item, int] = {}
     for number, (departed, grown, arrived) in enumerate(happened):
         before = {item: pool.bin_of(item) for item in sizes}
@@ -130,13 +130,13 @@ def many_lives(
     batch: int = 1,
     seed: int = 0,
 ) -> Tally:
-    """Lives through random lives over all mixes and capacities until there were enough operations.
+    """Applies random lives of all mixes and capacities until there were enough operations.
 
     Args:
         make: Returns a pool of a capacity.
-        least_operations: To live through.
-        batch: Operations together, at most.
-        seed: Of the first life; the others follow.
+        least_operations: The least number of operations in all.
+        batch: The most operations in one batch.
+        seed: Seed of the first life; the others follow.
     """
     tally = Tally()
     mixes = sorted(MIXES)

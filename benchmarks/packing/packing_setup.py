@@ -1,4 +1,4 @@
-"""A cluster that packing is tried on: its chains, their agents, and how fast everything is."""
+"""The cluster on which packing is tried: its chains, their agents, and all speeds."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ FAR = 1 << 60
 
 @dataclass(frozen=True)
 class Setup:
-    """A cluster to be tried."""
+    """The settings of a cluster to try packing on."""
 
     chains: int = 4
     goal: PackingGoal = "pack"
     slots: int = 16
     cache_tokens: int = 16_000
-    """Of each chain; 0: slots are the only limit."""
+    """Cache of each chain in tokens; 0 if slots are the only limit."""
     policy: str = "slo"
     lines: LatencyLines | None = None
     objectives: TokenObjectives | None = None
     token_ns: Nanoseconds = 25 * MS
     move_ns: Nanoseconds = 50 * MS
     fails: Callable[[SessionId], bool] = lambda session: False
-    """Whether a move to this session fails."""
+    """Returns True if a move to this session fails."""
     rules: PackingRules = field(default_factory=PackingRules)
     classes: Sequence[str] = ()
     """Device classes of the agents, one by one; all alike if left out."""
@@ -52,7 +52,6 @@ class Setup:
 
 
 def chains_of(setup: Setup) -> list[Chain]:
-    """Returns the chains."""
     found = []
     for number in range(setup.chains):
         agents = setup.shared[number] if setup.shared else (number,)
@@ -81,7 +80,7 @@ def chains_of(setup: Setup) -> list[Chain]:
 
 
 def plan_of(setup: Setup, chains: Sequence[Chain], goal: PackingGoal) -> Plan:
-    """Returns the plan that serves the model by these chains, with a goal."""
+    """Returns the plan that serves the model by these chains, with a packing goal."""
     slots: dict[tuple[AgentId, PartitionKey], int] = {}
     for chain in chains:
         for hop in chain.hops:

@@ -1,10 +1,11 @@
-"""What one placement under objectives costs: 100 workers of 30 sessions, 25 requests a second.
+"""Cost of one placement under objectives: 100 workers of 30 sessions, 25 requests a second.
 
 Sessions are spread over the workers at all stages of their answers and report every 100 ms, as
-gateways do; whoever ends is replaced, so the load stays. A decision is all the dispatcher does for
-one arrival between the event and the command: find a worker, reserve its slots, predict. An arrival
-is `handle` as a whole. The paper allows its scheduler 50 ms for a heartbeat's placements; here that
-is what all events of 100 ms take together, reports included. CPU time of the thread.
+gateways do. Each one that ends is replaced, so the load stays. A decision is the dispatcher's work
+for one arrival between the event and the command: find a worker, reserve its slots, predict. An
+arrival is `handle` as a whole. The paper allows its scheduler 50 ms for a heartbeat's placements;
+here that limit is for all events of 100 ms together, reports included. Times are CPU time of the
+thread.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Running:
 
 
 class Cluster:
-    """A dispatcher in virtual time, and how long it took in real time."""
+    """A dispatcher in virtual time, with the real times it took."""
 
     def __init__(self, seed: int = 7) -> None:
         self.random = random.Random(seed)
@@ -95,7 +96,7 @@ class Cluster:
         self.heartbeat_ms: list[float] = []
 
     def arrive(self) -> None:
-        """Has a request arrive; answers are as long as keeps the number of sessions."""
+        """Lets a request arrive; lengths of answers keep the number of sessions constant."""
         self.count += 1
         request = RequestId(GatewayId("g"), self.count)
         prompt = max(2, int(self.random.lognormvariate(4.2, 1.3)))
@@ -111,7 +112,7 @@ class Cluster:
         self.obey(commands)
 
     def obey(self, commands: list[Command]) -> None:
-        """Starts sessions, and lets agents close others."""
+        """Carries out commands: starts sessions, and lets agents close others."""
         for command in commands:
             if isinstance(command, StartSession):
                 session = self.waiting.pop(command.request)
@@ -122,14 +123,14 @@ class Cluster:
                 self.obey(self.dispatcher.handle(closed, self.now))
 
     def progress(self, request: RequestId, session: Running) -> SessionProgress:
-        """Returns what its gateway reports."""
+        """Returns the report of a session's gateway."""
         first = session.placed + 100 * MS - session.arrived
         return SessionProgress(
             request, session.generated, first, (session.generated - 1) * STEP_MS * MS
         )
 
     def heartbeat(self) -> None:
-        """Lets 100 ms go by: sessions get tokens, some end, and all are reported."""
+        """Lets 100 ms pass: sessions get tokens, some end, and all are reported."""
         self.now += HEARTBEAT_NS
         ended, found = [], []
         for request, session in self.running.items():
@@ -147,7 +148,7 @@ class Cluster:
         self.obey(self.dispatcher.handle(SessionsProgressed(tuple(found)), self.now))
 
     def fill(self) -> None:
-        """Starts as many sessions as the load is."""
+        """Starts as many sessions as the load has."""
         while self.count < WORKERS * SESSIONS:
             for _ in range(RATE_PER_S):
                 self.arrive()
@@ -156,7 +157,7 @@ class Cluster:
         self.dispatcher.take_decision_times()
 
     def go(self, seconds: int) -> None:
-        """Serves at the rate, which is that of sessions that end."""
+        """Serves for `seconds` at the rate at which sessions end."""
         for _ in range(10 * seconds):
             spent = time.thread_time_ns()
             self.heartbeat()
@@ -169,7 +170,7 @@ class Cluster:
 
 
 def run(quick: bool) -> list[Figure]:
-    """Returns one entry per figure; `ok` tells whether it is within its limit."""
+    """Returns the figures of this bench."""
     cluster = Cluster()
     cluster.fill()
     cluster.go(10 if quick else 60)

@@ -1,7 +1,7 @@
-"""Placement under objectives in simulation, out of sample, beside the limits; and its speed.
+"""Placement under objectives in simulation, out of sample, compared with the limits; and its speed.
 
-Reads the scenario files `out-of-sample-*.yaml`: cells of a rate and a seed each, whole prompts and
-chunks. The quick form takes one seed, two rates and whole prompts.
+It reads the scenario files `out-of-sample-*.yaml`: cells of a rate and a seed each, whole prompts
+and chunks. The quick form takes one seed, two rates and whole prompts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SPEED_RATE = 25.0
 
 
 def run(quick: bool) -> list[Figure]:
-    """Returns the figures."""
+    """Returns the figures of this bench."""
     figures = _speed()
     for model in MODELS:
         scenario = load_scenario(SCENARIOS / f"out-of-sample-{model}.yaml", quick=quick)
@@ -59,7 +59,7 @@ def _savings(model: str, scenario: Fewest) -> list[Figure]:
 
 
 def _speed() -> list[Figure]:
-    """Virtual over CPU time of one run, and the decisions in it."""
+    """Returns the ratio of virtual to CPU time in one run, and the time of its decisions."""
     scenario = load_scenario(SCENARIOS / "out-of-sample-13b.yaml")
     assert isinstance(scenario, Fewest)
     figures = []
@@ -84,7 +84,7 @@ def _speed() -> list[Figure]:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Prints the figures as a table."""
     print(table(run(quick=False)))
 
 

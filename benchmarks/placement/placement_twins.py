@@ -1,8 +1,9 @@
 """Exact twins of placement and re-balancing, and random cases to compare with (Aladdin, 4.1, 4.3).
 
-Slow and to the letter: placement as the mixed-integer programme of section 4.1 solved by HiGHS,
-with constraint e written out for every future step; re-balancing by trying every assignment.
-Tests and `benchmarks.placement.rebalance` use them; nothing that serves does.
+They are slow and follow the paper to the letter: placement as the mixed-integer programme of
+section 4.1 solved by HiGHS, with constraint e written out for every future step, and re-balancing
+by trying every assignment. Tests and `benchmarks.placement.rebalance` use them; nothing that serves
+does.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ class PlacementCase:
 
 
 def fewest_workers(case: PlacementCase) -> int | None:
-    """Returns how many workers must be opened at least; None if no placement is feasible.
+    """Returns the fewest workers that must be opened; None if no placement is feasible.
 
-    Readings as in the specification: a lone session is exempt from b, its step must keep T_dec
-    (R2); b-e bind on workers that gain a request only (R4).
+    Readings are those of the specification: a lone session is exempt from b, its step must keep
+    T_dec (R2); b-e bind on workers that gain a request only (R4).
     """
     workers = [*case.workers, *([] for _ in case.arriving)]
     programme = _Programme()
@@ -60,7 +61,7 @@ def fewest_workers(case: PlacementCase) -> int | None:
 def _constrain(
     programme: _Programme, case: PlacementCase, jobs: list[Job], row: list[int], gains: int
 ) -> None:
-    """Adds b, c, d and e of one worker, which bind if it gains a request."""
+    """Adds constraints b, c, d and e of one worker, which bind if it gains a request."""
     lines, limits, arriving = case.lines, case.limits, case.arriving
     slope = lines.decode_context_token_ns
     lone = None
@@ -69,7 +70,7 @@ def _constrain(
         lone = programme.binary(most=1.0 if step <= limits.per_token_ns else 0.0)
         programme.at_most({**dict.fromkeys(row, 1.0), lone: len(row) - 1.0}, float(len(row)))
         programme.at_most({**dict.fromkeys(row, -1.0), gains: 2.0, lone: -1.0}, 0.0)
-    # b, times k2: the context and theta * c2 of each session, within theta * (T_dec - c3).
+    # Constraint b, times k2: context and theta * c2 of each session, within theta * (T_dec - c3).
     each = limits.theta * lines.decode_session_ns
     context = {
         column: slope * (job.prompt_tokens + limits.gamma * job.final_tokens) + each
@@ -114,7 +115,7 @@ def _cache(lines: LatencyLines, job: Job, step: int) -> float:
 
 
 class _Programme:
-    """A programme of binary variables for HiGHS; times in milliseconds, or it loses digits."""
+    """A programme of binary variables for HiGHS, in milliseconds: nanoseconds lose digits."""
 
     def __init__(self) -> None:
         self._solver = highspy.Highs()  # type: ignore[no-untyped-call]
@@ -156,7 +157,7 @@ class _Programme:
 
 
 def opened_by_best_fit(case: PlacementCase) -> int | None:
-    """Returns how many workers best fit opens, one request after the other; None: inadmissible."""
+    """Returns how many workers best fit opens for the requests one by one; None: inadmissible."""
     workers = [list(jobs) for jobs in case.workers]
     for job in case.arriving:
         at = place(case.lines, case.limits, workers, job)
@@ -210,7 +211,7 @@ def _random_job(chance: random.Random, limits: WorkerLimits) -> Job:
 
 
 def random_imbalance(seed: int, workers: int | None = None, new: int | None = None) -> Imbalance:
-    """Returns errors of 2-3 workers and up to 6 new requests on them, lines as of Llama-2-13b."""
+    """Returns errors of 2-3 workers and up to 6 new requests on them, with Llama-2-13b's lines."""
     chance = random.Random(seed)
     lines = LatencyLines(0.124329 * MS, 13.9 * MS, 0.000451 * MS, 0.0756 * MS, 22.51 * MS)
     count = workers or chance.randrange(2, 4)
@@ -245,7 +246,7 @@ def least_objective(problem: Imbalance) -> float:
 
 
 def objective_of(problem: Imbalance, assignment: Sequence[int]) -> float:
-    """Returns the sum of the distances of the error lines with the requests placed so."""
+    """Returns the sum of the distances of the error lines, for an assignment of the requests."""
     total = 0.0
     for worker, (lines, errors) in enumerate(zip(problem.lines, problem.errors, strict=True)):
         shifted = WorkerErrors(errors.tokens, errors.sessions)
@@ -260,7 +261,7 @@ def objective_of(problem: Imbalance, assignment: Sequence[int]) -> float:
 
 
 def with_constraints(problem: Imbalance, seed: int) -> Imbalance:
-    """Returns the same with sessions on the workers, so that b-e may forbid a move."""
+    """Returns a problem with sessions on the workers, so that b-e may forbid a move."""
     chance = random.Random(seed)
     limits = WorkerLimits(round(600 * MS), round(30 * MS), 4000.0, theta=0.8)
     ongoing = []

@@ -1,7 +1,8 @@
-"""How good placement and re-balancing are beside exact twins, and how well lengths are predicted.
+"""Quality of placement and re-balancing compared with exact twins, and of predicted answer lengths.
 
-Best fit against the mixed-integer programme of the paper's section 4.1, Algorithm 2 against every
-assignment, on random cases; the predictor on the ShareGPT lengths, half of them to learn from.
+Best fit is compared with the mixed-integer programme of the paper's section 4.1, and Algorithm 2
+with every assignment, on random cases. The predictor learns from half of the ShareGPT lengths and
+is tried on the other half.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ DATA_SETS = ("sharegpt_first_turn", "sharegpt_all_turns")
 
 
 def run(quick: bool) -> list[Figure]:
-    """Returns the figures of one run; the random cases are the same every time."""
+    """Returns the figures; the random cases are the same every time."""
     return [
         *_placement(SINGLE if quick else 3 * SINGLE, 30 if quick else BATCHES),
         *_rebalancing(IMBALANCES if quick else 3 * IMBALANCES),
@@ -115,7 +116,7 @@ def _lengths(splits: int) -> list[Figure]:
 
 
 def _bucket_error(rows: list[tuple[int, int]], predict: Callable[[int], float]) -> float:
-    """Mean over requests of |mean predicted - mean real answer| of their power of two."""
+    """Returns the mean of |mean predicted - mean real answer| over requests, by power of two."""
     buckets: dict[int, list[float]] = {}
     for prompt, answer in rows:
         buckets.setdefault(prompt.bit_length(), []).append(predict(prompt) - answer)

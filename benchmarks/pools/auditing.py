@@ -1,8 +1,8 @@
-"""What an audit of the book costs the scheduler, and what it costs a dispatch to be remembered.
+"""Cost of an audit of the book to the scheduler, and of timelines to a dispatch.
 
-1,000 sessions on 100 agents, four to a chain, and 100 batches: the scheduler takes down what it
-believes, asks, reads a hundred answers, takes down what it believes again and compares. All of it
-runs between two events of the dispatcher. CPU time of the thread.
+There are 1,000 sessions on 100 agents, four to a chain, and 100 batches. The scheduler takes down
+what it believes, asks, reads a hundred answers, takes down what it believes again and compares. All
+of that runs between two events of the dispatcher. Times are CPU time of the thread.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def served() -> ChainedDispatcher:
 
 
 def facts_of(dispatcher: ChainedDispatcher, agents: frozenset[AgentId]) -> SchedulerHoldings:
-    """Returns what the scheduler believes."""
+    """Returns what the scheduler believes, from a dispatcher."""
     requests = frozenset(dispatcher.open_requests())
     return SchedulerHoldings(
         sessions={claim.session: claim for claim in dispatcher.claims()},
@@ -98,7 +98,7 @@ def facts_of(dispatcher: ChainedDispatcher, agents: frozenset[AgentId]) -> Sched
 
 
 def answers(claims: list[BookedSession]) -> dict[AgentId, scheduler_pb2.Holdings]:
-    """Returns what agents answer that hold what they should."""
+    """Returns the answers of agents that hold exactly what they should."""
     found: defaultdict[AgentId, scheduler_pb2.Holdings] = defaultdict(scheduler_pb2.Holdings)
     for claim in claims:
         for agent, partition, _ in claim.holds:
@@ -111,7 +111,7 @@ def answers(claims: list[BookedSession]) -> dict[AgentId, scheduler_pb2.Holdings
 
 
 def audit_ms(times: int) -> tuple[float, float]:
-    """Returns median times of an audit that finds nothing: of all of it, of its last part."""
+    """Returns median milliseconds of an audit without findings: of the whole, of its last part."""
     dispatcher, auditor = served(), Auditor(_GRACE_NS)
     claims = dispatcher.claims()
     said = answers(claims)
@@ -141,7 +141,7 @@ def audit_ms(times: int) -> tuple[float, float]:
 
 
 def remember_us(batches: int) -> float:
-    """Returns what it costs to note a dispatch of three hops and their three reports."""
+    """Returns the mean microseconds to note a dispatch of three hops, or one of its reports."""
     timelines = Timelines()
     hops = tuple(
         PlannedHop(AgentId(f"a{at}"), PartitionKey(MODEL, at, at + 1), at * 10**6, 10**6)
@@ -158,7 +158,7 @@ def remember_us(batches: int) -> float:
 
 
 def figures(quick: bool) -> list[Figure]:
-    """Returns one entry per figure."""
+    """Returns the figures of this bench."""
     whole, last = audit_ms(20 if quick else 100)
     return [
         at_most("audit p50, 1,000 sessions on 100 agents", whole, "ms", LIMIT_AUDIT_MS),

@@ -1,10 +1,10 @@
-"""What one dispatch decision costs: 100 and 1,000 GPUs in three pools, four to a network card.
+"""Cost of one dispatch decision: 100 and 1,000 GPUs in three pools, four to a network card.
 
 Each arrival brings rows for one planned batch. A decision is one pass of Algorithm 1: choose the
 pipeline, find the batch size, probe, reserve (with tight deadlines there are also decisions to
-wait). `handle` is all an arrival costs per decision: admission, queue, decision, command. Batches
-run in virtual time with a few per cent of noise and are reported hop by hop, so the book looks as
-it does in service. CPU time of the thread.
+wait). `handle` is the whole cost of an arrival per decision: admission, queue, decision, command.
+Batches run in virtual time with a few per cent of noise and are reported hop by hop, so that the
+book looks as it does in service. Times are CPU time of the thread.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LINK_BYTES_PER_SECOND = 12_500_000_000
 
 
 def cluster(scale: int = 1, per_server: int = PER_SERVER) -> tuple[list[Agent], Plan]:
-    """Returns 100 agents times `scale` and a plan of one pipeline with three pools of them."""
+    """Returns 100 agents times `scale`, and a plan of one pipeline with three pools of them."""
     agents = [
         Agent(
             AgentId(f"a{i:05}"), "bench", ServerId(f"s{i // per_server}"), 1, LINK_BYTES_PER_SECOND
@@ -72,7 +72,7 @@ def cluster(scale: int = 1, per_server: int = PER_SERVER) -> tuple[list[Agent], 
 
 
 class Run:
-    """A dispatcher in virtual time, and how long decisions and `handle` took in real time."""
+    """A dispatcher in virtual time, with the real times of decisions and of `handle`."""
 
     def __init__(
         self, *, load: float, budget: tuple[float, float], scale: int = 1, seed: int = 7
@@ -92,7 +92,7 @@ class Run:
         self.report_us: list[float] = []
 
     def later(self, moment: int, event: Event) -> None:
-        """Has an event happen at a moment of virtual time."""
+        """Schedules an event for a moment of virtual time."""
         self.count += 1
         heapq.heappush(self.events, (moment, self.count, event))
 
@@ -138,7 +138,7 @@ class Run:
                 self.dispatcher.take_changes()
 
     def decision_us(self) -> tuple[float, float]:
-        """Returns p50 and p99 of all decisions, less what reading the clock takes."""
+        """Returns p50 and p99 of all decisions, less the time to read the clock."""
         clock = time.thread_time_ns
         overhead = statistics.median(-clock() + clock() for _ in range(2000))
         times = [(taken - overhead) / 1000 for taken in self.dispatcher.take_decision_times()]
@@ -146,7 +146,7 @@ class Run:
 
 
 def run(quick: bool) -> list[Figure]:
-    """Returns one entry per figure; `ok` tells whether it is within its limit."""
+    """Returns the figures of this bench."""
     arrivals = 1500 if quick else 8000
     results = [at_least("compiled modules in use", float(COMPILED), "", 1)]
     cases: list[tuple[str, float, tuple[float, float]]] = [
@@ -172,7 +172,7 @@ def run(quick: bool) -> list[Figure]:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Prints the figures as a table."""
     print(table(run(quick=False)))
 
 

@@ -1,7 +1,8 @@
-"""What planning costs and yields on the PPipe reference data, beside the limits and Gurobi.
+"""Cost and yield of planning on the PPipe reference data, compared with the limits and Gurobi.
 
-Every instance is planned once, enumeration included; NumPy and (for large clusters) HiGHS, one
-thread. `free` are our own rules with up to three partitions, `reference` those of the artifact.
+Every instance is planned once, enumeration included, with NumPy and (for large clusters) HiGHS in
+one thread. `free` are this project's rules with up to three partitions, `reference` those of the
+artifact.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ LIMIT_LARGE_S = 10.0
 LIMIT_GAIN_PERCENT = 101.0
 LIMIT_EQUAL_PERCENT = 0.01
 GUROBI_TOLERANCE_PERCENT = 1e-4
-"""Its plans break whole numbers by as much (74.999995 GPUs count as 75)."""
+"""Error in per cent by which Gurobi's plans break whole numbers (74.999995 GPUs count as 75)."""
 
 
 def run(quick: bool) -> list[Figure]:
-    """Returns the figures."""
+    """Returns the figures of this bench."""
     data = load_dataset(data_folder("ppipe", "dataset"))
     chosen = list(data.instances)[:: 6 if quick else 1]
     groups = [name for name in chosen if name.startswith("maf")]

@@ -1,8 +1,8 @@
-"""What is served in simulation, beside the limits: load factors, decisions, speed.
+"""Service in simulation, compared with the limits: load factors, decisions, speed.
 
-Load factor 1 is each model's rate in the reference's plan, for every planner and policy; a figure
-is the mean over models, instances and seeds of the largest factor with 99 % in time. Poisson
-arrivals unless said otherwise. The full form takes the better part of an hour on two cores; the
+Load factor 1 is each model's rate in the reference's plan, for every planner and policy. A figure
+is the mean over models, instances and seeds of the largest factor with 99 % in time. Arrivals are
+Poisson unless said otherwise. The full form takes the better part of an hour on two cores; the
 short one has one instance per cluster, one seed and 5 s.
 """
 
@@ -45,7 +45,7 @@ TIMED_LOAD = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Which runs a figure is the mean of."""
+    """The runs over which a figure is the mean."""
 
     instances: tuple[str, ...]
     seeds: tuple[int, ...]
@@ -73,7 +73,7 @@ def ppipe() -> Path:
 
 
 def run(quick: bool) -> list[Figure]:
-    """Returns the figures."""
+    """Returns the figures of this bench."""
     data = load_dataset(ppipe())
     groups = [name for name in data.instances if name.startswith("maf19")]
     alone = [name for name in data.instances if name.startswith("ablation")]
@@ -88,7 +88,7 @@ def run(quick: bool) -> list[Figure]:
 
 
 def _timed(data: PlanningDataset, duration_s: float) -> list[Figure]:
-    """Speed of the simulation and of decisions, with our plan of one instance."""
+    """Returns the speed of the simulation and of decisions, with a plan of one instance."""
     problem = data.problem(TIMED)
     plan = plan_pools(problem)
     small = _served(problem, plan, duration_s)
@@ -116,7 +116,7 @@ def _served(problem: PoolingProblem, plan: PooledPlan, duration_s: float) -> Sim
 def larger(
     problem: PoolingProblem, plan: PooledPlan, times: int
 ) -> tuple[PoolingProblem, PooledPlan]:
-    """Returns a cluster and a plan so many times as large."""
+    """Returns a cluster and a plan `times` times as large."""
     classes = tuple(replace(each, count=each.count * times) for each in problem.classes)
     models = tuple(
         replace(
@@ -182,7 +182,7 @@ def _mean(results: dict[Job[Served], Served], jobs: Iterable[LoadFactorJob]) -> 
 
 
 def main() -> None:
-    """Prints the table."""
+    """Prints the figures as a table."""
     print(table(run(quick=False)))
 
 

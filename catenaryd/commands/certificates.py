@@ -1,4 +1,4 @@
-"""`catenaryd certs`: an authority and certificates for a cluster."""
+"""The command `catenaryd certs`: an authority and certificates for a cluster."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _STEPS = ("add", "use", "drop")
 
 
 def parse_process(text: str, cluster: str, names: tuple[str, ...] = ()) -> CertificateRequest:
-    """Returns what "ROLE:NAME[,name...]" asks for; `names` are added to it.
+    """Returns the request in "ROLE:NAME[,name...]"; `names` are added to it.
 
     Raises:
-        InvalidInput: it is not of that form.
+        InvalidInput: The text has another form.
     """
     who, *own = [part.strip() for part in text.split(",")]
     role, separator, name = who.partition(":")
@@ -103,7 +103,7 @@ def certs(folder: Path, cluster: str, processes: tuple[str, ...], **options: Any
 def _change(
     authority: CertificateAuthority, step: str | None, days: int
 ) -> list[IssuedCertificate]:
-    """Does a step of changing the authority; returns what was issued by it."""
+    """Makes a step of replacing the authority; returns the certificates issued by it."""
     if step == "add":
         authority.add_next(days)
     elif step == "use":

@@ -1,4 +1,4 @@
-"""`catenaryd import-model`: brings a language model into the repository."""
+"""The command `catenaryd import-model`, which brings a language model into the repository."""
 
 from __future__ import annotations
 

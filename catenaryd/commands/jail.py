@@ -1,4 +1,4 @@
-"""`catenaryd jail`: what this machine confines the readers of model files with."""
+"""The command `catenaryd jail`: the protections this machine has for readers of model files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`catenaryd create-key`, `list-keys` and `revoke-key`: the file of API keys."""
+"""The commands `catenaryd create-key`, `list-keys` and `revoke-key` for the file of API keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`catenaryd make-model`: a language model of a published shape with random weights."""
+"""The command `catenaryd make-model`: a language model of a published shape with random weights."""
 
 from __future__ import annotations
 

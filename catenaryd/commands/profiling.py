@@ -1,4 +1,4 @@
-"""`catenaryd profile`: what each block of a model costs on the device at hand, and elsewhere."""
+"""The command `catenaryd profile`: the time of each block of a model, measured or estimated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from catenary_services.log import configure_logging
 from catenary_services.models.model_repository import PROFILE_FILE, ModelRepository
 
 _QUIET_LOAD = 0.5
-"""Load per core above which a measurement is not to be trusted."""
+"""Load per core above which measured times are not to be trusted."""
 
 
 def _numbers(_context: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
@@ -83,7 +83,7 @@ def profile(model: str, model_repository: Path, as_json: bool, **options: Any) -
 
     Example: catenaryd profile efficientnet-lite0 --levels 1,2 --estimate T4 --estimate L4
     """
-    # Imported here: other commands need no runtime.
+    # Imported here, because other commands need no runtime.
     from catenary_agent.profiling.profiler import ProfileOrder, profile_model
 
     configure_logging("profile", "local", "error", False)
@@ -117,7 +117,7 @@ def profile(model: str, model_repository: Path, as_json: bool, **options: Any) -
 
 
 def _warn_if_busy() -> None:
-    """Other work on the host makes every time too long, and nobody would see it in the profile."""
+    """Warns if the host is busy, which makes times too long without a trace in the profile."""
     if not hasattr(os, "getloadavg"):
         return
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
@@ -131,7 +131,7 @@ def _warn_if_busy() -> None:
 
 @contextmanager
 def _progress_bar(title: str) -> Iterator[Any]:
-    """A bar on a terminal, nothing in a pipe."""
+    """Yields callbacks that show a progress bar on a terminal, and nothing in a pipe."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -150,7 +150,7 @@ def _progress_bar(title: str) -> Iterator[Any]:
 
 
 def _lines(found: ModelProfile) -> Iterator[str]:
-    """Yields what people want to know: times of the whole model, then its blocks."""
+    """Yields a report for people: times of the whole model, then of its blocks."""
     for device in found.devices:
         kind = "ESTIMATED" if device.estimated else "measured"
         level = device.virtual_level

@@ -1,7 +1,7 @@
-"""`catenaryd redis-acl`: the ACL file of a Redis server that serves one cluster.
+"""The command `catenaryd redis-acl`: the ACL file of a Redis server that serves one cluster.
 
-Each service has a user of its own that can do what it must and nothing else; the default user is
-off. The rules name every command: a category would grow with the server's versions.
+Each service has a user of its own with only the rights it needs; the default user is off. The rules
+name every command, because a category would grow with the server's versions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SENTINEL = "catenary-sentinel"
 _HANDSHAKE = "+hello +auth +ping"
 _KEYS = "{keys}"
 _RULES: Mapping[str, str] = {
-    # What scripts call is checked as if the user had called it.
+    # Redis checks commands in scripts as if the user had called them.
     SCHEDULER: f"{_KEYS} {_HANDSHAKE} +select +eval +evalsha +time +get +set +exists +del +pttl"
     " +pexpire +hget +hset +hdel +hgetall +hscan +xadd +type +getrange +dump +unlink +memory|usage",
     VIEW: f"{_KEYS} {_HANDSHAKE} +select +time +get +exists +type +pttl +hget +hmget +hgetall +hlen"
@@ -34,16 +34,16 @@ _RULES: Mapping[str, str] = {
     SENTINEL: f"allchannels {_HANDSHAKE} +info +role +publish +subscribe +multi +exec +slaveof"
     " +config|rewrite +client|setname +client|kill +script|kill",
 }
-"""User -> what it may, after everything was taken from it."""
+"""Rights of each user, added after all rights were taken from it."""
 USERS = tuple(_RULES)
 _SHORTEST_PASSWORD = 8
 
 
 def acl_file(cluster: str, passwords: Mapping[str, str]) -> str:
-    """Returns the text of a users.acl with the users that have a password here.
+    """Returns the text of a users.acl with the users in `passwords`.
 
     Raises:
-        InvalidInput: a name of a cluster that cannot be, no such user, or a password that is
+        InvalidInput: The cluster's name is not valid, there is no such user, or a password is
             empty, short or has a line break.
     """
     keys = _key_patterns(cluster)
@@ -63,7 +63,7 @@ def acl_file(cluster: str, passwords: Mapping[str, str]) -> str:
 
 
 def _key_patterns(cluster: str) -> str:
-    RedisKeys(cluster)  # refuses what would be more than a name
+    RedisKeys(cluster)  # raises for a text that is more than a name
     return f"~catenary:{{{cluster}}}:* ~catenary:{{{cluster}/*}}:*"
 
 

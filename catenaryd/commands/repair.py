@@ -1,4 +1,4 @@
-"""`catenaryd repair`: what in a cluster's Redis cannot be used, and out of the way with it."""
+"""The command `catenaryd repair`, which moves unusable entries of a cluster's Redis away."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def repair(config: Path | None, /, *, apply: bool, as_json: bool, **flags: Any) 
 
     Example: catenaryd repair --redis-url redis://127.0.0.1:6379 --apply
     """
-    # What else a scheduler must be told is not asked here.
+    # A scheduler needs further settings, which are not asked for here.
     settings = load_settings(
         SchedulerSettings,
         file=config,

@@ -1,4 +1,4 @@
-"""`catenaryd up`: a local cluster until SIGINT or SIGTERM."""
+"""The command `catenaryd up`: a local cluster until SIGINT or SIGTERM."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from catenaryd.demo.models import ensure_model
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster, device_of
 
 ADMIN_PORT = 8003
-"""Where the `catenary` command looks for the Admin service unless it is told."""
+"""Port at which the `catenary` command expects the Admin service by default."""
 
 
 def options_of(config_file: Path | None, **flags: Any) -> ClusterOptions:
-    """Returns what the command line asks for.
+    """Returns the options of a cluster in the flags of the command line.
 
     Raises:
-        InvalidInput: If the devices that are named do not go with the number of agents.
+        InvalidInput: The devices do not match the number of agents.
     """
     devices: tuple[str, ...] = flags.pop("devices")
     agents: int | None = flags.pop("agents")
@@ -49,7 +49,7 @@ def options_of(config_file: Path | None, **flags: Any) -> ClusterOptions:
 
 
 async def run_up(options: ClusterOptions, *, as_json: bool) -> int:
-    """Prepares the models, runs the cluster, drains it on a signal; returns the exit code."""
+    """Prepares the models, runs the cluster and drains it on a signal; returns the exit code."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,4 +1,4 @@
-"""`catenaryd verify-model`: are the files of a model what was recorded."""
+"""The command `catenaryd verify-model`, which compares a model's files with its content record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make demo`: photographs over a chain of agents, a chat over a ring; where the time went."""
+"""The demo of `make demo`: photographs over a chain of agents, and a chat over a ring."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WATERFALL_WIDTH = 100
 
 
 def demo_placement(blocks: int) -> dict[str, Any]:
-    """Returns three partitions: the middle one pooled by two agents, the ends on the third."""
+    """Returns a plan of three partitions: two agents pool the middle one, a third has the ends."""
     first, second = round(blocks * 0.3), round(blocks * 0.75)
     return {
         "models": [
@@ -53,7 +53,7 @@ def demo_placement(blocks: int) -> dict[str, Any]:
 def unsplit_logits(
     repository: ModelRepository, key: ModelKey, images: list[np.ndarray]
 ) -> np.ndarray:
-    """Returns the whole model's answers, computed in this process. Shape [images, classes]."""
+    """Returns the whole model's answers, computed in this process; shape [images, classes]."""
     blocks = repository.block_table(key).blocks
     executor = load_executor(
         repository,

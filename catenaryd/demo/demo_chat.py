@@ -21,7 +21,7 @@ _SHOWN = 8
 
 
 def ring_placement(blocks: int, agents: int = 3, sessions: int = 4) -> dict[str, Any]:
-    """Returns one chain over so many agents, of nearly even block counts."""
+    """Returns a plan of one chain over `agents` agents, with nearly equal numbers of blocks."""
     cuts = [round(blocks * index / agents) for index in range(agents + 1)]
     hops = [
         {"agent": f"agent-{index}", "blocks": [cuts[index], cuts[index + 1]]}
@@ -31,7 +31,7 @@ def ring_placement(blocks: int, agents: int = 3, sessions: int = 4) -> dict[str,
 
 
 def expected_answer(repository: ModelRepository, key: ModelKey) -> list[int]:
-    """Returns what `transformers` answers with the whole model in this process, greedily."""
+    """Returns the token ids of the whole model's greedy answer, by `transformers` in-process."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -51,7 +51,7 @@ def expected_answer(repository: ModelRepository, key: ModelKey) -> list[int]:
 
 
 async def chat(client: catenary.AsyncClient, expected: list[int]) -> bool:
-    """Prints the answer as it comes and where its time went; False if it is another one."""
+    """Prints the answer as it comes, and where its time went; False if it is not `expected`."""
     click.echo(f"\n> {QUESTION}\n")
     stream = client.chat(CHAT_MODEL, QUESTION, stream=True, max_tokens=TOKENS, timings=True)
     async with stream as pieces:
@@ -75,7 +75,7 @@ def _per_token_ms(result: catenary.GenerationResult) -> float:
 
 
 def waterfall_of_tokens(timings: tuple[TokenTiming, ...]) -> str:
-    """Returns a line per token, the first few and the median, in ms per hop."""
+    """Returns a line for each of the first tokens and one for the median, in ms per hop."""
     rows = [timing for timing in timings if timing.hops]
     if not rows:
         return ""

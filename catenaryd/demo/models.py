@@ -1,4 +1,4 @@
-"""Gets models into a repository: the demo models by name, others by being there already."""
+"""The models that commands serve: demo models by name, others from the repository."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def find_model(root: Path, name: str) -> ModelKey:
     """Returns the key of `name` or `name:version` (the highest version if none is given).
 
     Raises:
-        ModelNotFound: it is neither in the repository nor a demo model.
+        ModelNotFound: It is neither in the repository nor a demo model.
     """
     try:
         return ModelRepository(root).resolve(name)
@@ -36,7 +36,7 @@ def find_model(root: Path, name: str) -> ModelKey:
 
 
 def ensure_model(root: Path, name: str, blocks: int = 10) -> ModelKey:
-    """Imports a demo model if it is missing, cuts it into about `blocks` if nobody has cut it."""
+    """Imports a demo model if it is missing, and cuts it into about `blocks` if it is uncut."""
     root.mkdir(parents=True, exist_ok=True)
     repository = ModelRepository(root)
     wanted = name.partition(":")[0]
@@ -52,7 +52,7 @@ def ensure_model(root: Path, name: str, blocks: int = 10) -> ModelKey:
 
 
 def prepare_table(root: Path, key: ModelKey, blocks: int) -> dict[str, Any]:
-    """Cuts a model and returns the table as plain JSON values."""
+    """Cuts a model and returns its block table as plain JSON values."""
     table = prepare_model(ModelRepository(root), key, blocks)
     return {
         "model": str(key),

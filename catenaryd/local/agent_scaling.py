@@ -1,4 +1,4 @@
-"""Starts and stops agents of a local cluster as the scheduler advises."""
+"""Scaling of a local cluster: agents are started and stopped as the scheduler advises."""
 
 from __future__ import annotations
 
@@ -17,40 +17,41 @@ log = get_logger(__name__)
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 2.0
 SILENCE_S = 30.0
-"""Advice comes every ten seconds at least; a stream silent for so long is opened anew."""
+"""Seconds after which a silent stream is opened anew; advice comes at least every ten seconds."""
 
 
 class LocalAgents(Protocol):
-    """The agents of a cluster."""
+    """The agents of a local cluster, which can be started and stopped."""
 
     def agent_ids(self) -> list[str]:
-        """Returns those that are started and not being stopped."""
+        """Returns the ids of agents that are started and not being stopped."""
         ...
 
     async def start_agent(self) -> str:
-        """Starts one more and returns its id."""
+        """Starts one more agent and returns its id."""
         ...
 
     async def stop_agent(self, agent_id: str) -> None:
-        """Stops one for good."""
+        """Stops an agent for good."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingSteps:
-    """What an advice asks for."""
+    """The agents to stop, and how many to start, as an advice asks."""
 
     stop: tuple[str, ...]
     start: int
 
 
 def steps_for(advice: admin_pb2.ScalingAdvice, running: Iterable[str], most: int) -> ScalingSteps:
-    """Returns what to do. Agents are stopped only when they are drained, whatever is wanted.
+    """Returns the steps that follow an advice. Only drained agents are ever stopped.
 
     Args:
-        advice: Of the scheduler.
-        running: The agents started and not being stopped, whether the scheduler knows them or not.
-        most: There are never more agents, those that are being drained included.
+        advice: The scheduler's advice.
+        running: Agents that are started and not being stopped, whether or not the scheduler has
+            seen them.
+        most: The most agents at any time, including those that are being drained.
     """
     ids = list(running)
     retiring = {each.agent_id: each.drained for each in advice.retiring}
@@ -61,12 +62,12 @@ def steps_for(advice: admin_pb2.ScalingAdvice, running: Iterable[str], most: int
 
 
 class AgentScaling:
-    """Follows the advice of the scheduler that leads, over every loss of the stream.
+    """Follows the advice of the leading scheduler, and reconnects when the stream is lost.
 
     Args:
-        target: Where `catenary.v1.Admin` is served.
-        agents: Those to scale.
-        most: Most agents there may be.
+        target: Address at which `catenary.v1.Admin` is served.
+        agents: The agents to scale.
+        most: The most agents at any time.
     """
 
     def __init__(self, target: str, agents: LocalAgents, most: int) -> None:
@@ -75,7 +76,7 @@ class AgentScaling:
         self._most = most
 
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Follows advice until cancelled."""
         pause_s = FIRST_PAUSE_S
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Whether every scheduler group of a local cluster serves; a gateway is ready when one does."""
+"""Readiness of all scheduler groups of a local cluster; a gateway is ready when one of them is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ANSWER_S = 2.0
 
 
 async def what_groups_wait_for(admin_target: str, groups: int) -> str:
-    """Returns why a group does not serve all models yet; empty if each of them does."""
+    """Returns why a group does not serve all models yet; empty if every group does."""
     async with grpc.aio.insecure_channel(admin_target) as channel:
         stub = admin_pb2_grpc.AdminStub(channel)
         for group in range(groups):

@@ -24,13 +24,13 @@ _OPERATOR = "local"
 
 
 class LocalCertificates:
-    """The authority of a local cluster, in a folder, and the key of its operator."""
+    """The authority of a local cluster, in a folder, and the API key of its operator."""
 
     def __init__(self, folder: Path, cluster: str = "main") -> None:
-        """Makes the authority unless there is one.
+        """Makes the authority unless it exists.
 
         Raises:
-            InvalidInput: what is in the folder is no usable authority of this cluster.
+            InvalidInput: The folder holds something other than a usable authority of this cluster.
         """
         self._folder = folder
         self._cluster = cluster
@@ -39,17 +39,17 @@ class LocalCertificates:
         self._operator = self._issue(Role.OPERATOR, _OPERATOR)
 
     def settings(self, kind: str, name: str) -> dict[str, Any]:
-        """Returns the settings by which a process of a kind has its certificate."""
+        """Returns the settings that give a process its certificate."""
         files = self._issue(Role(kind), name)
         own: dict[str, Any] = {"insecure": False, "cluster": self._cluster, **files}
         if kind == "gateway":
-            own["doors_insecure"] = True  # they listen on loopback only
+            own["doors_insecure"] = True  # these ports listen on loopback only
         return own
 
     def operator_keys_file(self) -> Path:
-        """Returns a file with the hash of the operator's API key, made if it is not there.
+        """Returns a file with the hash of the operator's API key, made if it does not exist.
 
-        The scheduler asks for the key of whoever changes the cluster through a gateway.
+        The scheduler asks for this key when the cluster is changed through a gateway.
         """
         keys, secret = self._folder / "operator-keys.json", self._folder / "operator-api-key"
         if not keys.exists() or not secret.exists():
@@ -60,13 +60,16 @@ class LocalCertificates:
         return keys
 
     def facts(self) -> dict[str, str]:
-        """Returns what `catenaryd up --json` says of it."""
+        """Returns the paths for `catenaryd up --json`: the operator's certificate and API key."""
         facts = {name.removeprefix("tls_"): str(file) for name, file in self._operator.items()}
         secret = self._folder / "operator-api-key"
         return {**facts, "api_key_file": str(secret)} if secret.exists() else facts
 
     async def renew(self) -> None:
-        """Renews what ends soon, again and again, until cancelled; processes take it up."""
+        """Renews certificates that end soon, every hour until cancelled.
+
+        Processes read the new ones.
+        """
         while True:
             await asyncio.sleep(RENEW_EVERY_S)
             try:

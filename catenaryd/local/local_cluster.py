@@ -38,50 +38,52 @@ _TRIES = 200
 REDIS_RESTART_S = 0.2
 DRAIN_S = 20.0
 HOPELESS_RESTARTS = 3
-"""A child that ended this often before the cluster was ready will not do better."""
+"""A child that ended this often before the cluster was ready is not started again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """What `catenaryd up` was asked for."""
+    """The options of `catenaryd up`."""
 
     agents: int = 3
     max_agents: int = 0
-    """As many are started as the load needs, `agents` at least; 0: always `agents`."""
+    """The most agents. As many are started as the load needs, at least `agents`; 0 for always
+    `agents`."""
     packing: PackingGoal | None = None
-    """What running sessions are moved for, of models that do not say; None: as is usual."""
+    """Packing goal of models that name none; None for the scheduler's default."""
     device: str = "cpu"
     virtual_gpus: int = 1
-    """So many agents share a device; `agents` counts all of them."""
+    """The number of agents that share a device; `agents` counts all of them."""
     schedulers: int = 1
     groups: int = 1
-    """Scheduler groups the agents are dealt out to, device by device."""
+    """Scheduler groups to which the agents are assigned in turn, device by device."""
     models: tuple[str, ...] = ()
     plan_file: Path | None = None
     grpc_port: int = 8001
     http_port: int = 8000
     admin_port: int = 0
-    """0: any free one."""
+    """Port of the Admin service; 0 for any free one."""
     data_dir: Path = Path(".catenary")
     redis_url: str | None = None
     tls: bool = False
-    """Mutual TLS between the processes, with certificates of our own; the endpoints stay plain."""
+    """Whether processes use mutual TLS with certificates of a local authority; the ports for
+    clients remain unencrypted."""
     config_file: Path | None = None
     ready_timeout_s: float = 180.0
     extra: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Settings per kind of process ("scheduler", "gateway", "agent") beyond the usual."""
+    """Further settings by the kind of process: "scheduler", "gateway" or "agent"."""
     each_agent: tuple[dict[str, Any], ...] = ()
-    """Settings of single agents, which count most; agent N is entry N."""
+    """Settings of single agents, which override all others; entry N is for agent N."""
 
 
 def free_port() -> int:
     """Returns a TCP port that was free a moment ago.
 
-    It lies below the ports that systems give to outgoing connections: one of those could take it
-    before the process that it is meant for listens.
+    It lies below the ports that systems give to outgoing connections, since one of those could take
+    it before the process that it is meant for listens.
 
     Raises:
-        Unavailable: none of very many was free.
+        Unavailable: Every port that was tried is in use.
     """
     for _ in range(_TRIES):
         port = random.randrange(*_PORTS)
@@ -92,7 +94,7 @@ def free_port() -> int:
 
 
 def device_of(device: str, index: int) -> str:
-    """Returns the device of agent `index`: "cuda" deals the machine's GPUs out in turn.
+    """Returns the device of agent `index`; "cuda" assigns the machine's GPUs in turn.
 
     Raises:
         InvalidInput: "cuda" on a machine without a GPU that PyTorch sees.
@@ -108,10 +110,10 @@ def device_of(device: str, index: int) -> str:
 
 
 class LocalCluster:
-    """Starts and supervises the processes; restarts whatever dies; drains in order at the end."""
+    """Starts and supervises the processes, restarts those that die, and drains them in order."""
 
     def __init__(self, options: ClusterOptions) -> None:
-        devices_for(options.agents, options.virtual_gpus)  # refuses what cannot be dealt out
+        devices_for(options.agents, options.virtual_gpus)  # raises if they cannot be divided
         _check_scaling(options)
         self.options = options
         if options.groups > 1 and options.plan_file is not None:
@@ -129,20 +131,20 @@ class LocalCluster:
         self._redis_task: asyncio.Task[None] | None = None
         self._scaling_task: asyncio.Task[None] | None = None
         self._leaving: dict[str, asyncio.Task[None]] = {}
-        """Agents that are being stopped for good."""
+        """Agents that are being stopped for good, with the tasks that stop them."""
 
     @property
     def model_repository(self) -> Path:
-        """Folder the scheduler, the gateway and every agent read models from."""
+        """Folder from which the scheduler, the gateway and every agent read models."""
         return self.options.data_dir / "models"
 
     @property
     def admin_target(self) -> str:
-        """Where the gateway serves `catenary.v1.Admin`."""
+        """Address at which the gateway serves `catenary.v1.Admin`."""
         return f"127.0.0.1:{self.admin_port}"
 
     def agent_ids(self) -> list[str]:
-        """Returns the agents' ids, in order: of those at the start, later of those there are."""
+        """Returns the agents' ids in order: those to start, or once started those that remain."""
         most = max(self.options.agents, self.options.max_agents)
         known = [self._agent_id(index) for index in range(most)]
         if not self.children:
@@ -155,9 +157,9 @@ class LocalCluster:
         return str(own[index].get("agent_id", usual)) if index < len(own) else usual
 
     def _settings(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        """Returns name -> (kind, settings) of every child, in the order of starting."""
+        """Returns kind and settings of every child by its name, in the order of starting."""
         options = self.options
-        # Everything listens on loopback only: that is what makes `insecure` acceptable here.
+        # Everything listens on loopback only, which makes `insecure` acceptable here.
         common: dict[str, Any] = {}
         if options.groups > 1:
             common["scheduler_groups"] = options.groups
@@ -203,7 +205,7 @@ class LocalCluster:
         return children
 
     def _agent_settings(self, index: int) -> dict[str, Any]:
-        """Returns the settings of an agent, one of the start or a later one."""
+        """Returns the settings of an agent, whether started with the cluster or later."""
         options = self.options
         most = max(options.agents, options.max_agents)
         own = options.each_agent[index] if index < len(options.each_agent) else {}
@@ -219,7 +221,7 @@ class LocalCluster:
         }
 
     def _security(self, kind: str, name: str) -> dict[str, Any]:
-        """Returns how a process is protected. Without TLS by listening on loopback only."""
+        """Returns a process's security: its certificate, or `insecure` on loopback without TLS."""
         if self.certificates is None:
             return {"insecure": True}
         return self.certificates.settings(kind, name)
@@ -235,7 +237,7 @@ class LocalCluster:
         return {"api_keys_file": self.certificates.operator_keys_file()}
 
     def _meeting_place(self) -> dict[str, Any]:
-        """Returns how gateways and agents find the schedulers, the models and each other."""
+        """Returns settings by which gateways and agents find schedulers, models and each other."""
         return {
             "scheduler_addresses": [f"127.0.0.1:{port}" for port in self.scheduler_ports],
             "model_repository": self.model_repository,
@@ -252,7 +254,10 @@ class LocalCluster:
         return settings
 
     def _group_of(self, index: int) -> int:
-        """Returns the scheduler group of agent `index`; virtual GPUs of a device share theirs."""
+        """Returns the scheduler group of agent `index`.
+
+        Virtual GPUs of one device share a group.
+        """
         return (index // self.options.virtual_gpus) % self.options.groups
 
     def _group_settings(self, index: int) -> dict[str, Any]:
@@ -260,7 +265,7 @@ class LocalCluster:
         return {"scheduler_group": str(self._group_of(index))} if several else {}
 
     def _expected_agents(self) -> int:
-        """Returns so many that each group's even share of them will come."""
+        """Returns a number of agents whose even division leaves no group waiting for agents."""
         groups = self.options.groups
         sizes = Counter(map(self._group_of, range(self.options.agents)))
         return groups * max(1, min(sizes[group] for group in range(groups)))
@@ -269,7 +274,7 @@ class LocalCluster:
         """Starts everything and returns the facts once every model is ready.
 
         Raises:
-            Unavailable: not ready within the timeout; the message holds the reason.
+            Unavailable: The cluster was not ready within the time-out; the message says why.
         """
         data_dir = self.options.data_dir
         data_dir.mkdir(parents=True, exist_ok=True)
@@ -289,7 +294,7 @@ class LocalCluster:
         return facts
 
     async def start_agent(self) -> str:
-        """Starts one more agent, under the first id that is free, and returns that id."""
+        """Starts one more agent under the first free id, and returns that id."""
         index = next(
             index
             for index in itertools.count()
@@ -317,7 +322,7 @@ class LocalCluster:
             name,
             [*config, kind, *command_line_of(settings)],
             self.options.data_dir / "logs" / f"{name}.log",
-            # The URL holds a password, and arguments are for all to see.
+            # The URL holds a password, and the arguments of a process are public.
             {"CATENARY_REDIS_URL": self.redis_url} if kind == "scheduler" else {},
         )
         self.children[name] = child

@@ -1,7 +1,7 @@
-"""Keeps the processes of a local cluster running: starts, watches, restarts, drains.
+"""Supervision of the processes of a local cluster: start, watch, restart and drain.
 
 Each child runs in a session of its own, so that Ctrl-C reaches only the supervisor, which then
-drains the children in order. Children ask the kernel to end them should the supervisor be killed.
+drains the children in order. Children ask the kernel to end them if the supervisor is killed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = get_logger(__name__)
 FIRST_RESTART_DELAY_S = 0.1
 LONGEST_RESTART_DELAY_S = 5.0
 STABLE_AFTER_S = 10.0
-"""A child that ran this long starts again with the shortest delay."""
+"""Seconds after which a child that ends is started again with the shortest delay."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class ChildProcess:
     arguments: Sequence[str]
     log_file: Path
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables beyond our own."""
+    """Environment variables besides those of the supervisor."""
     process: asyncio.subprocess.Process | None = None
     restarts: int = 0
     stopping: bool = False
@@ -42,11 +42,11 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """The running process, or None between two runs."""
+        """Id of the running process, None between two runs."""
         return self.process.pid if self.process and self.process.returncode is None else None
 
     async def start(self) -> None:
-        """Starts the process and the task that restarts it when it ends unasked."""
+        """Starts the process, and the task that restarts it when it ends unasked."""
         await self._spawn()
         self._task = asyncio.create_task(self._watch(), name=f"watch-{self.name}")
 
@@ -103,7 +103,7 @@ class ChildProcess:
                 await self._task
 
     def last_line(self) -> str:
-        """Returns the last complaint in the child's log, for an error message."""
+        """Returns the last error line in the child's log, for an error message."""
         if not self.log_file.exists():
             return "it left no log"
         lines = self.log_file.read_text(errors="replace").splitlines()

@@ -1,4 +1,4 @@
-"""How the agents of a local cluster share the devices of this machine."""
+"""Sharing of this machine's devices among the agents of a local cluster."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from catenary_services.errors import InvalidInput
 
 
 def devices_for(agents: int, level: int) -> int:
-    """Returns how many devices `agents` agents are, `level` virtual GPUs each.
+    """Returns the number of devices of `agents` agents with `level` virtual GPUs per device.
 
     Raises:
-        InvalidInput: If a device would be shared by fewer than the others.
+        InvalidInput: A device would have fewer virtual GPUs than the others.
     """
     if level < 1 or agents % level:
         raise InvalidInput(
@@ -23,10 +23,11 @@ def devices_for(agents: int, level: int) -> int:
 
 
 def share_settings(index: int, agents: int, level: int, device: str) -> dict[str, Any]:
-    """Returns what tells agent `index` its share, see `catenary_agent.settings.AgentSettings`.
+    """Returns the settings of agent `index`'s share of a device (`catenary_agent.settings`).
 
-    Agents `0 .. level-1` are the first device, and so on. As an agent alone does, a device counts
-    as a server of its own: its virtual GPUs share a link, those of different devices do not.
+    Agents `0 .. level-1` are the first device, and so on. Each device counts as a server of its
+    own, as that of a lone agent does: its virtual GPUs share a link, and those of different devices
+    do not.
     """
     devices = devices_for(agents, level)
     settings: dict[str, Any] = {}
@@ -43,7 +44,7 @@ def share_settings(index: int, agents: int, level: int, device: str) -> dict[str
 def cores_of(number: int, devices: int) -> list[int]:
     """Returns the cores of one of `devices` CPU devices; [] if there are fewer cores than devices.
 
-    Without cores of their own, devices are better left to the operating system's balance.
+    Without cores of their own, devices are better left to the balance of the operating system.
     """
     if not hasattr(os, "sched_getaffinity"):
         return []

@@ -1,4 +1,4 @@
-"""`catenaryd plan ...`: plans from files, as tables or as JSON."""
+"""The commands `catenaryd plan ...`: plans from files, printed as tables or as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`catenaryd plan chains`: the answer to a composition task, as JSON or in words."""
+"""The answer of `catenaryd plan chains` to a composition task, as JSON or in words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from catenary_scheduler.planning.chains.tuning import tune_by_bound
 from catenaryd.planning.planning_chains_input import ChainsInput
 
 _TIES_UP_TO = 64
-"""Servers up to which ties between paths are counted."""
+"""The most servers for which ties between paths are counted."""
 
 
 def chains_document(asked: ChainsInput) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _tuning(task: ChainTask, sizes: TaskSizes) -> dict[str, Any]:
 
 
 def print_chains(asked: ChainsInput, document: Mapping[str, Any]) -> None:
-    """Prints the answer for people: the chains, what bounds their response, which c to take."""
+    """Prints the answer for people: the chains, bounds of response times, and the c to take."""
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False)
     for name in ("chain", "sessions", "seconds", "server: blocks"):

@@ -1,7 +1,7 @@
-"""What `catenaryd plan chains` is asked: a JSON document, checked field by field.
+"""The JSON input of `catenaryd plan chains`, checked field by field.
 
-The keys are those of the paper's quantities, blocks counted from 1 as there; memory in any one
-unit, times in seconds. Numbers are read as decimals, exactly.
+The keys are the quantities of the paper, with blocks counted from 1 as there. Memory is in any one
+unit, times are in seconds. Numbers are read as decimals, exactly.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ _PAPER_NAMES = {
     "block_s": "tau_p",
 }
 _MAGNITUDE = 10**30
-"""Numbers above this or, but for 0, below its inverse are taken for mistakes."""
+"""Numbers above this, and except for 0 those below its inverse, are taken for mistakes."""
 _MOST_BLOCKS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class ChainsInput:
-    """What the file asks."""
+    """The composition task of a file."""
 
     task: ChainTask
     c: int | None
-    """None: the c of the lower bound."""
+    """The cache parameter c; None for that of the lower bound."""
 
 
 def read_chains_input(text: str, stop: StopRule | None = None) -> ChainsInput:
-    """Returns the task of a JSON document; `stop` counts before the document's own.
+    """Returns the task in a JSON document; `stop` overrides the document's own rule.
 
     Raises:
-        InvalidInput: If anything is missing, unknown or out of range; names the field.
+        InvalidInput: A field is missing, unknown or out of range; the error names it.
     """
     try:
         document = json.loads(text, parse_float=_decimal, parse_constant=_no_constant)

@@ -22,19 +22,19 @@ from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
 
 INSTANCE = "cluster"
-"""Id of the one planning task of the folder, and of its cluster."""
+"""Id of the folder's only planning task, and of its cluster."""
 _NANOSECONDS_PER_MICROSECOND = 1_000
 _MICROSECONDS_PER_MILLISECOND = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """One model of the task."""
+    """One model of the planning task."""
 
     manifest: ModelManifest
     profile: ModelProfile
     share: float
-    """Of all requests."""
+    """Share of the model in all requests."""
 
     @property
     def name(self) -> str:
@@ -153,7 +153,7 @@ def _served(repository: ModelRepository, models: Iterable[str]) -> list[_Served]
 
 
 def _levels(device_class: str, served: Iterable[_Served]) -> int:
-    """Returns into how many virtual GPUs the class can be divided: levels known without a gap."""
+    """Returns how many virtual GPUs a class can be divided into: the levels known without a gap."""
     common: set[int] = set.intersection(
         *(set(each.profile.levels(device_class)) for each in served)
     )

@@ -1,4 +1,4 @@
-"""`catenaryd plan groups`: how many schedulers a cluster needs."""
+"""The command `catenaryd plan groups`: how many schedulers a cluster needs."""
 
 from __future__ import annotations
 

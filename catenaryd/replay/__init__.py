@@ -1,6 +1,6 @@
-"""`catenaryd replay KIND FILE`: cases of scheduling decisions in, our decisions out.
+"""The commands `catenaryd replay KIND FILE`: recorded cases of scheduling decisions, decided again.
 
-A case file is `{"cases": [...]}`; what a case holds is up to its kind. To add a kind, write a
+A case file is `{"cases": [...]}`; the form of a case depends on its kind. To add a kind, write a
 module that turns one case into one result (as `placement` does) and list it in `kinds`.
 """
 

@@ -1,4 +1,4 @@
-"""`catenaryd replay ...`: one command per kind of case."""
+"""The group `catenaryd replay`, with one command for each kind of case."""
 
 from __future__ import annotations
 

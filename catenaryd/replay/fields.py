@@ -1,4 +1,4 @@
-"""Reads JSON documents field by field; what is wrong is named by its place."""
+"""Reading of JSON documents field by field, with errors that name the place."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from catenary_services.errors import InvalidInput
 
 _MAGNITUDE = 1e15
-"""Larger numbers are taken for mistakes."""
+"""Numbers larger than this are taken for mistakes."""
 
 
 def parse(text: str) -> JsonFields:
     """Returns the fields of a JSON object.
 
     Raises:
-        InvalidInput: If the text is something else.
+        InvalidInput: The text is something else.
     """
     try:
         document = json.loads(text, parse_constant=_no_constant)
@@ -28,7 +28,7 @@ class JsonFields:
     """A JSON object at a certain place of a document.
 
     Attributes:
-        place: Where it is, such as `cases[2].perf`; empty for the whole document.
+        place: Path of the object, such as `cases[2].perf`; empty for the whole document.
     """
 
     def __init__(self, document: Any, place: str) -> None:
@@ -38,11 +38,11 @@ class JsonFields:
         self.place = place
 
     def at(self, name: str) -> str:
-        """Returns the place of a field."""
+        """Returns the path of a field."""
         return f"{self.place}.{name}" if self.place else name
 
     def has(self, name: str) -> bool:
-        """True if the field is there and not null."""
+        """True if the field is present and not null."""
         return self._document.get(name) is not None
 
     def wrong(self, name: str, message: str) -> InvalidInput:
@@ -50,7 +50,7 @@ class JsonFields:
         return InvalidInput(self.at(name), message)
 
     def number(self, name: str, least: float = 0.0, most: float = _MAGNITUDE) -> float:
-        """Returns a number of [least, most]."""
+        """Returns a field that is a number in [least, most]."""
         value = self._given(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong(name, "must be a number")
@@ -59,7 +59,7 @@ class JsonFields:
         return float(value)
 
     def whole(self, name: str, least: int = 0, most: int = int(_MAGNITUDE)) -> int:
-        """Returns a whole number of [least, most]."""
+        """Returns a field that is a whole number in [least, most]."""
         value = self._given(name)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.wrong(name, "must be a whole number")
@@ -68,52 +68,52 @@ class JsonFields:
         return value
 
     def flag(self, name: str) -> bool:
-        """Returns true or false; false if it is not there."""
+        """Returns a field that is true or false; false if it is absent."""
         value = self._document.get(name, False)
         if not isinstance(value, bool):
             raise self.wrong(name, "must be true or false")
         return value
 
     def text(self, name: str, default: str) -> str:
-        """Returns a text; `default` if it is not there."""
+        """Returns a field that is a text; `default` if it is absent."""
         value = self._document.get(name, default)
         if not isinstance(value, str):
             raise self.wrong(name, "must be a text")
         return value
 
     def object(self, name: str) -> JsonFields:
-        """Returns an object within this one."""
+        """Returns a field that is an object."""
         return JsonFields(self._given(name), self.at(name))
 
     def objects(self, name: str) -> list[JsonFields]:
-        """Returns a list of objects."""
+        """Returns a field that is a list of objects."""
         return _objects(self._given(name), self.at(name))
 
     def lists(self, name: str) -> list[list[JsonFields]]:
-        """Returns a list of lists of objects."""
+        """Returns a field that is a list of lists of objects."""
         place = self.at(name)
         rows = _list(self._given(name), place)
         return [_objects(row, f"{place}[{number}]") for number, row in enumerate(rows)]
 
     def row(self, name: str) -> list[Any]:
-        """Returns a list, whatever is in it."""
+        """Returns a field that is a list of anything."""
         return _list(self._given(name), self.at(name))
 
     def rows(self, name: str) -> list[list[Any]]:
-        """Returns a list of lists, whatever is in them."""
+        """Returns a field that is a list of lists of anything."""
         place = self.at(name)
         rows = _list(self._given(name), place)
         return [_list(row, f"{place}[{number}]") for number, row in enumerate(rows)]
 
     def texts(self, name: str) -> list[str]:
-        """Returns a list of texts."""
+        """Returns a field that is a list of texts."""
         values = _list(self._given(name), self.at(name))
         if not all(isinstance(value, str) for value in values):
             raise self.wrong(name, "must be a list of texts")
         return values
 
     def wholes(self, name: str) -> dict[str, int]:
-        """Returns an object whose fields are whole numbers of 0 or more, by their names."""
+        """Returns a field that is an object of whole numbers of at least 0, by their names."""
         fields = self.object(name)
         return {each: fields.whole(each) for each in fields._document}
 

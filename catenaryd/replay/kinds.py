@@ -20,10 +20,10 @@ class ReplayKind:
     """One kind of case.
 
     Attributes:
-        name: Of the command.
-        help: Of the command, an example included.
-        replay: Turns a case into what `--json` prints of it; raises InvalidInput.
-        words: Says the same for people, in one line.
+        name: Name of the command.
+        help: Help text of the command, with an example.
+        replay: Turns a case into the result that `--json` prints; raises InvalidInput.
+        words: Turns a result into one line for people.
     """
 
     name: str

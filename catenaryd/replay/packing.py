@@ -1,4 +1,4 @@
-"""Replays packing: who is with whom on GPUs as requests come, grow and go."""
+"""Replay of packing: which sessions share a GPU as they arrive, grow and end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from catenaryd.replay.fields import JsonFields
 
 @dataclass(slots=True)
 class _Step:
-    """What happens at once; sequential cases have one operation a step."""
+    """Operations that happen at once; a step of a sequential case has one."""
 
     place: str
     departed: list[Item] = field(default_factory=list)
@@ -23,7 +23,7 @@ class _Step:
 
 
 def replay_packing(case: JsonFields) -> dict[str, Any]:
-    """Returns the outcome of one case: `steps` of `gpus`, `partition` and `migrations`.
+    """Returns the result of one case: `steps` of `gpus`, `partition` and `migrations`.
 
     Migrations count requests that are on another GPU after the step than before it.
     """
@@ -40,7 +40,7 @@ def replay_packing(case: JsonFields) -> dict[str, Any]:
 
 
 def packing_words(result: dict[str, Any]) -> str:
-    """Returns the outcome in words."""
+    """Returns the result in words."""
     steps = result["steps"]
     migrations = sum(step["migrations"] for step in steps)
     gpus = [step["gpus"] for step in steps] or [0]
@@ -51,7 +51,7 @@ def packing_words(result: dict[str, Any]) -> str:
 
 
 def _steps(case: JsonFields) -> Iterator[_Step]:
-    """Yields the steps of a case; of `ops` if it has no `steps`."""
+    """Yields the steps of a case, made from its `ops` if it has no `steps`."""
     mode = case.text("mode", "sequential")
     if mode not in ("sequential", "batched"):
         raise case.wrong("mode", "is neither 'sequential' nor 'batched'")

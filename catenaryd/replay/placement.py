@@ -1,4 +1,4 @@
-"""Replays placement: which worker a request goes to, and how each stands with constraints b-e."""
+"""Replay of placement: the worker that a request goes to, and constraints b-e of every worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from catenaryd.replay.workers import NANOSECONDS_PER_MS, read_job, read_limits, 
 
 
 def replay_placement(case: JsonFields) -> dict[str, Any]:
-    """Returns the decision on one case: `worker` and `constraints`, readings as the cases have."""
+    """Returns the decision on one case: `worker` and `constraints`, in the units of the cases."""
     lines, limits = read_lines(case.object("perf")), read_limits(case.object("params"))
     workers = [[read_job(each) for each in jobs] for jobs in case.lists("workers")]
     added = read_job(case.object("request"))

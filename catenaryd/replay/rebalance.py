@@ -1,4 +1,4 @@
-"""Replays re-balancing: where new requests should move, given what predictions got wrong."""
+"""Replay of re-balancing: where new requests move after errors of predictions were counted."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from catenaryd.replay.workers import read_job, read_limits, read_lines
 
 _MOST_WORKERS = 100_000
 _EXACT_STEPS = 200_000
-"""Nobody waits for this one: half a second."""
+"""The most steps of an exact search, about half a second: a command need not be faster."""
 
 
 def replay_rebalance(case: JsonFields) -> dict[str, Any]:
-    """Returns the outcome of one case: `l_e`, `b_e`, `objective` and `assignment`."""
+    """Returns the result of one case: `l_e`, `b_e`, `objective` and `assignment`."""
     lines = read_lines(case.object("perf"))
     workers = case.whole("workers", least=1, most=_MOST_WORKERS)
     errors = [WorkerErrors() for _ in range(workers)]
@@ -50,7 +50,7 @@ def replay_rebalance(case: JsonFields) -> dict[str, Any]:
 
 
 def rebalance_words(result: dict[str, Any]) -> str:
-    """Returns the outcome in words."""
+    """Returns the result in words."""
     places = [f"{request} on {worker}" for request, worker in result["assignment"].items()]
     return f"error {result['objective']:.6g}, request {', '.join(places) or 'none'}"
 
@@ -69,7 +69,10 @@ def _count(event: JsonFields, errors: Sequence[WorkerErrors]) -> None:
 def _constraints(
     case: JsonFields, lines: LatencyLines, workers: int, jobs: Sequence[Job]
 ) -> Fits | None:
-    """Returns the check of b-e if the case has what they need; else none bind."""
+    """Returns a check of constraints b-e, None if the case lacks what they need.
+
+    Without the check no constraint binds.
+    """
     if not case.has("params") and not case.has("ongoing"):
         return None
     limits = read_limits(case.object("params"))

@@ -1,4 +1,4 @@
-"""Replays transfers: which sessions move as caches, which as tokens, and which wait."""
+"""Replay of transfers: which sessions move as caches, which as tokens, and which wait."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What cases of placement and re-balancing have in common: lines, limits and requests.
+"""Parts that cases of placement and re-balancing share: latency lines, limits and requests.
 
-Times of the cases are milliseconds, ours nanoseconds.
+Times are milliseconds in the cases, and nanoseconds in the values returned here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _SHORTEST_MS = 1e-6
 
 
 def read_lines(perf: JsonFields) -> LatencyLines:
-    """Returns the latency lines of `perf` {k1, c1, k2, c2, c3, h, j, t1}; t1 may be null."""
+    """Returns the latency lines in `perf` {k1, c1, k2, c2, c3, h, j, t1}; t1 may be null."""
     return LatencyLines(
         prefill_token_ns=_ns(perf, "k1"),
         prefill_ns=_ns(perf, "c1"),
@@ -28,7 +28,7 @@ def read_lines(perf: JsonFields) -> LatencyLines:
 
 
 def read_limits(params: JsonFields) -> WorkerLimits:
-    """Returns the limits of `params` {T_pre, T_dec, M, gamma, theta, split_decode}."""
+    """Returns the limits in `params` {T_pre, T_dec, M, gamma, theta, split_decode}."""
     return WorkerLimits(
         first_token_ns=round(params.number("T_pre", _SHORTEST_MS) * NANOSECONDS_PER_MS),
         per_token_ns=round(params.number("T_dec", _SHORTEST_MS) * NANOSECONDS_PER_MS),

@@ -1,4 +1,4 @@
-"""`catenaryd simulate`: what a plan would serve, on a virtual clock."""
+"""The group `catenaryd simulate`: what a plan would serve, on a virtual clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`catenaryd simulate pools`: what a plan of pooled pipelines would serve, on a virtual clock."""
+"""The command `catenaryd simulate pools`: what pooled pipelines would serve, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from catenaryd.plug_ins import (
 
 T = TypeVar("T", int, float)
 _OF_FILES = ("scenarios", "schema", "live", "quick", "out", "workers")
-"""Flags of scenario files."""
+"""Flags that are only for scenario files."""
 
 
 @click.command("pools")
@@ -229,7 +229,7 @@ def _disturbance(flags: dict[str, Any]) -> Disturbance:
 def _at_largest(
     problem: PoolingProblem, plan: PooledPlan, options: SimulationOptions
 ) -> SimulationResult:
-    """Returns each model's figures at its largest load factor; the rest is of the last run."""
+    """Returns each model's figures at its largest load factor; the rest is that of the last run."""
     found = max_load_factor(problem, plan, options)
     models = tuple(found[model.name] for model in problem.models)
     least = min(model.load_factor for model in models)

@@ -1,4 +1,4 @@
-"""`python -m catenary`."""
+"""The entry point of `python -m catenary`, which is the command `catenary`."""
 
 from catenary.command_line import main
 

@@ -1,4 +1,4 @@
-"""The asyncio client; one event loop per client."""
+"""The asyncio client; each client belongs to one event loop."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from catenary.text.text_streams import AsyncTextStream
 
 Reply = TypeVar("Reply")
 
-# grpc.aio puts this in place of the server's status when a write is under way as the server ends
-# the stream (about one time in six with messages of 2 MB); the status cannot be had any more.
+# grpc.aio reports this in place of the server's status when a write is under way as the server ends
+# the stream (about one time in six with messages of 2 MB). The status itself is lost then.
 _WRITE_FAILED = "Internal error from Core"
 
 
 class AsyncClient(GeneratesTextAsync):
-    """`Client` for asyncio; close it, or use it in an `async with` statement.
+    """The asyncio form of `Client`; close it, or use it in an `async with` statement.
 
     Args:
-        target: Host and port of the gateway's gRPC endpoint, or any gRPC target. Several, with
-            commas
-            or as a sequence, are gateways of one cluster: where one is not available, calls that
-            may be repeated go to the next, and answers that it had begun go on there.
-        api_key: Sent as `authorization: Bearer ...`.
-        tls: How to trust the server. Without it only this machine is talked to in plain.
-        insecure: Allows plain connections to other machines.
-        timeout_s: Longest wait for one call that names no limit of its own.
+        target: Host and port of the gateway's gRPC port for clients, or any gRPC target. Several,
+            with commas or as a sequence, are gateways of one cluster: where one is not available,
+            repeatable calls go to the next, and answers that it had begun go on there.
+        api_key: API key, sent as `authorization: Bearer ...`.
+        tls: Certificates to trust and to show. Without it only this machine is addressed,
+            unencrypted.
+        insecure: Allows unencrypted connections to other machines.
+        timeout_s: The longest wait for one call that names no limit of its own.
         admin_target: The admin port; port 8003 of the target's host if None. One for all targets,
             or one for each.
         retry: Repeats calls that are safe to repeat. None repeats nothing; see `RetryPolicy`.
@@ -88,17 +88,17 @@ class AsyncClient(GeneratesTextAsync):
         request_id: str | None = None,
         priority: int | None = None,
     ) -> types.InferResult:
-        """Returns a model's outputs for these inputs.
+        """Returns a model's outputs for some inputs.
 
         Args:
             model: Name of the model.
             inputs: Arrays by input name; NumPy dtypes choose the datatypes.
-            version: Empty for the server's choice.
+            version: Version of the model; empty for the server's choice.
             outputs: Names of the outputs wanted; None for all.
-            slo_ms: When the answer must be there; None for the model's default.
-            timeout_s: Travels as the gRPC deadline and so is a bound on the SLO too. None waits
-                as long as the client's own `timeout_s`, which the server does not see.
-            request_id: Echoed and known to `trace`; None draws one.
+            slo_ms: Milliseconds until the answer must be there; None for the model's default.
+            timeout_s: The gRPC deadline, which bounds the SLO too. None waits as long as the
+                client's own `timeout_s`, which the server does not see.
+            request_id: An id that the result repeats and `trace` knows; None draws one.
             priority: Higher goes first, where the server supports it.
         """
         request = types.InferRequest(model, inputs, version, outputs, slo_ms, request_id, priority)
@@ -107,7 +107,7 @@ class AsyncClient(GeneratesTextAsync):
     async def send(
         self, request: types.InferRequest, *, timeout_s: float | None = None
     ) -> types.InferResult:
-        """Returns the result of a request put together before; see `infer`."""
+        """Returns the result of a request that was made beforehand; see `infer`."""
         return await self._run(calls.infer(request, timeout_s))
 
     async def infer_stream(
@@ -116,12 +116,12 @@ class AsyncClient(GeneratesTextAsync):
         *,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[types.InferResult, None]:
-        """Yields results over one stream as they come; a failed one has `error` set.
+        """Yields results over one stream as they arrive; a failed one has `error` set.
 
-        The requests are taken while results arrive, so they may be a generator without an end.
+        The requests are taken while results arrive, so they may be an endless generator.
 
         Args:
-            requests: What to send.
+            requests: The requests to send.
             timeout_s: Bound on the whole stream; None for none.
         """
         failed: list[Exception] = []
@@ -156,7 +156,7 @@ class AsyncClient(GeneratesTextAsync):
         return await self._run(calls.ready())
 
     async def model_ready(self, name: str, version: str = "") -> bool:
-        """Returns whether one model is ready."""
+        """Returns whether one model can be served at present."""
         return await self._run(calls.model_ready(name, version))
 
     async def models(self) -> list[types.ModelInfo]:
@@ -168,11 +168,11 @@ class AsyncClient(GeneratesTextAsync):
         return await self._run(calls.model_metadata(name, version))
 
     async def status(self) -> types.ClusterStatus:
-        """Returns the cluster at this moment (admin port)."""
+        """Returns the state of the cluster at this moment (admin port)."""
         return await self._run(calls.status())
 
     async def trace(self, request_id: str = "") -> types.Trace:
-        """Returns where a recent request's time went; the latest one's if no id is given."""
+        """Returns where a recent request's time went; that of the latest one without an id."""
         return await self._run(calls.trace(request_id))
 
     async def requests(self, limit: int = 50) -> list[recent.RecentRequest]:
@@ -190,7 +190,7 @@ class AsyncClient(GeneratesTextAsync):
         return await self._run(calls.apply_plan(document, timeout_s))
 
     async def replan(self, *, timeout_s: float | None = None) -> types.Replanned:
-        """Plans anew for the agents and the load there are, in place of any plan applied by hand.
+        """Plans anew for the present agents and load, replacing any plan applied by hand.
 
         Returns what came of it once the new plan is in force (admin port).
         """
@@ -211,13 +211,13 @@ class AsyncClient(GeneratesTextAsync):
 
         Args:
             model: A model of the repository.
-            version: Empty for the latest.
+            version: Version of the model; empty for the latest.
             slo_ms: Default SLO of its requests; None leaves it to the scheduler, as 0 does below.
-            partitions: Parts to cut it into.
-            max_batch: Largest batch.
-            packing: What running sessions are moved for: "pack" (onto few chains), "balance" or
-                "off"; empty leaves it to the model and the scheduler.
-            timeout_s: Longest wait.
+            partitions: Number of parts to cut it into.
+            max_batch: The largest batch.
+            packing: The goal for which running sessions are moved: "pack" (onto few chains),
+                "balance" or "off"; empty leaves it to the model and the scheduler.
+            timeout_s: The longest wait.
         """
         deployment = calls.Deployment(model, version, slo_ms, partitions, max_batch, packing)
         return await self._run(calls.deploy(deployment, timeout_s))
@@ -243,10 +243,10 @@ class AsyncClient(GeneratesTextAsync):
 
         Args:
             session: Its id, or the id of its request at the gateway that serves it.
-            chain_id: Where to; empty: wherever is best.
+            chain_id: The chain to move to; empty for the best one.
             mode: What travels: "kv" (its caches), "tokens" (computed again there), or "auto".
-            wait_s: Wait so long for the end of the move; 0 returns when it has begun.
-            timeout_s: Longest wait for an answer.
+            wait_s: Seconds to wait for the end of the move; 0 returns when it has begun.
+            timeout_s: The longest wait for an answer.
         """
         return await self._run(moving.move_session(session, chain_id, mode, wait_s, timeout_s))
 

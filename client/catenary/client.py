@@ -1,4 +1,4 @@
-"""The blocking client; safe to use from several threads."""
+"""The blocking client, which is safe to use from several threads."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ Reply = TypeVar("Reply")
 
 
 class Client(GeneratesText):
-    """Talks to a gateway of a cluster; close it, or use it in a `with` statement.
+    """A client of the gateways of a cluster; close it, or use it in a `with` statement.
 
     Args:
-        target: Host and port of the gateway's gRPC endpoint, or any gRPC target. Several, with
-            commas
-            or as a sequence, are gateways of one cluster: where one is not available, calls that
-            may be repeated go to the next, and answers that it had begun go on there.
-        api_key: Sent as `authorization: Bearer ...`.
-        tls: How to trust the server. Without it only this machine is talked to in plain.
-        insecure: Allows plain connections to other machines.
-        timeout_s: Longest wait for one call that names no limit of its own.
+        target: Host and port of the gateway's gRPC port for clients, or any gRPC target. Several,
+            with commas or as a sequence, are gateways of one cluster: where one is not available,
+            repeatable calls go to the next, and answers that it had begun go on there.
+        api_key: API key, sent as `authorization: Bearer ...`.
+        tls: Certificates to trust and to show. Without it only this machine is addressed,
+            unencrypted.
+        insecure: Allows unencrypted connections to other machines.
+        timeout_s: The longest wait for one call that names no limit of its own.
         admin_target: The admin port; port 8003 of the target's host if None. One for all targets,
             or one for each.
         retry: Repeats calls that are safe to repeat. None repeats nothing; see `RetryPolicy`.
@@ -79,17 +79,17 @@ class Client(GeneratesText):
         request_id: str | None = None,
         priority: int | None = None,
     ) -> types.InferResult:
-        """Returns a model's outputs for these inputs.
+        """Returns a model's outputs for some inputs.
 
         Args:
             model: Name of the model.
             inputs: Arrays by input name; NumPy dtypes choose the datatypes.
-            version: Empty for the server's choice.
+            version: Version of the model; empty for the server's choice.
             outputs: Names of the outputs wanted; None for all.
-            slo_ms: When the answer must be there; None for the model's default.
-            timeout_s: Travels as the gRPC deadline and so is a bound on the SLO too. None waits
-                as long as the client's own `timeout_s`, which the server does not see.
-            request_id: Echoed and known to `trace`; None draws one.
+            slo_ms: Milliseconds until the answer must be there; None for the model's default.
+            timeout_s: The gRPC deadline, which bounds the SLO too. None waits as long as the
+                client's own `timeout_s`, which the server does not see.
+            request_id: An id that the result repeats and `trace` knows; None draws one.
             priority: Higher goes first, where the server supports it.
         """
         request = types.InferRequest(model, inputs, version, outputs, slo_ms, request_id, priority)
@@ -98,18 +98,18 @@ class Client(GeneratesText):
     def send(
         self, request: types.InferRequest, *, timeout_s: float | None = None
     ) -> types.InferResult:
-        """Returns the result of a request put together before; see `infer`."""
+        """Returns the result of a request that was made beforehand; see `infer`."""
         return self._run(calls.infer(request, timeout_s))
 
     def infer_stream(
         self, requests: Iterable[types.InferRequest], *, timeout_s: float | None = None
     ) -> Iterator[types.InferResult]:
-        """Yields results over one stream as they come; a failed one has `error` set.
+        """Yields results over one stream as they arrive; a failed one has `error` set.
 
-        The requests are taken while results arrive, so they may be a generator without an end.
+        The requests are taken while results arrive, so they may be an endless generator.
 
         Args:
-            requests: What to send.
+            requests: The requests to send.
             timeout_s: Bound on the whole stream; None for none.
         """
         failed: list[Exception] = []
@@ -119,7 +119,7 @@ class Client(GeneratesText):
                 for request in requests:
                     yield messages.infer_request(request)
             except Exception as error:
-                # gRPC would swallow it on its own thread; it is raised to the caller below.
+                # gRPC would swallow it on a thread of its own; it is raised to the caller below.
                 failed.append(error)
 
         connection = self._targets.current
@@ -142,7 +142,7 @@ class Client(GeneratesText):
         return self._run(calls.ready())
 
     def model_ready(self, name: str, version: str = "") -> bool:
-        """Returns whether one model is ready."""
+        """Returns whether one model can be served at present."""
         return self._run(calls.model_ready(name, version))
 
     def models(self) -> list[types.ModelInfo]:
@@ -154,11 +154,11 @@ class Client(GeneratesText):
         return self._run(calls.model_metadata(name, version))
 
     def status(self) -> types.ClusterStatus:
-        """Returns the cluster at this moment (admin port)."""
+        """Returns the state of the cluster at this moment (admin port)."""
         return self._run(calls.status())
 
     def trace(self, request_id: str = "") -> types.Trace:
-        """Returns where a recent request's time went; the latest one's if no id is given."""
+        """Returns where a recent request's time went; that of the latest one without an id."""
         return self._run(calls.trace(request_id))
 
     def requests(self, limit: int = 50) -> list[recent.RecentRequest]:
@@ -174,7 +174,7 @@ class Client(GeneratesText):
         return self._run(calls.apply_plan(document, timeout_s))
 
     def replan(self, *, timeout_s: float | None = None) -> types.Replanned:
-        """Plans anew for the agents and the load there are, in place of any plan applied by hand.
+        """Plans anew for the present agents and load, replacing any plan applied by hand.
 
         Returns what came of it once the new plan is in force (admin port).
         """
@@ -195,13 +195,13 @@ class Client(GeneratesText):
 
         Args:
             model: A model of the repository.
-            version: Empty for the latest.
+            version: Version of the model; empty for the latest.
             slo_ms: Default SLO of its requests; None leaves it to the scheduler, as 0 does below.
-            partitions: Parts to cut it into.
-            max_batch: Largest batch.
-            packing: What running sessions are moved for: "pack" (onto few chains), "balance" or
-                "off"; empty leaves it to the model and the scheduler.
-            timeout_s: Longest wait.
+            partitions: Number of parts to cut it into.
+            max_batch: The largest batch.
+            packing: The goal for which running sessions are moved: "pack" (onto few chains),
+                "balance" or "off"; empty leaves it to the model and the scheduler.
+            timeout_s: The longest wait.
         """
         deployment = calls.Deployment(model, version, slo_ms, partitions, max_batch, packing)
         return self._run(calls.deploy(deployment, timeout_s))
@@ -227,10 +227,10 @@ class Client(GeneratesText):
 
         Args:
             session: Its id, or the id of its request at the gateway that serves it.
-            chain_id: Where to; empty: wherever is best.
+            chain_id: The chain to move to; empty for the best one.
             mode: What travels: "kv" (its caches), "tokens" (computed again there), or "auto".
-            wait_s: Wait so long for the end of the move; 0 returns when it has begun.
-            timeout_s: Longest wait for an answer.
+            wait_s: Seconds to wait for the end of the move; 0 returns when it has begun.
+            timeout_s: The longest wait for an answer.
         """
         return self._run(moving.move_session(session, chain_id, mode, wait_s, timeout_s))
 
@@ -280,7 +280,7 @@ class Client(GeneratesText):
         except grpc.RpcError as error:
             raise error_of_call(error) from error
         finally:
-            # Also when interrupted: nobody waits for the answer any more.
+            # This also applies to interrupts: nobody waits for the answer any more.
             if future is not None and not future.done():
                 future.cancel()
 

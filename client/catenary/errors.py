@@ -25,16 +25,16 @@ from collections.abc import Mapping
 
 
 class CatenaryError(Exception):
-    """Root of everything a call raises on purpose.
+    """Root of all errors that a call raises on purpose.
 
     Attributes:
         reason: Stable upper-case name, e.g. "SLO_UNATTAINABLE".
         message: One sentence for people.
-        retry_after_s: When the server says to try again; None if it says nothing.
+        retry_after_s: Seconds after which the server says to try again; None if it says nothing.
         may_retry: False if the server forbade another attempt outright.
         details: Facts for the reader, e.g. {"earliest_finish_ms": "41"}.
-        code: Name of the gRPC status it came with; empty if it arose on this side.
-        request_id: The id the failed request travelled under, where it had one.
+        code: Name of the gRPC status it came with; empty if it arose in the client.
+        request_id: Id of the failed request, where it had one.
     """
 
     reason = "INTERNAL"
@@ -63,11 +63,11 @@ class CatenaryError(Exception):
 
 
 class ClientError(CatenaryError):
-    """The caller must change the request."""
+    """An error that the caller avoids by changing the request."""
 
 
 class InvalidInputError(ClientError):
-    """A tensor, shape, datatype, parameter or setting is wrong; `field` names it."""
+    """A tensor, shape, datatype, parameter or setting that is wrong; `field` names it."""
 
     reason = "INVALID_INPUT"
 
@@ -78,70 +78,70 @@ class InvalidInputError(ClientError):
 
     @classmethod
     def at(cls, field: str, message: str) -> InvalidInputError:
-        """Returns the error for one field, found on this side before anything was sent."""
+        """Returns the error for one field, found in the client before anything was sent."""
         return cls(f"{field}: {message}", details={"field": field})
 
 
 class PayloadTooLargeError(ClientError):
-    """The message is larger than one side accepts, however idle it is."""
+    """A message that is larger than one side ever accepts."""
 
     reason = "PAYLOAD_TOO_LARGE"
 
 
 class ModelNotFoundError(ClientError):
-    """No such model or version."""
+    """A model, or a version of it, that does not exist."""
 
     reason = "MODEL_NOT_FOUND"
 
 
 class NotSupportedError(ClientError):
-    """Part of the protocol that this server does not offer."""
+    """A part of the protocol that this server does not offer."""
 
     reason = "NOT_SUPPORTED"
 
 
 class UnauthenticatedError(ClientError):
-    """No key, or one nobody knows."""
+    """A call without an API key, or with an unknown one."""
 
     reason = "UNAUTHENTICATED"
 
 
 class PermissionDeniedError(ClientError):
-    """A known key without this scope."""
+    """A call whose API key is known but lacks the scope."""
 
     reason = "PERMISSION_DENIED"
 
 
 class RequestCancelledError(ClientError):
-    """The call was cancelled before it had an answer."""
+    """A call that was cancelled before it had an answer."""
 
     reason = "CANCELLED"
 
 
 class OverloadError(CatenaryError):
-    """Come back later; `retry_after_s` says when. Without it another attempt does not help."""
+    """An error of too much load: return after `retry_after_s`. Without it a retry does not help."""
 
 
 class OverloadedError(OverloadError):
-    """A bounded queue or buffer of the server is full."""
+    """A bounded queue or buffer of the server that is full."""
 
     reason = "OVERLOADED"
 
 
 class CacheFullError(OverloadError):
-    """An agent's memory for key-value caches is full, and the session found no other place."""
+    """An agent's memory for caches that is full, while the session found no other place."""
 
     reason = "CACHE_FULL"
 
 
 class SloUnattainableError(OverloadError):
-    """Computed by the scheduler: the request cannot finish in time on the present book."""
+    """A request that cannot finish in time, as the scheduler computes from the present book."""
 
     reason = "SLO_UNATTAINABLE"
 
     @property
     def earliest_finish_ms(self) -> float | None:
-        """How long the request would have taken, if the server said so."""
+        """Milliseconds that the request would have taken, if the server said so."""
         try:
             return float(self.details["earliest_finish_ms"])
         except (KeyError, ValueError):
@@ -149,46 +149,46 @@ class SloUnattainableError(OverloadError):
 
 
 class QuotaExceededError(OverloadError):
-    """This key has used up its share."""
+    """An API key that has used up its share."""
 
     reason = "QUOTA_EXCEEDED"
 
 
 class DeadlineExceededError(CatenaryError):
-    """Time ran out: the request's SLO, its gRPC deadline, or the client's patience."""
+    """A request's SLO, its gRPC deadline or the client's time limit that has passed."""
 
     reason = "DEADLINE_EXCEEDED"
 
     @property
     def stage(self) -> str:
-        """Where the request was when time ran out; empty if the server did not say."""
+        """The step in which the request was when time ran out; empty if the server did not say."""
         return self.details.get("stage", "")
 
 
 class PlanError(CatenaryError):
-    """The operator must act, or the scheduler is about to."""
+    """An error on which the operator must act, or on which the scheduler is about to act."""
 
 
 class NoActivePlanError(PlanError):
-    """The model is known, but nothing serves it at present."""
+    """A known model that nothing serves at present."""
 
     reason = "NO_ACTIVE_PLAN"
 
 
 class PlanInfeasibleError(PlanError):
-    """No plan satisfies the constraints; the message names the first that fails."""
+    """Constraints that no plan satisfies; the message names the first that fails."""
 
     reason = "PLAN_INFEASIBLE"
 
 
 class ContentMismatchError(PlanError):
-    """A model's file is not what was recorded of it; the message says which, and where."""
+    """A model's file that is not what was recorded of it; the message says which, and where."""
 
     reason = "CONTENT_MISMATCH"
 
 
 class CanaryFailedError(PlanError):
-    """A device answers a fixed input otherwise than others of its kind."""
+    """A device that computes wrongly: its answer to a fixed input differs from that of its kind."""
 
     reason = "CANARY_FAILED"
 
@@ -200,64 +200,64 @@ class StaleEpochError(PlanError):
 
 
 class PeerError(CatenaryError):
-    """Another process is gone or not there yet."""
+    """An error of another process that is gone or not ready."""
 
 
 class UnavailableError(PeerError):
-    """The server cannot be reached, is starting, draining, or between two leaders."""
+    """A server that cannot be reached, starts or drains, or a cluster between two leaders."""
 
     reason = "UNAVAILABLE"
     helps_to_repeat = True
 
 
 class InvalidMessageError(PeerError):
-    """A process of the cluster sent another what cannot be; `details["field"]` names it."""
+    """A message between processes of the cluster with an impossible value; the details name it."""
 
     reason = "INVALID_MESSAGE"
 
 
 class PartitionLostError(PeerError):
-    """An agent or a link was lost and the work could not be recovered in time."""
+    """An agent or a link that was lost with work that could not be recovered in time."""
 
     reason = "PARTITION_LOST"
     helps_to_repeat = True
 
 
 class DeviceFailedError(PeerError):
-    """A device failed to compute, and there was no other, or no time left, for another try."""
+    """A device that failed to compute, without another device or time for a second try."""
 
     reason = "DEVICE_FAILED"
     helps_to_repeat = True
 
 
 class DeviceLostError(PeerError):
-    """A device is lost to its agent, which is started anew; no other could do the work in time."""
+    """A device that is lost to its agent, which restarts; no other could do the work in time."""
 
     reason = "DEVICE_LOST"
     helps_to_repeat = True
 
 
 class DeviceOutOfMemoryError(PeerError):
-    """A device had not enough memory for this at the time, and no other could do it."""
+    """A device without enough memory at the time, while no other could do the work."""
 
     reason = "DEVICE_OUT_OF_MEMORY"
     helps_to_repeat = True
 
 
 class ProtocolError(PeerError):
-    """The answer does not follow the protocol, e.g. bytes that do not fit their shape."""
+    """An answer that does not follow the protocol, e.g. bytes that do not fit their shape."""
 
     reason = "PROTOCOL_ERROR"
 
 
 class ComputeFailedError(CatenaryError):
-    """The request made several agents fail: it, and none of them, is taken to be the cause."""
+    """A request that made several agents fail, and is therefore taken to be the cause."""
 
     reason = "COMPUTE_FAILED"
 
 
 class InternalError(CatenaryError):
-    """A bug on the server; `details["request_id"]` is what its owner needs to find it."""
+    """A bug on the server; its operator can find it by `details["request_id"]`."""
 
     reason = "INTERNAL"
 

@@ -1,6 +1,6 @@
 """A load generator: closed loop (a number of callers) or open loop (Poisson arrivals).
 
-In the open loop a request's latency counts from the moment it was due, so a server that stalls
+In the open loop a request's latency counts from the moment it was due, so that a server that stalls
 cannot hide it by making the generator late.
 """
 
@@ -19,20 +19,20 @@ from catenary.types import InferRequest
 
 MOST_OUTSTANDING = 4096
 NOT_SENT = "NOT_SENT"
-"""Counted in `errors` for arrivals beyond `MOST_OUTSTANDING`, which are not sent."""
+"""Key in `errors` of arrivals beyond `MOST_OUTSTANDING`, which are not sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """What load to make.
+    """The load to generate.
 
     Attributes:
-        seconds: How long requests are started.
+        seconds: Seconds during which requests are started.
         rate: Arrivals a second; None for the closed loop.
         concurrency: Callers of the closed loop, each waiting for its answer.
         timeout_s: gRPC deadline of each request; None for none.
-        slo_ms: What attainment is measured against; also sent with each request.
-        seed: Of the arrival times.
+        slo_ms: SLO against which attainment is measured; also sent with each request.
+        seed: Seed of the arrival times.
     """
 
     seconds: float
@@ -53,7 +53,7 @@ class LoadSettings:
 
 @dataclass(slots=True)
 class LoadReport:
-    """What came of it; latencies in milliseconds, of answered requests."""
+    """The result of a load; latencies in milliseconds, of answered requests."""
 
     latencies_ms: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
@@ -62,7 +62,7 @@ class LoadReport:
 
     @property
     def requests(self) -> int:
-        """Requests begun."""
+        """Number of requests begun."""
         return len(self.latencies_ms) + self.errors.total()
 
     @property
@@ -73,7 +73,7 @@ class LoadReport:
         return sum(latency <= self.slo_ms for latency in self.latencies_ms) / self.requests
 
     def percentile_ms(self, percent: float) -> float | None:
-        """Returns the nearest-rank percentile; None if nothing was answered."""
+        """Returns the nearest-rank percentile of the latencies; None if nothing was answered."""
         if not self.latencies_ms:
             return None
         ordered = sorted(self.latencies_ms)
@@ -102,12 +102,12 @@ async def run_load(
     settings: LoadSettings,
     progress: Callable[[LoadReport], None] = lambda report: None,
 ) -> LoadReport:
-    """Sends the request over and over and returns what came of it.
+    """Sends copies of a request as the settings say, and returns a report of their answers.
 
     Args:
-        client: Who to send with.
-        request: What to send; each gets an id of its own.
-        settings: How much.
+        client: The client to send with.
+        request: The request to send; each copy gets an id of its own.
+        settings: The load to generate.
         progress: Called with the growing report after each answer.
     """
     run = _Run(client, request, settings, progress)

@@ -1,4 +1,4 @@
-"""Running sessions as data: where they generate, and moving one to another chain (pure)."""
+"""Running sessions as data: the chains they are on, and moves to other chains. Pure."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from catenary.rpc.calls import RpcCall
 from catenary_protos.catenary.v1 import admin_pb2
 
 MODES = ("auto", "kv", "tokens")
-"""What travels: whatever is faster, the caches, or the tokens to compute them again."""
+"""The ways to move a session: whichever is faster, as caches, or as tokens to compute them again.
+"""
 LONGEST_WAIT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """One session that generates.
+    """One session that generates text.
 
     Attributes:
-        session_id: Changes when it moves or is started again.
-        request_id: The id its client sent or was given; empty if another gateway serves it.
+        session_id: Id of the session, which changes when it moves or is started again.
+        request_id: Id that its client sent or was given; empty if another gateway serves it.
         model: Name and version.
         chain_id: Its chain; empty for a session that an earlier scheduler began.
         hops: Agent, first block and end of the blocks it processes, in order.
-        tokens: Of prompt and answer, as far as is known.
-        gateway_id: Who serves it.
-        moving_to: The chain it moves to at the moment; empty: none.
+        tokens: Tokens of prompt and answer, as far as known.
+        gateway_id: The gateway that serves it.
+        moving_to: The chain it moves to at present; empty for none.
         moving_by: "kv" or "tokens", if it moves.
         group: Its scheduler group.
-        generates: Its prompt is done; before that it cannot move.
+        generates: Whether its prompt is done; before that it cannot move.
     """
 
     session_id: int
@@ -46,19 +47,19 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True)
 class SessionMove:
-    """What came of a wish to move a session.
+    """The result of an attempt to move a session.
 
     Attributes:
-        outcome: "moved", "begun" (nobody waited for the end), or "failed": it stays where it was,
-            or has ended.
-        session_id: What it became.
-        chain_id: Where it went.
+        outcome: "moved", "begun" (nobody waited for the end), or "failed": the session stays where
+            it was, or has ended.
+        session_id: Its new id.
+        chain_id: The chain it moved to.
         mode: "kv" or "tokens".
-        tokens: Cached at the hand-over.
-        rounds: Of sending before that.
-        duration_ns: From the order to the hand-over.
+        tokens: Tokens cached at the hand-over.
+        rounds: Rounds of sending before it.
+        duration_ns: Time from the order to the hand-over.
         held_ns: The part of it in which no token was computed.
-        problem: Why it failed.
+        problem: Why the move failed.
     """
 
     outcome: str
@@ -73,7 +74,7 @@ class SessionMove:
 
 
 def sessions(model: str) -> RpcCall[list[SessionInfo]]:
-    """The sessions of a model, or of all."""
+    """Returns the call that lists the sessions of a model, or of all for an empty name."""
     request = admin_pb2.ListSessionsRequest(model=model)
     return RpcCall("admin", "ListSessions", request, session_list, looks_only=True)
 
@@ -81,10 +82,10 @@ def sessions(model: str) -> RpcCall[list[SessionInfo]]:
 def move_session(
     session: int | str, chain_id: str, mode: str, wait_s: float, timeout_s: float | None
 ) -> RpcCall[SessionMove]:
-    """Moves a session, by its id, or by that of its request.
+    """Returns the call that moves a session, which is given by its id or that of its request.
 
     Raises:
-        InvalidInputError: An argument cannot be sent; names it.
+        InvalidInputError: An argument cannot be sent; the error names it.
     """
     if mode not in MODES:
         raise InvalidInputError.at("mode", f"must be one of {', '.join(MODES)}")
@@ -105,7 +106,7 @@ def move_session(
 
 
 def session_list(message: admin_pb2.ListSessionsResponse) -> list[SessionInfo]:
-    """Returns the sessions of a reply."""
+    """Returns the sessions in a reply."""
     return [
         SessionInfo(
             session_id=each.session_id,
@@ -125,7 +126,7 @@ def session_list(message: admin_pb2.ListSessionsResponse) -> list[SessionInfo]:
 
 
 def move_result(message: admin_pb2.MoveSessionResponse) -> SessionMove:
-    """Returns what came of a move."""
+    """Returns the result of a move in a reply."""
     return SessionMove(
         message.outcome,
         message.session_id,

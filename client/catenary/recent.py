@@ -1,4 +1,4 @@
-"""The recent requests of a gateway as data (pure)."""
+"""The recent requests of a gateway as data. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class RecentRequest:
     """One request that has ended; `Client.trace` tells where its time went.
 
     Attributes:
-        request_id: The id its client sent or was given.
+        request_id: Id that its client sent or was given.
         model: Name and version.
         outcome: "OK" or the reason it failed.
-        total_ns: From its arrival at the gateway to its answer.
-        ended_ago_ns: Since its end, when this was asked.
+        total_ns: Time from its arrival at the gateway to its answer.
+        ended_ago_ns: Time from its end to this reply.
     """
 
     request_id: str
@@ -31,7 +31,7 @@ class RecentRequest:
 
 
 def requests(limit: int) -> RpcCall[list[RecentRequest]]:
-    """The latest requests of the gateway that is asked, the newest first.
+    """Returns the call that lists the latest requests of a gateway, the newest first.
 
     Raises:
         InvalidInputError: No answer lists so many.
@@ -43,7 +43,7 @@ def requests(limit: int) -> RpcCall[list[RecentRequest]]:
 
 
 def request_list(message: admin_pb2.ListRequestsResponse) -> list[RecentRequest]:
-    """Returns the requests of a reply."""
+    """Returns the requests in a reply."""
     return [
         RecentRequest(each.request_id, each.model, each.outcome, each.total_ns, each.ended_ago_ns)
         for each in message.requests

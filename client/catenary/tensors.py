@@ -1,4 +1,4 @@
-"""NumPy arrays to Open Inference Protocol tensors and back (pure).
+"""Conversion between NumPy arrays and Open Inference Protocol tensors. Pure.
 
 Tensors travel raw: row-major little-endian bytes, one buffer a tensor. Encoding copies once (NumPy
 to bytes); decoding copies nothing, so arrays of a reply are read-only views of its buffers.
@@ -34,11 +34,11 @@ DTYPE_OF: dict[str, np.dtype[Any]] = {
     "FP32": np.dtype(np.float32),
     "FP64": np.dtype(np.float64),
 }
-"""Datatypes of fixed size that NumPy knows; `BYTES` and `BF16` are handled apart."""
+"""Datatypes of fixed size that NumPy has. `BYTES` and `BF16` are handled separately."""
 
 DATATYPE_OF = {dtype: name for name, dtype in DTYPE_OF.items()}
 
-# The protocol's typed fields; FP16 and BF16 have none and always travel raw.
+# Typed fields of the protocol; FP16 and BF16 have none and always travel raw.
 _CONTENTS_OF = {
     "BOOL": "bool_contents",
     "UINT8": "uint_contents",
@@ -61,7 +61,7 @@ def datatype_of(array: Array, field: str = "array") -> str:
     """Returns the protocol's name of an array's dtype.
 
     Raises:
-        InvalidInputError: The protocol has no such datatype; names `field`.
+        InvalidInputError: The protocol has no such datatype; the error names `field`.
     """
     if array.dtype.kind in "OSU":
         return "BYTES"
@@ -87,7 +87,7 @@ def decode(datatype: str, shape: Sequence[int], raw: bytes, field: str = "tensor
     """Returns a read-only view of raw bytes as an array.
 
     Raises:
-        ProtocolError: The bytes do not fit the datatype and shape.
+        ProtocolError: The bytes do not match the datatype and shape.
     """
     elements = _elements(shape, field)
     if datatype == "BYTES":
@@ -105,7 +105,7 @@ def decode(datatype: str, shape: Sequence[int], raw: bytes, field: str = "tensor
 def decode_contents(
     datatype: str, shape: Sequence[int], contents: Any, field: str = "tensor"
 ) -> Array:
-    """Returns the array of a tensor that came in the protocol's typed form."""
+    """Returns the array of a tensor in the protocol's typed form."""
     name = _CONTENTS_OF.get(datatype)
     if name is None:
         raise ProtocolError(f"{field} has datatype {datatype!r}, which has no typed form")

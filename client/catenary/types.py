@@ -1,6 +1,6 @@
-"""What calls take and give: plain frozen dataclasses, no protocol messages.
+"""Arguments and results of calls: plain frozen dataclasses, no protocol messages.
 
-All of them turn into JSON with `as_json`, arrays excepted.
+All of them can be turned into JSON with `as_json`, arrays excepted.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ ParameterValue = bool | int | float | str
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """One inference request, for `infer_stream` or to send several times.
+    """One inference request, for `infer_stream` or to be sent several times.
 
     Attributes:
         model: Name of the model.
         inputs: Its input tensors by name.
-        version: Empty for the server's choice.
+        version: Version of the model; empty for the server's choice.
         outputs: Names of the outputs wanted; None for all of them.
-        slo_ms: When the answer must be there, counted from the request's arrival.
-        request_id: Echoed in the result and known to `trace`; None draws one.
+        slo_ms: Milliseconds from the request's arrival until the answer must be there.
+        request_id: An id that the result repeats and `trace` knows; None draws one.
         priority: Higher goes first, where the server supports it.
         parameters: Further request parameters of the protocol.
     """
@@ -49,11 +49,11 @@ class InferResult:
 
     Attributes:
         outputs: Output arrays by name.
-        id: The request's id.
+        id: Id of the request.
         model: Model that answered.
         version: Its version.
         parameters: Parameters the server attached.
-        error: Why there are no outputs; only in a stream, elsewhere it is raised.
+        error: Why there are no outputs. It is set only in a stream, elsewhere it is raised.
     """
 
     outputs: dict[str, Array]
@@ -95,7 +95,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """What a model takes and gives."""
+    """Inputs and outputs of a model."""
 
     name: str
     versions: tuple[str, ...]
@@ -106,14 +106,15 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True)
 class AgentImpairment:
-    """One thing that speaks against giving work to an agent.
+    """A reason to give an agent no work while others can do it.
 
     Attributes:
         kind: straggling, silent, suspected, draining, broken, quarantined, cannot_load, or severed
             (no frames get through between it and another agent).
-        partition: What it is about; empty: all of the agent.
-        remaining_s: When it is over, or the agent is asked again; None: not by itself.
-        why: In words.
+        partition: The partition it concerns; empty for the whole agent.
+        remaining_s: Seconds until it ends, or the agent is tried again; None if it does not by
+            itself.
+        why: An explanation in words.
     """
 
     kind: str
@@ -124,20 +125,20 @@ class AgentImpairment:
 
 @dataclass(frozen=True, slots=True)
 class AgentInfo:
-    """One agent.
+    """One agent and its state.
 
     Attributes:
         state: joining, ready, draining or lost.
         group: Its scheduler group.
         block_slots: Key-value caches it has room for, one session in one block each.
-        used_block_slots: Those of them that are reserved.
+        used_block_slots: Number of these that are reserved.
         cached_block_tokens: Tokens in its caches, each counted once per block.
         most_block_tokens: Tokens there is room for, counted in the same way.
-        slowdown_ratio: How much longer it computes than was booked, of late; 0 if not known.
-        batches: Batches that it has yet to compute.
+        slowdown_ratio: Recent ratio of its compute times to the booked ones; 0 if not known.
+        batches: Number of batches that it has yet to compute.
         server_id: The machine it is on.
-        used_memory_bytes: Memory of what it has loaded.
-        impairments: What speaks against it, the most serious first.
+        used_memory_bytes: Memory of the partitions it has loaded.
+        impairments: Reasons against giving it work, the most serious first.
     """
 
     agent_id: str
@@ -161,15 +162,17 @@ class AgentInfo:
 
 @dataclass(frozen=True, slots=True)
 class LatencyInfo:
-    """What prompts and steps take on a chain: a line each, in nanoseconds.
+    """Fitted times of prompts and decode steps on a chain: a line each, in nanoseconds.
 
-    A prompt of n tokens takes max(prefill_floor_ns, prefill_ns + n * prefill_token_ns), a step of
-    b > 1 sessions with c tokens behind them decode_ns + b * decode_session_ns +
-    c * decode_context_token_ns, a step of one session decode_lone_ns.
+    A prompt of n tokens takes max(prefill_floor_ns, prefill_ns + n * prefill_token_ns), a step of b
+    > 1 sessions with c tokens of context decode_ns + b * decode_session_ns + c *
+    decode_context_token_ns, a step of one session decode_lone_ns.
 
     Attributes:
-        prefill_error_ratio: Mean of |measured / predicted - 1| lately; -1 if nothing was measured.
-        decode_error_ratio: The same of steps.
+        prefill_error_ratio: Recent mean of |measured / predicted - 1| of prompts; -1 if nothing was
+            measured.
+        decode_error_ratio: Recent mean of |measured / predicted - 1| of decode steps; -1 if none
+            was measured.
     """
 
     prefill_token_ns: float
@@ -190,13 +193,14 @@ class ChainInfo:
     Attributes:
         chain_id: Its name within the plan.
         hops: Agent, first block and end of the blocks it processes, in order.
-        capacity: Sessions at a time.
+        capacity: The most concurrent sessions.
         sessions: Sessions it has now.
         service_ns: Expected time of a session of mean size.
-        role: "mixed", or "prefill" or "decode" where these two are done by chains of their own.
-        lines: What prompts and steps take on it; None if that is not known.
-        cache_tokens: Tokens its caches hold at most; 0: as many as whole sessions come to.
-        cached_tokens: Tokens of its sessions, as far as is known.
+        role: "mixed", or "prefill" or "decode" where chains of their own do these.
+        lines: Times of prompts and decode steps on it; None if unknown.
+        cache_tokens: The most tokens its caches hold; 0 if `capacity` whole sessions are the only
+            limit.
+        cached_tokens: Tokens of its sessions, as far as known.
     """
 
     chain_id: str
@@ -215,7 +219,7 @@ class DeploymentInfo:
     """One deployed model as the scheduler sees it.
 
     Attributes:
-        packing: What running sessions are moved for: "pack", "balance" or "off".
+        packing: Goal for which running sessions are moved: "pack", "balance" or "off".
         sessions_moving: Sessions on their way to another chain.
     """
 
@@ -236,8 +240,8 @@ class GroupInfo:
     """One scheduler group: the agents that one scheduler plans for.
 
     Attributes:
-        scheduler_id: Who leads it; empty: nobody at the moment.
-        agents: How many of its agents are ready.
+        scheduler_id: The scheduler that leads it; empty if none does at present.
+        agents: Number of its agents that are ready.
     """
 
     group: int
@@ -253,12 +257,12 @@ class GroupInfo:
 
 @dataclass(frozen=True, slots=True)
 class ProcessVersion:
-    """What software one process runs.
+    """The version of the software that one process runs.
 
     Attributes:
         role: scheduler, gateway or agent.
-        name: Of the process.
-        version: Of the package; empty if the process is too old to say.
+        name: Name of the process.
+        version: Version of the package; empty if the process is too old to say.
     """
 
     role: str
@@ -271,17 +275,18 @@ class ClusterStatus:
     """The cluster at one moment.
 
     Attributes:
-        groups: Empty unless the cluster is divided into scheduler groups; all else are then sums.
-        moves_done: Moves of running sessions to other chains, since the scheduler leads.
+        groups: Scheduler groups; empty unless the cluster is divided, and then the rest are sums.
+        moves_done: Moves of running sessions to other chains since the scheduler leads.
         moves_failed: Moves that were begun and left the session where it was.
-        versions: What the leader, and the gateways and agents connected to it, run.
+        versions: Software versions of the leader, and of the gateways and agents connected to it.
         redis_problem: Why `redis_connected` is false, in one line.
         audits: How often the book was compared with what agents hold and gateways wait for.
-        leaks_mended: What was reserved and not held, or held and not reserved, and is put right.
+        leaks_mended: Differences found by audits (reserved and not held, or held and not reserved)
+            that were put right.
         scheduler_problem: Why no scheduler answered, so that this is only what a gateway knows by
             itself; empty if one did.
         takeover_problems: What a new leader could not take over from Redis, and failures to lead.
-        quarantined_records: What it found unreadable there when it began.
+        quarantined_records: Records in Redis that the leader could not read when it began.
     """
 
     scheduler_id: str
@@ -309,7 +314,7 @@ class ClusterStatus:
 
 @dataclass(frozen=True, slots=True)
 class ModelDowntime:
-    """How long a model was not dispatched while plans changed."""
+    """Time during which a model was not dispatched while plans changed."""
 
     model: str
     version: str
@@ -324,9 +329,9 @@ class PlanSwitch:
         from_plan: Id of the plan before.
         to_plan: Id of the new plan; empty unless it is in force.
         phase: loading, flushing, moving, returning, done or rolled back.
-        cause: Who or what wanted it.
+        cause: The person or event that asked for it.
         problem: Why it was rolled back.
-        duration_ns: From the decision to the end, or until now.
+        duration_ns: Time from the decision to the end, or until now.
         downtime: Models that could not be dispatched for a while; all others never stopped.
     """
 
@@ -341,14 +346,14 @@ class PlanSwitch:
 
 @dataclass(frozen=True, slots=True)
 class ActivePlan:
-    """The plan in force, as the document `apply_plan` takes, and why it looks like that.
+    """The plan in force, as the document `apply_plan` takes, with an explanation.
 
     Attributes:
         document: The plan.
-        explanation: In words: what runs where, who planned it, what it promises.
-        plan_id: Its id.
-        planner: Who made it: pooled, even, or hand.
-        last_switch: The switch under way, else the last one; None if there was none.
+        explanation: What runs where, who planned it and what it promises, in words.
+        plan_id: Id of the plan.
+        planner: The planner that made it: pooled, even, or hand.
+        last_switch: The change of plan under way, else the last one; None if there was none.
     """
 
     document: dict[str, Any]
@@ -360,7 +365,7 @@ class ActivePlan:
 
 @dataclass(frozen=True, slots=True)
 class Replanned:
-    """What planning anew led to; `changed` is False if the plan in force is the best one."""
+    """The result of planning anew; `changed` is False if the plan in force is the best one."""
 
     plan_id: str
     changed: bool
@@ -369,9 +374,9 @@ class Replanned:
 
 @dataclass(frozen=True, slots=True)
 class TraceSpan:
-    """One stretch of a request's life; times count from its arrival at the gateway.
+    """One interval of a request's life; times count from its arrival at the gateway.
 
-    `attempt` is 1 for the first dispatch, 0 for what belongs to no dispatch.
+    `attempt` is 1 for the first dispatch, 0 for intervals outside of any dispatch.
     """
 
     name: str
@@ -384,7 +389,7 @@ class TraceSpan:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Where the time of one request went; `outcome` is "OK" or the reason it failed."""
+    """The time of one request, by spans; `outcome` is "OK" or the reason it failed."""
 
     request_id: str
     model: str

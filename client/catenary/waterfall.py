@@ -1,4 +1,4 @@
-"""A request's trace as a waterfall of bars (pure)."""
+"""Rendering of a request's trace as a waterfall of bars. Pure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _rows(trace: Trace, width: int) -> list[tuple[str, str, str]]:
     end_ns = max(trace.total_ns, *(span.start_ns + span.duration_ns for span in trace.spans), 1)
     process_width = min(20, max(len(span.process) for span in trace.spans))
     stage_width = min(26, max(len(_stage(span)) for span in trace.spans))
-    # Two separators of two columns on the left, "  start  duration ms" on the right.
+    # Two separators of two columns on the left, and start and duration on the right.
     cells = max(_SMALLEST_BAR, width - process_width - stage_width - 4 - 23)
     return [_row(span, end_ns, (process_width, stage_width, cells)) for span in trace.spans]
 
@@ -85,6 +85,6 @@ def _row(span: TraceSpan, end_ns: int, widths: tuple[int, int, int]) -> tuple[st
 
 
 def _stage(span: TraceSpan) -> str:
-    # The process has a column of its own: "agent.compute" on agent-0 is plainly its compute.
+    # The process has a column of its own, so the prefix of "agent.compute" can go.
     name = span.name.rpartition(".")[2]
     return f"{name} (attempt {span.attempt})" if span.attempt > 1 else name

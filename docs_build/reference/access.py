@@ -1,4 +1,4 @@
-"""The page of who may call what: the table that every server inside the cluster is held to."""
+"""The page of access rights, from the table that every server inside the cluster enforces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ API keys instead."""
 
 
 def access_page() -> str:
-    """Returns the page."""
     return page("Who may call what", _INTRO, table(("method", "may call", "with a key"), _rows()))
 
 

@@ -36,7 +36,8 @@ _CONNECTION = {
     "insecure",
     "as_json",
 }
-"""Parameters every command of the client has; see `catenary.command_line.kit.CommandOptions`."""
+"""Parameters that every command of the client has; see
+`catenary.command_line.kit.CommandOptions`."""
 
 
 _KINDS = {int: "INTEGER", float: "FLOAT", Path: "PATH", str: "TEXT"}
@@ -58,12 +59,12 @@ def client_page() -> str:
 
 
 def client_command() -> Any:
-    """Returns the client's root command as click knows it."""
+    """Returns the client's root command in click's form."""
     return typer.main.get_command(application.app)
 
 
 def leaves(command: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yields every command that does something, with the words it is called by."""
+    """Yields every command that is not a group, with the words by which it is called."""
     children = subcommands(command)
     if not children:
         yield path, command
@@ -73,7 +74,7 @@ def leaves(command: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def subcommands(command: Any) -> dict[str, Any]:
-    """Returns the commands of a group by their names, in order; nothing for other commands."""
+    """Returns the commands of a group by their names, sorted; empty for other commands."""
     if not hasattr(command, "list_commands"):
         return {}
     context = click.Context(command)
@@ -97,7 +98,7 @@ def _section(path: str, command: Any, shared: tuple[str, ...]) -> str:
 
 
 def _help(text: str) -> Iterator[str]:
-    """Yields the paragraphs; an example becomes code."""
+    """Yields the paragraphs of a help text, with an example as code."""
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text).replace("\b", "")):
         lead, found, example = paragraph.partition("Example: ")
         if lead.strip():

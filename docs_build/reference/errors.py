@@ -1,4 +1,4 @@
-"""The page of errors: every reason with its status in gRPC and HTTP, and whether to try again."""
+"""The page of errors: every reason with its gRPC and HTTP status, and whether to retry."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ _MILLISECOND_NS = 1_000_000
 
 
 def errors_page() -> str:
-    """Returns the page."""
     columns = ("reason", "gRPC", "HTTP", "type for OpenAI", "try again", "what happened")
     return page("Errors", _INTRO, table(columns, _rows()))
 

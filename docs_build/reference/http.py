@@ -1,4 +1,4 @@
-"""The page of HTTP routes of a gateway."""
+"""The page of a gateway's HTTP routes."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ def served_routes() -> Iterator[tuple[str, str]]:
     """Yields method and path of every route."""
     app = web.Application()
     app.add_routes([*oip_http.routes(), *openai_http.routes()])
-    Dashboard.__new__(Dashboard).add_to(app)  # what its routes answer with is not needed here
+    Dashboard.__new__(Dashboard).add_to(app)  # its routes need no handlers' state here
     for route in app.router.routes():
         if route.resource is not None and route.method != "HEAD":
             yield route.method, route.resource.canonical
 
 
 def http_page() -> str:
-    """Returns the page.
+    """Returns the page of HTTP routes.
 
     Raises:
-        InternalError: If a route is not described here.
+        InternalError: This module does not describe a route.
     """
     rows = []
     for method, path in served_routes():

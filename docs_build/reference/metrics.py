@@ -1,4 +1,4 @@
-"""The page of metrics: what is counted, by whom, with which labels."""
+"""The page of metrics: what is counted, by which process, with which labels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SECTION = re.compile(r"^# (Gateway|Scheduler|Agent|Every process)\b")
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A metric as Prometheus sees it."""
+    """A metric in the form that Prometheus shows it."""
 
     name: str
     kind: str
@@ -33,7 +33,6 @@ class Shown:
 
 
 def metrics_page() -> str:
-    """Returns the page."""
     found = list(shown_metrics())
     sections = []
     for section in dict.fromkeys(each.section for each in found):

@@ -1,4 +1,4 @@
-"""Pages of the gRPC services: a page per package, from the comments in the .proto files."""
+"""Pages of the gRPC services, one per package, from the comments in the .proto files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROTOS = Path(__file__).resolve().parents[2] / "protos"
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _MESSAGES, _ENUMS, _SERVICES = 4, 5, 6
-"""Field numbers of `FileDescriptorProto`: what a path of a source location begins with."""
+"""Field numbers of `FileDescriptorProto` with which paths of source locations begin."""
 _FIELDS, _NESTED, _NESTED_ENUMS, _METHODS, _VALUES = 2, 3, 4, 2, 2
 _SCALARS = {number: name.removeprefix("TYPE_").lower() for name, number in _Field.Type.items()}
 
@@ -28,13 +28,13 @@ Comments = Mapping[tuple[int, ...], str]
 
 @dataclass(frozen=True, slots=True)
 class ProtoFile:
-    """One .proto file and the comments in it, by the path of what they describe."""
+    """One .proto file, with its comments by the path of the declaration they describe."""
 
     file: descriptor_pb2.FileDescriptorProto
     comments: Comments
 
     def comment(self, *path: int) -> str:
-        """Returns what is said of a declaration; empty if nothing is."""
+        """Returns the comment of a declaration; empty without one."""
         return prose(self.comments.get(path, ""))
 
 
@@ -42,7 +42,7 @@ def proto_files() -> tuple[ProtoFile, ...]:
     """Returns every .proto file of the project, parsed with its comments.
 
     Raises:
-        InternalError: If protoc refuses one of them.
+        InternalError: protoc refuses one of them.
     """
     names = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
     includes = str(resources.files("grpc_tools") / "_proto")
@@ -56,7 +56,7 @@ def proto_files() -> tuple[ProtoFile, ...]:
 
 
 def service_pages() -> dict[str, str]:
-    """Returns file name -> page for every .proto file, e.g. "grpc-catenary-v1-admin.md"."""
+    """Returns the page of every .proto file by its name, e.g. "grpc-catenary-v1-admin.md"."""
     files = proto_files()
     pages_of = {
         f".{file.file.package}.{name}": page_name(file)
@@ -70,7 +70,7 @@ def service_pages() -> dict[str, str]:
 
 
 def page_name(file: ProtoFile) -> str:
-    """Returns the file name of a page."""
+    """Returns the file name of a .proto file's page."""
     return "grpc-" + file.file.name.removesuffix(".proto").replace("/", "-") + ".md"
 
 
@@ -78,7 +78,7 @@ def _comments_of(file: descriptor_pb2.FileDescriptorProto) -> dict[tuple[int, ..
     found = {}
     for location in file.source_code_info.location:
         text = location.leading_comments or location.trailing_comments
-        # A headline such as `---- gateway -> scheduler ----` divides the file, no more.
+        # A headline such as `---- gateway -> scheduler ----` only divides the file.
         if text.strip() and not text.strip().startswith("----"):
             found[tuple(location.path)] = text
     return found
@@ -90,7 +90,7 @@ def _page(file: ProtoFile, pages_of: Mapping[str, str]) -> str:
         if location.leading_detached_comments
         else location.leading_comments
         for location in file.file.source_code_info.location
-        if tuple(location.path) == (12,)  # `syntax`, which the comment of a file stands before
+        if tuple(location.path) == (12,)  # `syntax`, behind the comment of a file
     )
     sections = [_service(file, number, pages_of) for number in range(len(file.file.service))]
     for number, message in enumerate(file.file.message_type):

@@ -12,7 +12,6 @@ Everything `import catenary` offers. [How to use it](sdk-guide.md) is a page wit
 
 
 def sdk_page() -> str:
-    """Returns the page."""
     groups: dict[str, list[str]] = {"Clients": [], "Results and options": [], "Errors": []}
     for name in catenary.__all__:
         groups[_group_of(name)].append(name)

@@ -22,7 +22,7 @@ PROCESSES: dict[str, type[ProcessSettings]] = {
     "scheduler": SchedulerSettings,
     "agent": AgentSettings,
 }
-"""Section of `catenary.yaml` -> class."""
+"""Settings classes by their sections of `catenary.yaml`."""
 
 _INTRO = """\
 Every setting is a line in the section of its process in `catenary.yaml`, an environment variable,
@@ -32,7 +32,6 @@ Catenary](../operations.md#settings) says how they are read."""
 
 
 def settings_page() -> str:
-    """Returns the page."""
     common = ProcessSettings.model_fields
     sections = [f"## Every process\n\n{_table(common)}"]
     for section, cls in PROCESSES.items():

@@ -1,4 +1,4 @@
-"""What every process shares, and nothing else. Imports no other package of ours.
+"""The foundation every Catenary process is built on; it imports no other package of the project.
 
 A process is a `lifecycle.Process` run by `lifecycle.run_process` (start, drain on SIGTERM, stop).
 `settings` says how it is configured, `log` how it speaks, `telemetry` what it measures and traces,

@@ -1,4 +1,4 @@
-"""The one error tree, grouped by who must act. `error_tables` maps it to gRPC and HTTP.
+"""The tree of errors, grouped by who must act; `error_tables` maps it to gRPC and HTTP.
 
 An error crosses processes as its `reason` and message (`catenary.v1.Failure`); `error_of_reason`
 turns it back into the same class on the other side.
@@ -34,11 +34,11 @@ class CatenaryError(Exception):
 
 
 class ClientError(CatenaryError):
-    """The caller must change the request."""
+    """An error that the caller avoids by changing the request."""
 
 
 class InvalidInput(ClientError):
-    """A tensor, shape, datatype or parameter is wrong; `details["field"]` names it."""
+    """A tensor, shape, datatype or parameter that is wrong; `details["field"]` names it."""
 
     reason = "INVALID_INPUT"
 
@@ -48,131 +48,134 @@ class InvalidInput(ClientError):
 
 
 class PayloadTooLarge(ClientError):
-    """The request is larger than this server accepts, however empty it is."""
+    """A request that is larger than this server ever accepts."""
 
     reason = "PAYLOAD_TOO_LARGE"
 
 
 class ModelNotFound(ClientError):
-    """No such model or version."""
+    """A model, or a version of it, that does not exist."""
 
     reason = "MODEL_NOT_FOUND"
 
 
 class NotSupported(ClientError):
-    """Part of the protocol that this server does not offer."""
+    """A part of the protocol that this server does not offer."""
 
     reason = "NOT_SUPPORTED"
 
 
 class Unauthenticated(ClientError):
-    """No key, or one nobody knows."""
+    """A call without an API key, or with an unknown one."""
 
     reason = "UNAUTHENTICATED"
 
 
 class PermissionDenied(ClientError):
-    """A known key without this scope."""
+    """A call whose API key is known but lacks the scope."""
 
     reason = "PERMISSION_DENIED"
 
 
 class RequestCancelled(ClientError):
-    """The caller went away."""
+    """A request whose caller went away."""
 
     reason = "CANCELLED"
 
 
 class OverloadError(CatenaryError):
-    """The caller should come back later; `retry_after_ns` says when."""
+    """An error of too much load: the caller should return after `retry_after_ns`."""
 
 
 class Overloaded(OverloadError):
-    """A bounded queue or buffer is full."""
+    """A bounded queue or buffer that is full."""
 
     reason = "OVERLOADED"
 
 
 class CacheFull(OverloadError):
-    """An agent's memory for key-value caches is full; the session goes on elsewhere, or later."""
+    """An agent's memory for key-value caches that is full.
+
+    The session goes on elsewhere, or later.
+    """
 
     reason = "CACHE_FULL"
 
 
 class SloUnattainable(OverloadError):
-    """Computed: the request cannot finish within its deadline on the present book."""
+    """A request that cannot finish within its deadline, as computed from the present book."""
 
     reason = "SLO_UNATTAINABLE"
 
 
 class QuotaExceeded(OverloadError):
-    """This key has used up its share."""
+    """An API key that has used up its share."""
 
     reason = "QUOTA_EXCEEDED"
 
 
 class DeadlineError(CatenaryError):
-    """Time ran out."""
+    """An error of time that ran out."""
 
 
 class DeadlineExceeded(DeadlineError):
-    """The deadline passed while the request was worked on; `details["stage"]` says where."""
+    """A deadline that passed during a request; `details["stage"]` says in which step."""
 
     reason = "DEADLINE_EXCEEDED"
 
 
 class PlanError(CatenaryError):
-    """The operator must act, or the scheduler is about to."""
+    """An error on which the operator must act, or on which the scheduler is about to act."""
 
 
 class NoActivePlan(PlanError):
-    """The model is known, but nothing serves it at present."""
+    """A known model that nothing serves at present."""
 
     reason = "NO_ACTIVE_PLAN"
 
 
 class PlanInfeasible(PlanError):
-    """No plan satisfies the constraints; the message names the first that fails."""
+    """Constraints that no plan satisfies; the message names the first that fails."""
 
     reason = "PLAN_INFEASIBLE"
 
 
 class ContentMismatch(PlanError):
-    """A model's file is not what was recorded; the message names file, digests and machine."""
+    """A model's file that is not what was recorded; the message names file, digests and machine."""
 
     reason = "CONTENT_MISMATCH"
 
 
 class CanaryFailed(PlanError):
-    """A device answers a fixed input otherwise than others of its kind: it computes wrongly."""
+    """A device that computes wrongly: its answer to a fixed input differs from that of its kind."""
 
     reason = "CANARY_FAILED"
 
 
 class StaleEpoch(PlanError):
-    """An order or frame of a scheduler that is no longer the leader."""
+    """An order or a frame of a scheduler that is no longer the leader."""
 
     reason = "STALE_EPOCH"
 
 
 class PeerError(CatenaryError):
-    """Another process is gone or not there yet; another attempt may succeed."""
+    """An error of another process that is gone or not ready; another attempt may succeed."""
 
 
 class Unavailable(PeerError):
-    """Starting, draining, or between two leaders."""
+    """A process that starts or drains, or a cluster between two leaders."""
 
     reason = "UNAVAILABLE"
 
 
 class PartitionLost(PeerError):
-    """An agent or a link was lost and the work could not be recovered in time."""
+    """An agent or a link that was lost with work that could not be recovered in time."""
 
     reason = "PARTITION_LOST"
 
 
 class InvalidMessage(PeerError):
-    """A message inside the cluster says what cannot be; it is named, and so is its field."""
+    """A message inside the cluster with an impossible value; the error names message and field."""
 
     reason = "INVALID_MESSAGE"
 
@@ -186,40 +189,40 @@ class InvalidMessage(PeerError):
 
 
 class DeviceFailed(PeerError):
-    """An agent's device failed to compute; elsewhere it may not."""
+    """A device that failed to compute; on another device the work may succeed."""
 
     reason = "DEVICE_FAILED"
 
 
 class DeviceLost(PeerError):
-    """An agent can compute nothing on its device any more; its process ends and is started anew."""
+    """A device that can compute nothing any more; its agent's process ends and is started anew."""
 
     reason = "DEVICE_LOST"
 
 
 class DeviceOutOfMemory(PeerError):
-    """An agent's device has not enough memory for this now; elsewhere there may be more."""
+    """A device without enough memory at present; elsewhere there may be more."""
 
     reason = "DEVICE_OUT_OF_MEMORY"
 
 
 class ComputeFailed(CatenaryError):
-    """The request made several agents fail: it, and none of them, is taken to be the cause."""
+    """A request that made several agents fail, and is therefore taken to be the cause."""
 
     reason = "COMPUTE_FAILED"
 
 
 class InternalError(CatenaryError):
-    """Our bug. Carries nothing but an id to find it by."""
+    """A bug of this project. Callers get nothing but an id by which the log has it."""
 
     reason = "INTERNAL"
 
 
 def forget_frames(error: BaseException) -> None:
-    """Lets go of what an error that was answered holds through its tracebacks: whole bodies.
+    """Drops the tracebacks of an error that was answered, and with them whole request bodies.
 
-    An error that a frame of its own traceback names is a cycle, which only the garbage collector
-    would end, later.
+    An error that a frame of its own traceback names is part of a reference cycle. Without this, the
+    garbage collector would free it later.
     """
     found: BaseException | None = error
     while found is not None and found.__traceback__ is not None:

@@ -1,4 +1,4 @@
-"""Taking values out of JSON documents, with errors that name the place."""
+"""Reading values from JSON documents, with errors that name the place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def field(document: Any, key: str, kind: type, where: str) -> Any:
     """Returns `document[key]`, which is of type `kind`.
 
     Raises:
-        InvalidInput: If the document is no object or the key is missing or of another type.
+        InvalidInput: The document is no object, or the key is missing or of another type.
     """
     if not isinstance(document, dict):
         raise InvalidInput(where, "is not an object")
@@ -26,10 +26,10 @@ def field(document: Any, key: str, kind: type, where: str) -> Any:
 
 
 def integers(values: Iterable[Any], lowest: int, where: str) -> tuple[int, ...]:
-    """Returns the values, all of them integers not below `lowest`.
+    """Returns the values, all of them integers of at least `lowest`.
 
     Raises:
-        InvalidInput: If `values` is no list or one of them is something else; the field names it.
+        InvalidInput: `values` is no list, or one of them is something else; the field names it.
     """
     if not isinstance(values, list | tuple):
         raise InvalidInput(where, "is not a list")

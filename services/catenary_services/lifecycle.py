@@ -1,7 +1,8 @@
-"""Start, drain, stop: the life of every process, driven by signals.
+"""The lifecycle of every process: start, drain and stop, driven by signals.
 
-The first SIGTERM or SIGINT drains (not ready, finish or hand back), then stops. A second one stops
-at once. Every step has a deadline, so a supervisor never has to kill a process that hangs in one.
+The first SIGTERM or SIGINT drains the process (it is no longer ready, and finishes or hands back
+its work), then stops it. A second one stops it at once. Every step has a deadline, so that no
+supervisor has to kill a process that hangs in one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from catenary_services.errors import CatenaryError
 from catenary_services.log import get_logger
 
 STOP_TIMEOUT_S = 10.0
-"""Longest time `stop` may take; then the process ends with exit code 1."""
+"""Seconds that `stop` may take before the process ends with exit code 1."""
 
 _LOGGED_TASKS = 20
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -28,11 +29,11 @@ _log = get_logger("catenary_services.lifecycle")
 
 
 class Process(Protocol):
-    """A gateway, scheduler, agent, or several of them in one."""
+    """A gateway, a scheduler, an agent, or several of them in one operating-system process."""
 
     @property
     def name(self) -> str:
-        """For log lines, e.g. "agent-0"."""
+        """Name of the process in log lines, e.g. "agent-0"."""
         ...
 
     async def start(self) -> None:
@@ -40,11 +41,11 @@ class Process(Protocol):
         ...
 
     async def drain(self, timeout_s: float) -> None:
-        """Takes no new work, finishes or hands back what there is, within `timeout_s`."""
+        """Takes no new work, and finishes or hands back the rest within `timeout_s`."""
         ...
 
     async def stop(self) -> None:
-        """Frees everything. Called exactly once, also after a failed or interrupted start."""
+        """Frees everything. It is called exactly once, also after a failed or interrupted start."""
         ...
 
 
@@ -53,12 +54,12 @@ class FailureReporter(Protocol):
     """A process that can notice that it cannot go on."""
 
     async def failed(self) -> None:
-        """Raises the cause when the process cannot go on (and returns never before)."""
+        """Waits until the process cannot go on, then raises the cause; never returns."""
         ...
 
 
 class _Signals:
-    """Counts stop signals while installed."""
+    """Counts stop signals while it is installed."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
@@ -80,12 +81,12 @@ class _Signals:
 async def run_until_signal(
     process: Process, drain_timeout_s: float, on_ready: Callable[[], None] | None = None
 ) -> int:
-    """Runs `process` until a stop signal, or until it fails, and returns the exit code.
+    """Runs `process` until a stop signal or its failure, and returns the exit code.
 
     Args:
-        process: Anything with start, drain and stop; if it has `failed` too, that is watched.
-        drain_timeout_s: Longest time to drain.
-        on_ready: Called once when `start` returned.
+        process: Anything with start, drain and stop; if it also has `failed`, that is watched.
+        drain_timeout_s: The longest time to drain.
+        on_ready: Called once, when `start` has returned.
 
     Returns:
         0 after a signal, 1 if the process failed to start, failed later, or did not stop in time.
@@ -103,7 +104,7 @@ async def run_until_signal(
                 await _drain(process, drain_timeout_s, signals.second)
         except Exception as error:
             code = 1
-            # Our own errors are for the operator, anything else is a bug and needs its traceback.
+            # Errors of the tree are for the operator; any other is a bug and needs its traceback.
             _log.error(
                 "process_failed",
                 name=process.name,
@@ -125,10 +126,10 @@ def run_process(
 
 
 def _calm_garbage_collector() -> None:
-    """Takes what start-up built out of every later collection, and collects less often.
+    """Excludes what start-up built from all later collections, and collects less often.
 
-    A process that has imported and loaded everything holds some hundred thousand objects that never
-    die; scanning them again and again costs a request a few per cent.
+    A process that has imported and loaded everything holds some hundred thousand objects that live
+    until its end; scanning them again and again costs a request a few per cent.
     """
     gc.collect()
     gc.freeze()
@@ -143,7 +144,10 @@ async def _failure_of(process: Process) -> None:
 
 
 async def _unless(interrupt: asyncio.Event, work: Awaitable[None]) -> bool:
-    """Does `work` until done or `interrupt` is set; True if done, and its exception is raised."""
+    """Awaits `work` unless `interrupt` is set first; returns True if the work ended.
+
+    The exception of the work is raised.
+    """
     task = asyncio.ensure_future(work)
     waiter = asyncio.ensure_future(interrupt.wait())
     try:
@@ -167,7 +171,7 @@ async def _cancel(*tasks: asyncio.Future[Any]) -> None:
 
 async def _drain(process: Process, timeout_s: float, interrupt: asyncio.Event) -> None:
     with suppress(TimeoutError):
-        # The process keeps its own deadline; this one is for a process that does not.
+        # The process keeps this deadline by itself; the time-out is for one that does not.
         async with asyncio.timeout(timeout_s + 1.0):
             if not await _unless(interrupt, process.drain(timeout_s)):
                 _log.warning("drain_interrupted", name=process.name)

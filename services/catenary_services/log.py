@@ -1,7 +1,7 @@
-"""Logs: structlog, one event a line on stderr, each with the process and the instance.
+"""Logging with structlog: one event a line on stderr, with the process and its instance.
 
-Event names are snake_case facts (`agent_lost`), everything else is a key. Tensors and prompts are
-never logged. Lines of libraries that use `logging` come out in the same form.
+Event names are snake_case facts (`agent_lost`); everything else is a key. Tensors and prompts are
+never logged. Lines of libraries that use `logging` appear in the same form.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import TextIO, cast
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
-# Libraries that speak at INFO of things only their authors want to know.
+# Loggers of libraries whose INFO lines matter only to the authors of these libraries.
 _CHATTY = ("aiohttp.access", "asyncio", "grpc", "grpc._cython", "urllib3")
 
 
 def configure_logging(process: str, instance: str, level: str, as_json: bool) -> None:
-    """Sets up logging for this process; every line carries `process` and `instance`.
+    """Sets up logging for this process; every line has `process` and `instance`.
 
     Args:
         process: Kind of process, e.g. "gateway".
-        instance: Which of them, e.g. "gateway-0".
+        instance: Name of the process, e.g. "gateway-0".
         level: "debug", "info", "warning" or "error".
         as_json: True for one JSON object a line, False for text.
     """
@@ -48,7 +48,7 @@ def configure_logging(process: str, instance: str, level: str, as_json: bool) ->
         else [
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(),
-                # The default shows local variables, and those may be tensors.
+                # The default shows local variables, which may be tensors.
                 exception_formatter=structlog.dev.plain_traceback,
             )
         ]
@@ -74,24 +74,24 @@ def configure_logging(process: str, instance: str, level: str, as_json: bool) ->
 
 
 class _Patient:
-    """stderr, whatever that is by then; loses lines rather than raise.
+    """A file that writes to the current `sys.stderr`, and loses lines rather than raises.
 
-    A full disk, or a stream that somebody closed, must not end what it logs about.
+    A full disk, or a stream that somebody closed, must not end the process that logs.
     """
 
     def write(self, text: str) -> int:
-        """Writes what can be written."""
+        """Writes a text, or drops it if stderr fails."""
         with suppress(OSError, ValueError):
             sys.stderr.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Passes on what can be."""
+        """Flushes stderr if it can be flushed."""
         with suppress(OSError, ValueError):
             sys.stderr.flush()
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
-    """Returns a logger whose lines name their origin; may be made before `configure_logging`."""
+    """Returns a logger whose lines name their origin; it may be made before `configure_logging`."""
     logger: FilteringBoundLogger = structlog.get_logger(logger_name=name)
     return logger

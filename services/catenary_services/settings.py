@@ -1,4 +1,4 @@
-"""Settings: one class per process; `catenary.yaml`, then `CATENARY_*`, then flags.
+"""Settings: one class per process, filled from `catenary.yaml`, then `CATENARY_*`, then flags.
 
 A process subclasses `ProcessSettings`, gives every field a description, and is built with
 `load_settings`. Nothing else reads the environment.
@@ -22,7 +22,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 from catenary_services.errors import InvalidInput
 
 KNOWN_SECTIONS = frozenset({"agent", "gateway", "scheduler", "up"})
-"""Sections of `catenary.yaml`; a misspelt one must not be ignored in silence."""
+"""Sections of `catenary.yaml`; a misspelt one must not be silently ignored."""
 
 DEFAULT_CLUSTER = "main"
 _MASK = "***"
@@ -31,16 +31,16 @@ _SECRET_NAME = re.compile(r"(^|_)(password|secret|token|api_key)$")
 
 
 class ProcessSettings(BaseSettings):
-    """What every process can be told."""
+    """The settings that all processes have."""
 
     model_config = SettingsConfigDict(
         env_prefix="CATENARY_",
         extra="forbid",
-        # Lists come as "a,b" or JSON from the environment; `_split_lists` reads both.
+        # Lists in the environment are "a,b" or JSON; `_split_lists` reads both.
         enable_decoding=False,
-        # `NAME=` in an environment file means what a missing line means: the default.
+        # `NAME=` in an environment file means the same as a missing line: the default.
         env_ignore_empty=True,
-        # A wrong value is reported by its field; the value itself may be a secret.
+        # Errors name the field without its value, which may be a secret.
         hide_input_in_errors=True,
     )
 
@@ -124,13 +124,13 @@ def load_settings(
     """Returns settings from a section of `file`, overridden by `CATENARY_*`, then by `flags`.
 
     Args:
-        cls: The process's settings class.
+        cls: Settings class of the process.
         file: A YAML file of sections, or None.
-        section: The process's section, e.g. "gateway"; may be missing in the file.
-        flags: Values of the command line; None means the flag was not given.
+        section: Section of the process, e.g. "gateway"; the file need not have it.
+        flags: Values of the command line; None for a flag that was not given.
 
     Raises:
-        InvalidInput: the file cannot be read, a key is unknown or a value is wrong. The field is
+        InvalidInput: The file cannot be read, a key is unknown or a value is wrong. The field is
             named with its section, e.g. "gateway.grpc_port".
     """
     values: dict[str, Any] = {} if file is None else _read_section(cls, file, section)
@@ -191,5 +191,5 @@ def _read_section(cls: type[ProcessSettings], file: Path, section: str) -> dict[
     for name in values:
         if name not in cls.model_fields:
             raise InvalidInput(f"{section}.{name}", f"unknown setting in {file.name}")
-    # `null` means what a missing flag means: the default.
+    # `null` means the same as a missing flag: the default.
     return {str(name): value for name, value in values.items() if value is not None}

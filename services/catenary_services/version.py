@@ -1,4 +1,4 @@
-"""Which version of the software this process runs."""
+"""The version of the software that this process runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 @cache
 def software_version() -> str:
-    """Returns the installed package's version; "unknown" in a checkout that is not installed."""
+    """Returns the version of the installed package.
+
+    "unknown" in a checkout that is not installed.
+    """
     try:
         return version("catenary")
     except PackageNotFoundError:

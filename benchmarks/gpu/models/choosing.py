@@ -1,4 +1,4 @@
-"""Choosing tokens as agents do, for the stages that generate."""
+"""Choice of tokens as in agents, for stages that generate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from catenary_services.domain.sampling import SamplingParameters
 def sampler(
     history: np.ndarray, seed: int, temperature: float, top_p: float = 0.9
 ) -> SessionSampler:
-    """Returns a session's way of choosing; temperature 0 takes the likeliest token."""
+    """Returns the sampler of a session; temperature 0 takes the likeliest token."""
     parameters = SamplingParameters(
         temperature=temperature, top_p=top_p, seed=seed, max_tokens=10_000, ignore_eos=True
     )
@@ -26,7 +26,7 @@ def sampler(
 def next_tokens(
     logits: Any, samplers: Sequence[SessionSampler], chooser: TokenSampler | None = None
 ) -> list[int]:
-    """Returns the next token of each row of logits, and notes it; on the host without `chooser`."""
+    """Returns and notes the next token of each row of logits; on the host without `chooser`."""
     chosen = (chooser or numpy_chooser(logits.shape[1])).choose(logits, list(enumerate(samplers)))
     for way, token in zip(samplers, chosen, strict=True):
         way.accept(token)

@@ -21,32 +21,32 @@ from catenary_services.models.model_repository import ModelRepository
 
 _SHARD_BYTES = 2 << 30
 _GUESSED_BLOCK_NS = 1_000_000
-"""Nobody plans with it: agents measure what their blocks take."""
+"""A placeholder in the block table, because agents measure their blocks before anybody plans."""
 Made = tuple[ModelRepository, ModelKey]
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A model for a stage."""
+    """A model that a stage needs."""
 
     like: str
     """A name of `model_shapes.SHAPES`."""
     session_tokens: int = 1024
     layers: int = 0
-    """So many instead of its own; 0: its own."""
+    """Number of layers; 0 for that of the shape."""
     on_device: bool = False
-    """The weights are drawn on the device: other ones, without a tokenizer, and many times as
-    fast where they are gigabytes."""
+    """Whether the weights are drawn on the device: different ones, without a tokenizer, and many
+    times as fast where they are gigabytes."""
 
 
 def small(here: Context, session_tokens: int = 512) -> Made:
-    """Returns the model that is checked: of SmolLM2's shape on a GPU, else of four tiny blocks."""
+    """Returns the model to check: of SmolLM2's shape on a GPU, else of four tiny blocks."""
     return make(here, Wanted("tiny" if here.tiny else "smollm2-135m", session_tokens))
 
 
 def make(here: Context, wanted: Wanted) -> Made:
-    """Returns a model in the call's repository; makes it first if no stage has."""
-    # Digests of gigabytes are not what is measured here.
+    """Returns a model in the repository of this call; makes it unless an earlier stage has."""
+    # Records are off, because digests of gigabytes take long and are not measured here.
     repository = ModelRepository(here.folder / "models", records=False)
     layers = f"-{wanted.layers}" if wanted.layers else ""
     key = ModelKey(f"{wanted.like}{layers}", "1")
@@ -91,7 +91,7 @@ def _write_on_device(here: Context, folder: Path, wanted: Wanted) -> None:
 
 
 def _enter(repository: ModelRepository, key: ModelKey, session_tokens: int) -> None:
-    """Says in files of the repository what a folder of weights is."""
+    """Writes the files by which the repository serves a folder of weights."""
     folder = repository.folder(key)
     file = min(folder.glob("*.safetensors"), key=lambda each: each.stat().st_size).name
     config = json.loads((folder / "config.json").read_text())
@@ -127,22 +127,22 @@ def decoder(
 
 
 def random_tokens(executor: Any, count: int, seed: int) -> np.ndarray:
-    """Returns token ids of a prompt; the first few are special ones and left out."""
+    """Returns random token ids of a prompt, without the special ones at the beginning."""
     random = np.random.default_rng(seed)
     return random.integers(3, executor.table.vocabulary_size, count)
 
 
 def prompt(executor: Any, session: int, tokens: np.ndarray, want: Want = "logits") -> Any:
-    """Opens a session and runs its prompt; returns what was wanted."""
+    """Opens a session and runs its prompt; returns the output named by `want`."""
     executor.open_session(session, executor.key.first_block)
     return executor.step([StepItem(session, 0, tokens, want)])[0]
 
 
 def pretend_context(executor: Any, sessions: int, tokens: int) -> None:
-    """Opens sessions 0, 1, .. that count as having so many tokens cached.
+    """Opens sessions 0, 1, .. that count as having `tokens` tokens cached.
 
-    What lies there is random, and filled at once: prompts of all of them would take longer than
-    what is to be measured.
+    The caches hold random numbers, filled in at once: computing prompts would take longer than the
+    measurement.
     """
     pool = executor._pool
     pool.keys.normal_()
@@ -153,7 +153,7 @@ def pretend_context(executor: Any, sessions: int, tokens: int) -> None:
 
 
 def decode_items(executor: Any, sessions: int, want: Want = "logits") -> list[StepItem]:
-    """Returns the next decode step of sessions 0, 1, .."""
+    """Returns the items of the next decode step of sessions 0, 1, .."""
     cached = executor._book.cached
     token = np.array([7], np.int64)
     return [StepItem(session, cached[session], token, want) for session in range(sessions)]
@@ -166,7 +166,10 @@ def close_all(executor: Any, sessions: int) -> None:
 
 
 def weight_bytes(executor: Any) -> int:
-    """Returns what a decode step reads of the weights: of the embedding it reads rows only."""
+    """Returns the bytes of weights that a decode step reads, all but those of the embedding.
+
+    Of the embedding a step reads single rows only.
+    """
     blocks = executor._model.blocks
     modules = [*blocks.layers, *(each for each in (blocks.norm, blocks.head) if each is not None)]
     return sum(parameter.nbytes for module in modules for parameter in module.parameters())

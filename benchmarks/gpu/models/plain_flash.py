@@ -1,4 +1,4 @@
-"""What FlashAttention computes from exactly the tensors it is given, one query at a time."""
+"""FlashAttention in plain PyTorch, computed from the kernel's tensors one query at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from catenary_agent.decoders.torch.torch_attention import LayerCall
 def flash_of_the_tensors(
     call: LayerCall, query: torch.Tensor, scaling: float, window: int | None
 ) -> torch.Tensor:
-    """Returns what the kernel is to return; looks at no plan, as the kernel does not."""
+    """Returns the result that the kernel should return; like the kernel, it sees no plan."""
     step, result = call.step, torch.empty_like(query)
     group = query.shape[1] // step.pool.keys.shape[1]
     for i in range(call.sessions):

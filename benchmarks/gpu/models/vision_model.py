@@ -61,7 +61,7 @@ def _export(network: Any, side: int, file: Path) -> None:
     import torch
 
     class Part(torch.nn.Module):
-        """Gives a list of outputs, as parts do."""
+        """Wraps a network so that it returns a list of outputs, as parts do."""
 
         def __init__(self) -> None:
             super().__init__()

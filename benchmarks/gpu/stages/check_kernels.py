@@ -35,7 +35,7 @@ SHAPES = (
     Heads("Qwen3-0.6B", 16, 8, 128),
     Heads("SmolLM2-135M", 9, 3, 64),
 )
-# New tokens of each session, and what it has cached: a mixed step, and one of single tokens.
+# New tokens of each session, and tokens it has cached: a mixed step, and one of single tokens.
 _STEPS = {
     "mixed": ((1, 7, 1, 130), (33, 4, 900, 60)),
     "decode": ((1, 1, 1, 1), (33, 4, 900, 60)),
@@ -44,7 +44,7 @@ _TINY_STEPS = {"mixed": ((1, 7, 1), (33, 4, 0)), "decode": ((1, 1, 1), (33, 4, 5
 
 
 def flash(here: Context) -> None:
-    """Compares every way to attend with float64, for the heads of real models."""
+    """Compares every attention kernel with float64, for the heads of real models."""
     from catenary_agent.decoders.torch.torch_attention import AttentionKernel
 
     kernels = (
@@ -89,7 +89,7 @@ def attention_error(
     random = torch.Generator(device).manual_seed(1)
     pool.keys.normal_(generator=random)
     pool.values.normal_(generator=random)
-    caches = [pool.open(0) for _ in counts][::-1]  # in another order than they lie
+    caches = [pool.open(0) for _ in counts][::-1]  # in another order than in memory
     plan = AttentionMetadata(caches, counts, cached)
     query, key, value = (
         torch.empty(1, count, sum(counts), heads.size, dtype=dtype, device=device)
@@ -109,7 +109,7 @@ def attention_error(
 
 
 def _exactly(pool: Any, plan: Any, query: Any, scaling: float, window: int | None) -> Any:
-    """Returns [rows, heads, head size] in float64, one session after the other."""
+    """Returns attention in float64, [rows, heads, head size], one session after the other."""
     import torch
 
     parts = []
@@ -136,7 +136,7 @@ def graphs(here: Context) -> None:
     """Compares replayed decode steps with eager ones, at every bucket and one session below it.
 
     On a CPU no graph is captured: the same padded steps run eagerly, with attention computed from
-    exactly the tensors the kernel would get.
+    exactly the tensors that the kernel would get.
     """
     from catenary_agent.decoders.torch import torch_attention, torch_graphs
     from catenary_agent.decoders.torch.torch_attention import AttentionKernel
@@ -185,7 +185,7 @@ def _replayed(here: Context, executor: Any, sessions: int) -> tuple[int, float]:
             step = StaticStep(executor._model, executor._pool, size, executor.table.hidden_size)
             step.fill(plan, joining[0])
             logits = step.run()[1][:sessions]
-        # The same step again: it writes the same rows of the cache.
+        # The same step runs again, and writes the same rows of the cache.
         eager = executor._model.logits(executor._run_eagerly(plan, joining))
         here.sync()
         distance = (logits - eager).norm() / eager.norm()

@@ -1,4 +1,4 @@
-"""Stages about the machine: what is installed, its ceilings, the project's tests, the sanitizer."""
+"""Stages about the machine: installed versions, ceilings, the project's tests, the sanitizer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GIGA = 1e9
 
 
 def versions(here: Context) -> None:
-    """Notes what is here; fails if an agent on the GPU would not start."""
+    """Notes the installed versions; fails if an agent on the GPU would not start."""
     here.row("python", platform.python_version())
     for name in ("torch", "transformers", "triton", "numpy", "grpcio", "protobuf", "onnxruntime"):
         here.row(name, _version(name))
@@ -86,7 +86,7 @@ def _version(name: str) -> str:
 
 
 def ceilings(here: Context) -> None:
-    """Measures what no code of ours can beat: copies, a product, a launch."""
+    """Measures ceilings of any code: copies, a matrix product, a launch."""
     import torch
 
     device = here.torch_device
@@ -117,7 +117,7 @@ def ceilings(here: Context) -> None:
 
 
 def tests(here: Context) -> None:
-    """Runs the project's own tests of what computes on a GPU."""
+    """Runs the project's own tests of code for GPUs."""
     if importlib.util.find_spec("pytest") is None:
         raise Skipped("pytest is not installed")
     files = _TINY_TESTS if here.tiny else _TESTS
@@ -134,14 +134,14 @@ def tests(here: Context) -> None:
 
 
 def sanitizer(here: Context) -> None:
-    """Runs one mixed step under compute-sanitizer, on a CPU without it."""
+    """Runs one mixed step under compute-sanitizer; on a CPU without it."""
     program = next((found for each in _SANITIZERS if (found := shutil.which(each))), None)
     if program is None and here.is_cuda:
         raise Skipped("there is no compute-sanitizer")
     command = [sys.executable, "-m", "benchmarks.gpu.stages.one_step", str(here.folder)]
     if program is not None and here.is_cuda:
         command = [program, "--tool", "memcheck", "--error-exitcode", "9", *command, "cuda"]
-    # Every tensor an allocation of its own: otherwise what is read beyond one is another's.
+    # Every tensor gets an allocation of its own. Otherwise a read beyond one hits another's memory.
     variables = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""Stages about sessions: caches that travel, answers that go on, memory that is not there."""
+"""Stages about sessions: caches that travel, answers that go on, and a lack of memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TEMPERATURE = 0.9
 
 
 def caches(here: Context) -> None:
-    """Takes sessions to another executor by their caches and compares what they say there."""
+    """Moves sessions to another executor by their caches, and compares their answers there."""
     made = small(here)
     here_, there = (decoder(here, made, 4, 128) for _ in range(2))
     blocks, tokens = here_.table.blocks, 40
@@ -59,7 +59,7 @@ def _greedy(executor: Any, session: int, token: int, count: int) -> list[int]:
 
 
 def recovery(here: Context) -> None:
-    """Begins answers anew in their middle, prompt and history in one, as after a lost agent."""
+    """Restarts answers in their middle, with prompt and history as one, as after a lost agent."""
     made = small(here)
     sessions, tokens = (16, 64) if here.is_cuda else (3, 12)
     for name, temperature in (("greedy", 0.0), (f"sampled at {_TEMPERATURE}", _TEMPERATURE)):
@@ -84,7 +84,7 @@ def recovery(here: Context) -> None:
 def _answers(
     here: Context, made: Made, sessions: int, tokens: int, temperature: float, *, broken_at: int
 ) -> list[list[int]]:
-    """Returns answers of sessions that run together; all are begun anew at a token."""
+    """Returns the answers of concurrent sessions, which all restart at token `broken_at`."""
     executor = decoder(here, made, sessions, 40 + tokens)
     texts = [random_tokens(executor, 12 + session, session) for session in range(sessions)]
     ways = [sampler(text, seed, temperature) for seed, text in enumerate(texts)]
@@ -109,7 +109,7 @@ def _answers(
 
 
 def errors(here: Context) -> None:
-    """Makes steps fail and looks at what is said of them, each in a process of its own."""
+    """Makes steps fail, each in a process of its own, and checks how the errors are classified."""
     for name in ("memory", "sticky"):
         command = [sys.executable, "-m", "benchmarks.gpu.stages.check_sessions", name]
         command += [str(here.folder), *(["tiny"] * here.tiny)]
@@ -123,8 +123,8 @@ def errors(here: Context) -> None:
 
 
 def without_memory(here: Context) -> None:
-    """Takes away all memory but a little, and runs a prompt that needs more."""
-    # Layers as wide as real ones: tiny ones need no memory worth the name.
+    """Takes nearly all memory away, and runs a prompt that needs more."""
+    # The layers are as wide as real ones, because tiny ones hardly need memory.
     made = make(here, Wanted("smollm2-135m", 4096, layers=1, on_device=True))
     length, spare_bytes = (4000, 24 << 20) if here.is_cuda else (1600, 6 << 20)
     executor = decoder(here, made, 2, 4096)
@@ -150,7 +150,7 @@ def without_memory(here: Context) -> None:
 
 
 def _take_memory(here: Context, spare: int) -> Any:
-    """Leaves so many bytes, fewer than the prompt needs; returns what gives the rest back."""
+    """Leaves `spare` bytes, fewer than the prompt needs; returns a function that undoes it."""
     if here.is_cuda:
         import torch
 
@@ -167,7 +167,7 @@ def _take_memory(here: Context, spare: int) -> Any:
 
 
 def with_a_sticky_error(here: Context) -> None:
-    """Looks up a row that is not there, which on a GPU no check but the device's finds."""
+    """Looks up a row that does not exist, which on a GPU only the device itself detects."""
     import torch
 
     device = here.torch_device

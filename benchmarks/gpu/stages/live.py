@@ -1,9 +1,9 @@
 """Stages with a whole cluster: real processes, two agents on one GPU (on a CPU in a dry run).
 
-Answers are greedy, and every cluster is asked the same: what came once is what has to come again,
-whatever is moved, killed or drained meanwhile. bfloat16 may decide a close choice differently after
-a prompt was computed anew, so that on a GPU the share of equal answers is noted, and only lost ones
-are a miss.
+Answers are greedy, and every cluster gets the same prompts: the same answers must come again, even
+while sessions are moved, or agents killed or drained. bfloat16 may decide a close choice
+differently after a prompt was computed anew. On a GPU the share of equal answers is therefore only
+noted, and only lost answers are a miss.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 _START_S = 100.0
 _PART_S = 60.0
 _PATIENCE = 10
-"""A dry run may have to share its CPU with anything."""
+"""Factor of time limits in a dry run, which may share its CPU with other work."""
 _AGENTS = 2
 _MOVES = 2
 _ROUNDS = 8
-"""After so many rounds of answers nobody waits for moves any more."""
+"""Rounds of answers after which nobody waits for moves any more."""
 _CONFIG: dict[str, dict[str, Any]] = {
     "agent": {"decoder": "torch", "threads": 1},
     "scheduler": {"packing": "off"},
@@ -45,7 +45,7 @@ _CONFIG: dict[str, dict[str, Any]] = {
 
 @dataclass(slots=True)
 class World:
-    """A running cluster, its clients, and what is asked."""
+    """A running cluster with its client, and the size of its requests."""
 
     here: Context
     cluster: LocalCluster
@@ -56,14 +56,14 @@ class World:
     sessions: int
 
     async def answers(self) -> list[Answer]:
-        """Returns greedy answers to the same prompts, all asked at once."""
-        # Every third prompt is a long one, which tiny models have no room for.
+        """Returns greedy answers to the same prompts, all requested at once."""
+        # Every third prompt is a long one, for which tiny models have no room.
         numbers = [number for number in range(3 * self.sessions) if number % 3][: self.sessions]
         asked = (answer_of(self.client, self.model, each, self.tokens) for each in numbers)
         return list(await asyncio.gather(*asked))
 
     def compare(self, what: str, answers: list[Answer], expected: list[Answer]) -> None:
-        """Notes how many answers broke off, and how many are what they were."""
+        """Notes how many answers broke off, and how many are as expected."""
         problems = [each.problem for each in answers if each.problem]
         self.here.row(
             f"{what}: answers lost", len(problems), at_most=0, note="; ".join(problems)[:200]
@@ -87,14 +87,14 @@ async def world(
     tokens: int,
     devices: tuple[str, ...] = (),
 ) -> AsyncIterator[World]:
-    """Runs a cluster whose chains are given, as a function of how many blocks there are.
+    """Runs a cluster with the chains that a function returns for a number of blocks.
 
     Args:
         here: The stage.
-        name: Of the cluster's folder.
-        chains: Of the plan.
-        tokens: Of an answer.
-        devices: Of the agents, if they differ; else both are virtual GPUs of the one device.
+        name: Name of the cluster's folder.
+        chains: Chains of the plan, for a number of blocks.
+        tokens: Tokens of an answer.
+        devices: Devices of the agents, if they differ; else both are virtual GPUs of one device.
     """
     like = "tiny" if here.tiny else "llama-3.2-1b"
     repository, key = make(here, Wanted(like, 256 if here.tiny else 1024))
@@ -139,7 +139,7 @@ async def world(
 
 
 def _own_settings(here: Context, device: str) -> dict[str, Any]:
-    """Returns the settings of an agent that shares its device with nobody."""
+    """Returns the settings of an agent that has its device to itself."""
     cores = os.cpu_count() or 1
     return {"device": device, "threads": 1 if here.tiny else max(1, cores // 2)}
 
@@ -152,7 +152,7 @@ def _whole_chains(blocks: int) -> list[dict[str, Any]]:
 
 
 def whole(here: Context) -> None:
-    """Streams, moves, a kill and a drain, on two agents that each hold the whole model."""
+    """Streams, moves, kills and drains, on two agents that each hold the whole model."""
     asyncio.run(_whole(here))
 
 
@@ -165,7 +165,7 @@ async def _whole(here: Context) -> None:
         count = sum(len(each.tokens) for each in expected)
         here.row("streams of the SDK", count / seconds, "tok/s", note=f"{there.sessions} at once")
         (here.folder / "expected.json").write_text(json.dumps([each.tokens for each in expected]))
-        # One that fails is not to cost the others.
+        # The failure of one part must not cost the others.
         for name, part in (
             ("again", _again),
             ("OpenAI", _openai),
@@ -205,7 +205,7 @@ async def _openai(there: World, _expected: list[Answer]) -> None:
 async def _stream(
     session: aiohttp.ClientSession, url: str, there: World, number: int
 ) -> list[float]:
-    """Returns the moments at which events of one stream came."""
+    """Returns the times at which events of one stream arrived."""
     body = {
         "model": there.model,
         "stream": True,
@@ -248,7 +248,7 @@ async def _moves(there: World, expected: list[Answer]) -> None:
 
 
 async def _kill(there: World, expected: list[Answer]) -> None:
-    """Kills an agent while it generates; its sessions go on on the other one."""
+    """Kills an agent while it generates; its sessions go on at the other one."""
     running = asyncio.create_task(there.answers())
     await asyncio.sleep(0.05)
     pid = there.cluster.facts()["pids"]["agent-1"]
@@ -269,7 +269,7 @@ async def _drain(there: World, expected: list[Answer]) -> None:
 
 
 async def _serves(there: World, agent_id: str, former: int) -> bool:
-    """Returns whether an agent is ready, in another process than before."""
+    """Returns True if an agent is ready, in another process than before."""
     if there.cluster.facts()["pids"][agent_id] in {None, former}:
         return False
     with contextlib.suppress(catenary.CatenaryError):
@@ -282,12 +282,12 @@ async def _serves(there: World, agent_id: str, former: int) -> bool:
 
 
 async def _until(holds: Callable[[], Awaitable[bool]]) -> None:
-    while not await holds():  # noqa: ASYNC110 - it is another process that has to come
+    while not await holds():  # noqa: ASYNC110 - another process has to become ready
         await asyncio.sleep(0.1)
 
 
 def ring(here: Context) -> None:
-    """A ring of a CPU, which has the first blocks, and the GPU, which has the others."""
+    """Runs a ring of a CPU with the first blocks and the GPU with the others."""
 
     def chains(blocks: int) -> list[dict[str, Any]]:
         cut = max(1, blocks // 4)
@@ -302,7 +302,7 @@ def ring(here: Context) -> None:
 
 
 def split(here: Context) -> None:
-    """Prompts on one agent, answers on the other."""
+    """Runs prompts on one agent and answers on the other."""
 
     def chains(blocks: int) -> list[dict[str, Any]]:
         return [
@@ -319,7 +319,7 @@ async def _compared(
     chains: Callable[[int], list[dict[str, Any]]],
     devices: tuple[str, ...],
 ) -> None:
-    """Asks another cluster the same and compares with what the first one said."""
+    """Asks another cluster the same, and compares its answers with those of the first."""
     async with world(here, name, chains, 12 if here.tiny else 96, devices) as there:
         began = time.perf_counter()
         answers = await there.answers()

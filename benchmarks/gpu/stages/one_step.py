@@ -16,7 +16,7 @@ def main() -> None:
     """Runs the steps on a CPU, or with a second argument on the GPU."""
     on_gpu = len(sys.argv) > 2
     here = Context(Path(sys.argv[1]), tiny=not on_gpu)
-    # Heads of 64 and 128 take other kernels; memcheck makes each step a hundred times slower.
+    # Heads of 64 and 128 use other kernels; memcheck makes each step a hundred times slower.
     like = Wanted("smollm2-135m", 128, layers=2) if on_gpu else Wanted("tiny", 128)
     executor = decoder(here, make(here, like), 3, 96)
     for session in range(2):

@@ -1,4 +1,4 @@
-"""Stages beside the steps: choosing tokens, transformers on the same model, vision parts."""
+"""Stages beside decoder steps: choice of tokens, transformers on the same model, vision parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
 
 
 def sampling(here: Context) -> None:
-    """Times the choice of tokens where a step leaves its logits, and beside it on the host."""
+    """Times the choice of tokens where a step leaves its logits, and on the host."""
     import torch
 
     words, most = (128_256, 64) if here.is_cuda else (512, 4)
@@ -46,7 +46,7 @@ def sampling(here: Context) -> None:
 
 
 def transformers(here: Context) -> None:
-    """Times greedy decoding by `transformers` itself, without our executor."""
+    """Times greedy decoding by `transformers` itself, without Catenary's executor."""
     began = time.perf_counter()
     whole = _whole_model(here)
     here.sync()
@@ -57,7 +57,7 @@ def transformers(here: Context) -> None:
 
 
 def _whole_model(here: Context) -> Any:
-    """Returns the model as `transformers` runs it, with the weights of our files."""
+    """Returns the model as `transformers` runs it, with the weights of the same files."""
     import torch
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -72,13 +72,13 @@ def _whole_model(here: Context) -> Any:
     for file in sorted(folder.glob("*.safetensors")):
         state |= load_file(file, device=str(device))
     whole.load_state_dict({name: each.to(dtype) for name, each in state.items()}, assign=True)
-    # Its angles are in no file.
+    # The rotary angles are in no file.
     whole.model.rotary_emb = type(whole.model.rotary_emb)(config=config).to(device)
     return whole.eval()
 
 
 def _generate(here: Context, whole: Any, sessions: int, context: int, tokens: int) -> None:
-    """Notes the pace of the tokens behind the first one."""
+    """Notes the rate of the tokens behind the first one."""
     import torch
 
     ids = torch.randint(3, whole.config.vocab_size, (sessions, context), device=here.torch_device)

@@ -25,17 +25,17 @@ from catenary_agent.kv.span import CacheSpan
 
 GIGA = 1e9
 _ROOM = 64
-"""Tokens a session may grow by while it is measured."""
+"""Tokens by which a session may grow while it is measured."""
 
 
 def large(here: Context) -> Made:
-    """Returns the model that is measured: Llama-3-8B's shape on a GPU."""
+    """Returns the model to measure: of Llama-3-8B's shape on a GPU."""
     like = "tiny" if here.tiny else "llama-3-8b"
     return make(here, Wanted(like, 8192, on_device=True))
 
 
 def model(here: Context) -> None:
-    """Writes the model, loads it as an agent does, and compares what it takes with the table."""
+    """Writes the model, loads it as an agent does, and compares its memory with the table."""
     import torch
 
     began = time.perf_counter()
@@ -58,7 +58,7 @@ def model(here: Context) -> None:
 
 
 def decode(here: Context) -> None:
-    """Times steps of one token a session: all sessions, contexts, replayed and eager."""
+    """Times decode steps of various numbers of sessions and contexts, replayed and eager."""
     bandwidth = _bandwidth(here)
     executor = decoder(here, large(here), 1, 128)
     graphs_too = here.is_cuda and executor._graphs is not None
@@ -100,7 +100,7 @@ def _time_step(
 
 
 def _bandwidth(here: Context) -> float:
-    """Returns bytes a second that a copy reads and writes on the device."""
+    """Returns the bytes a second that a copy reads and writes on the device."""
     import torch
 
     count = (1 << 30) if here.is_cuda else (1 << 18)
@@ -110,7 +110,7 @@ def _bandwidth(here: Context) -> float:
 
 
 def _fits(here: Context, executor: Any, sessions: int, context: int) -> bool:
-    """Returns whether so many caches fit beside the weights, with a tenth to spare."""
+    """Returns True if the caches of `sessions` fit beside the weights, with some room to spare."""
     if not here.is_cuda:
         return True
     import torch
@@ -179,7 +179,7 @@ def kernels(here: Context) -> None:
 
 
 def _name_kernels(here: Context, found: Any, mode: str) -> None:
-    """Notes the busy time of the device in a step, and the kernels it goes to."""
+    """Notes the time that a step keeps the device busy, and the kernels that take it."""
     by_device = "self_device_time_total" if here.is_cuda else "self_cpu_time_total"
     events = [each for each in found.key_averages() if getattr(each, by_device) > 0]
     total = sum(getattr(each, by_device) for each in events)
@@ -196,7 +196,7 @@ def _name_kernels(here: Context, found: Any, mode: str) -> None:
 
 
 def caches(here: Context) -> None:
-    """Times sessions' caches on their way out of the device and back in."""
+    """Times the export of sessions' caches from the device, and their import."""
     lengths = (1024, 4096) if here.is_cuda else (16, 32)
     executor = decoder(here, large(here), 1, max(lengths))
     pretend_context(executor, 1, max(lengths))

@@ -1,4 +1,4 @@
-"""The commands, put together."""
+"""The application that all commands are registered with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that measures: bench."""
+"""The command `bench`, which measures a model under load."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def _measure(
 
 
 def _random_inputs(client: Client, model: str, rows: int, seed: int) -> dict[str, Array]:
-    """Returns inputs that fit the model's metadata: `rows` where the first dimension is free."""
+    """Returns inputs that fit the model's metadata, with `rows` rows where dimension 0 is free."""
     draw = np.random.default_rng(seed)
     made: dict[str, Array] = {}
     for tensor in client.model_metadata(model).inputs:

@@ -1,4 +1,4 @@
-"""The command that talks to a language model: chat."""
+"""The command `chat`, which talks to a language model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KEPT = "\n\t"
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
+    """Adds the command of this module."""
     app.command(
         epilog='Example: catenary chat smollm2-135m "Why is the sky blue?" --max-tokens 60'
     )(chat)
@@ -85,7 +85,7 @@ def chat(  # noqa: PLR0913 - one parameter an option
             while interactive and (text := _next_line()):
                 try:
                     _say(client, options, model, (messages, text), asked)
-                except KeyboardInterrupt:  # enough of this answer, not of the conversation
+                except KeyboardInterrupt:  # ends this answer, not the conversation
                     messages.pop()
                     typer.echo()
     except NotSupportedError as error:
@@ -101,7 +101,7 @@ def _say(
     said: tuple[list[dict[str, str]], str],
     asked: GenerationOptions,
 ) -> None:
-    """Prints one answer; adds question and answer to the conversation."""
+    """Prints one answer, and adds question and answer to the conversation."""
     messages, text = said
     messages.append({"role": "user", "content": text})
     with client.chat(model, messages, stream=True, **asked) as answer:
@@ -111,7 +111,7 @@ def _say(
                     typer.echo(printable(piece.text), nl=False)
         except CatenaryError:
             if not options.as_json and answer.so_far.text:
-                typer.echo()  # what is wrong begins on a line of its own
+                typer.echo()  # the error begins on a line of its own
             raise
         result = answer.so_far
     messages.append({"role": "assistant", "content": result.text})
@@ -142,12 +142,12 @@ def _next_line() -> str:
 
 
 def printable(text: str) -> str:
-    """Returns the text without control characters: what a model says must not move the cursor."""
+    """Returns a text without control characters, so that an answer cannot move the cursor."""
     return "".join(c for c in text if c in _KEPT or unicodedata.category(c) != "Cc")
 
 
 def facts(result: GenerationResult) -> dict[str, Any]:
-    """Returns an answer as plain JSON values; of how it came about only what there is."""
+    """Returns an answer as JSON values, without timings, objectives and chain changes if empty."""
     found: dict[str, Any] = as_json(result)
     for name in ("timings", "objectives", "chain_changes"):
         if not found[name]:
@@ -158,7 +158,7 @@ def facts(result: GenerationResult) -> dict[str, Any]:
 def timing_table(timings: Iterable[TokenTiming]) -> Any:
     """Returns a table with a row per token and a column per hop, in milliseconds.
 
-    A hop shows what it took to get there (transfer and wait), to compute and to send on.
+    A hop shows the time to get there (transfer and wait), to compute and to send on.
     """
     rows = list(timings)
     hops: list[tuple[str, int, int]] = []
@@ -189,7 +189,7 @@ def _cell(hop: TokenHop) -> str:
 
 
 def objectives_line(report: ObjectivesReport) -> str:
-    """Returns what was measured, expected and wanted, in milliseconds."""
+    """Returns a line of measured, expected and wanted times, in milliseconds."""
     first = _compared(
         report.time_to_first_token_ns,
         report.predicted_time_to_first_token_ns,
@@ -206,7 +206,7 @@ def objectives_line(report: ObjectivesReport) -> str:
 
 
 def change_line(change: ChainChange) -> str:
-    """Returns where an answer went from one chain to another, and what that cost."""
+    """Returns a line on an answer's change from one chain to another, and its cost."""
     moved = "began again" if change.how == "restart" else f"moved by {change.how}"
     way = f"{', '.join(change.from_agents)} to {', '.join(change.to_agents)}"
     return (

@@ -1,4 +1,4 @@
-"""Images to model inputs, for models that take 1x3xHxW FP32 (Pillow is optional)."""
+"""Conversion of images to inputs of models that take 1x3xHxW FP32 (Pillow is optional)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from catenary.errors import InvalidInputError
 from catenary.tensors import Array
 from catenary.types import ModelMetadata, TensorInfo
 
-# What is left of the shorter side after the centre crop, as EfficientNet's evaluation has it.
+# Pixels that EfficientNet's evaluation removes from the shorter side before the centre crop.
 _CROP_PADDING = 32
 _DEFAULT_SIDE = 224
 
 
 @dataclass(frozen=True, slots=True)
 class Normalisation:
-    """Pixels become (value - mean) / scale."""
+    """Normalisation of pixels, which become (value - mean) / scale."""
 
     mean: float = 127.0
     scale: float = 128.0
@@ -82,9 +82,9 @@ def _load(path: Path, height: int, width: int) -> Array:
 
 
 def top_classes(scores: Array, count: int) -> list[tuple[int, float]]:
-    """Returns the highest classes of one row of scores as (index, probability).
+    """Returns the `count` highest classes of one row of scores as (index, probability).
 
-    Scores that are no distribution yet go through a softmax.
+    Scores that are not yet a distribution go through a softmax.
     """
     flat = scores.astype(np.float64).ravel()
     if not (flat.min() >= 0 and abs(flat.sum() - 1) < 1e-3):

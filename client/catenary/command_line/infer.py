@@ -1,4 +1,4 @@
-"""The command that asks a model for its outputs: infer."""
+"""The command `infer`, which sends one request to a model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Scale = Annotated[float, typer.Option(help="With --image: what the difference is
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
+    """Adds the command of this module."""
     app.command(
         epilog="Example: catenary infer efficientnet-lite0 --image cat.jpg --labels labels.txt"
     )(infer)
@@ -138,7 +138,7 @@ def _save(result: InferResult, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, array in result.outputs.items():
-            # Names come from the server: none of them may leave the folder.
+            # Names come from the server, and none may lead out of the folder.
             path = folder / f"{name.replace('/', '_').replace(chr(92), '_')}.npy"
             np.save(path, array.astype("S") if array.dtype == object else array)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What every command shares: connection options, errors, output."""
+"""Parts that all commands share: connection options, errors and output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PLAIN_WIDTH = 120
 
 @dataclass(frozen=True, slots=True)
 class CommandOptions:
-    """The options every command has."""
+    """The options that every command has."""
 
     target: Annotated[
         str, typer.Option(envvar="CATENARY_TARGET", help="The gateway, host:port.")
@@ -59,14 +59,14 @@ class CommandOptions:
     as_json: Annotated[bool, typer.Option("--json", help="Print facts as JSON.")] = False
 
     def client(self) -> Client:
-        """Returns a blocking client for these options."""
+        """Returns a blocking client with these options."""
         return Client(self.target, **self._settings())
 
     def operator(self) -> Client:
         """Returns a client for a command that may take minutes, once its gateway has answered.
 
         Raises:
-            CatenaryError: The gateway does not answer at all; it is said at once, not in the end.
+            CatenaryError: The gateway does not answer, which is reported now and not after minutes.
         """
         client = self.client()
         try:
@@ -77,7 +77,7 @@ class CommandOptions:
         return client
 
     def async_client(self) -> AsyncClient:
-        """Returns an asyncio client for these options."""
+        """Returns an asyncio client with these options."""
         return AsyncClient(self.target, **self._settings())
 
     def _settings(self) -> dict[str, Any]:
@@ -93,7 +93,8 @@ class CommandOptions:
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command whose first parameter is `options: CommandOptions` these, and its errors.
+    """Decorates a command whose first parameter is `options: CommandOptions` with options and
+    errors.
 
     The options become keyword parameters of the signature that typer reads.
     """
@@ -114,7 +115,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         try:
             function(options, **arguments)
         except CatenaryError as error:
-            # Errors found before anything was sent have no gRPC code: the user's own input.
+            # An error found before anything was sent has no gRPC code: it is the user's own input.
             usage = isinstance(error, InvalidInputError) and not error.code
             fail(_explain(error), BAD_USAGE if usage else 1)
         except KeyboardInterrupt:
@@ -146,14 +147,14 @@ def print_json(value: Any) -> None:
 
 
 def console() -> Console:
-    """Returns a console for stdout: colours on a terminal, plain and wide in a pipe."""
+    """Returns a console for stdout, with colours on a terminal, plain and wide in a pipe."""
     if sys.stdout.isatty():
         return Console(highlight=False)
     return Console(highlight=False, width=_PLAIN_WIDTH, color_system=None)
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str = "") -> Table:
-    """Returns a table without lines around cells; numbers to the right."""
+    """Returns a table without lines around cells, with numbers aligned to the right."""
     made = Table(box=None, title=title or None, title_justify="left", pad_edge=False)
     cells = [[_cell(value) for value in row] for row in rows]
     for index, column in enumerate(columns):

@@ -1,4 +1,4 @@
-"""Commands that look: status, models, top, requests, trace."""
+"""The commands that only read: `status`, `models`, `top`, `requests` and `trace`."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def _status_page(found: ClusterStatus) -> Group:
 
 
 def _impairments(found: ClusterStatus) -> Iterator[tuple[str, ...]]:
-    """Yields what speaks against whom: others get the work while there are others."""
+    """Yields one row for each impairment of an agent, for the status table."""
     for agent in found.agents:
         for each in agent.impairments:
             lasts = "-" if each.remaining_s is None else f"{each.remaining_s:.1f} s"
@@ -230,7 +230,7 @@ def _impairments(found: ClusterStatus) -> Iterator[tuple[str, ...]]:
 
 
 def _versions_line(found: ClusterStatus) -> str:
-    """One version for all, or who runs which: an upgrade is under way."""
+    """Returns a line with the version of all processes, or with the processes of each version."""
     by_version: dict[str, list[str]] = {}
     for each in found.versions:
         by_version.setdefault(each.version or "older", []).append(f"{each.role} {each.name}")
@@ -241,7 +241,7 @@ def _versions_line(found: ClusterStatus) -> str:
 
 
 def _caches(agent: AgentInfo) -> str:
-    """Slots in use of all, and how full the caches are with tokens."""
+    """Returns the used and all block slots of an agent, and the share of its cache that is full."""
     if not agent.block_slots:
         return "-"
     most = agent.most_block_tokens

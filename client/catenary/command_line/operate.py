@@ -1,4 +1,4 @@
-"""Commands that change the cluster, and the plan: deploy, plan, drain."""
+"""The commands that change the cluster or its plan: `deploy`, `plan` and `drain`."""
 
 from __future__ import annotations
 

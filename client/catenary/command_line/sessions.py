@@ -1,4 +1,4 @@
-"""Commands for running sessions: sessions, move."""
+"""The commands for running sessions: `sessions` and `move`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The attempts at one call, all within one limit; both clients run their calls through it."""
+"""The attempts at one call within its time limit; both clients run their calls through this."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from catenary.rpc.targets import Targets
 
 
 class RetryAttempts:
-    """Counts attempts and time from the moment it is made.
+    """The attempts at one call, with their number and the time since the first.
 
-    With several targets, one that is not available is left for the next at once; when all were
+    With several targets, one that is not available is left at once for the next. When all were
     tried, the retry policy says whether and when to begin with the first again.
 
     Attributes:
-        connection: Where the present attempt goes.
+        connection: The connection of the present attempt.
     """
 
     def __init__(self, call: RpcCall[Any], targets: Targets) -> None:
@@ -43,7 +43,7 @@ class RetryAttempts:
         return max(0.0, self._limit_s - self.elapsed_s)
 
     def wait_s(self, error: CatenaryError) -> float | None:
-        """Returns the wait before another attempt, or None to give up; marks the error."""
+        """Returns the seconds to wait before another attempt, None to give up; marks the error."""
         error.request_id = self._call.request_id
         if isinstance(error, UnavailableError):
             self._targets.leave(self.connection)
@@ -63,24 +63,24 @@ class RetryAttempts:
         return wait_s
 
     def again(self) -> None:
-        """Begins another attempt, where calls go now, and takes the time gone off the SLO."""
+        """Begins another attempt with the current target, with the time gone taken off the SLO."""
         self.connection = self._targets.current
         self._call.spend(self.elapsed_s)
 
     def progressed(self) -> None:
-        """Counts from the beginning: the attempt that failed has brought part of the answer."""
+        """Counts attempts and time anew: the failed attempt has brought part of the answer."""
         self._made = 1
         self._left.clear()
         if self._call.timeout_s is None:
             self._started = time.monotonic()
 
     def out_of_patience(self) -> DeadlineExceededError:
-        """Returns the error for a limit that only this side knows of."""
+        """Returns the error of a limit that only the client knows of."""
         return DeadlineExceededError(f"no answer within {self._limit_s:g} s")
 
 
 def _limit_s(call: RpcCall[Any], usual_s: float) -> float:
-    """Returns the limit of a call: the caller's own, else one that fits what is asked."""
+    """Returns the limit of a call: the caller's own, else the default for its kind."""
     if call.timeout_s is not None:
         return call.timeout_s
     return min(usual_s, LOOK_TIMEOUT_S) if call.looks_only else usual_s

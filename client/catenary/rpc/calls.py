@@ -1,4 +1,4 @@
-"""Each method of the clients as data: what to send where, and how to read the answer (pure).
+"""The methods of the clients as data: what to send where, and how to read the answer. Pure.
 
 `Client` and `AsyncClient` differ only in how they run a `RpcCall`; everything else is here, once.
 """
@@ -18,25 +18,27 @@ from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 Service = Literal["inference", "admin", "generation"]
 Reply = TypeVar("Reply")
 LOOK_TIMEOUT_S = 2.0
-"""A gateway says within this that the scheduler does not answer; it may be frozen itself."""
+"""Time-out of calls that only read. A working gateway reports within it that the scheduler does not
+answer; without an answer, the gateway itself is frozen."""
 
 
 @dataclass(slots=True)
 class RpcCall(Generic[Reply]):
-    """One RPC.
+    """One RPC that a client makes.
 
     Attributes:
-        service: Which stub.
-        method: Its method.
+        service: Service to call.
+        method: Name of the method.
         request: The message to send.
         read: Turns the reply into what the caller gets.
-        timeout_s: The caller's own limit; None leaves it to the client's default.
-        repeatable: A second execution does no harm, so a retry policy may apply.
-        looks_only: It changes nothing and is answered from memory, so that without a limit of the
-            caller's own it is given `LOOK_TIMEOUT_S`.
-        tells_deadline: The limit travels as the gRPC deadline. Inference without a limit of its
-            own keeps the client's default to itself: on the wire it would become the request's
+        timeout_s: The caller's own limit; None for the client's default.
+        repeatable: Whether a second execution does no harm, so that a retry policy may apply.
+        looks_only: Whether it changes nothing and is answered from memory. Without a limit of the
+            caller's own it then has `LOOK_TIMEOUT_S`.
+        tells_deadline: Whether the limit travels as the gRPC deadline. Inference without a limit of
+            its own keeps the client's default to itself: on the wire it would become the request's
             SLO and hide the model's.
+        slo_ms: SLO of the request in milliseconds; None without one.
     """
 
     service: Service
@@ -51,18 +53,18 @@ class RpcCall(Generic[Reply]):
 
     @property
     def request_id(self) -> str:
-        """The id the request travels under, where it has one."""
+        """Id of the request, where it has one; else empty."""
         known = isinstance(self.request, oip.ModelInferRequest | generation_pb2.GenerateRequest)
         return self.request.id if known else ""
 
     def spend(self, elapsed_s: float) -> None:
-        """Lowers the SLO before a retry by the time already gone: both attempts share it."""
+        """Lowers the SLO before a retry by the time already gone; both attempts share it."""
         if self.slo_ms is not None:
             messages.set_slo(self.request, max(1, round(self.slo_ms - elapsed_s * 1e3)))
 
 
 def infer(request: types.InferRequest, timeout_s: float | None) -> RpcCall[types.InferResult]:
-    """One inference."""
+    """Returns the call of one inference."""
     return RpcCall(
         "inference",
         "ModelInfer",
@@ -75,7 +77,7 @@ def infer(request: types.InferRequest, timeout_s: float | None) -> RpcCall[types
 
 
 def live() -> RpcCall[bool]:
-    """Whether the server process runs."""
+    """Returns the call that asks whether the server process runs."""
     request = oip.ServerLiveRequest()
     return RpcCall(
         "inference", "ServerLive", request, lambda reply: bool(reply.live), looks_only=True
@@ -83,7 +85,7 @@ def live() -> RpcCall[bool]:
 
 
 def ready() -> RpcCall[bool]:
-    """Whether every required model is ready."""
+    """Returns the call that asks whether every required model is ready."""
     return RpcCall(
         "inference",
         "ServerReady",
@@ -94,7 +96,7 @@ def ready() -> RpcCall[bool]:
 
 
 def model_ready(name: str, version: str) -> RpcCall[bool]:
-    """Whether one model is ready."""
+    """Returns the call that asks whether one model is ready."""
     request = oip.ModelReadyRequest(name=name, version=version)
     return RpcCall(
         "inference", "ModelReady", request, lambda reply: bool(reply.ready), looks_only=True
@@ -102,50 +104,50 @@ def model_ready(name: str, version: str) -> RpcCall[bool]:
 
 
 def models() -> RpcCall[list[types.ModelInfo]]:
-    """The models of the repository."""
+    """Returns the call that lists the models of the repository."""
     request = oip.RepositoryIndexRequest()
     return RpcCall("inference", "RepositoryIndex", request, messages.model_list, looks_only=True)
 
 
 def model_metadata(name: str, version: str) -> RpcCall[types.ModelMetadata]:
-    """A model's inputs and outputs."""
+    """Returns the call for a model's inputs and outputs."""
     request = oip.ModelMetadataRequest(name=name, version=version)
     return RpcCall("inference", "ModelMetadata", request, messages.model_metadata)
 
 
 def status() -> RpcCall[types.ClusterStatus]:
-    """The cluster at this moment."""
+    """Returns the call for the state of the cluster."""
     request = admin_pb2.GetStatusRequest()
     return RpcCall("admin", "GetStatus", request, messages.cluster_status, looks_only=True)
 
 
 def trace(request_id: str) -> RpcCall[types.Trace]:
-    """Where one request's time went; the latest one's if the id is empty."""
+    """Returns the call for where one request's time went; the latest one's if the id is empty."""
     request = admin_pb2.GetTraceRequest(request_id=request_id)
     return RpcCall("admin", "GetTrace", request, messages.trace, looks_only=True)
 
 
 def plan() -> RpcCall[types.ActivePlan]:
-    """The plan in force."""
+    """Returns the call for the plan in force."""
     request = admin_pb2.GetPlanRequest()
     return RpcCall("admin", "GetPlan", request, messages.active_plan, looks_only=True)
 
 
 def apply_plan(document: Mapping[str, Any], timeout_s: float | None) -> RpcCall[str]:
-    """Puts a plan in force; the answer is its id."""
+    """Returns the call that puts a plan in force; its result is the plan's id."""
     request = admin_pb2.ApplyPlanRequest(plan_json=messages.plan_text(document))
     return RpcCall("admin", "ApplyPlan", request, _plan_id, timeout_s, repeatable=False)
 
 
 def replan(timeout_s: float | None) -> RpcCall[types.Replanned]:
-    """Plans anew; the answer is what came of it."""
+    """Returns the call that plans anew; its result is what came of it."""
     request = admin_pb2.ReplanRequest()
     return RpcCall("admin", "Replan", request, messages.replanned, timeout_s, repeatable=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What to deploy; zeros leave the choice to the scheduler."""
+    """A model to deploy, and how; zeros leave the choice to the scheduler."""
 
     model: str
     version: str = ""
@@ -156,7 +158,7 @@ class Deployment:
 
 
 def deploy(deployment: Deployment, timeout_s: float | None) -> RpcCall[str]:
-    """Deploys a model; the answer is the id of the plan that serves it."""
+    """Returns the call that deploys a model; its result is the id of the plan that serves it."""
     for field in ("partitions", "max_batch"):
         if not 0 <= getattr(deployment, field) < 2**32:
             raise InvalidInputError.at(field, "must not be negative")
@@ -174,7 +176,7 @@ def deploy(deployment: Deployment, timeout_s: float | None) -> RpcCall[str]:
 
 
 def drain(agent_id: str, timeout_s: float | None) -> RpcCall[bool]:
-    """Takes an agent out of service; the answer is whether it is empty now."""
+    """Returns the call that takes an agent out of service; its result is whether it is empty."""
     request = admin_pb2.DrainAgentRequest(agent_id=agent_id)
     return RpcCall(
         "admin",

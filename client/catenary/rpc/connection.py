@@ -1,4 +1,4 @@
-"""Where and how a client connects: targets, TLS, keys and channel options (pure until opened)."""
+"""Connection settings of a client: targets, TLS, API key and channel options. Pure until opened."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ NO_RETRY = RetryPolicy(attempts=1)
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """How to trust the server and be known to it; files are PEM.
+    """Certificates by which a client trusts a server and identifies itself; files are PEM.
 
     Attributes:
         ca_file: Certificates to trust; None for those of the system.
-        certificate_file: Own certificate chain, for servers that ask for one (mTLS).
-        key_file: Its private key.
-        server_name: Name the server's certificate must carry, if not the target's host.
+        certificate_file: The client's certificate chain, for servers that ask for one (mTLS).
+        key_file: The private key of `certificate_file`.
+        server_name: Name the server's certificate must have, if not the target's host.
     """
 
     ca_file: str | Path | None = None
@@ -41,7 +41,7 @@ class TlsConfig:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Everything both clients know about their server; see `Client` for the fields."""
+    """Settings with which both clients connect; see `Client` for the fields."""
 
     target: str
     api_key: str | None
@@ -62,7 +62,7 @@ class Connection:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes with every call."""
+        """The metadata of every gRPC call: the API key, if there is one."""
         return (("authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
 
     def address(self, *, admin: bool) -> str:
@@ -82,7 +82,7 @@ class Connection:
     def options(self, target: str) -> list[tuple[str, Any]]:
         """Returns channel options: large messages, keepalive while calls are in flight."""
         options: list[tuple[str, Any]] = [
-            # What is too large to send is for the server to say.
+            # The server decides which messages are too large.
             ("grpc.max_send_message_length", -1),
             ("grpc.max_receive_message_length", LARGEST_REPLY_BYTES),
             ("grpc.keepalive_time_ms", 30_000),
@@ -99,7 +99,7 @@ class Connection:
         return options
 
     def credentials(self) -> grpc.ChannelCredentials | None:
-        """Returns TLS credentials, or None for a plain channel."""
+        """Returns TLS credentials, None for an unencrypted channel."""
         if self.tls is None:
             return None
         return grpc.ssl_channel_credentials(
@@ -110,7 +110,7 @@ class Connection:
 
 
 def stub_class(service: Service) -> Callable[[Any], Any]:
-    """Returns the generated stub class of a service; it takes sync and asyncio channels."""
+    """Returns the generated stub class of a service, which takes sync and asyncio channels."""
     return _STUBS[service]
 
 
@@ -122,7 +122,7 @@ _STUBS: dict[Service, Callable[[Any], Any]] = {
 
 
 def is_loopback(target: str) -> bool:
-    """Returns whether a gRPC target stays on this machine."""
+    """Returns True if a gRPC target is on this machine."""
     if target.startswith(("unix:", "unix-abstract:")):
         return True
     host = target.rpartition("/")[2]

@@ -1,7 +1,7 @@
-"""Turns a failed RPC into the error of `catenary.errors` it stands for (pure).
+"""Conversion of a failed RPC into the error of `catenary.errors` that it stands for. Pure.
 
 Servers of Catenary attach a `google.rpc.Status` in the trailer `grpc-status-details-bin`; other
-servers of the protocol send only a code and a text. Both come out as the same classes.
+servers of the protocol send only a code and a text. Both become errors of the same classes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from catenary import errors
 DETAILS_TRAILER = "grpc-status-details-bin"
 PUSHBACK_TRAILER = "grpc-retry-pushback-ms"
 
-# What a bare code means when nothing more specific came with it.
+# The meaning of a bare code when nothing more specific came with it.
 _CLASS_OF_CODE: dict[str, type[errors.CatenaryError]] = {
     "ABORTED": errors.StaleEpochError,
     "CANCELLED": errors.RequestCancelledError,
@@ -36,11 +36,11 @@ _CLASS_OF_CODE: dict[str, type[errors.CatenaryError]] = {
 
 
 _CONNECTION_LOST = frozenset({"Stream removed", "Connection reset by peer", "Socket closed"})
-"""What gRPC itself says, under UNKNOWN, when the process at the other end went away."""
+"""Texts of gRPC itself, under UNKNOWN, for a process at the other end that went away."""
 
 
 class FailedCall(Protocol):
-    """What grpc.RpcError and grpc.aio.AioRpcError have in common."""
+    """The methods that grpc.RpcError and grpc.aio.AioRpcError share."""
 
     def code(self) -> grpc.StatusCode: ...
     def details(self) -> str | None: ...
@@ -57,7 +57,7 @@ def error_of_call(call: FailedCall) -> errors.CatenaryError:
 
 
 def rich_status(trailers: Mapping[str, Any]) -> status_pb2.Status | None:
-    """Returns the status in the trailers, or None if there is none that can be read."""
+    """Returns the status in the trailers, None if there is none or it cannot be read."""
     raw = trailers.get(DETAILS_TRAILER)
     if not isinstance(raw, bytes):
         return None
@@ -85,12 +85,12 @@ def error_of_status(
 
 
 def error_of_reason(reason: str, message: str) -> errors.CatenaryError:
-    """Returns the typed error of a reason's name; an unknown one becomes `InternalError`."""
+    """Returns the typed error of a reason's name; `InternalError` for an unknown one."""
     return errors.CLASS_OF_REASON.get(reason, errors.InternalError)(message)
 
 
 class _Details:
-    """Collects what the google.rpc details of one status say; unknown kinds are skipped."""
+    """Collects the google.rpc details of one status; unknown kinds are skipped."""
 
     def __init__(self) -> None:
         self.reason = ""

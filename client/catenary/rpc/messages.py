@@ -1,4 +1,4 @@
-"""Dataclasses to protocol messages and back (pure; shared by both clients)."""
+"""Conversion between the clients' dataclasses and protocol messages. Pure."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _REASON_AND_TEXT = re.compile(r"\[([A-Z_]+)\] (.*)", re.DOTALL)
 
 
 def infer_request(request: types.InferRequest) -> oip.ModelInferRequest:
-    """Returns the message of a request, tensors in raw form, with an id of its own if it has none.
+    """Returns the message of a request, with raw tensors, and with a new id if it has none.
 
     Raises:
-        InvalidInputError: An input cannot be expressed; names it.
+        InvalidInputError: An input cannot be expressed; the error names it.
         PayloadTooLargeError: No message can hold the inputs.
     """
     if not request.model:
@@ -50,7 +50,7 @@ def infer_request(request: types.InferRequest) -> oip.ModelInferRequest:
 
 
 def set_slo(message: oip.ModelInferRequest, slo_ms: float) -> None:
-    """Writes the SLO into a request, as an integer where it is one."""
+    """Writes the SLO into a request, as an integer if it is a whole number of milliseconds."""
     if not (slo_ms > 0 and math.isfinite(slo_ms)):
         raise InvalidInputError.at("slo_ms", f"must be a positive number, not {slo_ms}")
     # Field 4 of a parameter (double) is an extension; whole numbers use the standard field.
@@ -86,7 +86,7 @@ def _set_parameter(parameter: oip.InferParameter, value: object, field: str) -> 
 
 
 def infer_result(message: oip.ModelInferResponse) -> types.InferResult:
-    """Returns the result of a reply in raw or typed form.
+    """Returns the result in a reply in raw or typed form.
 
     Raises:
         ProtocolError: The reply contradicts itself.
@@ -110,7 +110,7 @@ def infer_result(message: oip.ModelInferResponse) -> types.InferResult:
 
 
 def stream_result(message: oip.ModelStreamInferResponse) -> types.InferResult:
-    """Returns one reply of a stream; a failed one carries its error instead of outputs."""
+    """Returns one result of a stream; that of a failed request has an error instead of outputs."""
     if not message.error_message:
         return infer_result(message.infer_response)
     reply = message.infer_response
@@ -122,7 +122,7 @@ def stream_result(message: oip.ModelStreamInferResponse) -> types.InferResult:
 
 
 def _stream_error(text: str) -> CatenaryError:
-    # Triton's form has room for a text only; our gateways begin it with the reason.
+    # Triton's form has room for a text only; gateways of Catenary begin it with the reason.
     known = _REASON_AND_TEXT.fullmatch(text)
     return error_of_reason(known[1], known[2]) if known else error_of_reason("INTERNAL", text)
 
@@ -137,7 +137,7 @@ def _parameters(message: oip.ModelInferResponse) -> dict[str, types.ParameterVal
 
 
 def model_list(message: oip.RepositoryIndexResponse) -> list[types.ModelInfo]:
-    """Returns the models of a repository index."""
+    """Returns the models in a repository index."""
     return [
         types.ModelInfo(
             model.name, model.version, model.state == "READY", model.state, model.reason
@@ -147,7 +147,7 @@ def model_list(message: oip.RepositoryIndexResponse) -> list[types.ModelInfo]:
 
 
 def model_metadata(message: oip.ModelMetadataResponse) -> types.ModelMetadata:
-    """Returns a model's inputs and outputs."""
+    """Returns the inputs and outputs of a model in a reply."""
     return types.ModelMetadata(
         message.name,
         tuple(message.versions),
@@ -158,7 +158,7 @@ def model_metadata(message: oip.ModelMetadataResponse) -> types.ModelMetadata:
 
 
 def cluster_status(message: admin_pb2.GetStatusResponse) -> types.ClusterStatus:
-    """Returns the cluster's status."""
+    """Returns the state of the cluster in a reply."""
     return types.ClusterStatus(
         scheduler_id=message.scheduler_id,
         epoch=message.epoch,
@@ -264,7 +264,7 @@ def _impairment(message: admin_pb2.AgentImpairment) -> types.AgentImpairment:
 
 
 def active_plan(message: admin_pb2.GetPlanResponse) -> types.ActivePlan:
-    """Returns the plan in force; an empty document where there is none."""
+    """Returns the plan in force in a reply; its document is empty without a plan."""
     try:
         document = json.loads(message.plan_json or "{}")
     except ValueError as error:
@@ -281,13 +281,13 @@ def active_plan(message: admin_pb2.GetPlanResponse) -> types.ActivePlan:
 
 
 def replanned(message: admin_pb2.ReplanResponse) -> types.Replanned:
-    """Returns what planning anew led to."""
+    """Returns the result of planning anew in a reply."""
     switch = plan_switch(message.plan_switch) if message.HasField("plan_switch") else None
     return types.Replanned(message.plan_id, message.changed, switch)
 
 
 def plan_switch(message: admin_pb2.PlanSwitch) -> types.PlanSwitch:
-    """Returns one change of plan."""
+    """Returns the change of plan in a message."""
     return types.PlanSwitch(
         message.from_plan,
         message.to_plan,
@@ -300,7 +300,7 @@ def plan_switch(message: admin_pb2.PlanSwitch) -> types.PlanSwitch:
 
 
 def trace(message: admin_pb2.GetTraceResponse) -> types.Trace:
-    """Returns a request's trace, spans in the server's order: by attempt, then by hop."""
+    """Returns a request's trace, with spans in the server's order: by attempt, then by hop."""
     spans = tuple(
         types.TraceSpan(s.name, s.process, s.start_ns, s.duration_ns, s.batch_id, s.attempt)
         for s in message.spans

@@ -1,10 +1,11 @@
-"""When to send a failed request again (pure).
+"""The policy by which failed requests are sent again. Pure.
 
 gRPC itself repeats calls that provably never left the client or were refused unprocessed; that
 needs no policy and is always on. Everything else is repeated only if the caller passes a
-`RetryPolicy`: never by default, because the server already re-dispatches lost work within the
-deadline, and a client that repeats what an overloaded server refused makes it worse. With a policy,
-a request keeps its id and its total time: advice that points past the limit is not waited for.
+`RetryPolicy`. It is never the default, because the server already re-dispatches lost work within
+the deadline, and a client that repeats what an overloaded server refused makes the overload worse.
+With a policy, a request keeps its id and its total time: advice that points past the limit is not
+waited for.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from catenary.errors import CatenaryError, InvalidInputError
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how patiently to repeat.
+    """The number of attempts at a call, and the waits between them.
 
     Attributes:
-        attempts: Most executions of one call, the first included.
+        attempts: The most executions of one call, the first included.
         initial_backoff_s: Wait before the second attempt, where the server gives no advice.
-        max_backoff_s: Longest such wait; each is `multiplier` times the one before.
+        max_backoff_s: The longest such wait; each is `multiplier` times the one before.
         multiplier: Growth of the wait.
     """
 
@@ -41,18 +42,18 @@ class RetryPolicy:
     def wait_s(
         self, error: CatenaryError, attempt: int, remaining_s: float, luck: float
     ) -> float | None:
-        """Returns the wait before the next attempt, or None if there should be none.
+        """Returns the seconds to wait before the next attempt, None if there should be none.
 
         Args:
-            error: What the last attempt came to.
-            attempt: Attempts made so far, from 1.
+            error: The error of the last attempt.
+            attempt: Number of attempts made so far, from 1.
             remaining_s: Time left for the whole call.
             luck: A random number in 0..1, which spreads clients that failed together.
         """
         if attempt >= self.attempts or not error.retryable:
             return None
         if error.retry_after_s is not None:
-            # Never earlier than advised; a little later, so that not all come back at once.
+            # Never earlier than advised; a little later, so that not all return at once.
             wait = error.retry_after_s * (1 + 0.1 * luck)
         else:
             ceiling = self.initial_backoff_s * self.multiplier ** (attempt - 1)

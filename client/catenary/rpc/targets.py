@@ -1,8 +1,8 @@
-"""Several gateways of one cluster: which of them is talked to, and when another is.
+"""The gateways of one cluster that a client may talk to, and the choice among them.
 
 A client stays with one gateway (traces and recent requests are known where a request was served)
-until that cannot be reached or says that it is going; then it turns to the next. Clients begin with
-one by chance, so that they spread over all of them.
+until that gateway cannot be reached or says that it is going. Then the client turns to the next
+one. Clients begin with a random gateway, so that they spread over all of them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Addresses = str | Sequence[str]
 """One target, several with commas between them, or a sequence of them."""
 
 _LISTS = ("ipv4:", "ipv6:")
-"""Schemes of gRPC whose targets are lists themselves."""
+"""Schemes of gRPC whose targets may themselves be lists."""
 
 
 class Targets:
-    """The connections a client has to choose from; safe to use from several threads."""
+    """The connections a client chooses from; safe to use from several threads."""
 
     def __init__(self, connections: Sequence[Connection]) -> None:
         self._all = tuple(connections)
@@ -35,7 +35,7 @@ class Targets:
 
     @property
     def current(self) -> Connection:
-        """The one that calls go to."""
+        """The connection that calls use now."""
         return self._all[self._at]
 
     @property
@@ -44,18 +44,18 @@ class Targets:
         return len(self._all) > 1 or self.current.retry.attempts > 1
 
     def leave(self, connection: Connection) -> None:
-        """Turns to the next one, unless another call has done so already."""
+        """Turns to the next connection, unless another call has done so already."""
         with self._lock:
             if self._all[self._at] is connection:
                 self._at = (self._at + 1) % len(self._all)
 
 
 def targets_of(common: Connection, targets: Addresses, admin_targets: Addresses | None) -> Targets:
-    """Returns connections to `targets` that have all but their addresses of `common`.
+    """Returns connections to `targets` with the settings of `common`, except for the addresses.
 
     Raises:
-        InvalidInputError: no target, one that may not be talked to in plain, or another number of
-            admin targets than one for all or one for each.
+        InvalidInputError: There is no target, one may not be addressed unencrypted, or the admin
+            targets are neither one for all nor one for each.
     """
     addresses = split(targets)
     if not addresses:

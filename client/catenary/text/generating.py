@@ -1,4 +1,4 @@
-"""The methods of both clients that ask language models."""
+"""The methods of both clients for language models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from catenary.text.text_streams import AsyncTextStream, TextStream
 
 
 class GeneratesText(ABC):
-    """The methods of `Client` for language models; `GenerationOptions` says what they take."""
+    """The methods of `Client` for language models; `GenerationOptions` lists their options."""
 
     @overload
     def chat(
@@ -97,11 +97,11 @@ class GeneratesText(ABC):
 
     @abstractmethod
     def _text_stream(self, call: TextCall) -> TextStream:
-        """Returns the pieces of a call as they come."""
+        """Returns the stream of a call's pieces."""
 
 
 class GeneratesTextAsync(ABC):
-    """The methods of `AsyncClient` for language models, as those of `Client`.
+    """The methods of `AsyncClient` for language models, which mirror those of `Client`.
 
     With `stream=True` they return the stream at once, otherwise a coroutine to await.
     """
@@ -182,4 +182,4 @@ class GeneratesTextAsync(ABC):
 
     @abstractmethod
     def _text_stream(self, call: TextCall) -> AsyncTextStream:
-        """Returns the pieces of a call as they come."""
+        """Returns the stream of a call's pieces."""

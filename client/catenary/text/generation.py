@@ -1,4 +1,4 @@
-"""Text generation as data: what is asked, what comes back, and their messages (pure)."""
+"""Text generation as data: options, answers, and their messages. Pure."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ Prompt = str | Sequence[int]
 
 
 class GenerationOptions(TypedDict, total=False):
-    """How an answer is made; what is left out is left to the server.
+    """The options of a generation; the server decides on those left out.
 
     Attributes:
-        max_tokens: Longest answer; as long as the model's context allows if left out.
-        min_tokens: No end of text before so many tokens.
+        max_tokens: The longest answer; as long as the model's context allows if left out.
+        min_tokens: Number of tokens before which the text does not end.
         temperature: 0, the default, always takes the most likely token.
-        top_p: Only the most likely tokens whose probabilities add up to this.
-        top_k: Only so many most likely tokens.
-        repetition_penalty: Above 1 makes tokens of prompt and answer less likely.
-        presence_penalty: Taken off the logit of every token in the answer.
-        frequency_penalty: The same, for each time it is in the answer.
-        min_p: No tokens less likely than this share of the likeliest one's probability.
-        logit_bias: Token ids and what is added to their logits, -100 to 100.
+        top_p: Only the most likely tokens whose probabilities add up to this are taken.
+        top_k: Number of the most likely tokens from which one is taken.
+        repetition_penalty: Above 1 it makes tokens of prompt and answer less likely.
+        presence_penalty: Subtracted from the logit of every token in the answer.
+        frequency_penalty: Subtracted once for each time a token is in the answer.
+        min_p: Tokens less likely than this share of the likeliest one's probability are left out.
+        logit_bias: Token ids and the values added to their logits, -100 to 100.
         stop: The answer ends before this text, or the first of these.
         seed: Equal seeds give equal answers.
-        ignore_eos: An end-of-text token does not end the answer.
-        timings: Every piece says where the time of its tokens went.
-        time_to_first_token_slo_ms: When the first token should be there. It is placed by this and
-            the next; left out, the model's hold, if it has any.
-        time_per_output_token_slo_ms: How long each further one may take in the mean.
+        ignore_eos: Whether the answer goes on after an end-of-text token.
+        timings: Whether every piece says where the time of its tokens went.
+        time_to_first_token_slo_ms: Milliseconds until the first token should be there. The request
+            is placed by this and the next; without them by those of the model, if it has any.
+        time_per_output_token_slo_ms: Mean milliseconds that each further token may take.
         priority: Higher goes first; at most what the API key allows.
-        timeout_s: When the whole answer must be there; travels as the gRPC deadline.
-        request_id: Echoed and known to `trace`; drawn if left out.
+        timeout_s: Seconds until the whole answer must be there; travels as the gRPC deadline.
+        request_id: An id that the result repeats and `trace` knows; drawn if left out.
     """
 
     max_tokens: int
@@ -83,7 +83,7 @@ _KNOWN = frozenset(GenerationOptions.__annotations__)
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request."""
+    """Numbers of tokens of one request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -91,16 +91,16 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TokenHop:
-    """What one agent did for one token; durations in nanoseconds.
+    """The work of one agent for one token; durations in nanoseconds.
 
     Attributes:
         agent_id: The agent.
         first_block: It ran blocks `[first_block, last_block)`.
         last_block: See above.
-        transfer_ns: On the way to it; 0 where clocks cannot be compared.
-        wait_ns: Until it began to compute.
-        compute_ns: Computing, for all sessions of the step.
-        send_ns: Until the result was handed on.
+        transfer_ns: Time on the way to the agent; 0 where clocks cannot be compared.
+        wait_ns: Time until it began to compute.
+        compute_ns: Time to compute, for all sessions of the step.
+        send_ns: Time until the result was handed on.
     """
 
     agent_id: str
@@ -114,7 +114,7 @@ class TokenHop:
 
 @dataclass(frozen=True, slots=True)
 class TokenTiming:
-    """Where the time of one token went, hop by hop; `since_previous_ns` as the gateway saw it."""
+    """The time of one token, hop by hop; the gateway measured `since_previous_ns`."""
 
     token_id: int
     since_previous_ns: int
@@ -123,16 +123,18 @@ class TokenTiming:
 
 @dataclass(frozen=True, slots=True)
 class ObjectivesReport:
-    """What an answer was held to, what was expected of it, and what came of it, in nanoseconds.
+    """Objectives of an answer, with predicted and measured times, in nanoseconds.
 
     Attributes:
-        time_to_first_token_slo_ns: Of the request, or of its model; 0: none.
-        time_per_output_token_slo_ns: The same, in the mean, for each token behind the first.
-        time_to_first_token_ns: As the gateway measured it.
-        time_per_output_token_ns: The same; 0 for an answer of one token.
-        predicted_time_to_first_token_ns: What the scheduler expected when it placed it; 0: nothing.
-        predicted_time_per_output_token_ns: The same.
-        met: Every objective was met.
+        time_to_first_token_slo_ns: Objective of the request or of its model; 0 for none.
+        time_per_output_token_slo_ns: Objective for the mean of each token behind the first; 0 for
+            none.
+        time_to_first_token_ns: Time that the gateway measured.
+        time_per_output_token_ns: Mean that the gateway measured; 0 for an answer of one token.
+        predicted_time_to_first_token_ns: Time that the scheduler expected at placement; 0 for none.
+        predicted_time_per_output_token_ns: Mean that the scheduler expected at placement; 0 for
+            none.
+        met: Whether every objective was met.
     """
 
     time_to_first_token_slo_ns: int
@@ -146,15 +148,15 @@ class ObjectivesReport:
 
 @dataclass(frozen=True, slots=True)
 class ChainChange:
-    """An answer that was begun on one chain went on another, as the gateway saw it.
+    """A change of an answer from one chain to another, as the gateway saw it.
 
     Attributes:
         how: "kv" or "tokens" for a live move, by what travelled; "restart" after a loss.
-        generated_tokens: So many were generated before.
-        after_ns: From the request's arrival to the first token of the new chain.
-        stall_ns: From the last token of the old chain to the first of the new one.
-        from_agents: Who generated before, in the order of their blocks.
-        to_agents: Who did then.
+        generated_tokens: Number of tokens that were generated before.
+        after_ns: Time from the request's arrival to the first token of the new chain.
+        stall_ns: Time from the last token of the old chain to the first of the new one.
+        from_agents: Agents of the old chain, in the order of their blocks.
+        to_agents: Agents of the new chain, in the order of their blocks.
     """
 
     how: str
@@ -173,11 +175,11 @@ class GeneratedText:
         text: Whole characters; may be empty.
         token_ids: The tokens that came with it.
         finish_reason: "stop", "length" or "cancelled"; empty until the last piece.
-        usage: Tokens of the whole request, in the last piece.
-        timings: Of its tokens, if asked for.
-        objectives: Of the whole request, in the last piece.
-        chain_changes: The same.
-        generated_before: Of an answer that goes on at another gateway, tokens before this piece's.
+        usage: Numbers of tokens of the whole request, in the last piece.
+        timings: Timings of its tokens, if asked for.
+        objectives: Objectives of the whole request, in the last piece.
+        chain_changes: Changes of chain of the whole request, in the last piece.
+        generated_before: In an answer that goes on at another gateway, tokens before this piece's.
     """
 
     text: str
@@ -195,15 +197,15 @@ class GenerationResult:
     """A whole answer.
 
     Attributes:
-        text: All of it.
+        text: The text.
         token_ids: Its tokens.
         finish_reason: "stop", "length" or "cancelled".
-        usage: Tokens of prompt and answer.
-        id: The request's id.
-        timings: Of its tokens, if asked for.
-        first_token_s: From the call to the first piece, as this side saw it.
-        total_s: From the call to the end.
-        objectives: As the gateway saw them; None before the end.
+        usage: Numbers of tokens of prompt and answer.
+        id: Id of the request.
+        timings: Timings of its tokens, if asked for.
+        first_token_s: Seconds from the call to the first piece, as the client saw it.
+        total_s: Seconds from the call to the end.
+        objectives: Objectives as the gateway measured them; None before the end.
         chain_changes: Moves and restarts while it was generated, in order; known at the end.
     """
 
@@ -220,16 +222,16 @@ class GenerationResult:
 
 
 class ResultBuilder:
-    """Puts the pieces of one answer together."""
+    """Collects the pieces of one answer."""
 
     def __init__(self, request_id: str) -> None:
-        """Begins when the call is made."""
+        """Begins to measure time, as the call is made."""
         self.id = request_id
         self.pieces: list[GeneratedText] = []
         self._started = self._first = self._last = time.monotonic()
 
     def add(self, piece: GeneratedText) -> None:
-        """Takes the next piece."""
+        """Adds the next piece."""
         self._last = time.monotonic()
         if not self.pieces:
             self._first = self._last
@@ -237,7 +239,7 @@ class ResultBuilder:
 
     @property
     def result(self) -> GenerationResult:
-        """What there is so far."""
+        """The answer as far as it has arrived."""
         pieces = self.pieces
         tokens = tuple(token for piece in pieces for token in piece.token_ids)
         finish = pieces[-1] if pieces else GeneratedText("")
@@ -259,7 +261,7 @@ def chat_call(model: str, messages: Messages, options: GenerationOptions) -> Rpc
     """Returns the call for an answer to a conversation.
 
     Raises:
-        InvalidInputError: An argument cannot be sent; names it.
+        InvalidInputError: An argument cannot be sent; the error names it.
     """
     call = _call(model, options)
     given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
@@ -279,7 +281,7 @@ def prompt_call(model: str, prompt: Prompt, options: GenerationOptions) -> RpcCa
     """Returns the call for the continuation of a prompt.
 
     Raises:
-        InvalidInputError: An argument cannot be sent; names it.
+        InvalidInputError: An argument cannot be sent; the error names it.
     """
     call = _call(model, options)
     if len(prompt) == 0:
@@ -334,7 +336,7 @@ def _set(put: Any, field: str, value: Any) -> None:
 
 
 def piece_of(message: generation_pb2.GenerateResponse) -> GeneratedText:
-    """Returns one piece of an answer."""
+    """Returns the piece of an answer in a message."""
     usage = None
     if message.HasField("usage"):
         usage = Usage(message.usage.prompt_tokens, message.usage.completion_tokens)

@@ -1,8 +1,8 @@
-"""Answers that come piece by piece.
+"""Streams of answers that arrive piece by piece.
 
-A request is sent when its first piece is asked for. Leaving the loop and closing the stream (or
-the `with` statement's end) cancels the answer on the server. What a caller has seen is never
-generated anew: see `catenary.text.continuing`.
+A request is sent when its first piece is asked for. Leaving the loop and closing the stream (or the
+`with` statement's end) cancels the answer on the server. Pieces that a caller has received are
+never generated anew: see `catenary.text.continuing`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from catenary.text.generation import GeneratedText, GenerationResult, ResultBuil
 
 
 class TextStream(Iterator[GeneratedText]):
-    """Iterates over the pieces of one answer; any of them may raise a `CatenaryError`."""
+    """An iterator over the pieces of one answer; any of them may raise a `CatenaryError`."""
 
     def __init__(
         self,
@@ -31,17 +31,17 @@ class TextStream(Iterator[GeneratedText]):
         send: Callable[[Any, float | None, Connection], Iterator[Any]],
     ) -> None:
         self._gathering = ResultBuilder(call.request_id)
-        # Not a method: a stream that is dropped is freed, and so cancelled, at once.
+        # Not a method, so that a dropped stream is freed, and thus cancelled, at once.
         self._pieces = _pieces(call, targets, send, self._gathering)
 
     @property
     def id(self) -> str:
-        """The request's id."""
+        """Id of the request."""
         return self._gathering.id
 
     @property
     def so_far(self) -> GenerationResult:
-        """What has come already; the finish reason is empty until the end."""
+        """The answer as far as it has arrived; the finish reason is empty until the end."""
         return self._gathering.result
 
     def result(self) -> GenerationResult:
@@ -51,7 +51,7 @@ class TextStream(Iterator[GeneratedText]):
         return self.so_far
 
     def close(self) -> None:
-        """Cancels what has not come yet; does nothing after the last piece."""
+        """Cancels the rest of the answer; does nothing after the last piece."""
         self._pieces.close()
 
     def __next__(self) -> GeneratedText:
@@ -70,7 +70,7 @@ class TextStream(Iterator[GeneratedText]):
 
 
 class AsyncTextStream(AsyncIterator[GeneratedText]):
-    """Iterates over the pieces of one answer; any of them may raise a `CatenaryError`."""
+    """An asyncio iterator over the pieces of an answer; any may raise a `CatenaryError`."""
 
     def __init__(
         self,
@@ -83,12 +83,12 @@ class AsyncTextStream(AsyncIterator[GeneratedText]):
 
     @property
     def id(self) -> str:
-        """The request's id."""
+        """Id of the request."""
         return self._gathering.id
 
     @property
     def so_far(self) -> GenerationResult:
-        """What has come already; the finish reason is empty until the end."""
+        """The answer as far as it has arrived; the finish reason is empty until the end."""
         return self._gathering.result
 
     async def result(self) -> GenerationResult:
@@ -99,7 +99,7 @@ class AsyncTextStream(AsyncIterator[GeneratedText]):
         return self.so_far
 
     async def aclose(self) -> None:
-        """Cancels what has not come yet; does nothing after the last piece."""
+        """Cancels the rest of the answer; does nothing after the last piece."""
         await self._pieces.aclose()
 
     async def __anext__(self) -> GeneratedText:

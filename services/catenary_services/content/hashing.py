@@ -1,4 +1,4 @@
-"""Digests of files, and of ranges of them: computed once while a file stays as it is.
+"""SHA-256 digests of files and their chunks, computed once for as long as a file is unchanged.
 
 A file counts as unchanged while its inode, size and times are the same. Times have a resolution: a
 file that was changed a moment ago could be changed again without its times showing it, so what is
@@ -21,15 +21,16 @@ from typing import NamedTuple
 from catenary_services.content.record import CHUNK_BYTES, chunk_count
 
 _SETTLED_NS = 1_500_000_000
-"""Coarser than the times of any file system in use."""
+"""A file is settled when its last change is older than this. It is coarser than the timestamps of
+any file system in use."""
 _PIECE_BYTES = 1 << 20
 _MOST_THREADS = 4
 _MOST_KNOWN = 65_536
-"""Digests remembered: a terabyte of chunks."""
+"""The most digests remembered: enough for the chunks of a terabyte."""
 
 
 class FileStamp(NamedTuple):
-    """What changes when a file does."""
+    """Identity of a file's state: it changes whenever the file does."""
 
     device: int
     inode: int
@@ -42,7 +43,7 @@ class FileStamp(NamedTuple):
         """Returns the stamp of a file, symbolic links followed.
 
         Raises:
-            OSError: there is none.
+            OSError: The file does not exist or cannot be examined.
         """
         status = path.stat()
         return FileStamp(
@@ -51,18 +52,18 @@ class FileStamp(NamedTuple):
 
     @property
     def is_settled(self) -> bool:
-        """True if the file was not changed so lately that another change could look the same."""
+        """True if the last change is so old that a further one would show in the times."""
         return time.time_ns() - max(self.mtime_ns, self.ctime_ns) > _SETTLED_NS
 
 
 @dataclass(frozen=True, slots=True)
 class FileDigests:
-    """The digests of a whole file."""
+    """The SHA-256 of a file and of each of its chunks, and the state of the file they belong to."""
 
     stamp: FileStamp
     sha256: str
     chunks: tuple[str, ...]
-    """Empty for a file that is checked whole."""
+    """One digest per `CHUNK_BYTES`; empty for a file that is checked as a whole."""
 
 
 class DigestCache:
@@ -71,15 +72,15 @@ class DigestCache:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[tuple[FileStamp, int], str] = {}
-        """Index -1 stands for the whole file."""
+        """Digests by stamp and chunk index; the index -1 stands for the whole file."""
         self.hashed_bytes = 0
-        """How much was read; what was remembered does not count."""
+        """Bytes that were hashed so far; digests that were remembered add nothing."""
 
     def whole(self, path: Path) -> str:
         """Returns the SHA-256 of a file.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: The file cannot be read.
         """
         return self._digest(path, FileStamp.of(path), -1)
 
@@ -87,15 +88,15 @@ class DigestCache:
         """Returns the SHA-256 of one chunk of a file.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: The file cannot be read.
         """
         return self._digest(path, FileStamp.of(path), index)
 
     def of_file(self, path: Path) -> FileDigests:
-        """Returns all digests of a file.
+        """Returns the digests of a file and of all its chunks.
 
         Raises:
-            OSError: it cannot be read, or changes meanwhile.
+            OSError: The file cannot be read, or changes while it is read.
         """
         stamp = FileStamp.of(path)
         count = chunk_count(stamp.size)
@@ -124,25 +125,25 @@ class DigestCache:
 
 @cache
 def pool() -> ThreadPoolExecutor:
-    """Returns the threads that hash; hashing does not hold the interpreter's lock."""
+    """Returns the threads that hash files. Hashing releases the interpreter lock."""
     threads = max(1, min(_MOST_THREADS, os.cpu_count() or 1))
     return ThreadPoolExecutor(threads, "catenary-hash")
 
 
 @cache
 def digests() -> DigestCache:
-    """Returns the digests this process remembers."""
+    """Returns the digests that this process remembers."""
     return DigestCache()
 
 
 def first_failure(work: Iterable[Future[None]]) -> BaseException | None:
-    """Returns what the first of some work that failed raised; waits for all of it."""
+    """Returns the exception of the first future that failed, after all of them have ended."""
     failures = [each.exception() for each in work]
     return next((each for each in failures if each is not None), None)
 
 
 def _hash(path: Path, index: int) -> tuple[str, int]:
-    """Returns the digest of a chunk, or of the whole file, and how many bytes it has."""
+    """Returns the digest of a chunk (of the whole file for index -1), and how many bytes it has."""
     digest = hashlib.sha256()
     buffer = bytearray(_PIECE_BYTES)
     view = memoryview(buffer)

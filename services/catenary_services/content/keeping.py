@@ -1,4 +1,4 @@
-"""Content records on disk: read, made at the first look, kept in step with what is written."""
+"""Content records on disk: read, made when first asked for, and updated when files are written."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _SHARED_MODE = 0o644
 
 
 class ContentRecords:
-    """The records of versions' folders.
+    """The content records of model versions, by folder.
 
-    A folder that cannot be written has its record in memory, as it was made at the first look.
+    The record of a folder that cannot be written is kept in memory once it was made.
     """
 
     def __init__(self, known: DigestCache) -> None:
@@ -38,14 +38,14 @@ class ContentRecords:
         self._unwritten: dict[Path, ContentRecord] = {}
 
     def known(self, folder: Path, name: str) -> ContentRecord | None:
-        """Returns the record of a folder, None if none was made yet.
+        """Returns the content record of a folder, None if none was made yet.
 
         Args:
-            folder: Of the version.
-            name: Of the version, for messages.
+            folder: The folder of the version.
+            name: Name of the version in error messages.
 
         Raises:
-            ContentMismatch: the record is damaged.
+            ContentMismatch: The record is damaged.
         """
         path = folder / RECORD_FILE
         try:
@@ -63,24 +63,26 @@ class ContentRecords:
         return record
 
     def known_or_made(self, folder: Path, name: str, precision: str) -> ContentRecord:
-        """Returns the record of a folder; makes it if nobody has. All who make it at once agree.
+        """Returns the content record of a folder, and makes it if there is none.
+
+        Processes that ask at the same time get the same record.
 
         Raises:
-            ContentMismatch: the record is damaged.
-            Unavailable: the files are being written.
+            ContentMismatch: The record is damaged.
+            Unavailable: The files are being written.
         """
         known = self.known(folder, name)
         if known is not None:
             return known
-        with locked(folder):  # what one is hashing, others wait for
+        with locked(folder):  # other processes wait here instead of hashing the same files
             known = self.known(folder, name)
             return known if known is not None else self._make(folder, name, precision)
 
     def make(self, folder: Path, name: str, precision: str) -> ContentRecord:
-        """Makes the record of a folder anew, whatever it was.
+        """Makes the content record of a folder anew, whether or not there is one.
 
         Raises:
-            Unavailable: the files are being written.
+            Unavailable: The files are being written.
         """
         with locked(folder):
             return self._make(folder, name, precision)
@@ -88,10 +90,10 @@ class ContentRecords:
     def update(
         self, folder: Path, name: str, files: Iterable[str], *, derived: bool = False
     ) -> None:
-        """Enters files that were written into the record, if there is one.
+        """Enters files that were written into the folder's record, if it has one.
 
         Raises:
-            ContentMismatch: the record is damaged.
+            ContentMismatch: The record is damaged.
         """
         with locked(folder):
             known = self.known(folder, name)
@@ -119,7 +121,10 @@ class ContentRecords:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Keeps other processes from the same work on a folder; yields False where that cannot be."""
+    """Holds the lock of a folder among processes.
+
+    Yields False where the folder cannot be locked.
+    """
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -128,7 +133,7 @@ def locked(folder: Path) -> Iterator[bool]:
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
-        except OSError:  # some network file systems know no locks
+        except OSError:  # some network file systems have no locks
             yield False
             return
         yield True
@@ -137,10 +142,10 @@ def locked(folder: Path) -> Iterator[bool]:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Replaces a file at once; what is there after a crash is one or the other, whole.
+    """Replaces a file atomically: after a crash its content is either the old or the new one.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The file cannot be written.
     """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -157,7 +162,7 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Has the entries of a folder on disk."""
+    """Flushes the entries of a folder to disk, so that a renamed file survives a crash."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Making the content record of a folder."""
+"""Making the content record of a version's folder from the files in it."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from catenary_services.content.record import FORMAT, RECORD_FILE, ContentRecord,
 from catenary_services.errors import InvalidInput
 
 _MEASURED = frozenset({"profile.json", "profile.json.partial"})
-"""Written later, and again, by measuring."""
+"""Measuring writes these files later, and repeatedly; they are no part of the content."""
 _WORDS = (".md",)
 _WORD_NAMES = ("LICENSE", "NOTICE", "README")
 _MOST_FILES = 10_000
 GRAPH_PREFIX = "onnx-"
-"""Of the folder of a graph in one precision."""
+"""The folder of a graph in one precision has a name that begins with this."""
 
 _SERVING = {"platform": "", "file": "", "precision": "fp32", "float16_boundaries": True}
-"""Of model.yaml, with defaults: what computing depends on."""
+"""The keys of model.yaml that computing depends on, with their defaults."""
 
 
 def make_record(folder: Path, precision: str, known: DigestCache) -> ContentRecord:
-    """Returns the record of the files in a version's folder; reads all of them.
+    """Returns the content record of a version's folder; reads every file in it.
 
     Args:
-        folder: Of the version.
-        precision: In which the version is served on CPUs; graphs of others are derived.
+        folder: The folder of the version.
+        precision: The precision the version is served in on CPUs; graphs of others count as
+            derived.
         known: Digests that were computed before.
 
     Raises:
-        InvalidInput: there are too many files.
-        OSError: one cannot be read, or changes meanwhile.
+        InvalidInput: There are too many files.
+        OSError: A file cannot be read, or changes while it is read.
     """
     files = {}
     for path in _files(folder):
@@ -52,17 +53,17 @@ def make_record(folder: Path, precision: str, known: DigestCache) -> ContentReco
 
 
 def file_record(path: Path, known: DigestCache, *, derived: bool = False) -> FileRecord:
-    """Returns the entry of one file.
+    """Returns the entry of one file in a content record.
 
     Raises:
-        OSError: it cannot be read, or changes meanwhile.
+        OSError: The file cannot be read, or changes while it is read.
     """
     found = known.of_file(path)
     return FileRecord(found.stamp.size, found.sha256, _meaning(path), found.chunks, derived)
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Returns the files anybody might load, in order; hidden ones are caches and scratch."""
+    """Yields the files that a process might load, in order. Hidden files are caches and scratch."""
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
@@ -77,7 +78,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _meaning(path: Path) -> str | None:
-    """Returns the digest of what a file says about the content; None: of all its bytes."""
+    """Returns the digest of what a file says about the content; None if every byte counts."""
     try:
         if path.name == "model.yaml":
             document: Any = yaml.safe_load(read_yaml_text(path))
@@ -87,7 +88,7 @@ def _meaning(path: Path) -> str | None:
             del said["compute_ns"]
         elif path.name == "decoder.json":
             said = json.loads(read_bounded(path, LARGEST_JSON_BYTES))
-            # As stored, which depends on the precision; and of the forms those that were made.
+            # Sizes depend on the stored precision, and forms on which were made so far.
             for name in ("block_bytes", "head_bytes", "forms", "forms_version"):
                 said.pop(name, None)
         else:
@@ -102,5 +103,5 @@ def _meaning(path: Path) -> str | None:
         AttributeError,
         RecursionError,
     ):
-        return None  # what cannot be understood counts as it is; whoever reads it will say so
+        return None  # counts byte for byte; whoever loads it reports the error
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Checks the files of a version against its record while somebody reads them.
+"""Checks of a version's files against its content record while the files are being loaded.
 
     with repository.reading(key) as reading:
         reading.begin(file)             # hashed beside what follows
@@ -31,27 +31,28 @@ from catenary_services.content.record import (
 from catenary_services.errors import ContentMismatch, ModelNotFound
 
 _AT_ONCE_BYTES = 1 << 20
-"""Files up to this are checked at once."""
+"""Files up to this size are checked before `begin` returns."""
 
 Ranges = Iterable[tuple[int, int]]
-"""Offset and length."""
+"""Pairs of an offset and a length, in bytes."""
 
 
 class VerifiedReading:
-    """Files of one version that are being read."""
+    """A check of one version's files, open for as long as somebody loads them."""
 
     def __init__(self, name: str, folder: Path, record: ContentRecord | None, known: DigestCache):
-        """Checks files below `folder` by `record`; without one, nothing.
+        """Checks files below `folder` against `record`.
 
         Args:
-            name: Of the version, for messages.
-            folder: Its folder.
-            record: None: the version has no content of its own here (an emulated device's).
+            name: Name of the version in error messages.
+            folder: The folder of the version.
+            record: The content record; None where the version has no content of its own (on an
+                emulated device): then nothing is checked.
             known: Digests that were computed before.
         """
         self._name = name
         self.folder = folder
-        """Of the version."""
+        """The folder of the version."""
         self._record = record
         self._digests = known
         self._stamps: dict[Path, FileStamp] = {}
@@ -66,35 +67,35 @@ class VerifiedReading:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # A file that is not what it should be explains whatever went wrong with loading it.
+        # A file with the wrong content explains any error that loading it has raised.
         if error is None or isinstance(error, Exception):
             self.finish()
 
     def names(self) -> list[str]:
-        """Returns the files in the record."""
+        """Returns the paths of all recorded files, relative to the folder."""
         return list(self._record.files) if self._record is not None else []
 
     def alone(self) -> VerifiedReading:
-        """Returns another reading of the same version, which has begun nothing."""
+        """Returns a new reading of the same version that has checked nothing yet."""
         return VerifiedReading(self._name, self.folder, self._record, self._digests)
 
     def lists(self, path: Path) -> bool:
-        """Returns True if a file is one that is checked: in the record."""
+        """Returns True if a file is in the content record, and is therefore checked."""
         relative = path.relative_to(self.folder).as_posix()
         return self._record is not None and relative in self._record.files
 
     def content(self, name: str, most_bytes: int) -> bytes:
-        """Returns the bytes of a file, checked.
+        """Returns the bytes of a file after they were checked.
 
         Args:
-            name: Of the file in the folder.
-            most_bytes: More is refused.
+            name: Path of the file in the folder.
+            most_bytes: A larger file is refused.
 
         Raises:
-            FileNotFoundError: there is no such file, and none was recorded.
-            ContentMismatch: it is not what the record says.
-            ModelNotFound: it was recorded, and is missing.
-            InvalidInput: it is larger.
+            FileNotFoundError: The file does not exist and was not recorded.
+            ContentMismatch: The file is not what the record says.
+            ModelNotFound: The file was recorded and is missing.
+            InvalidInput: The file is larger.
         """
         path = self.folder / name
         if path.exists() or self.lists(path):
@@ -102,17 +103,17 @@ class VerifiedReading:
         return read_bounded(path, most_bytes)
 
     def begin(self, path: Path, ranges: Ranges | None = None, *, first: bool = False) -> None:
-        """Begins to check a file; returns at once unless it is small.
+        """Begins to check a file, and returns at once unless the file is small.
 
         Args:
             path: The file.
-            ranges: What of it will be read; None: all of it.
-            first: Returns when it was checked.
+            ranges: The parts of the file that will be read; None for all of it.
+            first: Whether to return only when the check is complete.
 
         Raises:
-            ContentMismatch: it is not in the record, or not what the record says.
-            ModelNotFound: it is missing.
-            OSError: it cannot be read.
+            ContentMismatch: The file is not in the record, or not what the record says.
+            ModelNotFound: The file is missing.
+            OSError: The file cannot be read.
         """
         if self._record is None:
             return
@@ -141,12 +142,12 @@ class VerifiedReading:
                 raise failure
 
     def begin_own(self) -> None:
-        """Begins to check every file that was not made here from the others.
+        """Begins to check every file that was not derived from others on this machine.
 
         Raises:
-            ContentMismatch: one is not what the record says.
-            ModelNotFound: one is missing.
-            OSError: one cannot be read.
+            ContentMismatch: A file is not what the record says.
+            ModelNotFound: A file is missing.
+            OSError: A file cannot be read.
         """
         files = self._record.files if self._record is not None else {}
         for name, recorded in files.items():
@@ -154,11 +155,11 @@ class VerifiedReading:
                 self.begin(self.folder / name)
 
     def finish(self) -> None:
-        """Waits until everything begun was checked.
+        """Waits for all checks that were begun.
 
         Raises:
-            ContentMismatch: a file is not what the record says, or changed meanwhile.
-            OSError: one cannot be read.
+            ContentMismatch: A file is not what the record says, or changed in the meantime.
+            OSError: A file cannot be read.
         """
         failure = first_failure(self._begun.values())
         if failure is not None:
@@ -182,7 +183,7 @@ class VerifiedReading:
 
 
 def check_all(reading: VerifiedReading) -> list[str]:
-    """Returns, in words, what is wrong with the files that were recorded; checks all of them."""
+    """Checks all recorded files, and returns a sentence for each that is wrong."""
     problems = []
     for name in reading.names():
         single = reading.alone()
@@ -197,7 +198,10 @@ def check_all(reading: VerifiedReading) -> list[str]:
 
 
 def _chunks(recorded: FileRecord, ranges: Ranges | None) -> list[int]:
-    """Returns the chunks that hold some ranges; -1 stands for a file that has none."""
+    """Returns the indices of the chunks that overlap some ranges.
+
+    The index -1 stands for a file without chunks.
+    """
     if not recorded.chunks:
         return [-1]
     if ranges is None:
@@ -208,5 +212,5 @@ def _chunks(recorded: FileRecord, ranges: Ranges | None) -> list[int]:
         if length > 0
         for index in range(offset // CHUNK_BYTES, -(-(offset + length) // CHUNK_BYTES))
     }
-    # Beyond the end there is nothing to check: whoever reads there finds that out.
+    # Nothing is recorded beyond the end of the file, and whoever reads there fails by itself.
     return sorted(index for index in wanted if index < len(recorded.chunks))

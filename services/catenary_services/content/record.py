@@ -1,4 +1,4 @@
-"""The content record of a model version: what `content.json` says."""
+"""The content record of a model version: the form of `content.json`, its digest and its checks."""
 
 from __future__ import annotations
 
@@ -15,34 +15,35 @@ from catenary_services.errors import ContentMismatch
 RECORD_FILE = "content.json"
 FORMAT = 1
 CHUNK_BYTES = 16 << 20
-"""Files above this have a digest per so many bytes, so that ranges can be checked alone."""
+"""A file larger than this has a digest for each chunk of this size, so that ranges can be checked
+alone."""
 LARGEST_RECORD_BYTES = 64 << 20
 SHOWN_DIGITS = 12
-"""Of a digest, in messages."""
+"""The number of digits of a digest that error messages show."""
 
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _PATH = re.compile(r"[^/\\\x00]+(/[^/\\\x00]+)*")
 
 
 class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One file of a version."""
+    """The entry of one file in a content record."""
 
     size: Annotated[int, msgspec.Meta(ge=0)]
     sha256: Sha256
-    """As `sha256sum` says it."""
+    """The digest of the bytes, as `sha256sum` prints it."""
     meaning: Sha256 | None = None
-    """Of what the file says about the content, where it also says what may differ: objectives in
-    model.yaml, measured times in blocks.json. Counts for the version's digest in place of
-    `sha256`."""
+    """Digest of what the file says about the content. It is set for files that also hold what may
+    differ between equal versions: objectives in model.yaml, measured times in blocks.json. The
+    version's digest counts it in place of `sha256`."""
     chunks: tuple[Sha256, ...] = ()
-    """Of every `CHUNK_BYTES`, of a file that is larger."""
+    """Digests of consecutive chunks of `CHUNK_BYTES`; empty unless the file is larger than one."""
     derived: bool = False
-    """Made from the other files, here: it is checked like them, but is not what makes two versions
-    the same."""
+    """True if the file was made from the other files on this machine. It is checked like them, but
+    the digest of the version leaves it out."""
 
 
 class ContentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Every file of a version that anybody loads, by its path in the version's folder."""
+    """The files of a version that a process may load, by their paths in the version's folder."""
 
     format: int
     files: dict[str, FileRecord]
@@ -59,28 +60,28 @@ class ContentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A record as it lies on disk."""
+    """The JSON document in `content.json`."""
 
     format: int
     digest: Sha256
-    """Of the version, for people and for `jq`."""
+    """The digest of the version, for people and for `jq`."""
     checksum: Sha256
-    """Of the files' entries as they are encoded: a change of the record itself is noticed."""
+    """SHA-256 of the encoded entries, by which a change of the record itself is noticed."""
     files: dict[str, FileRecord]
 
 
 def encode(record: ContentRecord) -> bytes:
-    """Returns the bytes of `content.json`; the same for the same record."""
+    """Returns the bytes of `content.json`; equal records give equal bytes."""
     files = dict(sorted(record.files.items()))
     stored = _Stored(record.format, record.digest, _checksum(files), files)
     return msgspec.json.format(msgspec.json.encode(stored), indent=1) + b"\n"
 
 
 def decode(content: bytes, where: str) -> ContentRecord:
-    """Returns the record in the bytes of a `content.json`.
+    """Returns the content record in the bytes of a `content.json`.
 
     Raises:
-        ContentMismatch: they are none, or not what was written once.
+        ContentMismatch: The bytes are no record, or are not as they were written.
     """
     advice = f"copy it again, or make it anew with catenaryd verify-model --record ({machine()})"
     try:
@@ -101,13 +102,13 @@ def decode(content: bytes, where: str) -> ContentRecord:
 
 
 def mismatch(where: str, expected: str, found: str, what: str = "sha256") -> ContentMismatch:
-    """Returns the error of a file that is not what its record says.
+    """Returns the error of a file that differs from its record.
 
     Args:
         where: Model and file.
         expected: The digest in the record.
-        found: The digest of the file; empty if it is not there or cannot be one.
-        what: What the digests are of.
+        found: The digest of the file; empty if the file is missing or cannot be hashed.
+        what: What was compared: a digest, or a size.
     """
     said = found[:SHOWN_DIGITS] or "nothing"
     return ContentMismatch(
@@ -118,24 +119,24 @@ def mismatch(where: str, expected: str, found: str, what: str = "sha256") -> Con
 
 
 def changed(where: str) -> ContentMismatch:
-    """Returns the error of a file that was changed while somebody read it."""
+    """Returns the error of a file that was changed while it was read."""
     text = f"{where} on {machine()} was changed while it was read"
     return ContentMismatch(text, details={"file": where, "machine": machine()})
 
 
 def unlisted(where: str) -> ContentMismatch:
-    """Returns the error of a file that is not in the record of its version."""
+    """Returns the error of a file that its version's record does not list."""
     text = f"{where} on {machine()} is not in {RECORD_FILE}: it was added later"
     return ContentMismatch(text, details={"file": where, "machine": machine()})
 
 
 def machine() -> str:
-    """Returns how this machine is called in messages."""
+    """Returns the name of this machine in messages."""
     return socket.gethostname()
 
 
 def chunk_count(size: int) -> int:
-    """Returns how many chunks a file of a size has; 0 if it is checked whole."""
+    """Returns the number of chunks of a file of `size` bytes; 0 if it is checked as a whole."""
     return -(-size // CHUNK_BYTES) if size > CHUNK_BYTES else 0
 
 

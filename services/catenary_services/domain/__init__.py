@@ -1,1 +1,1 @@
-"""The value types every process speaks: ids, tensors, models, plans. No behaviour, no I/O."""
+"""Value types that all processes share: ids, tensors, models, plans. They have no I/O."""

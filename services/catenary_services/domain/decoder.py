@@ -1,4 +1,4 @@
-"""What the whole system knows of a decoder language model without loading it.
+"""Sizes of a decoder language model, known to the whole system without loading the model.
 
 Its blocks are the decoder layers; embedding belongs to block 0, the last norm and the projection to
 the vocabulary to the last block. `decoder.json` lies beside `blocks.json` in the repository.
@@ -22,22 +22,22 @@ from catenary_services.domain.sampler_sizes import (
 )
 
 CACHE_BLOCK_TOKENS = 16
-"""Memory of caches is counted in blocks of so many tokens: a page of 4 KiB holds 16 tokens of a
-head of 64 float32 numbers."""
+"""Memory of caches is counted in blocks of this many tokens: a page of 4 KiB holds 16 tokens of an
+attention head of 64 float32 numbers."""
 
 
 class DecoderRuntime(StrEnum):
-    """What an agent runs decoders with: the library, and the numbers it computes in."""
+    """The library with which an agent runs decoders, and the datatype in which it computes."""
 
     ONNX = "onnx"
-    """ONNX Runtime on a CPU: weights as the model's `precision` says, caches in float32."""
+    """ONNX Runtime on a CPU, with weights in the model's `precision` and caches in float32."""
     TORCH_FLOAT32 = "torch-float32"
     TORCH_BFLOAT16 = "torch-bfloat16"
     TORCH_FLOAT16 = "torch-float16"
 
 
 class DecoderForm(StrEnum):
-    """How a decoder is held: library, weights and, where they are not float32, caches."""
+    """The way a decoder is held: library, datatype of weights and, if not float32, of caches."""
 
     ONNX_FP32 = "onnx-fp32"
     ONNX_INT8 = "onnx-int8"
@@ -58,14 +58,14 @@ _TORCH_FORMS = frozenset(
 
 
 def form_of(runtime: str, precision: str) -> DecoderForm | None:
-    """Returns how a runtime holds a model; None if nobody can say.
+    """Returns the form in which a runtime holds a model; None if it is unknown.
 
-    That is so for emulated devices and for agents of older releases, which count by the table's
-    plain sizes whatever they run on.
+    It is unknown for emulated devices and for agents of older releases. Their memory is counted by
+    the plain sizes of the table.
 
     Args:
-        runtime: Of the agent, as its hello says; empty or unknown: nothing is known.
-        precision: Of the model's manifest: what CPU agents keep its weights in.
+        runtime: The agent's runtime as its hello says; empty or an unknown word if it is not known.
+        precision: The precision in the model's manifest: that of its weights on CPU agents.
     """
     if runtime == DecoderRuntime.ONNX:
         return _ONNX_FORMS.get(precision)
@@ -73,13 +73,13 @@ def form_of(runtime: str, precision: str) -> DecoderForm | None:
 
 
 def why_not_loaded(runtime: str, target: str) -> str:
-    """Returns, in words, why a runtime cannot load a model; empty if it can, or nobody knows.
+    """Returns a sentence why a runtime cannot load a model; empty if it can or is unknown.
 
-    PyTorch loads what was imported for CPUs, too: every import keeps the weights as they are.
+    PyTorch also loads what was imported for CPUs, because every import keeps the weights.
 
     Args:
-        runtime: Of the agent, as its hello says; empty or unknown: nothing is known.
-        target: Of the model's manifest: what it was imported for.
+        runtime: The agent's runtime as its hello says; empty or an unknown word if it is not known.
+        target: The target in the model's manifest: what the model was imported for.
     """
     if runtime == DecoderRuntime.ONNX and target == "gpu":
         return (
@@ -91,38 +91,40 @@ def why_not_loaded(runtime: str, target: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """What one step takes beside weights and caches, at most.
+    """Memory of one step besides weights and caches, in bytes, as coefficients of an upper bound.
 
-    Blocks are run one after the other, then the head: the larger of the two is what counts, unless
-    each of them keeps memory of its own.
+    Blocks run one after the other, and then the head. The larger of the two counts, unless each
+    keeps memory of its own (`kept_by_entries`).
     """
 
     base_bytes: int = 0
-    """However small it is: scratch memory of the library."""
+    """Scratch memory of the library, however small the step."""
     row_bytes: int = 0
-    """In a block, for every token that is computed."""
+    """Memory inside a block for every token that is computed."""
     output_bytes: int = 0
-    """Behind the blocks, for every token."""
+    """Memory behind the blocks for every token that is computed."""
     logits_bytes: int = 0
-    """Behind the blocks, for every row whose logits are wanted."""
+    """Memory behind the blocks for every row whose logits are needed."""
     context_bytes: int = 0
-    """For every token that a session which generates looks at: scores, or a copy of its cache."""
+    """Memory for every context token of a generating session: attention scores, or a copy of its
+    cache."""
     pair_bytes: int = 0
-    """For every token of a prompt by every token it looks at: masks, and scores."""
+    """Memory for every pair of a prompt token and a token it attends to: masks and scores."""
     kept_by_entries: int = 0
-    """1: every range of blocks between two entries keeps its memory, and the head does."""
+    """1 if the head and every range of blocks between two entries keep memory of their own; 0 if
+    not."""
 
 
 @dataclass(frozen=True, slots=True)
 class LargestStep:
-    """The largest step an executor is to run: a row of each session, beside a chunk of a prompt."""
+    """The largest step an executor runs: one row of each session, and a chunk of a prompt."""
 
     sessions: int = 0
     chunk_tokens: int = 0
     session_tokens: int = 0
-    """What each of its tokens looks at, at most."""
+    """The most tokens that any token of the step attends to."""
     entries: int = 1
-    """Blocks that sessions enter at."""
+    """Number of blocks at which sessions enter the partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,42 +132,46 @@ class AllocatedSizes:
     """The sizes of a decoder as one form holds it, in bytes that are really allocated."""
 
     form: DecoderForm | None
-    """None: whatever it is, the table's plain sizes stand for it."""
+    """The form; None if it is unknown, and the plain sizes of the table stand for it."""
     block_bytes: tuple[int, ...]
     """Weights of each block."""
     embedding_bytes: int
-    """Needed where block 0 is. 0 where it stays in the file (ONNX Runtime's agents map it)."""
+    """The embedding, needed with block 0; 0 where it stays in the file, which ONNX Runtime agents
+    map."""
     head_bytes: int
-    """Last norm and projection; needed where the last block is."""
+    """The last norm and the projection, needed with the last block."""
     shared_bytes: int
-    """Of these two the part that is there once where both are: a tied projection."""
+    """The part of embedding and head that is allocated once where both are held: a tied projection.
+    """
     fixed_bytes: int
-    """Of every partition whatever it holds: a spare row of the caches, angles of positions."""
+    """A partition's memory whatever its size: a spare row of the caches, rotary angles of
+    positions."""
     entry_bytes: int
-    """The same, once for each block that sessions enter at."""
+    """Memory for each block at which sessions enter the partition."""
     cache_bytes_per_token: int
     """Key and value of one token in one block."""
     step: StepSizes = StepSizes()
     sampler: SamplerSizes = SamplerSizes()  # noqa: RUF009 - immutable
-    """Of tokens that are chosen where the last block is; no part of files (`DecoderTable.held`)."""
+    """Memory for choosing tokens, needed with the last block. Files do not hold it;
+    `DecoderTable.held` fills it in."""
 
     @property
     def largest_block_bytes(self) -> int:
-        """Weights of the largest block."""
+        """The bytes of the weights of the largest block."""
         return max(self.block_bytes)
 
     @property
     def ends_bytes(self) -> int:
-        """What any partition takes at most beside blocks, entries, caches and steps."""
+        """An upper bound of a partition's bytes besides its blocks, entries, caches and steps."""
         return self.embedding_bytes + self.head_bytes - self.shared_bytes + self.fixed_bytes
 
     def weight_bytes(self, first_block: int, last_block: int, entries: int = 1) -> int:
-        """Returns what blocks `[first_block, last_block)` take, with embedding and head.
+        """Returns the bytes of the weights of a range of blocks, with embedding and head.
 
         Args:
-            first_block: Of the partition.
-            last_block: Its end.
-            entries: Blocks of it that sessions enter at.
+            first_block: The first block of the partition.
+            last_block: The block behind its last one.
+            entries: Number of its blocks at which sessions enter.
         """
         is_first, is_last = first_block == 0, last_block == len(self.block_bytes)
         size = sum(self.block_bytes[first_block:last_block])
@@ -179,17 +185,16 @@ class AllocatedSizes:
         return session_tokens * self.cache_bytes_per_token
 
     def step_bytes(self, step: LargestStep, *, has_head: bool = True) -> int:
-        """Returns what steps take at most beside weights and caches.
+        """Returns an upper bound of the bytes of a step besides weights and caches.
 
-        Where tokens are chosen that is, too, what is kept of sessions with penalties from one step
-        to the next.
+        With the head, it includes what is kept from step to step of sessions with penalties.
         """
         each, sessions = self.step, step.sessions
         chunk = min(step.chunk_tokens, step.session_tokens)
         rows = sessions + chunk
         looked_at = sessions * each.context_bytes + chunk * each.pair_bytes
         in_block = rows * each.row_bytes + step.session_tokens * looked_at
-        # The last token of a chunk may be sampled, too.
+        # The last token of a prompt chunk may be sampled as well.
         sampled = sessions + min(1, chunk) if has_head else 0
         behind = rows * each.output_bytes + sampled * each.logits_bytes
         behind += self.sampler.scratch_bytes(sampled)
@@ -199,12 +204,12 @@ class AllocatedSizes:
         return each.base_bytes + max(in_block, behind) + kept
 
     def partition_bytes(self, blocks: tuple[int, int], cache_tokens: int, step: LargestStep) -> int:
-        """Returns what a partition takes in all.
+        """Returns the bytes of a whole partition: weights, caches and the largest step.
 
         Args:
-            blocks: Its first block, and its end.
-            cache_tokens: That may be cached, counted once per block.
-            step: Its largest.
+            blocks: Its first block, and the block behind its last one.
+            cache_tokens: Tokens that may be cached, each counted once per block.
+            step: Its largest step.
         """
         has_head = blocks[1] == len(self.block_bytes)
         weights = self.weight_bytes(*blocks, step.entries)
@@ -216,7 +221,7 @@ class DecoderTable:
     """Sizes of a Llama-family model (Llama 2/3, Mistral, Qwen2/3, SmolLM2) as it is loaded."""
 
     model_hash: str
-    """SHA-256 of the weights, the same as in the block table."""
+    """SHA-256 of the weights; the block table has the same."""
     blocks: int
     hidden_size: int
     attention_heads: int
@@ -224,23 +229,24 @@ class DecoderTable:
     head_size: int
     vocabulary_size: int
     context_tokens: int
-    """Longest sequence the model was made for."""
+    """The longest sequence the model was made for."""
     end_token_ids: tuple[int, ...]
-    """Any of them ends a text."""
+    """Token ids each of which ends a text."""
     block_bytes: int
-    """Weights of one block, as imported. This and the next three stand for every form that the
-    table does not know: of emulated devices, and in files older than forms."""
+    """Weights of one block as imported, in bytes. This and the next three sizes stand for every
+    form that the table does not list: those of emulated devices, and all forms in files older than
+    forms."""
     embedding_bytes: int
-    """Needed where block 0 is."""
+    """The embedding, needed with block 0, in bytes."""
     head_bytes: int
-    """Last norm and projection; needed where the last block is."""
+    """The last norm and the projection, needed with the last block, in bytes."""
     cache_bytes_per_token: int
-    """Key and value of one token in one block."""
+    """Key and value of one token in one block, in bytes."""
     forms: tuple[AllocatedSizes, ...] = ()
-    """Its sizes in each form it can be held in; empty in files older than forms."""
+    """The sizes in each form the model can be held in; empty in files older than forms."""
 
     def held(self, form: DecoderForm | None) -> AllocatedSizes:
-        """Returns the sizes of a form; the plain ones if it is not in the table."""
+        """Returns the sizes in a form; the plain sizes if the form is not in the table."""
         for each in self.forms:
             if each.form == form and form is not None:
                 return replace(each, sampler=self._sampler(form))
@@ -257,21 +263,24 @@ class DecoderTable:
 
     def _sampler(self, form: DecoderForm) -> SamplerSizes:
         in_torch = form in _TORCH_FORMS
-        # PyTorch's forms may be held on a GPU, where more rows are worked on at a time.
+        # PyTorch's forms may be held on a GPU, where more rows are handled at a time.
         numbers = GPU_BLOCK_NUMBERS if in_torch else CPU_BLOCK_NUMBERS
         return sampler_sizes(self.vocabulary_size, numbers, in_torch=in_torch)
 
     def held_by(self, runtime: str, precision: str) -> AllocatedSizes:
-        """Returns the sizes where a runtime holds the model; see `form_of`."""
+        """Returns the sizes in the form a runtime holds the model in (`form_of`)."""
         return self.held(form_of(runtime, precision))
 
     def with_forms(self, forms: Sequence[AllocatedSizes]) -> tuple[AllocatedSizes, ...]:
-        """Returns the table's forms with others added, or put in the place of the same ones."""
+        """Returns the table's forms together with others, which replace those of the same form."""
         made = {each.form: each for each in (*self.forms, *forms)}
         return tuple(made[form] for form in sorted(made, key=str))
 
     def weight_bytes(self, first_block: int, last_block: int) -> int:
-        """Returns the weights of blocks `[first_block, last_block)`, with embedding and head."""
+        """Returns the bytes of weights of blocks `[first_block, last_block)` by the plain sizes.
+
+        The embedding counts with block 0, the head with the last block.
+        """
         return self.held(None).weight_bytes(first_block, last_block)
 
     def slot_bytes(self, session_tokens: int) -> int:

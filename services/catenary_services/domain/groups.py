@@ -1,4 +1,4 @@
-"""Scheduler groups: numbers that say which group something belongs to.
+"""Scheduler groups: ids and epochs that tell which group of a divided cluster they belong to.
 
 A cluster may be divided among several schedulers, each with a *group* of agents of its own. A group
 has its own lease, and epochs of its own; yet no epoch is ever that of two groups: those of group g
@@ -16,43 +16,47 @@ from typing import Final
 from catenary_services.errors import InvalidInput
 
 MOST_GROUPS: Final = 64
-"""Scheduler groups of one cluster, at most."""
+"""The most scheduler groups a cluster can have."""
 EPOCH_STRIDE: Final = MOST_GROUPS
-"""Epochs of one of several groups are this far apart."""
+"""Consecutive epochs of one group are this far apart where there are several groups."""
 EPOCH_LIMIT: Final = 1 << 40
-"""No epoch is as high. A new leader every second, in each of 64 groups, takes 500 years to get
-there; Redis' scripts count in doubles, which are exact up to 2^53."""
+"""Every epoch is below this. With a new leader every second in each of 64 groups it would be
+reached after 500 years; Redis' scripts count in doubles, which are exact up to 2^53."""
 FARTHEST_EPOCH: Final = 1 << 32
-"""Two epochs that are further apart were never of one history: one of them is damaged, or a lie."""
+"""Two epochs that are further apart never belong to one history: one of them is damaged or forged.
+"""
 HIGHEST_GRANTED: Final = EPOCH_LIMIT - 2 * FARTHEST_EPOCH
-"""What Redis or an agent says beyond this is not built upon: the next epochs would be no epochs."""
+"""Epochs above this are not accepted from Redis or an agent: their successors would pass the limit.
+"""
 EPOCH_FIELD: Final = "hello.epoch"
-"""What an agent is told that is wrong, if it obeys an epoch that cannot be."""
+"""The field that the error names for an agent which reports an impossible epoch."""
 GROUP_METADATA: Final = "catenary-group"
 """gRPC metadata key that names the group a call is for; without it, group 0."""
 AUTO: Final = "auto"
-"""As a setting: the group is chosen by name, see `group_named`."""
+"""The value of a setting that has the group chosen by the name of the process; see `group_named`.
+"""
 _COUNTER_BITS: Final = 40
 _EPOCH_BITS: Final = 23
-"""Of an epoch, so many bits are in an id, which thus stays below 2^63; a multiple of the stride."""
+"""The number of bits of an epoch in an id, which keeps ids below 2^63."""
 _ORDINAL = re.compile(r"(\d{1,9})$")
 
 
 def first_id(epoch: int) -> int:
-    """Returns the first batch or session id of a term: epoch in the upper bits, then a counter.
+    """Returns the first batch or session id of an epoch: epoch in the upper bits, then a counter.
 
-    After 2^23 epochs they begin again: what had these ids is long over.
+    The epoch bits begin again after 2^23 epochs, when whatever had the same ids is long over.
     """
     return epoch % (1 << _EPOCH_BITS) << _COUNTER_BITS | 1
 
 
 def may_be_given_out(number: int, following: int, epoch: int) -> bool:
-    """Returns False of a batch or session id that no leader can have given out until now.
+    """Returns False for a batch or session id that no leader can have given out so far.
 
     Args:
         number: The id.
-        following: What the present leader gives out next.
-        epoch: The present one. Once ids have begun again, those of a predecessor may be higher.
+        following: The next id that the present leader gives out.
+        epoch: The present epoch. Once the epoch bits have begun again, ids of a predecessor may be
+            higher than those of the present leader.
     """
     if number < following:
         return True
@@ -65,7 +69,7 @@ def group_of_id(number: int, groups: int) -> int:
 
 
 def group_of_epoch(epoch: int, groups: int) -> int:
-    """Returns the group an epoch belongs to; in a cluster of one group every epoch is its own."""
+    """Returns the group an epoch belongs to; always 0 in a cluster of one group."""
     return epoch % EPOCH_STRIDE if groups > 1 else 0
 
 
@@ -77,14 +81,14 @@ def next_epoch(epoch: int, group: int, groups: int) -> int:
 
 
 def is_epoch(epoch: int) -> bool:
-    """Returns True for what can be an epoch, or 0: none yet."""
+    """Returns True for a number that can be an epoch, and for 0, which stands for none yet."""
     return 0 <= epoch < EPOCH_LIMIT
 
 
 def group_named(name: str, groups: int) -> int:
-    """Returns the group of whoever has this name: "agent-5" is dealt out by its number.
+    """Returns the group of a process by its name: "agent-5" belongs to group 5 modulo `groups`.
 
-    A name without a number at its end is dealt out by a checksum, the same in every process.
+    A name without a number at its end is assigned by a checksum, the same in every process.
     """
     ordinal = _ORDINAL.search(name)
     number = int(ordinal[1]) if ordinal else zlib.crc32(name.encode())
@@ -92,10 +96,10 @@ def group_named(name: str, groups: int) -> int:
 
 
 def chosen_group(setting: str, name: str, groups: int) -> int:
-    """Returns the group a setting names: "auto", or a number below `groups`.
+    """Returns the group that a setting names: "auto", or a number below `groups`.
 
     Raises:
-        InvalidInput: neither of them.
+        InvalidInput: The setting is neither.
     """
     if setting == AUTO:
         return group_named(name, groups)
@@ -107,7 +111,7 @@ def chosen_group(setting: str, name: str, groups: int) -> int:
 
 
 def share_of(total: int, groups: int) -> int:
-    """Returns how many of `total` every group has for certain when they are dealt out in turn."""
+    """Returns how many of `total` things each group gets at least, if dealt out in turn."""
     return max(1, total // groups)
 
 

@@ -1,4 +1,4 @@
-"""Latency lines of a worker that generates text, and what sessions are held to (Aladdin, 3.1-3.2).
+"""Latency lines of a worker that generates text, and objectives of sessions (Aladdin, 3.1-3.2).
 
 A *worker* is a chain; one agent that holds the whole model is the plain case. Times are
 nanoseconds as floats, because coefficients are: a context token may cost less than one.
@@ -11,47 +11,47 @@ from dataclasses import dataclass
 from catenary_services.domain.ids import Nanoseconds
 
 OBJECTIVE_KEYS = ("time_to_first_token_slo_ms", "time_per_output_token_slo_ms")
-"""What files call the two objectives, in milliseconds, in the order of `TokenObjectives`."""
+"""Keys of the two objectives in files, in milliseconds, in the order of `TokenObjectives`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenObjectives:
-    """A session meets its objectives if it meets both.
+    """Latency objectives of a session, which meets them if it meets both.
 
     Attributes:
-        first_token_ns: Most time from its arrival to its first token (TTFT); 0: any.
-        per_token_ns: Most mean time per token after the first (ATGT): the time from the first to
-            the last token over the number of tokens less one; 0: any.
+        first_token_ns: The longest time from its arrival to its first token (TTFT); 0 for any.
+        per_token_ns: The longest mean time per token after the first (ATGT): the time from the
+            first to the last token over the number of tokens less one; 0 for any.
     """
 
     first_token_ns: Nanoseconds = 0
     per_token_ns: Nanoseconds = 0
 
     def named(self) -> dict[str, Nanoseconds]:
-        """Returns those that are set, by the keys that manifests and plans have for them."""
+        """Returns the objectives that are set, by their keys in manifests and plans."""
         both = zip(OBJECTIVE_KEYS, (self.first_token_ns, self.per_token_ns), strict=True)
         return {key: slo_ns for key, slo_ns in both if slo_ns}
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyLines:
-    """Fitted times of one worker (eq. 1-3). No coefficient is negative.
+    """Fitted times of one worker (eq. 1-3), in nanoseconds; no coefficient is negative.
 
     Attributes:
-        prefill_token_ns: k1.
-        prefill_ns: c1.
+        prefill_token_ns: k1, per token of the prompts.
+        prefill_ns: c1, per pass over prompts.
         decode_context_token_ns: k2, per token of context of the whole batch.
         decode_session_ns: c2, per session of the batch.
-        decode_ns: c3.
-        decode_lone_ns: t1, a step of one session; 0: as the line says.
-        prefill_floor_ns: A prefill takes at least this, however short the prompt.
-        prefill_chunk_tokens: Prompts are run so many tokens at a time, with a step of the sessions
-            that generate in between; 0: whole prompts, which hold everybody up.
-        cache_token: h, what a token of a session takes of its cache, in units of the capacity.
-        cache_session: j, what a session takes beside that.
-        prefill_later_token_ns: With chunks: what a token behind the first chunk takes instead of
-            k1, because chunks follow each other and agents of a chain compute different ones at
-            the same time; 0: k1.
+        decode_ns: c3, per decode step.
+        decode_lone_ns: t1, for a step of one session; 0 if the line holds for it, too.
+        prefill_floor_ns: The least time of a prefill, however short the prompt.
+        prefill_chunk_tokens: Number of tokens that a prompt is run in at a time, with a step of the
+            generating sessions in between; 0 for whole prompts, during which all others wait.
+        cache_token: h, the cache of one token of a session, in units of the capacity.
+        cache_session: j, the further cache of a session, in units of the capacity.
+        prefill_later_token_ns: With chunks, the time per token behind the first chunk. It is less
+            than k1, because chunks follow each other and agents of a chain compute different ones
+            at the same time; 0 for k1.
     """
 
     prefill_token_ns: float
@@ -67,14 +67,14 @@ class LatencyLines:
     prefill_later_token_ns: float = 0.0
 
     def prefill(self, tokens: float) -> float:
-        """Returns the time of one pass over prompts of so many tokens in all (eq. 2)."""
+        """Returns the nanoseconds of one pass over prompts of `tokens` tokens in all (eq. 2)."""
         later_ns, chunk = self.prefill_later_token_ns, self.prefill_chunk_tokens
         if later_ns and 0 < chunk < tokens:
             return self.prefill(chunk) + later_ns * (tokens - chunk)
         return max(self.prefill_floor_ns, self.prefill_token_ns * tokens + self.prefill_ns)
 
     def decode(self, sessions: int, context_tokens: float) -> float:
-        """Returns the time of one step of so many sessions with so much context in all (eq. 3)."""
+        """Returns the time of one step of `sessions` with `context_tokens` in all (eq. 3)."""
         if sessions == 1 and self.decode_lone_ns:
             return self.decode_lone_ns
         return (
@@ -84,5 +84,5 @@ class LatencyLines:
         )
 
     def cache(self, tokens: float) -> float:
-        """Returns what a session of so many tokens takes of the capacity (eq. 1)."""
+        """Returns what a session of `tokens` tokens takes of the cache capacity (eq. 1)."""
         return self.cache_token * tokens + self.cache_session

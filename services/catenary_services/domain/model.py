@@ -1,4 +1,4 @@
-"""What the whole system knows of a model without loading it: signature, blocks and their costs.
+"""A model as the whole system knows it without loading it: signature, blocks and their costs.
 
 A model is a chain of *blocks*. Block `i` lies between boundary `i` and boundary `i+1`; boundary 0
 is the model's input, the last boundary its output. The tensors of a boundary are everything
@@ -18,18 +18,18 @@ from catenary_services.domain.tensors import TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """The tensors that cross between two blocks, in wire order."""
+    """The tensors that cross the cut between two blocks, in wire order."""
 
     tensors: tuple[TensorSpec, ...]
-    """Dimension 0 is the batch (`ANY`) if the model is batched."""
+    """The tensors; their dimension 0 is the batch (`ANY`) if the model is batched."""
     row_bytes: int
     """Bytes of one row in the tensors' own datatypes (float32 counted as 4 bytes)."""
 
     def wire_row_bytes(self, *, float16: bool) -> int:
-        """Returns the bytes of one row as it travels; FP32 tensors do so as FP16 if `float16`."""
+        """Returns the bytes of one row on the wire; FP32 tensors travel as FP16 if `float16`."""
         if not float16:
             return self.row_bytes
-        # Free dimensions count as 1 here; only the share of FP32 is taken from the shapes.
+        # Free dimensions count as 1 here, because only the share of FP32 is taken from the shapes.
         sizes = [
             (tensor.nbytes([max(1, size) for size in tensor.shape[1:]]), tensor.datatype)
             for tensor in self.tensors
@@ -41,20 +41,19 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class BlockTable:
-    """A model cut into blocks. Made once by `catenary_agent.partitioning`, kept beside it."""
+    """A model cut into blocks; `catenary_agent.partitioning` makes it once, beside the model."""
 
     model_hash: str
-    """SHA-256 of the model file; a table of another hash is refused."""
+    """SHA-256 of the model file. A table of a file with another hash is refused."""
     batched: bool
     """True if dimension 0 of every boundary tensor is the batch."""
     boundaries: tuple[Boundary, ...]
-    """`blocks + 1` entries."""
+    """The boundaries in front of, between and behind the blocks: `blocks + 1` entries."""
     compute_ns: tuple[Nanoseconds, ...]
-    """Measured single-row time of each block on the device that made the table."""
+    """Time of each block for a single row, measured on the device that made the table."""
 
     @property
     def blocks(self) -> int:
-        """Number of blocks."""
         return len(self.boundaries) - 1
 
 
@@ -66,21 +65,22 @@ class ModelManifest:
     platform: str
     """"onnxruntime_onnx", "pytorch_exported" or "decoder" (generates text)."""
     file: str
-    """File name beside `model.yaml`."""
+    """Name of the model's file in the folder of `model.yaml`."""
     slo_ns: Nanoseconds
     max_batch: int
     float16_boundaries: bool
     precision: str = "fp32"
-    """Of a decoder's weights on CPU agents: "fp32", "int8" or "int4"."""
+    """Precision of a decoder's weights on CPU agents: "fp32", "int8" or "int4"."""
     session_tokens: int = 2048
-    """Of a decoder: most tokens of one session, prompt and answer together."""
+    """The most tokens of one session of a decoder, prompt and answer together."""
     objectives: TokenObjectives | None = None
-    """Of a decoder: what sessions are held to that name no objectives themselves."""
+    """Objectives of a decoder's sessions that name none themselves."""
     cache_oversubscription: float | None = None
-    """Of a decoder: sessions at a time per session of full length that fits into memory; None: as
-    the scheduler is set."""
+    """Concurrent sessions of a decoder per session of full length that fits into memory; None for
+    the scheduler's setting."""
     packing: PackingGoal | None = None
-    """Of a decoder: what its sessions are moved for; None: as is usual in its cluster."""
+    """The goal for which a decoder's sessions are moved between chains; None for the cluster's
+    setting."""
     target: str = "both"
-    """Of a decoder: what it was imported for, "cpu", "gpu" or "both"; "gpu": it has no graph, and
-    only PyTorch runs it."""
+    """The targets a decoder was imported for: "cpu", "gpu" or "both". With "gpu" it has no graph,
+    and only PyTorch runs it."""

@@ -1,4 +1,4 @@
-"""What the sessions of a model are moved between chains for (Mell)."""
+"""The goal for which sessions of a model are moved between chains (Mell)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from typing import Literal, get_args
 from catenary_services.errors import InvalidInput
 
 PackingGoal = Literal["pack", "balance", "off"]
-"""Onto as few chains as possible, so that GPUs become free; evenly over all; or not at all."""
+"""Sessions are packed onto as few chains as possible, so that GPUs become free, balanced evenly
+over all chains, or not moved at all."""
 
 PACKING_GOALS: tuple[PackingGoal, ...] = get_args(PackingGoal)
 
 
 def packing_goal(value: object, field: str) -> PackingGoal:
-    """Returns a goal that somebody wrote down.
+    """Returns the packing goal that a file or a person wrote.
 
     Args:
-        value: What was written. YAML reads a bare `off` as false, so that is one too.
-        field: Where, to name it in the error.
+        value: What was written. YAML reads a bare `off` as false, which therefore means "off".
+        field: The field that the error names.
 
     Raises:
-        InvalidInput: If it is none of `PACKING_GOALS`.
+        InvalidInput: The value is none of `PACKING_GOALS`.
     """
     if value is False:
         return "off"

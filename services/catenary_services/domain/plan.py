@@ -1,4 +1,4 @@
-"""Plans: which partitions of which models run where, and what that promises.
+"""Plans: which partitions of which models run on which agents, and at what expected times.
 
 A *pipeline* is a chain of *stages*; a stage is a contiguous range of blocks hosted by a pool of
 agents, any of which can run it. One batch size holds for the whole pipeline (PPipe, section 5).
@@ -33,14 +33,16 @@ class Stage:
     partition: PartitionKey
     agents: tuple[AgentId, ...]
     compute_ns: tuple[Nanoseconds, ...]
-    """Compute time at batch 1, 2, ..; index 0 is batch 1. Covers the pipeline's batch size."""
+    """Compute time at batch 1, 2, ..; index 0 is batch 1. The last entry is that of the pipeline's
+    batch size or of a larger one."""
     input_bytes: int
-    """Bytes of one row that enter this stage (0 for the first stage: inputs are not booked)."""
+    """Bytes of one row that enter this stage; 0 for the first stage, whose inputs are not booked.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Stages in order, and the one batch size they are planned for."""
+    """A sequence of stages, and the one batch size they are planned for."""
 
     pipeline_id: str
     batch_size: int
@@ -49,18 +51,18 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class ChainHop:
-    """What one agent does for the sessions of a chain."""
+    """The part of a chain that one agent runs."""
 
     agent: AgentId
     partition: PartitionKey
-    """What the agent hosts."""
+    """The partition the agent hosts; it may begin before `first_block`."""
     first_block: int
     last_block: int
-    """Blocks `[first_block, last_block)` are really processed here; the end of the partition."""
+    """The end of the partition: blocks `[first_block, last_block)` are processed at this hop."""
 
     @property
     def blocks(self) -> int:
-        """Block slots a session takes here."""
+        """Number of block slots that a session takes at this hop."""
         return self.last_block - self.first_block
 
 
@@ -74,71 +76,73 @@ class Chain:
     chain_id: str
     hops: tuple[ChainHop, ...]
     capacity: int
-    """Sessions at a time, c_k."""
+    """The most concurrent sessions, c_k."""
     service_ns: Nanoseconds
     """Expected time of one session, T_k = 1 / mu_k."""
     role: ChainRole = "mixed"
-    """Whether it runs prompts, generates, or both (split phase, Aladdin section 3.4)."""
+    """Whether the chain runs prompts, generates, or does both (split phase, Aladdin section 3.4).
+    """
     lines: LatencyLines | None = None
-    """Its latency lines, added up over its hops; None if nothing is known of them."""
+    """The chain's latency lines, added up over its hops; None if they are unknown."""
     cache_tokens: float = 0.0
-    """Tokens its caches hold, M, of all sessions together; 0: slots are the only limit."""
+    """Tokens that its caches hold for all sessions together, M; 0 if slots are the only limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheCapacity:
-    """How many key-value caches an agent keeps for a partition."""
+    """The number of key-value caches an agent keeps for a partition."""
 
     agent: AgentId
     partition: PartitionKey
     block_slots: int
     cache_tokens: int = 0
-    """What its memory holds, if less than every slot filled: tokens, each counted once per block;
-    0: slots are the only limit."""
+    """Tokens that fit into its memory, each counted once per block, where that is less than all
+    slots filled; 0 if slots are the only limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """How one model is served: by pipelines, or by chains."""
+    """The part of a plan that serves one model, by pipelines or by chains."""
 
     model: ModelKey
     slo_ns: Nanoseconds
-    """Deadline of a request that names none."""
+    """Deadline of a request that names none, from its arrival."""
     pipelines: tuple[Pipeline, ...]
     float16_boundaries: bool = True
     chains: tuple[Chain, ...] = ()
     caches: tuple[CacheCapacity, ...] = ()
-    """Of every agent on a chain. Together the chains may ask for no more."""
+    """The caches of every agent on a chain. The chains together ask for no more slots than these.
+    """
     session_tokens: int = 0
-    """Most tokens of one session, prompt and answer together."""
+    """The most tokens of one session, prompt and answer together."""
     objectives: TokenObjectives | None = None
-    """Of sessions that name none."""
+    """Objectives of sessions that name none."""
     packing: PackingGoal = "off"
-    """What its sessions are moved for while they generate."""
+    """The goal for which sessions are moved between chains while they generate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """What the planner and the book know of one device."""
+    """One device as the planner and the book know it."""
 
     agent_id: AgentId
     device_class: str
     server: ServerId
-    """Agents of one server share its uplink and downlink."""
+    """The machine the agent runs on; agents of one server share its uplink and downlink."""
     memory_bytes: int
     link_bytes_per_second: int
     virtual_level: int = 1
-    """This agent is one of so many virtual GPUs of its device."""
+    """The number of virtual GPUs the device is divided into; this agent is one of them."""
     device_id: str = ""
-    """Physical device; the virtual GPUs of one share it. Empty: a device of its own."""
+    """The physical device, which its virtual GPUs share; empty for a device of the agent's own."""
     commits_caches_on_use: bool = False
-    """Caches take memory token by token, so there may be more slots than would fit if all were
-    full."""
+    """True if caches take memory token by token, so that there may be more slots than would fit if
+    all of them were full."""
     runtime: str = ""
-    """What it runs decoders with (`DecoderRuntime`): with a model's precision that says how large
-    the model is there. Empty: nobody knows; the plain sizes of the model's table stand for it."""
+    """The runtime of its decoders (`Runtime`), which with a model's precision determines the size
+    of the model on this agent. If it is empty, the plain sizes of the model's table are used."""
     prefill_chunk_tokens: int = 0
-    """Most prompt tokens it computes beside one step; 0: not known."""
+    """The most prompt tokens it computes together with one decode step; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)

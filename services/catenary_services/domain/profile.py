@@ -1,4 +1,4 @@
-"""What a model costs, block by block, on each class of device: the planner's raw material.
+"""A model's cost on each class of device, block by block: the input of the planner.
 
 A *profile* holds, per device class and virtual-GPU level, the time of every block at some batch
 sizes, taken while all virtual GPUs of the device were busy; and, whatever the device, the bytes
@@ -22,35 +22,36 @@ PROFILE_FORMAT = "catenary-profile"
 PROFILE_VERSION = 1
 
 BlockTimes = tuple[tuple[Nanoseconds, ...], ...]
-"""Per block, per entry of `batch_sizes`."""
+"""One row of times per block, with one entry per entry of `batch_sizes`."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """Times on one virtual GPU of a device class, all its siblings busy."""
+    """Block times on one virtual GPU of a device class while all its siblings are busy."""
 
     device_class: str
     virtual_level: int
-    """The device is divided into so many virtual GPUs."""
+    """The number of virtual GPUs the device is divided into."""
     estimated: bool
-    """True if nothing was run: a model of the hardware said so."""
+    """True if nothing was run and the times come from a model of the hardware."""
     source: str
-    """In words: what measured or estimated it, with which settings."""
+    """Source of the times in words: what measured or estimated them, with which settings."""
     batch_sizes: tuple[int, ...]
-    """Ascending, the first is 1."""
+    """Batch sizes the times are known for, ascending from 1."""
     p50_ns: BlockTimes
     p95_ns: BlockTimes
 
     @property
     def identity(self) -> tuple[str, int]:
-        """What a profile of a model has at most one of: class and level."""
+        """Class and level; a model's profile has at most one entry of each such pair."""
         return self.device_class, self.virtual_level
 
     def compute_ns(self, first: int, last: int) -> tuple[Nanoseconds, ...]:
-        """Returns the time of blocks `[first, last)` at batch 1, 2, .. the largest in the profile.
+        """Returns the times of blocks `[first, last)` at batch 1, 2, .. the largest in the profile.
 
-        The sum of the blocks' medians; linear between measured batch sizes, and never less for a
-        larger batch: one that looks faster is noise, and dispatch relies on the order.
+        A time is the sum of the blocks' medians, interpolated linearly between measured batch
+        sizes. It never falls with the batch size: a larger batch that looks faster is noise, and
+        dispatch relies on the order.
         """
         sums = [sum(times) for times in zip(*self.p50_ns[first:last], strict=True)]
         rising = list(itertools.accumulate(sums, max))
@@ -67,18 +68,18 @@ class DeviceProfile:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """Everything known about one model's cost."""
+    """The cost of one model: times per device class and level, bytes per cut and per block."""
 
     model: ModelKey
     model_hash: str
-    """SHA-256 of the model file; times of another file say nothing about this one."""
+    """SHA-256 of the model file. The times of another file say nothing about this one."""
     blocks: int
     cut_row_bytes: tuple[int, ...]
-    """Length blocks + 1: bytes of one row on the wire in front of block i; 0 at both ends."""
+    """Bytes of one row on the wire in front of block i, `blocks + 1` entries; 0 at both ends."""
     block_weight_bytes: tuple[int, ...]
     devices: tuple[DeviceProfile, ...]
     cut_tensors: tuple[tuple[str, ...], ...] = ()
-    """Names at each of the blocks + 1 boundaries: where exactly it was cut; () if not known."""
+    """Names of the tensors at each of the `blocks + 1` boundaries; () if unknown."""
 
     def device(self, device_class: str, level: int) -> DeviceProfile | None:
         """Returns the times of a class at a level, None if there are none."""
@@ -86,12 +87,12 @@ class ModelProfile:
         return next((device for device in self.devices if device.identity == wanted), None)
 
     def levels(self, device_class: str) -> tuple[int, ...]:
-        """Returns the levels at which a class is known, ascending; () if it is not known."""
+        """Returns the levels at which the times of a class are known, ascending."""
         known = (d.virtual_level for d in self.devices if d.device_class == device_class)
         return tuple(sorted(known))
 
     def is_cut_like(self, table: BlockTable) -> bool:
-        """Returns whether the blocks of this profile are those of a block table."""
+        """Returns True if this profile and a block table divide the model into the same blocks."""
         if self.blocks != table.blocks:
             return False
         return not self.cut_tensors or self.cut_tensors == tensors_at_cuts(table)
@@ -117,9 +118,9 @@ class ModelProfile:
         return device.compute_ns(first, last)
 
     def with_devices(self, devices: Iterable[DeviceProfile]) -> ModelProfile:
-        """Returns this profile with further times; they replace those of the same class and level.
+        """Returns this profile with further times, which replace those of the same class and level.
 
-        Sorted by class and level, so that the same measurements make the same document.
+        The times are sorted by class and level, so that equal measurements give equal documents.
         """
         known = {device.identity: device for device in (*self.devices, *devices)}
         return replace(self, devices=tuple(known[each] for each in sorted(known)))
@@ -131,12 +132,12 @@ def tensors_at_cuts(table: BlockTable) -> tuple[tuple[str, ...], ...]:
 
 
 def merged(a: ModelProfile, b: ModelProfile) -> ModelProfile:
-    """Returns the times of both; where both know a class and level, those of `b`.
+    """Returns a profile with the times of both; those of `b` where both know a class and level.
 
     Measured times are never replaced by estimates.
 
     Raises:
-        InvalidInput: If the two are not of one model file cut alike.
+        InvalidInput: The profiles are of different model files or of different cuts.
     """
     for name in ("model_hash", "blocks", "cut_row_bytes", "cut_tensors"):
         if getattr(a, name) != getattr(b, name):
@@ -175,10 +176,10 @@ def profile_document(profile: ModelProfile) -> dict[str, Any]:
 
 
 def parse_profile(document: Mapping[str, Any], where: str = "profile") -> ModelProfile:
-    """Returns the profile of its JSON form.
+    """Returns the profile in its JSON form.
 
     Raises:
-        InvalidInput: If a key is missing, of the wrong type or inconsistent; the field names it.
+        InvalidInput: A key is missing, of the wrong type or inconsistent; the field names it.
     """
     form = field(document, "format", str, where)
     if form != PROFILE_FORMAT:

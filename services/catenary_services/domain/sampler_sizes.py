@@ -1,4 +1,4 @@
-"""What choosing tokens takes where the logits are, beside them: a function of the vocabulary.
+"""Memory for choosing tokens, without the logits, as a function of the vocabulary's size.
 
 Sizes of weights and steps belong to a model and lie in its `decoder.json`; these belong to the
 program, which computes them for every file, however old.
@@ -13,68 +13,70 @@ from dataclasses import dataclass
 from catenary_services.domain.sampling import MAX_BIASED_TOKENS
 
 CPU_BLOCK_NUMBERS = 1 << 18
-"""Logits that are worked on at a time: a row of 128k, and what is made of it, takes 3 MB of a
-core's cache."""
+"""The number of logits handled at a time on a CPU. A row of 128k with its intermediate results
+takes 3 MB of a core's cache."""
 GPU_BLOCK_NUMBERS = 1 << 22
-"""32 rows of 128k, and 100 MB: fewer at a time are too little work for the launches."""
+"""The number of logits handled at a time on a GPU: 32 rows of 128k, in 100 MB. With fewer, kernel
+launches take longer than the work."""
 COUNTED_SESSIONS = 8
-"""PyTorch keeps counts of all words for so many sessions at a time."""
+"""PyTorch keeps counts of all tokens of the vocabulary, in tables for this many sessions each."""
 SAID_TOKENS = 256
-"""NumPy keeps the words that were said, with room for so many more at a time."""
+"""NumPy keeps the tokens that were said, and grows that memory by this many entries at a time."""
 
 _WORD_BYTES = 24
-"""Of a word in a row that is worked on: what top-p needs of a sorted vocabulary, which is the most.
-Its logit, that in order, and two integers of 64 bits; PyTorch has a mark beside them."""
+"""Bytes per token of the vocabulary in a row being handled. The largest user is top-p with a sorted
+vocabulary: the logit, the sorted logit and two 64-bit integers; PyTorch adds one byte for a mask.
+"""
 _ROW_BYTES = 1024
-"""Of a row besides, whatever the vocabulary: its parameters, and the two words it comes down to."""
+"""Bytes per row independent of the vocabulary: its parameters and the two tokens that remain."""
 _COUNT_BYTES = 4
 _SAID_BYTES = 12
-"""A word's number and how often it was said; the same of a word with a bias."""
+"""Bytes of a token id with the number of times it was said, or with its bias."""
 
 
 def rows_at_a_time(block_numbers: int, vocabulary: int) -> int:
-    """Returns how many rows are worked on at a time, at least 1."""
+    """Returns the number of rows that are handled at a time, at least 1."""
     return max(1, block_numbers // max(1, vocabulary))
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerSizes:
-    """What an executor with the last block takes to choose tokens, beside the logits, in bytes."""
+    """Bytes that an executor with the last block takes to choose tokens, without the logits."""
 
     fixed_bytes: int = 0
-    """Kept from the first choice on: counters of the noise, a number for two words."""
+    """Bytes kept from the first choice on: counters of the noise, one for two tokens."""
     counts_bytes: int = 0
-    """Kept for every `COUNTED_SESSIONS` sessions with penalties, or a part of them."""
+    """Bytes kept for every `COUNTED_SESSIONS` sessions with penalties, or part of that many."""
     session_bytes: int = 0
-    """Kept for every session with penalties or biases."""
+    """Bytes kept for every session with penalties or biases."""
     token_bytes: int = 0
-    """Kept for every token of a session with penalties."""
+    """Bytes kept for every token of a session with penalties."""
     row_bytes: int = 0
-    """While a step's tokens are chosen, for every row that is worked on at a time."""
+    """Bytes for every row handled at a time, while the tokens of a step are chosen."""
     rows: int = 0
-    """So many rows are worked on at a time, at most."""
+    """The most rows that are handled at a time."""
     beside_bytes: int = 0
-    """While a step's tokens are chosen, for every row of it."""
+    """Bytes for every row of a step, while its tokens are chosen."""
 
     def kept_bytes(self, sessions: int, session_tokens: int) -> int:
-        """Returns what is kept between steps if all sessions have penalties and biases."""
+        """Returns the bytes kept between steps if all `sessions` have penalties and biases."""
         pages = -(-sessions // COUNTED_SESSIONS)
         each = self.session_bytes + session_tokens * self.token_bytes
         return self.fixed_bytes + pages * self.counts_bytes + sessions * each
 
     def scratch_bytes(self, rows: int) -> int:
-        """Returns what choosing the tokens of so many rows takes at most, filters or not."""
+        """Returns the most bytes it takes to choose the tokens of `rows` rows, with any filters."""
         return min(rows, self.rows) * self.row_bytes + rows * self.beside_bytes
 
 
 def sampler_sizes(vocabulary: int, block_numbers: int, *, in_torch: bool) -> SamplerSizes:
-    """Returns what choosing tokens takes.
+    """Returns the memory sizes of choosing tokens.
 
     Args:
         vocabulary: Columns of the logits.
-        block_numbers: Logits that are worked on at a time.
-        in_torch: The logits are PyTorch's, which has counts of all words; NumPy has those of what
-            was said, and the biases.
+        block_numbers: The number of logits handled at a time.
+        in_torch: Whether the logits are PyTorch's, which keeps counts of the whole vocabulary.
+            NumPy keeps counts of the tokens that were said, and the biases.
     """
     return SamplerSizes(
         fixed_bytes=8 * ((vocabulary + 1) // 2),

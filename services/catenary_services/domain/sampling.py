@@ -1,4 +1,4 @@
-"""How a session chooses its tokens, as its caller asked: the numbers of OpenAI and vLLM.
+"""Sampling parameters of a session, with the names and ranges of OpenAI and vLLM.
 
 The gateway checks them once; the last agent of the session's ring samples by them.
 """
@@ -19,39 +19,41 @@ _MAX_TOKENS = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
-    """Checked when made.
+    """The way a session chooses its tokens, as its caller asked; checked when made.
 
     Raises:
-        InvalidInput: If a value is outside its range; the field is that of the value.
+        InvalidInput: A value is outside its range; the error names its field.
     """
 
     max_tokens: int = 0
-    """Most tokens to generate; 0: as many as there is room for (see `resolved`)."""
+    """The most tokens to generate; 0 for as many as there is room for (see `resolved`)."""
     min_tokens: int = 0
-    """End-of-text tokens are not chosen before so many tokens were generated."""
+    """End-of-text tokens are not chosen before this many tokens were generated."""
     temperature: float = 0.0
-    """0: greedy. Otherwise logits are divided by it."""
+    """Logits are divided by this; 0 chooses the most likely token."""
     top_p: float = 1.0
-    """Smallest set of most likely tokens whose probabilities reach this; 1: all."""
+    """Tokens are chosen from the smallest set of likeliest ones whose probabilities reach this; 1:
+    all."""
     top_k: int = 0
-    """So many most likely tokens only; 0: all."""
+    """Tokens are chosen from this many of the likeliest ones; 0: from all."""
     repetition_penalty: float = 1.0
-    """Positive logits of tokens seen in prompt or answer are divided by it, negative multiplied."""
+    """Logits of tokens in prompt or answer are divided by it if positive, multiplied if negative.
+    """
     stop: tuple[str, ...] = ()
-    """The answer ends before the first of these texts; watched by the gateway."""
+    """Texts before the first of which the answer ends; the gateway watches for them."""
     seed: int | None = None
-    """Equal seeds give equal tokens; None: not chosen yet (see `resolved`)."""
+    """Equal seeds give equal tokens; None if it is not chosen yet (see `resolved`)."""
     ignore_eos: bool = False
-    """True: an end-of-text token does not end the answer."""
+    """Whether the answer goes on after an end-of-text token."""
     presence_penalty: float = 0.0
-    """Taken off the logit of every token that the answer contains."""
+    """Subtracted from the logit of every token that the answer contains."""
     frequency_penalty: float = 0.0
-    """Taken off the logit of a token, once for each time the answer contains it."""
+    """Subtracted from the logit of a token once for each time the answer contains it."""
     min_p: float = 0.0
-    """Tokens less likely than this share of the likeliest one's probability are left out; 0: none,
-    1: all but the likeliest."""
+    """Tokens with less than this share of the likeliest one's probability are left out; with 0
+    none, with 1 all but the likeliest."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """Token ids, each once, and what is added to their logits before anything else."""
+    """Token ids, each at most once, with the values added to their logits before anything else."""
 
     def __post_init__(self) -> None:
         _check_integer("max_tokens", self.max_tokens, _MAX_TOKENS)
@@ -79,19 +81,19 @@ class SamplingParameters:
                 raise InvalidInput("stop", f"a text has not 1..{MAX_STOP_CHARACTERS} characters")
 
     def check_vocabulary(self, size: int) -> None:
-        """Raises InvalidInput if a token is named that a vocabulary of `size` has not."""
+        """Raises InvalidInput if a biased token is outside a vocabulary of `size` tokens."""
         for token, _ in self.logit_bias:
             if token >= size:
                 raise InvalidInput("logit_bias", f"token ids of this model lie in 0..{size - 1}")
 
     @property
     def greedy(self) -> bool:
-        """True if the most likely token is taken. So it is for temperatures next to nothing."""
+        """True if the most likely token is chosen, as it is for temperatures close to zero."""
         return self.temperature < 1e-5 or self.top_k == 1
 
     @property
     def penalised(self) -> bool:
-        """True if what was said before changes the logits."""
+        """True if tokens of the prompt or the answer change the logits."""
         return (
             self.repetition_penalty != 1
             or self.presence_penalty != 0
@@ -99,15 +101,15 @@ class SamplingParameters:
         )
 
     def resolved(self, prompt_tokens: int, session_tokens: int, seed: int) -> SamplingParameters:
-        """Returns what is sent to the agents: `max_tokens` and `seed` have real values.
+        """Returns the parameters for the agents, with definite values of `max_tokens` and `seed`.
 
         Args:
             prompt_tokens: Tokens of the prompt.
             session_tokens: Most tokens of a session, prompt and answer together.
-            seed: Taken if the caller gave none.
+            seed: The seed if the caller gave none.
 
         Raises:
-            InvalidInput: If the prompt leaves no room, or the answer may be longer than the room.
+            InvalidInput: The prompt leaves no room, or the answer may be longer than the room.
         """
         room = session_tokens - prompt_tokens
         if room < 1:
@@ -148,7 +150,7 @@ def _check_integer(field: str, value: int, highest: int) -> None:
 def _check_number(field: str, value: float, lowest: float, highest: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InvalidInput(field, f"{value!r} is not a number")
-    # Parameters travel as float32, so that a bound itself may arrive a trifle outside.
+    # Parameters travel as float32, so that a bound itself may arrive slightly outside the range.
     slack = 1e-6 * max(1.0, abs(lowest), abs(highest))
     if not lowest - slack <= value <= highest + slack:
         raise InvalidInput(field, f"{value!r} is not in {lowest:g}..{highest:g}")

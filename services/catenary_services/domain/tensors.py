@@ -1,4 +1,4 @@
-"""Tensor types of the Open Inference Protocol and what they are in NumPy."""
+"""Tensor datatypes of the Open Inference Protocol, and their NumPy equivalents."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ DTYPE_OF: dict[str, np.dtype[np.generic]] = {
     "FP32": np.dtype(np.float32),
     "FP64": np.dtype(np.float64),
 }
-"""Fixed-size datatypes. BYTES is variable-length and BF16 has no NumPy type; neither is here."""
+"""Datatypes of fixed size. BYTES, which is variable-length, and BF16, which NumPy lacks, are
+absent."""
 
 DATATYPE_OF: dict[np.dtype[np.generic], str] = {dtype: name for name, dtype in DTYPE_OF.items()}
 
 ANY = -1
-"""A dimension of any size."""
+"""A dimension that may have any size."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""The `google.rpc` details of an error, each made by one small function; see `error_tables`.
+"""The `google.rpc` details of an error, each made by one small function for `error_tables`.
 
-Every text is clipped: trailers share 8 KiB of headers, and a longer set makes peers drop the whole
-status.
+Every text is clipped, because trailers share 8 KiB of headers and peers drop the whole status of a
+longer set.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from google.rpc import error_details_pb2
 from catenary_services.errors import CatenaryError, InternalError
 
 DOMAIN = "catenary"
-"""Of every `google.rpc.ErrorInfo`."""
+"""The domain in every `google.rpc.ErrorInfo`."""
 
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
-"""The trailer they travel in, packed in a `google.rpc.Status`."""
+"""The trailer that carries the details, packed in a `google.rpc.Status`."""
 
 _LONGEST_MESSAGE_BYTES = 1_000
 _LONGEST_FACT_BYTES = 200
@@ -28,19 +28,19 @@ _ANONYMOUS = re.compile(r"internal error(, id [0-9a-f]{12})?")
 
 
 def public_message(error: CatenaryError) -> str:
-    """Returns what others may read: of an internal error nothing but its id."""
+    """Returns the message that clients may read: of an internal error, only its id."""
     if isinstance(error, InternalError):
         return error.message if is_anonymous(error.message) else "internal error"
     return _clip(error.message, _LONGEST_MESSAGE_BYTES)
 
 
 def is_anonymous(message: str) -> bool:
-    """True if an internal error's message tells nothing but an id."""
+    """True if an internal error's message has nothing in it but an id."""
     return _ANONYMOUS.fullmatch(message) is not None
 
 
 def error_info(error: CatenaryError, _: int | None) -> Message:
-    """Returns the reason and the facts."""
+    """Returns the detail with the reason and the facts of an error."""
     facts = list(error.details.items())[:_MOST_FACTS]
     detail: Message = error_details_pb2.ErrorInfo(
         reason=error.reason,
@@ -51,7 +51,7 @@ def error_info(error: CatenaryError, _: int | None) -> Message:
 
 
 def bad_request(error: CatenaryError, _: int | None) -> Message:
-    """Returns the field and what is wrong with it."""
+    """Returns the detail with the wrong field and what is wrong with it."""
     field = error.details.get("field", "")
     violation = error_details_pb2.BadRequest.FieldViolation(
         field=_fact(field), description=public_message(error).removeprefix(f"{field}: ")
@@ -61,7 +61,7 @@ def bad_request(error: CatenaryError, _: int | None) -> Message:
 
 
 def resource(error: CatenaryError, _: int | None) -> Message:
-    """Returns which model there is not."""
+    """Returns the detail with the model that does not exist."""
     detail: Message = error_details_pb2.ResourceInfo(
         resource_type="model",
         resource_name=_fact(error.details.get("model", "")),
@@ -71,7 +71,7 @@ def resource(error: CatenaryError, _: int | None) -> Message:
 
 
 def precondition(error: CatenaryError, _: int | None) -> Message:
-    """Returns what has to be done first."""
+    """Returns the detail with what has to be done first."""
     violation = error_details_pb2.PreconditionFailure.Violation(
         type=error.reason,
         subject=_fact(error.details.get("model", "")),
@@ -82,7 +82,7 @@ def precondition(error: CatenaryError, _: int | None) -> Message:
 
 
 def quota(error: CatenaryError, _: int | None) -> Message:
-    """Returns whose share is used up."""
+    """Returns the detail with the key or address whose share is used up."""
     violation = error_details_pb2.QuotaFailure.Violation(
         subject=_fact(error.details.get("subject", "")), description=public_message(error)
     )
@@ -91,7 +91,7 @@ def quota(error: CatenaryError, _: int | None) -> Message:
 
 
 def retry(_: CatenaryError, wait_ns: int | None) -> Message | None:
-    """Returns when to try again, or nothing if that does not help."""
+    """Returns the detail with the time to wait before a retry, None if a retry does not help."""
     if wait_ns is None:
         return None
     delay = duration_pb2.Duration()
@@ -101,7 +101,7 @@ def retry(_: CatenaryError, wait_ns: int | None) -> Message | None:
 
 
 def request_info(error: CatenaryError, _: int | None) -> Message | None:
-    """Returns the id to find an internal error by, if it has one."""
+    """Returns the detail with the id of an internal error, None if it has no id."""
     request_id = error.details.get("request_id") or error.details.get("error_id")
     if not request_id:
         return None
@@ -114,7 +114,7 @@ def _fact(text: str) -> str:
 
 
 def _clip(text: str, longest_bytes: int) -> str:
-    """Shortens by bytes: a status message is percent-encoded, three characters a byte."""
+    """Shortens a text by its bytes, which percent-encoding in a status message triples."""
     encoded = text.encode("utf-8", "replace")
     if len(encoded) <= longest_bytes:
         return encoded.decode("utf-8")

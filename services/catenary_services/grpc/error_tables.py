@@ -1,8 +1,9 @@
-"""The one table from errors to gRPC status + `google.rpc` details, and to HTTP.
+"""The one table that maps errors to gRPC status with `google.rpc` details, and to HTTP.
 
 A caller may retry exactly what carries retry advice: `RetryInfo` and the trailer
-`grpc-retry-pushback-ms` on gRPC, `Retry-After` on HTTP. An overload without advice ("too big
-ever") says -1 there, so that clients with built-in retries leave it alone.
+`grpc-retry-pushback-ms` on gRPC, `Retry-After` on HTTP. An overload without advice, such as a
+request that is too large at any time, says -1 there, so that clients with built-in retries do not
+repeat it.
 """
 
 from __future__ import annotations
@@ -38,18 +39,19 @@ _Detail = Callable[[CatenaryError, int | None], Message | None]
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """How one kind of error looks from outside."""
+    """The outside form of one kind of error."""
 
     grpc: grpc.StatusCode
     http: int
     openai_type: str
     detail_makers: tuple[_Detail, ...] = ()
     retry_after_ns: int | None = None
-    """Advice if the error brings none; None: no advice then."""
+    """Retry advice for errors that bring none of their own; None for no advice."""
     retryable: bool = False
-    """Inside the cluster: another attempt, elsewhere or later, may succeed."""
+    """Whether another attempt inside the cluster, elsewhere or later, may succeed."""
     pushback: bool = False
-    """Its gRPC code is one that clients retry by themselves, so they must be told when or never."""
+    """Whether clients retry its gRPC code by themselves, so that they must be told when to, or
+    never to."""
 
 
 def grpc_code(error: CatenaryError) -> grpc.StatusCode:
@@ -58,7 +60,7 @@ def grpc_code(error: CatenaryError) -> grpc.StatusCode:
 
 
 def rpc_status(error: CatenaryError) -> status_pb2.Status:
-    """Returns code, message and details for `error`, small enough for trailers."""
+    """Returns code, message and details of an error, small enough for trailers."""
     row = _row(error)
     code: int = row.grpc.value[0]
     wait_ns = retry_after_ns(error)
@@ -71,7 +73,7 @@ def rpc_status(error: CatenaryError) -> status_pb2.Status:
 
 
 def trailing_metadata(error: CatenaryError) -> Trailers:
-    """Returns the trailers that go with `error`: rich details and retry push-back."""
+    """Returns the trailers of an error: its details and the retry push-back."""
     trailers: list[tuple[str, str | bytes]] = [
         (STATUS_DETAILS_KEY, rpc_status(error).SerializeToString())
     ]
@@ -83,19 +85,19 @@ def trailing_metadata(error: CatenaryError) -> Trailers:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: CatenaryError) -> NoReturn:
-    """Ends the call with `error`."""
+    """Ends the gRPC call with an error; never returns."""
     errors.forget_frames(error)
     await context.abort(grpc_code(error), public_message(error), trailing_metadata(error))
-    raise AssertionError("abort raises")  # tells the type checker what grpc's stubs do not
+    raise AssertionError("abort raises")  # tells the type checker that abort never returns
 
 
 def http_status(error: CatenaryError) -> int:
-    """Returns the HTTP status for `error`."""
+    """Returns the HTTP status code of an error."""
     return _row(error).http
 
 
 def http_headers(error: CatenaryError) -> dict[str, str]:
-    """Returns the headers that go with `error`; `Retry-After` in whole seconds, rounded up."""
+    """Returns the HTTP headers of an error, with `Retry-After` in whole seconds, rounded up."""
     wait_ns = retry_after_ns(error)
     headers: dict[str, str] = {}
     if wait_ns is not None:
@@ -106,12 +108,12 @@ def http_headers(error: CatenaryError) -> dict[str, str]:
 
 
 def http_body(error: CatenaryError) -> dict[str, object]:
-    """Returns the Open Inference Protocol's error body."""
+    """Returns the error body of the Open Inference Protocol."""
     return {"error": public_message(error)}
 
 
 def openai_body(error: CatenaryError) -> dict[str, object]:
-    """Returns the error body OpenAI's clients parse."""
+    """Returns the error body that clients of OpenAI parse."""
     return {
         "error": {
             "message": public_message(error),
@@ -127,18 +129,21 @@ def _param(error: CatenaryError) -> str | None:
 
 
 def retry_after_ns(error: CatenaryError) -> int | None:
-    """Returns when to try again: the error's own advice, else its kind's, else None."""
+    """Returns the nanoseconds to wait before a retry, None without advice.
+
+    The advice of the error itself goes before that of its kind.
+    """
     return _row(error).retry_after_ns if error.retry_after_ns is None else error.retry_after_ns
 
 
 def failure_of(
     error: CatenaryError, agent_id: str = "", *, retryable: bool | None = None
 ) -> common_pb2.Failure:
-    """Returns `error` as it travels between our processes.
+    """Returns the message that carries an error between processes of the cluster.
 
     Args:
-        error: What happened.
-        agent_id: Where, if at an agent.
+        error: The error.
+        agent_id: The agent it happened at; empty if at none.
         retryable: Overrides what the table says of this kind of error.
     """
     return common_pb2.Failure(
@@ -150,10 +155,10 @@ def failure_of(
 
 
 def error_of(failure: common_pb2.Failure, *, retry_after_ns: int | None = None) -> CatenaryError:
-    """Returns the error another process described; inverse of `failure_of`."""
+    """Returns the error another process described; the inverse of `failure_of`."""
     facts = {"agent_id": failure.agent_id} if failure.agent_id else {}
     if failure.reason in (errors.InvalidInput.reason, errors.InvalidMessage.reason):
-        # Both begin their message with the field.
+        # The message of either begins with the field.
         facts["field"] = failure.message.partition(": ")[0]
     error = errors.error_of_reason(
         failure.reason, failure.message, retry_after_ns=retry_after_ns, details=facts
@@ -163,7 +168,10 @@ def error_of(failure: common_pb2.Failure, *, retry_after_ns: int | None = None) 
 
 
 def error_of_exception(exc: Exception) -> CatenaryError:
-    """Returns `exc` as one of ours. What nobody foresaw is logged and becomes an id."""
+    """Returns an exception as an error of the tree.
+
+    An unforeseen one is logged and becomes an id.
+    """
     if isinstance(exc, TimeoutError):
         return errors.DeadlineExceeded("a step took longer than it was allowed to")
     error = error_of_rpc(exc) if isinstance(exc, grpc.aio.AioRpcError) else exc
@@ -195,12 +203,12 @@ _SOON_NS, _LATER_NS = 100_000_000, _NANOSECONDS_PER_SECOND
 _RETRY = (details.retry, details.error_info)
 _PRECONDITION = (details.precondition, details.error_info)
 
-# 503 means that the fleet is full, 429 that this caller is over its share.
+# 503 means that the cluster is full, 429 that this caller is over its share.
 TABLE: dict[type[CatenaryError], _Row] = {
     errors.InvalidInput: _Row(
         _C.INVALID_ARGUMENT, 400, _BAD, (details.bad_request, details.error_info)
     ),
-    # Too big ever: no RetryInfo, and the push-back forbids the retry of RESOURCE_EXHAUSTED.
+    # A retry never helps: there is no RetryInfo, and the push-back forbids retries by code.
     errors.PayloadTooLarge: _Row(
         _C.RESOURCE_EXHAUSTED, 413, _BAD, (details.error_info,), pushback=True
     ),
@@ -215,7 +223,7 @@ TABLE: dict[type[CatenaryError], _Row] = {
     errors.CacheFull: _Row(
         _C.RESOURCE_EXHAUSTED, 503, _SERVER, _RETRY, _SOON_NS, retryable=True, pushback=True
     ),
-    # Advice only if the dispatcher computed some: a deadline below the compute time never fits.
+    # Advice is computed by the dispatcher, if at all: a deadline below compute time never fits.
     errors.SloUnattainable: _Row(_C.RESOURCE_EXHAUSTED, 503, _SERVER, _RETRY, pushback=True),
     errors.QuotaExceeded: _Row(
         _C.RESOURCE_EXHAUSTED, 429, _LIMIT, (details.quota, *_RETRY), _LATER_NS, pushback=True
@@ -244,8 +252,8 @@ TABLE: dict[type[CatenaryError], _Row] = {
     errors.DeviceOutOfMemory: _Row(
         _C.UNAVAILABLE, 503, _SERVER, _RETRY, _LATER_NS, retryable=True, pushback=True
     ),
-    # No advice: it was tried elsewhere already, with the same result.
+    # There is no advice: it was already tried on other agents, with the same result.
     errors.ComputeFailed: _Row(_C.INTERNAL, 500, _SERVER, (details.error_info,)),
-    # Nothing but an id: not even the facts a careless `raise` attached.
+    # Clients get only an id, not even the facts that a careless `raise` attached.
     errors.InternalError: _Row(_C.INTERNAL, 500, _SERVER, (details.request_info,)),
 }

@@ -1,8 +1,8 @@
-"""Calls are looked at by their headers; only then is a byte of their messages read.
+"""Admission of gRPC calls by their headers, before a byte of their messages is read.
 
 gRPC reads the message of a unary call before its handler runs. Here every method is served as one
-that streams its requests, which nobody can tell from outside, and asks for the first message when
-the caller was let in. Until then a caller can send no more than HTTP/2's first window.
+that streams its requests, which callers cannot tell, and asks for the first message once the caller
+was admitted. Until then a caller can send no more than HTTP/2's first window.
 """
 
 from __future__ import annotations
@@ -23,47 +23,48 @@ from catenary_services.grpc.grpc_receiving import MOST_OF_ONE_SOURCE, ReceivingM
 from catenary_services.rules.reading import checked
 
 CONTROL_BYTES = 1 << 20
-"""Longest message of a method that says nothing else."""
+"""The longest message of a method for which nothing else is set."""
 _OURS = "/catenary.v1."
 FIRST_WINDOW_BYTES = 65_535
-"""Of a call; what may be sent before it is let in."""
+"""Bytes that a call may send before it is admitted: HTTP/2's first window."""
 MAX_RECEIVING_BYTES = 128 * 1024 * 1024
-"""Of messages that are arriving at one port, where nothing else is said."""
+"""Bytes of all messages that are arriving at one port, where nothing else is set."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class CallAuthorizer(Protocol):
-    """Lets calls in."""
+    """Decides which calls are admitted."""
 
     def enter(self, method: str, context: Context, peer: str) -> str:
-        """Returns who calls over a connection, for limits; "" stands for their address.
+        """Returns who calls, for limits per caller; "" stands for the address of the connection.
 
         Raises:
-            CatenaryError: they may not.
+            CatenaryError: The caller may not make this call.
         """
         ...
 
     def refused(self, method: str, context: Context, error: CatenaryError) -> None:
-        """Hears of calls whose message could not be taken."""
+        """Notes an admitted call whose message could not be taken."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CallPolicy:
-    """What a server takes from its callers."""
+    """Limits on what a server accepts from its callers."""
 
     call_authorizer: CallAuthorizer | None = None
-    """Who may call what; None: the roles of the authorizer, or everybody."""
+    """Decides who may call what; None for the roles of the authorizer, or for everybody without
+    one."""
     most_bytes: Mapping[str, int] = field(default_factory=dict)
-    """The longest message of each method that is named."""
+    """The longest message in bytes of each method that is named."""
     usual_bytes: int = CONTROL_BYTES
-    """That of every other."""
+    """The longest message in bytes of every other method."""
     receiving_bytes: int = MAX_RECEIVING_BYTES
-    """Of messages that are arriving, all together."""
+    """Bytes of all messages that are arriving."""
     receiving_bytes_of_one: int = MOST_OF_ONE_SOURCE
-    """Of those of one source."""
+    """Bytes of the messages that are arriving from one source."""
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -76,13 +77,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         most_bytes: Mapping[str, int],
         usual_bytes: int = CONTROL_BYTES,
     ) -> None:
-        """Takes calls in.
+        """Creates the interceptor.
 
         Args:
-            call_authorizer: Says who may call.
+            gatekeeper: Decides who may call.
             receiving: Bounds what is held of messages that are arriving.
             most_bytes: The longest message of each method that is named.
-            usual_bytes: That of every other.
+            usual_bytes: The longest message of every other method.
         """
         self._call_authorizer = call_authorizer
         self._receiving = receiving
@@ -95,14 +96,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """Returns the method's handler behind the checks."""
         method = str(handler_call_details.method)
         made = self._made.get(method)
         if made is None:
             handler = await continuation(handler_call_details)
             if handler is None:
-                return None  # gRPC says that there is no such method
-            # Bounded by the methods there are: strangers' names have no handler.
+                return None  # gRPC answers that there is no such method
+            # Bounded by the number of methods, since unknown names have no handler.
             made = self._made[method] = self._handler(method, handler)
         return made
 
@@ -113,13 +113,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if method.startswith(_OURS):
             parse = checked(parse, counted=bool(handler.request_streaming))
         reader = _Reader(self._receiving, most, parse, empty)
-        # A stream's messages are gRPC's to parse: handlers may read them themselves.
+        # gRPC itself parses messages of a stream, because handlers may read them themselves.
         parse = parse if handler.request_streaming else None
         call = _Call(method, self._call_authorizer, reader, bool(handler.request_streaming))
         if handler.response_streaming:
             name = "stream_stream" if handler.request_streaming else "unary_stream"
             behaviour = getattr(handler, name)
-            # A behaviour that writes to its context is a coroutine, and answers with nothing.
+            # A behaviour that writes to its context is a coroutine that returns nothing.
             generates = inspect.isasyncgenfunction(behaviour)
             serve: Any = call.generating(behaviour) if generates else call.answering(behaviour)
             made: Handler = grpc.stream_stream_rpc_method_handler(
@@ -132,7 +132,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 
 class _Reader:
-    """Reads messages of one method."""
+    """Reads the messages of one method, within its limits."""
 
     def __init__(
         self,
@@ -150,10 +150,10 @@ class _Reader:
         """Returns the message of a unary call.
 
         Raises:
-            CatenaryError: there is none, or none that can be taken.
+            CatenaryError: There is no message, or it cannot be taken.
         """
         if self._empty is not None:
-            return self._empty()  # there is nothing to be read
+            return self._empty()  # a message without fields needs no reading
         receiving, most = self._receiving, self._most_bytes
         with receiving.awaiting(peer, source or address_of(peer), most, is_timed=True):
             raw = await context.read()
@@ -166,10 +166,10 @@ class _Reader:
             return raw
         try:
             message = self._parse(raw)
-        except Exception as error:  # protobuf's own kinds differ between its implementations
+        except Exception as error:  # kinds of exceptions differ between implementations of protobuf
             raise InvalidInput("request", "is not a message of this method") from error
         if isinstance(message, InvalidMessage):
-            # Whoever calls may be a person: told like any other wrong input.
+            # The caller may be a person, who is told as for any other wrong input.
             raise InvalidInput(message.field, message.message.partition(": ")[2])
         return message
 
@@ -190,7 +190,7 @@ class _Reader:
 
 
 class _Call:
-    """What happens around the handler of one method."""
+    """Wraps the handler of one method: admits the caller, then reads the message."""
 
     def __init__(
         self, method: str, call_authorizer: CallAuthorizer, reader: _Reader, takes_stream: bool
@@ -203,7 +203,7 @@ class _Call:
     def answering(
         self, behaviour: Callable[[Any, Context], Awaitable[Any]]
     ) -> Callable[[Any, Context], Awaitable[Any]]:
-        """Returns a handler for what answers once, or by writing."""
+        """Returns a wrapper for a handler that answers once, or by writing to its context."""
 
         async def answer(requests: Any, context: Context) -> Any:
             return await behaviour(await self._request(requests, context), context)
@@ -213,7 +213,7 @@ class _Call:
     def generating(
         self, behaviour: Callable[[Any, Context], AsyncIterator[Any]]
     ) -> Callable[[Any, Context], AsyncIterator[Any]]:
-        """Returns a handler for what yields its answers."""
+        """Returns a wrapper for a handler that yields its answers."""
 
         async def generate(requests: Any, context: Context) -> AsyncIterator[Any]:
             responses: Any = behaviour(await self._request(requests, context), context)
@@ -248,7 +248,7 @@ def _size_of(message: Any) -> int:
 
 
 def _empty_of(parse: Callable[[bytes], Any] | None) -> Callable[[], Any] | None:
-    """Returns what makes the message if it has no field, so that nothing needs to be read."""
+    """Returns a factory of the request if its type has no fields, so that none needs to be read."""
     message = getattr(parse, "__self__", None)
     descriptor = getattr(message, "DESCRIPTOR", None)
     return message if descriptor is not None and not descriptor.fields else None

@@ -1,4 +1,4 @@
-"""gRPC channels and servers with the limits, keepalive, health and reflection we want."""
+"""gRPC channels and servers with this project's limits, keepalive, health and reflection."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from catenary_services.security.roles import OpenCallAuthorizer, RoleAuthorizer,
 from catenary_services.security.tls import ClientSecurity, ServerSecurity
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""Default limit of one message; gRPC's own is 4 MiB, less than an image batch."""
+"""Default limit of one message. That of gRPC is 4 MiB, less than a batch of images."""
 
 MAX_METADATA_BYTES = 16 * 1024
-"""Of one call."""
+"""Bytes of the metadata of one call."""
 MAX_CONNECTIONS = 8_192
-"""To one port."""
+"""The most connections to one port."""
 MAX_CALLS = 1_024
-"""At a time on one connection; a client has more wait."""
+"""The most concurrent calls on one connection; further calls of a client wait."""
 
 _STATUS = health_pb2.HealthCheckResponse
 
@@ -38,13 +38,13 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # A killed peer comes back within a second or two; the default backs off to two minutes.
+    # A killed peer returns within a second or two; the default backs off to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # Two channels of one process to one address must not share a broken connection's back-off.
+    # Two channels of one process to one address must not share the back-off of a broken connection.
     ("grpc.use_local_subchannel_pool", 1),
-    # Peers are addressed directly; a proxy meant for the outside world must not see this traffic.
+    # Peers are addressed directly; a proxy for the outside world must not see this traffic.
     ("grpc.enable_http_proxy", 0),
 )
 
@@ -52,21 +52,21 @@ _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Lets clients ping every 5 s; below that they are told "too_many_pings" and dropped.
+    # Clients may ping every 5 s; faster ones are told "too_many_pings" and dropped.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.max_concurrent_streams", MAX_CALLS),
-    # Guessing the bandwidth would let strangers send ahead as much as the line carries: a call gets
-    # more than its first window only for a message that somebody has asked for.
+    # Bandwidth probing would let strangers send ahead as much as the line carries. Without it a
+    # call gets more than its first window only for a message that somebody has asked for.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", FIRST_WINDOW_BYTES),
     # Names, keys and trace contexts take a tenth of this.
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
-    # Who says nothing while connecting is dropped; so is who has no call for a while.
+    # A peer that is silent while connecting is dropped; so is one without calls for ten minutes.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 600_000),
-    # Otherwise two processes started on one port would both succeed and split its connections.
+    # Otherwise two processes started on one port would both succeed and share its connections.
     ("grpc.so_reuseport", 0),
 )
 
@@ -81,9 +81,10 @@ def open_channel(
     """Returns a channel to `target` ("host:port"); it connects when first used.
 
     Args:
-        target: Where the server listens.
-        security: What is shown to it and demanded of it.
-        role: With TLS, the server must have the certificate of this role; None: that of `target`.
+        target: Address at which the server listens.
+        security: Certificates shown to the server and demanded of it.
+        role: With TLS, the role the server's certificate must have; None if it must be that of
+            `target`.
         max_message_bytes: Limit of one message.
     """
     options: list[tuple[str, int | str]] = [*_CHANNEL_OPTIONS, *_limits(max_message_bytes)]
@@ -103,16 +104,16 @@ def create_server(
     call_policy: CallPolicy | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> grpc.aio.Server:
-    """Returns a server without ports; give it one with `bind`.
+    """Returns a server that listens nowhere yet; `bind` gives it a port.
 
     The certificate files are read now, so that a wrong path stops the start at once.
 
     Args:
-        security: What is shown to clients and demanded of them.
-        authorizer: Holds callers to `catenary_services.security.roles`; None for an endpoint, which
+        security: Certificates shown to clients and demanded of them.
+        authorizer: Restricts callers to `catenary_services.security.roles`; None for a port that
             checks
             API keys.
-        call_policy: What is taken of callers; None: of every method as much as of the longest.
+        call_policy: Limits on messages; None for the limit of one message with every method.
         max_message_bytes: Limit of one message.
     """
     security.server_credentials()
@@ -130,10 +131,10 @@ def create_server(
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, security: ServerSecurity) -> int:
-    """Makes `server` listen and returns the port (a free one is chosen for 0).
+    """Makes `server` listen and returns the port; for port 0 a free one is chosen.
 
     Raises:
-        Unavailable: the address is taken or not ours.
+        Unavailable: The address is in use or does not belong to this machine.
     """
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     credentials = security.server_credentials()
@@ -157,9 +158,9 @@ def _limits(max_message_bytes: int) -> tuple[tuple[str, int], ...]:
 
 
 class HealthSwitch(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """`grpc.health.v1.Health` for the whole server and each of its services.
+    """The `grpc.health.v1.Health` service for a whole server and each of its services.
 
-    Starts as NOT_SERVING. Unlike the servicer of grpcio-health-checking it is switched without
+    It starts as NOT_SERVING. Unlike the servicer of grpcio-health-checking it is switched without
     awaiting, and its watchers end on `shutdown` instead of holding the server's stop back.
     """
 
@@ -171,17 +172,17 @@ class HealthSwitch(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
     @property
     def serving(self) -> bool:
-        """What probes are told."""
+        """True if probes are answered with SERVING."""
         return self._serving
 
     def set_serving(self, serving: bool) -> None:
-        """Tells probes and watchers; without effect after `shutdown`."""
+        """Changes the status for probes and watchers; without effect after `shutdown`."""
         if not self._closed and serving != self._serving:
             self._serving = serving
             self._notify()
 
     async def shutdown(self) -> None:
-        """Tells everyone NOT_SERVING for good and ends all watches. Idempotent."""
+        """Reports NOT_SERVING for good and ends all watches; idempotent."""
         self._serving = False
         self._closed = True
         self._notify()
@@ -220,7 +221,7 @@ class HealthSwitch(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         return int(_STATUS.SERVING if self._serving else _STATUS.NOT_SERVING)
 
     def _notify(self) -> None:
-        # A new event for those who wait from now on: a set one would never make them wait again.
+        # Those who wait from now on get a new event, because one that is set never makes them wait.
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -228,11 +229,11 @@ class HealthSwitch(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 def enable_health_and_reflection(
     server: grpc.aio.Server, services: Sequence[ServiceDescriptor]
 ) -> HealthSwitch:
-    """Adds health and reflection to `server` before it starts.
+    """Adds health and reflection to a server that has not started yet.
 
     Args:
-        server: Not started yet.
-        services: Descriptors of what it serves, from any descriptor pools.
+        server: The server.
+        services: Descriptors of its services, from any descriptor pools.
 
     Returns:
         The switch that says whether the server is ready; off at first.
@@ -253,7 +254,7 @@ def enable_health_and_reflection(
 
 
 def _joint_pool(files: Iterable[FileDescriptor]) -> DescriptorPool:
-    """Returns one pool with all `files`; the inference protocol has a private one of its own."""
+    """Returns one pool with all `files`; the inference protocol has a private pool of its own."""
     pool = DescriptorPool()
     added: set[str] = set()
 

@@ -1,9 +1,9 @@
-"""How much of messages that are still arriving a process holds, and whose they are.
+"""Limits on the memory of messages that are still arriving, per source and in all.
 
-gRPC's core buffers a message until all of it is there, and tells nobody how far it is. The kernel
+gRPC's core buffers a message until all of it is there, and does not tell how far it is. The kernel
 does: every connection counts the bytes it received. A message that arrives at once costs nothing
-here; those that take longer are looked at fifty times a second, and where they are too many or too
-slow, whoever holds most is cut off first.
+here. Those that take longer are examined fifty times a second, and where they are too many or too
+slow, the source that holds most is cut off first.
 """
 
 from __future__ import annotations
@@ -22,35 +22,36 @@ from catenary_services.log import get_logger
 from catenary_services.memory import give_back_soon
 
 LOOK_S = 0.02
-"""A message that arrives within this time is not looked at."""
+"""Seconds between two looks; a message that arrives within this time is not examined."""
 _IDLE_LOOK_S = 0.1
-"""The same where all that is awaited are the next messages of streams, and nothing comes."""
+"""Seconds between two looks while only next messages of streams are awaited and nothing arrives."""
 SILENCE_S = 10.0
-"""A connection that sends no byte of a message for so long is given up."""
+"""A connection that sends no byte of an awaited message for so long is given up."""
 LONGEST_S = 60.0
-"""A message may take so long in all."""
+"""The longest time that one message may take."""
 MOST_OF_ONE_SOURCE = 32 * 1024 * 1024
-"""Bytes of one source's unfinished messages at an endpoint, or one message of any size it takes."""
+"""Bytes of unfinished messages that one source may hold at a port for clients. One message of any
+accepted size is always allowed."""
 _SLACK_BYTES = 256 * 1024
-"""Headers and frames beside the messages, and what the peer may send ahead of being asked."""
+"""Bytes of headers and frames around messages, and of what a peer may send before it is asked."""
 _FRAMING_BYTES = 128
-"""Of the calls and frames around a message; what it is less is no credit for anything else."""
+"""Bytes of the call and the frames around a message. A smaller overhead earns no credit."""
 _RETRY_NS = 1_000_000_000
 _RECEIVED = struct.Struct("<Q")
 _RECEIVED_AT = 128
-"""Where `struct tcp_info` has `tcpi_bytes_received`."""
+"""Offset of `tcpi_bytes_received` in `struct tcp_info`."""
 
 _log = get_logger("catenary_services.grpc")
 
 
 class ArrivingMessage:
-    """A message somebody waits for, inside of `with`.
+    """A message that is being waited for, for as long as its `with` block runs.
 
     Attributes:
         peer: Its connection, as gRPC names it.
-        source: Who is charged: a key's name, or an address.
-        is_timed: False for streams, whose next message may come whenever it likes.
-        cut: Why it is waited for no longer.
+        source: Who is charged for it: the name of a key, or an address.
+        is_timed: False for streams, whose next message may come at any time.
+        cut: The error that ended the waiting; None if nothing did.
     """
 
     __slots__ = ("_all", "cut", "is_timed", "most_bytes", "peer", "since_s", "source", "task")
@@ -91,27 +92,27 @@ class ArrivingMessage:
 
 
 class _Connection:
-    """What the kernel says about a connection, since somebody waited for it."""
+    """The kernel's count of bytes received on a connection, since it was first awaited."""
 
     def __init__(self, peer: str) -> None:
         self._socket = _socket_of(peer)
         self._complete = self._received()
-        """Bytes that belong to messages which were handed over, as far as that is known."""
+        """Bytes of messages that were handed over, as far as that is known."""
         self._awaited = 1
         self.held = 0
         self.moved_s = time.monotonic()
 
     def took(self, nbytes: int) -> None:
-        """Notes that a message is complete."""
+        """Notes that a message of `nbytes` bytes is complete."""
         if self._awaited <= 1:
-            self._complete = self._received()  # more than a window was not asked for yet
+            self._complete = self._received()  # the peer was not asked for more than a window yet
         else:
             self._complete += nbytes + _FRAMING_BYTES
 
     def look(self, now_s: float, awaited: list[ArrivingMessage]) -> None:
-        """Notes what it holds now of the messages that are awaited."""
+        """Updates `held`: the bytes that have arrived of the messages awaited now."""
         self._awaited = len(awaited)
-        if self._socket is None:  # nobody can know: as much as they may have
+        if self._socket is None:  # the kernel's count is unknown: assume the most allowed
             self.held = sum(each.most_bytes for each in awaited)
             return
         received = self._received()
@@ -121,7 +122,7 @@ class _Connection:
             self.held, self.moved_s = held, now_s
 
     def close(self) -> None:
-        """Forgets the connection; it stays open."""
+        """Forgets the connection, which stays open."""
         if self._socket is not None:
             self._socket.close()
 
@@ -136,17 +137,17 @@ class _Connection:
 
 
 class ReceivingMessages:
-    """Watches over the messages that are arriving at one server."""
+    """The messages that are arriving at one server, examined while they take long."""
 
     def __init__(
         self, most_bytes: int, silence_s: float = SILENCE_S, most_of_one: int | None = None
     ) -> None:
-        """Bounds what messages hold before they are complete.
+        """Bounds the bytes of messages that are not complete yet.
 
         Args:
-            most_bytes: All together.
+            most_bytes: Bound of all together.
             silence_s: A connection that sends no byte for so long is given up.
-            most_of_one: Of one source; None: half of all. One message it may always send.
+            most_of_one: Bound of one source; None for half of all. One message is always allowed.
         """
         self._most_bytes = most_bytes
         self._most_of_one = most_bytes // 2 if most_of_one is None else most_of_one
@@ -155,22 +156,22 @@ class ReceivingMessages:
         self._connections: dict[str, _Connection] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._is_idle = False
-        """The next look is far off, as nothing arrives."""
+        """True if the next look is far off, because nothing arrives."""
 
     @property
     def held(self) -> int:
-        """Bytes of messages that have been arriving for a while."""
+        """Bytes of the messages that have been arriving for longer than `LOOK_S`."""
         return sum(connection.held for connection in self._connections.values())
 
     def awaiting(
         self, peer: str, source: str, most_bytes: int, *, is_timed: bool
     ) -> ArrivingMessage:
-        """Returns what watches while a message is waited for, as a context.
+        """Returns a context that watches the arrival of one message while it is awaited.
 
         Raises at its end:
-            Overloaded: too much is held, and most of it by this source.
-            DeadlineExceeded: it came too slowly.
-            PayloadTooLarge: more is sent than this message may have.
+            Overloaded: Too much is held, and most of it by this source.
+            DeadlineExceeded: The message came too slowly.
+            PayloadTooLarge: More was sent than the message may have.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -179,7 +180,7 @@ class ReceivingMessages:
         return ArrivingMessage(self._arriving, peer, source, most_bytes, is_timed, task)
 
     def took(self, peer: str, size: Callable[[], int]) -> None:
-        """Notes that a message of a connection is complete; `size` is asked if that matters."""
+        """Notes that a message of a connection is complete; `size` is called only if it matters."""
         connection = self._connections.get(peer)
         if connection is not None:
             connection.took(size())
@@ -230,7 +231,7 @@ class ReceivingMessages:
                 _cut(each, DeadlineExceeded(why, details={"stage": "arrival"}))
 
     def _relieve(self, slow: dict[str, list[ArrivingMessage]]) -> None:
-        """Cuts off who holds most until the rest may stay."""
+        """Cuts off the sources that hold most until the rest is below the bound."""
         held: dict[str, int] = {}
         of: dict[str, list[ArrivingMessage]] = {}
         for peer, waiting in slow.items():
@@ -258,7 +259,7 @@ def _cut(arriving: ArrivingMessage, error: CatenaryError) -> None:
 
 
 def _socket_of(peer: str) -> socket.socket | None:
-    """Returns a duplicate of this process's socket to "ipv4:host:port"; None: it has none."""
+    """Returns a duplicate of this process's socket to "ipv4:host:port"; None without one."""
     kind, _, rest = peer.partition(":")
     host, _, port = rest.rpartition(":")
     if kind not in ("ipv4", "ipv6") or not port.isdigit():

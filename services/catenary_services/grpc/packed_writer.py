@@ -1,4 +1,4 @@
-"""Writes to a stream in as few messages as possible: one send takes what is queued.
+"""A writer that packs queued messages into as few sends on a stream as possible.
 
 A gRPC write costs more than a hundred small envelopes inside it. `put` therefore only appends;
 while one send is under way the next batch gathers behind it, so packing grows with load by itself.
@@ -13,13 +13,13 @@ from typing import Generic, TypeVar
 from catenary_services.errors import DeadlineExceeded, Overloaded
 
 MOST_AT_ONCE = 4096
-"""Messages of one send: who reads them holds a message to a number of values."""
+"""The most messages of one send, because the reader limits the number of values in a message."""
 
 M = TypeVar("M")
 
 
 class PackedWriter(Generic[M]):
-    """A bounded queue in front of a stream. Belongs to one event loop.
+    """A bounded queue in front of a stream, used from one event loop.
 
     Invariant: the writer sleeps only while the queue is empty, so `put` needs to wake it once per
     batch and not once per message.
@@ -38,14 +38,14 @@ class PackedWriter(Generic[M]):
 
     @property
     def pending(self) -> int:
-        """Messages put but not yet taken by a send."""
+        """Number of messages put but not yet taken by a send."""
         return len(self._queue)
 
     def put(self, message: M) -> None:
         """Queues a message for the next send.
 
         Raises:
-            Overloaded: `capacity` messages wait already; nothing was queued.
+            Overloaded: `capacity` messages wait already; the message was not queued.
         """
         queue = self._queue
         if len(queue) >= self._capacity:
@@ -57,7 +57,7 @@ class PackedWriter(Generic[M]):
             self._wake.set()
 
     async def run(self) -> None:
-        """Sends until cancelled. What `send` raises comes out here; its batch is then lost."""
+        """Sends until it is cancelled. An error of `send` is raised here, and its batch is lost."""
         while True:
             if not self._queue:
                 self._sleeping = True
@@ -68,10 +68,10 @@ class PackedWriter(Generic[M]):
             await self._send(batch)
 
     async def flush(self, timeout_s: float) -> None:
-        """Returns once everything put so far has been sent; `run` must be running elsewhere.
+        """Returns once everything put so far was sent, by a `run` in another task.
 
         Raises:
-            DeadlineExceeded: it was not sent within `timeout_s`.
+            DeadlineExceeded: It was not sent within `timeout_s`.
         """
         try:
             async with asyncio.timeout(timeout_s):

@@ -1,8 +1,8 @@
-"""The port that probes ask: plain gRPC health, and nothing else.
+"""The port for probes, which answers gRPC health checks and nothing else.
 
-Kubernetes' own gRPC probes speak no TLS and bring no key, so that the endpoints, which have both,
-cannot answer them. This port tells how the process is and takes no other call. It names two
-services:
+Kubernetes' own gRPC probes speak no TLS and bring no key, so that the ports for clients, which
+demand both, cannot answer them. This port reports the state of the process and takes no other call.
+It names two services:
 
     live     the process runs and its event loop turns; an orchestrator restarts it if not
     ready    it can take work, or may be counted on (a standby scheduler); also asked as ""
@@ -24,17 +24,17 @@ from catenary_services.security.tls import ServerSecurity
 LIVE, READY, LEADER = "live", "ready", "leader"
 _MOST_CALLS = 64
 _MOST_WATCHERS = 16
-"""At a time: whoever watches must not keep probes from being answered."""
+"""The most concurrent watchers, so that they do not keep probes from being answered."""
 _STOP_GRACE_S = 0.2
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Probes(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """Answers probes while started; may be told anything before."""
+    """The health service of a process. Its state may be set before it is started."""
 
     def __init__(self, *more: str) -> None:
-        """Knows `live`, `ready` and the names in `more`."""
+        """Creates the services `live`, `ready` and those in `more`."""
         ready = HealthSwitch(())
         self._switches = {name: HealthSwitch((name,)) for name in (LIVE, *more)}
         self._switches |= {"": ready, READY: HealthSwitch((READY,))}
@@ -42,16 +42,16 @@ class Probes(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._watchers = 0
 
     async def start(self, host: str, port: int) -> int:
-        """Begins to answer; `live` from now on.
+        """Starts to answer, with `live` from now on.
 
         Returns:
-            The port; a free one is chosen for 0.
+            The port; for port 0 a free one is chosen.
 
         Raises:
-            Unavailable: the address is taken or not ours.
+            Unavailable: The address is in use or does not belong to this machine.
         """
         self._switches[LIVE].set_serving(True)
-        # A port that is taken must not be shared in silence.
+        # Without this, a port that is in use would be shared silently.
         server = grpc.aio.server(
             options=[("grpc.so_reuseport", 0)], maximum_concurrent_rpcs=_MOST_CALLS
         )
@@ -62,16 +62,16 @@ class Probes(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         return bound
 
     def set_ready(self, ready: bool) -> None:
-        """Tells whether it can take work."""
+        """Sets whether the process can take work."""
         self.set(READY, ready)
         self.set("", ready)
 
     def set(self, name: str, serving: bool) -> None:
-        """Tells the status of one service."""
+        """Sets the status of one service."""
         self._switches[name].set_serving(serving)
 
     async def stop(self) -> None:
-        """Ends every watch and the server. Idempotent."""
+        """Ends every watch and the server; idempotent."""
         for switch in self._switches.values():
             await switch.shutdown()
         if self._server is not None:
@@ -81,7 +81,7 @@ class Probes(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     async def Check(  # noqa: N802 - named by the protocol
         self, request: health_pb2.HealthCheckRequest, context: _Context
     ) -> health_pb2.HealthCheckResponse:
-        """Answers a probe; NOT_FOUND for a name that is not known."""
+        """Answers a probe; NOT_FOUND for an unknown name."""
         switch = self._switches.get(request.service, self._switches[LIVE])
         return await switch.Check(request, context)
 

@@ -1,4 +1,4 @@
-"""Reads a failed call back into the error the other process raised; see `error_tables`."""
+"""Conversion of a failed gRPC call into the error that the other process raised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from catenary_services import errors
 from catenary_services.errors import CatenaryError
 from catenary_services.grpc.error_details import DOMAIN, STATUS_DETAILS_KEY
 
-# For calls that failed without our details: the transport's own codes, or foreign servers.
+# For calls that failed without details of `error_tables`: by the transport, or at foreign servers.
 _REASON_OF_CODE: dict[grpc.StatusCode, str] = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidInput.reason,
     grpc.StatusCode.NOT_FOUND: errors.ModelNotFound.reason,
@@ -30,7 +30,7 @@ _REASON_OF_CODE: dict[grpc.StatusCode, str] = {
 
 
 def error_of_rpc(exc: grpc.aio.AioRpcError) -> CatenaryError:
-    """Returns what a failed call to another process means, by its details or its code."""
+    """Returns the error of a failed call to another process, by its details or its status code."""
     status = _status_in(exc.trailing_metadata() or ())
     message = exc.details() or ""
     facts: dict[str, str] = {}

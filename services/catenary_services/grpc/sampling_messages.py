@@ -1,4 +1,4 @@
-"""Sampling parameters to and from their protobuf form, where 0 stands for "none"."""
+"""Conversion of sampling parameters to and from protobuf, where 0 stands for "none"."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from catenary_services.domain.sampling import SamplingParameters
 
 
 def sampling_of_message(message: generation_pb2.SamplingParameters) -> SamplingParameters:
-    """Returns the parameters a message stands for.
+    """Returns the sampling parameters in a message.
 
     Raises:
-        InvalidInput: If a value is outside its range; the field is that of the value.
+        InvalidInput: A value is outside its range; the error names its field.
     """
     return SamplingParameters(
         max_tokens=message.max_tokens,
@@ -30,7 +30,7 @@ def sampling_of_message(message: generation_pb2.SamplingParameters) -> SamplingP
 
 
 def message_of_sampling(parameters: SamplingParameters) -> generation_pb2.SamplingParameters:
-    """Returns the message; `sampling_of_message` gives equal parameters, but for float32."""
+    """Returns the message of sampling parameters, which rounds their numbers to float32."""
     return generation_pb2.SamplingParameters(
         max_tokens=parameters.max_tokens,
         min_tokens=parameters.min_tokens,

@@ -1,7 +1,7 @@
-"""The jailed process: `python -P -m catenary_services.jail.child`, an `JailOrder` on its input.
+"""Runs a jailed order: `python -P -m catenary_services.jail.child`, a `JailOrder` on its input.
 
-Messages go to the descriptor named as its argument, one line of JSON each. It trusts what it is
-told and what it imports; nobody trusts what it says once it has looked at the file.
+Messages go to the descriptor named as its argument, one line of JSON each. The child trusts the
+order and what it imports; nobody trusts what the child says once it has looked at the file.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _WORDS = 400
 
 @dataclass(frozen=True, slots=True)
 class JailWorkspace:
-    """Where jailed work is done."""
+    """The folders in which jailed work is done, and the way to report progress."""
 
     inputs: tuple[Path, ...]
-    """What was named to be read, in that order."""
+    """Files and folders to read, in the order in which the order named them."""
     output: Path
-    """Files left here are taken over."""
+    """Folder whose files are taken over at the end."""
     scratch: Path
-    """Gone with the process."""
+    """Folder that is deleted with the process."""
     tell: Callable[[str], None]
-    """Says how far it is."""
+    """Sends a sentence about the progress."""
 
 
 JailedWork = Callable[[bytes, JailWorkspace], bytes]
-"""What runs in the jail: an encoded job in, an encoded result out."""
+"""A function that runs in the jail: it takes an encoded job and returns an encoded result."""
 
 
 def main(messages: BinaryIO) -> None:
-    """Does what the order on standard input says."""
+    """Runs the order that standard input holds."""
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=JailOrder)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -80,5 +80,5 @@ def main(messages: BinaryIO) -> None:
 if __name__ == "__main__":
     main(os.fdopen(int(sys.argv[1]), "wb"))
     sys.stdout.flush()
-    # Threads of libraries may be in any state; nothing of theirs is worth waiting for.
+    # Threads of libraries may be in any state; none is worth waiting for.
     os._exit(0)

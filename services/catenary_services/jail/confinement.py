@@ -1,8 +1,8 @@
-"""What a jailed process gives up, before it imports what will touch the file.
+"""Confinement of a jailed process, before it imports the code that touches the file.
 
 Landlock and seccomp bind the thread that asks for them and those it starts later, so all of this
-happens while the process has one thread. Memory is limited last, when it is known how much the
-code itself takes.
+happens while the process has one thread. Memory is limited last, when it is known how much the code
+itself takes.
 """
 
 from __future__ import annotations
@@ -46,18 +46,19 @@ _READABLE = (
     "/dev/urandom",
     "/dev/random",
 )
-"""Libraries, and what they want to know of the machine. Nothing of it is secret."""
+"""Paths of libraries, and of facts about the machine that libraries read. Nothing there is secret.
+"""
 _DEVICES = ("/dev/null", "/dev/zero")
 
 
 def confine(order: JailOrder) -> set[JailProtection]:
-    """Gives up everything but memory; returns what the kernel let it give up."""
+    """Gives up every right that the kernel lets it, and returns the protections that now hold."""
     had = {JailProtection.RESOURCE_LIMITS}
     _limit(order)
     readable = (*_READABLE, *code_paths(), *order.inputs)
     with suppress(OSError):
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    # Needs a capability, which is there for root only; seccomp refuses sockets to everybody.
+    # Only root has the capability for this; seccomp refuses sockets to everybody.
     with suppress(OSError):
         _unshare_network()
         had.add(JailProtection.NO_NETWORK)
@@ -81,16 +82,17 @@ def confine(order: JailOrder) -> set[JailProtection]:
 
 
 def limit_memory(limits: JailLimits) -> None:
-    """Allows so much address space more than there is now."""
+    """Limits the address space to `memory_bytes` more than it is now."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + limits.memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def code_paths() -> list[str]:
-    """Returns where Python's own files, installed packages and ours are.
+    """Returns the paths of Python's own files, of installed packages and of this project.
 
-    A folder of ours counts package by package: keys and models may lie beside them.
+    A source folder of this project counts package by package, because keys and models may lie
+    beside the packages.
     """
     whole = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values()}
     found = {str(Path(path).resolve()) for path in whole if Path(path).exists()}
@@ -105,7 +107,7 @@ def code_paths() -> list[str]:
             if path.suffix in (".py", ".so") or (path / "__init__.py").is_file():
                 found.add(str(path))
             elif path.is_dir() and path.name.isidentifier() and any(path.glob("*/__init__.py")):
-                found.add(str(path))  # a package without a file of its own
+                found.add(str(path))  # a package without an `__init__.py` of its own
     return sorted(found)
 
 
@@ -122,11 +124,11 @@ def _limit(order: JailOrder) -> None:
         hard = resource.getrlimit(kind)[1]
         allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (allowed, allowed))
-    # Counts all threads of a user: a limit for a user of its own, which begins with none. Where
-    # processes are made by nobody because of seccomp, others' are not ours to count.
+    # This counts all threads of a user. It limits only a user of the child's own, which begins with
+    # none; as another user's it would count processes that do not belong to the jail.
     if order.uid is not None:
         resource.setrlimit(resource.RLIMIT_NPROC, (_THREADS, _THREADS))
-    # A file that grows too long is an error to the writer, not the end of the process.
+    # For the writer, a file that grows too long is an error, not the end of the process.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
@@ -147,6 +149,6 @@ def _become(uid: int, *, keep_reading: bool) -> None:
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    # Its own /proc would be root's otherwise.
+    # Without this, its own /proc would belong to root.
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)

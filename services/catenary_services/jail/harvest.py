@@ -1,4 +1,4 @@
-"""Taking over the files a jailed process left: plain files of plain names, and no more of them."""
+"""Taking over the files a jailed process left: plain files with plain names, within its limits."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _PIECE_BYTES = 1 << 24
 
 
 def left_behind(folder: Path, limits: JailLimits, subject: str) -> list[str]:
-    """Returns the files below a folder, relative to it.
+    """Returns the paths of the files below a folder, relative to it.
 
     Raises:
-        InvalidInput: There is anything but plain files and folders, a name that is not plain, or
-            more or larger files than the limits allow.
+        InvalidInput: There is something other than plain files and folders, a name that is not
+            plain, or more or larger files than the limits allow.
     """
     found, total = [], 0
     for path, status in _walk(folder, Path(), subject):
@@ -34,7 +34,10 @@ def left_behind(folder: Path, limits: JailLimits, subject: str) -> list[str]:
 
 
 def used_bytes(folder: Path) -> int:
-    """Returns what a folder takes on disk; what vanishes meanwhile counts as nothing."""
+    """Returns the bytes a folder takes on disk.
+
+    A file that vanishes meanwhile counts as nothing.
+    """
     total = 0
     for root, folders, files in os.walk(folder):
         for name in (*folders, *files):
@@ -46,10 +49,10 @@ def used_bytes(folder: Path) -> int:
 
 
 def take_over(folder: Path, into: Path, wanted: tuple[str, ...], files: list[str]) -> None:
-    """Moves files into `into`, as files of this user that everybody may read.
+    """Moves files into `into`, where they belong to this user and everybody may read them.
 
     Raises:
-        InvalidInput: One is not among the wanted (patterns of `fnmatch`).
+        InvalidInput: A file matches no pattern in `wanted` (patterns of `fnmatch`).
     """
     for name in files:
         if not any(fnmatchcase(name, pattern) for pattern in wanted):
@@ -90,7 +93,7 @@ def _move(source: Path, target: Path) -> None:
         os.fchmod(descriptor, 0o644)
         try:
             os.rename(source, target)
-        except OSError:  # another file system
+        except OSError:  # the target is on another file system
             with target.open("wb") as copy:
                 while piece := file.read(_PIECE_BYTES):
                     copy.write(piece)

@@ -1,4 +1,4 @@
-"""Calls of the Linux kernel that Python has no names for."""
+"""System calls of Linux that Python has no functions for."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 
 def machine() -> str:
-    """Returns the processor's architecture as the kernel calls it."""
+    """Returns the architecture of the processor, by the kernel's name."""
     return os.uname().machine if hasattr(os, "uname") else ""
 
 
 def syscall(number: int, *arguments: object) -> int:
-    """Returns what a system call returns.
+    """Makes a system call and returns its result.
 
     Raises:
-        OSError: It failed.
+        OSError: The call failed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     passed = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
@@ -34,10 +34,10 @@ def syscall(number: int, *arguments: object) -> int:
 
 
 def prctl(option: int, *arguments: object) -> None:
-    """Calls prctl.
+    """Makes the system call prctl.
 
     Raises:
-        OSError: It failed.
+        OSError: The call failed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     passed = [ctypes.c_ulong(a) if isinstance(a, int) else a for a in arguments]
@@ -48,10 +48,10 @@ def prctl(option: int, *arguments: object) -> None:
 
 
 def keep_capabilities(kept: int) -> None:
-    """Gives up all capabilities of this thread but `kept`, a bit mask.
+    """Gives up all capabilities of this thread except those in the bit mask `kept`.
 
     Raises:
-        OSError: The kernel does not let it.
+        OSError: The kernel refuses.
     """
     header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), 8)
     low = kept & 0xFFFFFFFF

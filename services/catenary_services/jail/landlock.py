@@ -1,4 +1,4 @@
-"""Landlock: which paths this process may read and write, whoever it is.
+"""Landlock: the paths this process may read and write, whichever user it is.
 
 Source: https://docs.kernel.org/userspace-api/landlock.html. The numbers are the same on every
 architecture.
@@ -23,11 +23,11 @@ _REMOVE_DIR, _REMOVE_FILE, _MAKE_DIR, _MAKE_REG = 1 << 4, 1 << 5, 1 << 7, 1 << 8
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
 _HANDLED = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}
 _HANDLED_NEWER = (1 << 16) - 1
-"""With ioctl on devices, from version 5 on."""
+"""File rights a ruleset handles from version 5 on, which adds ioctl on devices."""
 _NETWORK = 0b11
-"""Binding and connecting TCP, from version 4 on."""
+"""Network rights from version 4 on: binding and connecting TCP sockets."""
 _SCOPES = 0b11
-"""Abstract sockets and signals stay inside, from version 6 on."""
+"""Scopes from version 6 on: abstract sockets and signals stay inside."""
 
 _READ = _READ_FILE | _READ_DIR
 _WRITE = _READ | _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _REFER
@@ -36,7 +36,7 @@ _ON_FILES = _WRITE_FILE | _READ_FILE | _TRUNCATE
 
 
 def version() -> int:
-    """Returns the version of Landlock the kernel has, 0 if it has none."""
+    """Returns the version of Landlock the kernel has, 0 without Landlock."""
     try:
         return syscall(_CREATE_RULESET, None, 0, _VERSION)
     except OSError:
@@ -44,9 +44,9 @@ def version() -> int:
 
 
 def restrict(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """Refuses this thread and those it starts every path but these and what lies below them.
+    """Denies this thread, and those it starts, all paths except these and what lies below them.
 
-    What does not exist is left out. No symbolic links, devices or sockets can be made anywhere.
+    A path that does not exist is left out. Symbolic links, devices and sockets can be made nowhere.
 
     Raises:
         OSError: The kernel has no Landlock.

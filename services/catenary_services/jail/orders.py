@@ -1,4 +1,4 @@
-"""What the two sides of the jail tell each other, and the limits of a stay."""
+"""Messages between the two sides of the jail, and the limits of a jailed process."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ _GIBI = 1 << 30
 
 
 class JailLimit(StrEnum):
-    """Which limit ended a stay; `details["limit"]` of the error."""
+    """The limit that ended a jailed process: `details["limit"]` of the error."""
 
     WALL_CLOCK = "wall_clock"
     CPU_TIME = "cpu_time"
     MEMORY = "memory"
     OUTPUT = "output"
-    """What it printed."""
+    """Bytes that the process printed."""
     RESULT = "result"
-    """What it answered."""
+    """Bytes of its answer."""
     FILES = "files"
-    """Number, size or kind of what it wrote."""
+    """Number, size or kind of the files it wrote."""
     CRASH = "crash"
-    """A signal that nobody of ours sent."""
+    """A signal that the jail itself did not send."""
 
 
 class JailProtection(StrEnum):
-    """One thing that confines the child."""
+    """A means by which the child is confined."""
 
     RESOURCE_LIMITS = "resource_limits"
     OWN_USER = "own_user"
@@ -38,57 +38,59 @@ class JailProtection(StrEnum):
 
 
 class JailLimits(msgspec.Struct, frozen=True):
-    """What a stay may use at most."""
+    """The most resources a jailed process may use."""
 
     wall_clock_s: float = 900.0
     cpu_s: int = 7200
-    """Of all threads together."""
+    """Seconds of processor time of all its threads together."""
     memory_bytes: int = 8 * _GIBI
     """Address space beyond what the code itself takes."""
     file_bytes: int = 8 * _GIBI
-    """Of one file."""
+    """Bytes of one file."""
     folder_bytes: int = 16 * _GIBI
-    """Of everything it writes."""
+    """Bytes of all files it writes."""
     files: int = 256
     printed_bytes: int = 64 << 20
     result_bytes: int = 64 << 20
 
 
 class JailOrder(msgspec.Struct, frozen=True):
-    """What the child is told on its standard input."""
+    """The order that the child reads from its standard input."""
 
     target: str
-    """"module:function" of ours."""
+    """"module:function" in a package of this project."""
     imports: tuple[str, ...]
-    """Modules to load before memory is limited: what they take is not the file's doing."""
+    """Modules to load before memory is limited, so that their size does not count against the file.
+    """
     job: bytes
     inputs: tuple[str, ...]
-    """Files and folders it may read."""
+    """Files and folders the child may read."""
     output: str
     scratch: str
     limits: JailLimits
     uid: int | None
-    """User to become; None: stay."""
+    """Number of the user the child becomes; None to stay the same user."""
     reads_as_root: bool
-    """Keep the right to read what other users may not: paths are Landlock's to limit then."""
+    """Whether the child keeps the right to read files of other users; Landlock then limits the
+    paths."""
     expected: tuple[JailProtection, ...]
-    """Without one of these nothing is read."""
+    """Protections without any one of which the child reads nothing."""
 
 
 class JailProgress(msgspec.Struct, frozen=True, tag="progress"):
-    """A sentence for whoever waits."""
+    """A sentence on the progress, for whoever waits."""
 
     text: str
 
 
 class JailAnswer(msgspec.Struct, frozen=True, tag="answer"):
-    """It worked."""
+    """The result of work that succeeded."""
 
     result: bytes
 
 
 class JailRefusal(msgspec.Struct, frozen=True, tag="refusal"):
-    """It did not: an error of our tree, or anything else with an empty reason."""
+    """The error of work that failed: one of the project's, or any other, with an empty reason."""
 
     reason: str
     message: str
@@ -96,4 +98,4 @@ class JailRefusal(msgspec.Struct, frozen=True, tag="refusal"):
 
 
 Told = JailProgress | JailAnswer | JailRefusal
-"""A message of the child: a line of JSON each."""
+"""A message of the child, sent as one line of JSON."""

@@ -1,4 +1,4 @@
-"""What this machine can confine a jailed process with."""
+"""The protections this machine offers for confining a jailed process."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from catenary_services.jail.orders import JailProtection
 
 _log = logging.getLogger("catenary_services.jail")
 _NEEDED = sum(1 << capability for capability in (0, 1, 5, 6, 7))
-"""chown, dac_override, kill, setgid, setuid: what `capabilities(7)` calls them."""
+"""Capabilities chown, dac_override, kill, setgid and setuid, as `capabilities(7)` calls them."""
 
 
 @cache
 def offered() -> frozenset[JailProtection]:
-    """Returns the protections a jailed process will have here; says once what is missing."""
+    """Returns the protections a jailed process has on this machine; logs once which are missing."""
     found = {JailProtection.RESOURCE_LIMITS}
     has_seccomp = seccomp.is_known() and Path("/proc/sys/kernel/seccomp").exists()
     if seccomp.is_known():
@@ -27,7 +27,7 @@ def offered() -> frozenset[JailProtection]:
         found.add(JailProtection.LANDLOCK)
     if is_root():
         found.add(JailProtection.OWN_USER)
-    # Not to be root is no fault of the machine's.
+    # A process that is not root is no weakness of the machine.
     missing = sorted(set(JailProtection) - found - {JailProtection.OWN_USER})
     if missing:
         _log.warning("jail_is_weaker: this machine has no %s", ", ".join(missing))

@@ -1,4 +1,4 @@
-"""Running work in the jail, from outside: started, listened to, ended in time, its files taken."""
+"""The outer side of the jail: starts work, reads its messages, ends it in time, takes its files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from catenary_services.jail.orders import (
 from catenary_services.jail.protections import is_root, offered
 
 _LOOK_S = 0.25
-"""How often time and files are looked at."""
+"""Seconds between two checks of the time and of the files."""
 _PIECE = 1 << 16
 _WORDS_KEPT = 4096
 _WORDS_SHOWN = 400
@@ -52,42 +52,43 @@ _QUIET = {
     "CUDA_VISIBLE_DEVICES": "",
     "PATH": "/nowhere",
 }
-"""The whole environment but folders: no keys, no proxies, no devices."""
+"""The child's whole environment except for folders: it has no keys, proxies or devices."""
 
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-"""Passed on as they are: times are measured in there."""
+"""Variables passed on unchanged, because times are measured in the jail."""
 
 
 @dataclass(frozen=True, slots=True)
 class JailedWork:
-    """What is to be done in the jail."""
+    """A piece of work for the jail."""
 
     target: str
-    """"module:function" of ours, a `child.JailedWork`."""
+    """"module:function" in a package of this project; a `child.JailedWork`."""
     job: bytes
     subject: str
-    """What errors call the file it is about."""
+    """Name of the file in question in error messages."""
     imports: tuple[str, ...] = ()
-    """Libraries it needs."""
+    """Libraries the work needs."""
     inputs: tuple[Path, ...] = ()
-    """Files and folders it may read; the child is given them in this order."""
+    """Files and folders the work may read; the child gets them in this order."""
     wanted: tuple[str, ...] = ()
-    """Files it may leave, as patterns of `fnmatch`."""
+    """Files the work may leave, as patterns of `fnmatch`."""
     limits: JailLimits = field(default_factory=JailLimits)
 
 
 def run_jailed(
     work: JailedWork, into: Path | None = None, progress: Callable[[str], None] = lambda _: None
 ) -> bytes:
-    """Returns what the work answers, and moves the files it leaves into `into`.
+    """Returns the result of the work, and moves the files it leaves into `into`.
 
-    The answer was made beside a file of a stranger's: check it like anything from outside.
+    The result was made by a process that read a stranger's file; check it like anything from
+    outside.
 
     Raises:
-        CatenaryError: What the work refuses the file with.
-        InvalidInput: A limit ended it (`details["limit"]`), or it left files it should not.
-        InternalError: It failed in a way nobody foresaw; the message has its last words.
+        CatenaryError: The error with which the work refuses the file.
+        InvalidInput: A limit ended the work (`details["limit"]`), or it left files it should not.
+        InternalError: The work failed in an unforeseen way; the message has its last output.
     """
     protections = offered()
     with tempfile.TemporaryDirectory(prefix=".jail-", dir=into, ignore_cleanup_errors=True) as base:
@@ -96,7 +97,7 @@ def run_jailed(
         output.mkdir(mode=0o700)
         scratch.mkdir(mode=0o700)
         open_to_all = users.is_open_to_all(work.inputs, folder)
-        # To read what others may not is given to a child only that Landlock holds.
+        # A child gets the right to read what others may not only where Landlock holds it.
         may_change = is_root() and (open_to_all or JailProtection.LANDLOCK in protections)
         uid = users.free_uid() if may_change else None
         if uid is not None:
@@ -129,7 +130,7 @@ def run_jailed(
 
 
 class _Stay:
-    """One child from its start to its end."""
+    """One child process from its start to its end."""
 
     def __init__(self, work: JailedWork, order: JailOrder, progress: Callable[[str], None]) -> None:
         self._work = work
@@ -175,7 +176,7 @@ class _Stay:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leaves no process of the child behind."""
+        """Kills every process of the child."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
@@ -189,7 +190,7 @@ class _Stay:
                     pipe.close()
 
     def listen(self) -> None:
-        """Returns when the child has ended or was ended."""
+        """Reads the child's messages until it has ended or was ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with suppress(BrokenPipeError):
@@ -215,10 +216,10 @@ class _Stay:
                 self._process.wait(_AFTERWARDS_S)
 
     def answer(self) -> bytes:
-        """Returns the answer.
+        """Returns the answer of the child.
 
         Raises:
-            CatenaryError: There is none.
+            CatenaryError: The child gave no answer.
         """
         if self._ended_for is not None:
             raise self._limit_error(self._ended_for)
@@ -236,14 +237,14 @@ class _Stay:
         )
 
     def _hear(self, piece: bytes) -> None:
-        # Only the new piece is searched: an answer of many pieces is one line.
+        # Only the new piece is searched, because an answer of many pieces is one line.
         *ended, rest = piece.split(b"\n")
         lines = []
         for each in ended:
             lines.append(bytes(self._unread + each))
             self._unread.clear()
         self._unread += rest
-        # The answer is base64 in JSON: a third longer than what may be in it.
+        # The answer is base64 in JSON: a third longer than its bytes.
         if len(self._unread) > 2 * self._work.limits.result_bytes:
             self._ended_for = JailLimit.RESULT
         for line in lines:

@@ -1,4 +1,4 @@
-"""seccomp: system calls that nothing which reads a model needs.
+"""seccomp: a filter for the system calls that no reader of a model needs.
 
 The filter is classic BPF, written by hand: a list of refused numbers, and four calls that are
 looked at more closely. Refused calls fail with EPERM, which libraries turn into exceptions.
@@ -21,7 +21,7 @@ _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENT_AT = 0, 4, 16
 _CLONE_THREAD = 0x00010000
 _NOT_X86_64 = 0x40000000
-"""Numbers from here on are calls of the x32 ABI."""
+"""Numbers from this one on are calls of the x32 ABI."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ _NEW = (
     448,
     450,
 )
-"""The same everywhere: pidfd_send_signal, io_uring, mounts anew, pidfd_open and _getfd,
-process_madvise, mount_setattr, quotactl_fd, memfd_secret, process_mrelease and
-set_mempolicy_home_node."""
+"""Calls with the same number on all architectures: pidfd_send_signal, io_uring, the new mount
+calls, pidfd_open and pidfd_getfd, process_madvise, mount_setattr, quotactl_fd, memfd_secret,
+process_mrelease and set_mempolicy_home_node."""
 _CLONE3 = 435
 
 _CALLS = {
@@ -228,7 +228,7 @@ _CALLS = {
 
 
 def is_known() -> bool:
-    """Returns True if there is a filter for this machine."""
+    """Returns True if there is a filter for this architecture."""
     return machine() in _CALLS
 
 
@@ -236,13 +236,13 @@ def install() -> None:
     """Filters the calls of this thread and of those it starts; needs no_new_privs.
 
     Raises:
-        OSError: The kernel has no seccomp, or nobody has written a filter for this machine.
+        OSError: The kernel has no seccomp, or there is no filter for this architecture.
     """
     if not is_known():
         raise OSError(f"no filter for {machine()}")
     program = _program(_CALLS[machine()], os.getpid())
     code = ctypes.create_string_buffer(b"".join(program))
-    # struct sock_fprog: a length, padding, a pointer
+    # struct sock_fprog is a length, padding and a pointer.
     header = struct.pack("=HxxxxxxQ", len(program), ctypes.addressof(code))
     prctl(PR_SET_SECCOMP, _FILTER_MODE, ctypes.create_string_buffer(header, len(header)))
 
@@ -274,7 +274,7 @@ def _program(calls: _Calls, pid: int) -> list[bytes]:
 
 
 def _only_own(number: int, pids: tuple[int, ...]) -> list[bytes]:
-    """Lets a call through if its first argument is one of `pids`."""
+    """Returns instructions that allow a call only if its first argument is one of `pids`."""
     checks = []
     for pid in pids:
         checks += [_op(_EQUAL, pid, 0, 1), _op(_RETURN, _ALLOW)]

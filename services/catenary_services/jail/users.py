@@ -1,4 +1,4 @@
-"""A user for each stay: a number nobody has, and nothing left of it afterwards."""
+"""A temporary user for each jailed process: a number nobody has, with no process left behind."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pathlib import Path
 
 _HIGH = (0x6000_0000, 0x6FFF_FFFF)
 _LOW = (61_184, 65_519)
-"""Numbers that systemd gives to users of a moment; for containers that map only 65 536."""
+"""Numbers that systemd gives to dynamic users, for containers that map only 65 536 of them."""
 _PATIENCE_S = 5.0
 
 
 def free_uid() -> int | None:
-    """Returns the number of a user that exists nowhere here, None if no such number is mapped."""
+    """Returns the number of a user that does not exist here, None if no such number is mapped."""
     for low, high in (_HIGH, _LOW):
         if not _is_mapped(low, high):
             continue
@@ -35,14 +35,14 @@ def free_uid() -> int | None:
 
 
 def is_open_to_all(inputs: Iterable[Path], folder: Path) -> bool:
-    """Returns True if a user nobody knows may run Python, read the inputs and reach `folder`."""
+    """Returns True if an unknown user may run Python, read the inputs and reach `folder`."""
     code = [Path(sys.executable).resolve(), *(Path(entry) for entry in sys.path if entry)]
     there = [path.resolve() for path in (*code, *inputs) if path.exists()]
     return _is_reachable(folder.resolve()) and all(_is_readable(path) for path in there)
 
 
 def end_all_of(uid: int) -> None:
-    """Ends every process of a user; one that makes new ones loses the race in the end."""
+    """Kills every process of a user repeatedly, until one that keeps forking has lost the race."""
     deadline = time.monotonic() + _PATIENCE_S
     while (pids := _processes_of(uid)) and time.monotonic() < deadline:
         for pid in pids:
@@ -70,7 +70,7 @@ def _is_readable(path: Path) -> bool:
         return False
     if not stat.S_ISDIR(mode):
         return True
-    # Of a model's folder every file counts; code is installed as a whole.
+    # All files in a model's folder count; code is installed as a whole.
     files = [entry for entry in path.iterdir() if entry.is_file()]
     return bool(mode & stat.S_IXOTH) and all(e.stat().st_mode & stat.S_IROTH for e in files)
 

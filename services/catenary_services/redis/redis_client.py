@@ -1,7 +1,7 @@
-"""A Redis client with the time-outs we want: no call hangs, a restarted server is found again.
+"""A Redis client whose calls never hang, and which finds a restarted server again.
 
-Also behind Sentinel, with TLS, and with a password from a file, which is read for every new
-connection: a password, or a certificate, that is exchanged needs no restart.
+It also works behind Sentinel, with TLS, and with a password from a file. The file is read for every
+new connection: an exchanged password or certificate needs no restart.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from redis.exceptions import TimeoutError as RedisTimeout
 from catenary_services.errors import InvalidInput
 
 MAX_CONNECTIONS = 32
-"""Of one process; more callers at once is a bug and gets an error instead of a socket."""
+"""The most connections of one process. More concurrent callers are a bug, and get an error."""
 DEFAULT_PORT = 6379
 SENTINEL_PORT = 26379
 _TLS_SCHEME = "rediss"
@@ -39,40 +39,42 @@ _LONGEST_PROBLEM = 160
 
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """Which Redis, and how to get in."""
+    """The address of a Redis, with everything needed to log in."""
 
     url: str
-    """ "redis://", "rediss://" (TLS) or "unix://", with user, password and database, if any. With
-    `sentinels` its host and port are not asked."""
+    """"redis://", "rediss://" (TLS) or "unix://", with user, password and database, if any. Its
+    host and port are ignored if there are `sentinels`."""
     password_file: Path | None = None
-    """Holds the password of the user in `url`; read anew for every connection."""
+    """File with the password of the user in `url`; read anew for every connection."""
     ca_file: Path | None = None
-    """PEM authorities the server must be signed by; None: those of the system."""
+    """PEM file of the authorities that may sign the server's certificate; None for those of the
+    system."""
     cert_file: Path | None = None
-    """PEM chain shown to a server that asks for one."""
+    """PEM file of the certificate chain shown to a server that asks for one."""
     key_file: Path | None = None
-    """PEM key of `cert_file`."""
+    """PEM file of the key of `cert_file`."""
     sentinels: tuple[str, ...] = ()
-    """host:port of each Sentinel; empty: `url` is the server."""
+    """host:port of each Sentinel; empty if `url` is the server."""
     sentinel_service: str = "catenary"
-    """Name the Sentinels know the master by."""
+    """Name of the master at the Sentinels."""
     sentinel_password_file: Path | None = None
-    """Holds the password of the Sentinels themselves, if they have one."""
+    """File with the password of the Sentinels themselves, if they have one."""
 
 
 def connect(address: str | RedisAddress, *, timeout_s: float = 2.0, retries: int = 3) -> Redis:
-    """Returns a client for a URL or an address; connects when first used.
+    """Returns a client for a URL or an address, which connects when first used.
 
     Replies are bytes. Errors are those of redis-py (`redis.exceptions.RedisError`).
 
     Args:
-        address: A URL, with password and database number if any, or more than that.
-        timeout_s: For connecting, and for each reply.
-        retries: How often a command is repeated after a broken connection or a time-out; 0 for
+        address: A URL, with password and database number if any, or an address with further
+            settings.
+        timeout_s: Time-out of connecting, and of each reply.
+        retries: Number of repetitions of a command after a broken connection or a time-out; 0 for
             commands that must not run twice.
 
     Raises:
-        InvalidInput: the URL, a Sentinel's address or a file is wrong.
+        InvalidInput: The URL, a Sentinel's address or a file is wrong.
     """
     where = RedisAddress(address) if isinstance(address, str) else address
     options: dict[str, Any] = {
@@ -95,7 +97,7 @@ def connect(address: str | RedisAddress, *, timeout_s: float = 2.0, retries: int
 
 
 def problem_of(failure: BaseException) -> tuple[str, str]:
-    """Returns what is wrong with Redis: a word for a metric, and one line for people.
+    """Returns the failure of Redis as a word for a metric and as a line for people.
 
     The word is one of "disk_full", "memory_full", "read_only", "denied", "timeout", "connection"
     and "refused".
@@ -117,12 +119,12 @@ def problem_of(failure: BaseException) -> tuple[str, str]:
 
 
 class _PasswordOfFile(CredentialProvider):
-    """Reads the password whenever a connection is made."""
+    """Credentials of Redis whose password is read from a file for every connection."""
 
     def __init__(self, user: str, file: Path) -> None:
         self._user = user
         self._file = file
-        self.get_credentials()  # a file that is not there is reported at start
+        self.get_credentials()  # reports a missing file at start
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
         """Returns user and password, or the password alone."""
@@ -130,7 +132,7 @@ class _PasswordOfFile(CredentialProvider):
         return (self._user, password) if self._user else (password,)
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
-        """Returns the same; a file of one line is no reason for a thread."""
+        """Returns the same as `get_credentials`; reading one line needs no thread."""
         return self.get_credentials()
 
 
@@ -142,7 +144,7 @@ def _password_in(file: Path) -> str:
 
 
 def _with_password(where: RedisAddress, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Returns the URL without a password, and options that say where to read it."""
+    """Returns the URL without password, and options that name the file to read it from."""
     if where.password_file is None:
         return where.url, options
     parts = urlsplit(where.url)
@@ -178,7 +180,7 @@ def _behind_sentinels(where: RedisAddress, options: dict[str, Any]) -> Redis:
         own |= {"username": user or None, "password": password}
     tls = _tls_of(where)
     secured: dict[str, Any] = {"ssl": True, **tls} if parts.scheme == _TLS_SCHEME else {}
-    # One Sentinel that hangs must not hold up the next: there are others.
+    # The next Sentinel must not have to wait for one that hangs.
     asking: dict[str, Any] = {
         **options,
         **secured,
@@ -204,7 +206,7 @@ def _behind_sentinels(where: RedisAddress, options: dict[str, Any]) -> Redis:
 
 
 class _OfSentinels(Redis):
-    """A client whose connections to the Sentinels are closed with it."""
+    """A client that closes its connections to the Sentinels when it is closed."""
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         await super().aclose(close_connection_pool)

@@ -1,13 +1,13 @@
-"""What internal messages may say: checked before a handler sees one.
+"""Rules of internal messages, which are checked before a handler sees a message.
 
-* `vocabulary` - reads the rules that stand beside the fields in the .proto files.
-* `relations` - what one field says about another, by message; rules of one field cannot.
-* `walking` - looks at the bytes of a message, compiled; nearly all there is to do for a good one.
-* `compiling` - looks at a message: where nothing is compiled, and at what `walking` doubts.
-* `checking` - both, one checker per type of message: `parsed(kind, data)`.
-* `reading` - the same for what gRPC reads: streams, and requests of unary calls.
-* `sizing` - counts the values in a message before it is made.
-* `offences` - counts who sends what cannot be, and says for how long nobody should listen.
+* `vocabulary` reads the rules that stand beside the fields in the .proto files.
+* `relations` lists, by message, what one field implies for another.
+* `walking` checks the bytes of a message in compiled code; that suffices for nearly all of them.
+* `compiling` checks a parsed message: without compiled code, and where `walking` is in doubt.
+* `checking` combines both in one checker per type of message: `parsed(kind, data)`.
+* `reading` does the same for what gRPC reads: streams, and requests of unary calls.
+* `sizing` counts the values in a message before the message is made.
+* `offences` counts bad messages by sender, and says how long a sender is to be ignored.
 
 docs/message-rules.md says how a rule is written, docs/adr/0017 why there are rules.
 """

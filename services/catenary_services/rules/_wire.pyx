@@ -1,11 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # cython: initializedcheck=False, nonecheck=False
-"""Looks at the bytes of a message before they are parsed: says whether they keep its rules.
+"""Checks of a message's rules on its bytes, before they are parsed.
 
-A table for each type of message, by field number, made by `walking` from the same bounds as the
-Python checker. What is read is hostile: nothing is looked at behind `end`, nothing is written but
-numbers at places that the table counted. Where a parser might understand the bytes otherwise (a
-field that comes twice is merged, a number of too many bits is cut), they are doubted.
+There is one table for each type of message, indexed by field number, which `walking` makes from the
+same bounds as the Python checker. The bytes are hostile: nothing is read behind `end`, and nothing
+is written but numbers at places that the table has counted. Bytes that a parser might understand in
+another way (a field that occurs twice is merged, a number of too many bits is cut) are not
+accepted.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -17,18 +18,18 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
 
 cdef enum:
-    MOST_NOTES = 24  # numbers that a walk through one message keeps: counts, and what relations ask for
-    MOST_PARTS = 4  # of a sum
-    MOST_FIELDS = 64  # of a message: one bit each
-    MOST_NUMBER = 1_023  # of a field
-    DEEPEST = 32  # messages in messages
+    MOST_NOTES = 24  # numbers kept by a walk through one message: counts, and fields in relations
+    MOST_PARTS = 4  # summands of one sum
+    MOST_FIELDS = 64  # fields of one message, with one bit each
+    MOST_NUMBER = 1_023  # the highest field number
+    DEEPEST = 32  # the deepest nesting of messages
 
     VARINT = 0
     FIXED64 = 1
     DELIMITED = 2
     FIXED32 = 5
 
-# How a value is written; `walking` has the same numbers.
+# Kinds of values on the wire; `walking` has the same numbers.
 cdef enum:
     UNKNOWN = 0
     UNSIGNED = 1
@@ -47,20 +48,20 @@ cdef enum:
 
 cdef struct Sum:
     int count
-    int parts[MOST_PARTS]  # notes
+    int parts[MOST_PARTS]  # the notes that are added up
     uint64_t plus
-    int into  # a note
+    int into  # the note that receives the sum
 
 cdef struct Relation:
-    Sum sum  # into: the note that it is at most; -1: `most`
+    Sum sum  # its `into` is the note that bounds it; -1 for `most`
     uint64_t most
-    bint is_same  # the texts at the first two notes are the same
+    bint is_same  # whether it says that the texts at the first two notes are equal
 
 cdef struct Table:
-    Field* fields  # by number
+    Field* fields  # indexed by field number
     uint32_t most_number
     int notes
-    uint64_t needed  # bits of fields that have to be there
+    uint64_t needed  # bits of fields that must be present
     Relation* relations
     int relation_count
 
@@ -68,29 +69,29 @@ cdef struct Field:
     uint8_t kind
     uint8_t wire
     bint is_repeated
-    int note  # where its number, its count, or the place and length of its text is kept; -1: nowhere
+    int note  # place of its number, its count, or its text's address and length; -1 for none
     uint64_t bit
-    uint64_t alone  # may not come after any of these: itself, and the others of its oneof
+    uint64_t alone  # bits of fields it may not follow: itself, and others of its oneof
     uint64_t most_items
-    uint64_t low  # of unsigned numbers
+    uint64_t low  # bounds of unsigned numbers
     uint64_t high
-    int64_t lowest  # of signed ones
+    int64_t lowest  # bounds of signed numbers
     int64_t highest
     double least
     double most
-    bint is_bounded  # floating-point numbers
-    bint is_required  # texts: not empty
+    bint is_bounded  # whether a floating-point number has bounds
+    bint is_required  # whether a text must not be empty
     uint64_t max_len
-    const uint8_t* begins  # which ASCII characters a text may begin with; NULL: any
-    const uint8_t* goes_on  # and have behind it
-    void* form  # of other texts: a callable; NULL: none
+    const uint8_t* begins  # ASCII characters with which a text may begin; NULL for any
+    const uint8_t* goes_on  # ASCII characters it may have behind the first
+    void* form  # a callable that matches all other texts; NULL for none
     const Table* inside
-    Sum* sums  # of notes of the message in it, into notes of this one
+    Sum* sums  # sums of an inner message's notes, whose maxima are notes of this one
     int sum_count
 
 
 cdef inline const uint8_t* varint(const uint8_t* at, const uint8_t* end, uint64_t* value) noexcept:
-    """Reads a number; returns where it ends, NULL if it does not or is too long."""
+    """Reads a varint; returns its end, NULL if it has none or too many bits."""
     cdef uint64_t read = 0, byte
     cdef int shift = 0
     while at < end:
@@ -109,7 +110,7 @@ cdef inline const uint8_t* varint(const uint8_t* at, const uint8_t* end, uint64_
 cdef inline const uint8_t* number(
     const Field* field, int wire, const uint8_t* at, const uint8_t* end, uint64_t* value
 ) noexcept:
-    """Reads a number of a field; returns where it ends, NULL if it is none that may be."""
+    """Reads a number of a field; returns its end, NULL if the number is not allowed."""
     cdef uint64_t raw = 0
     cdef int64_t signed
     cdef int width, index
@@ -159,7 +160,7 @@ cdef inline const uint8_t* number(
 
 
 cdef int is_text(const Field* field, const uint8_t* text, uint64_t size) except -1:
-    """Says whether a text keeps the rules of its field. What is no UTF-8 is the parser's to refuse."""
+    """Returns whether a text keeps the rules of its field; the parser checks the UTF-8."""
     cdef uint64_t index, characters = 0
     if size == 0:
         return not field.is_required
@@ -189,7 +190,7 @@ cdef int is_text(const Field* field, const uint8_t* text, uint64_t size) except 
 
 
 cdef int add(const Sum* sum, const uint64_t* notes, uint64_t* total) noexcept:
-    """Adds notes up; returns whether that is a number."""
+    """Adds notes up; returns whether the sum fits into 64 bits."""
     cdef int index
     total[0] = sum.plus
     for index in range(sum.count):
@@ -200,7 +201,7 @@ cdef int add(const Sum* sum, const uint64_t* notes, uint64_t* total) noexcept:
 
 
 cdef int hold(const Table* table, const uint64_t* notes) noexcept:
-    """Says whether the relations between fields are true."""
+    """Returns whether the relations between fields hold."""
     cdef const Relation* relation
     cdef uint64_t total = 0
     cdef int index, one, other
@@ -225,7 +226,7 @@ cdef int hold(const Table* table, const uint64_t* notes) noexcept:
 cdef int walk(
     const Table* table, const uint8_t* at, const uint8_t* end, uint64_t* notes, int depth
 ) except -1:
-    """Says whether a message keeps its rules; leaves what relations ask for in `notes`."""
+    """Returns whether a message keeps its rules; leaves numbers for relations in `notes`."""
     cdef uint64_t inner[MOST_NOTES]
     cdef uint64_t seen = 0, key = 0, value = 0, size = 0
     cdef const Field* field
@@ -290,7 +291,7 @@ cdef int walk(
         if at == NULL or size > <uint64_t>(end - at):
             return False
         if field.is_repeated:
-            if field.wire != DELIMITED:  # packed
+            if field.wire != DELIMITED:  # packed numbers
                 packed = at + size
                 while at < packed:
                     notes[field.note] += 1
@@ -322,7 +323,7 @@ cdef int walk(
 
 
 cdef int write(Sum* sum, tuple what) except -1:
-    """Takes over (notes, number, note)."""
+    """Fills a sum from a triple: notes to add up, a constant, the note that receives it."""
     parts, sum.plus, sum.into = what
     sum.count = len(parts)
     if sum.count > MOST_PARTS:
@@ -334,20 +335,20 @@ cdef int write(Sum* sum, tuple what) except -1:
 
 
 cdef int place(int note) except -1:
-    if not 0 <= note < MOST_NOTES - 1:  # a text takes two
+    if not 0 <= note < MOST_NOTES - 1:  # a text takes two places
         raise ValueError(f"there is no place {note} for a note")
     return note
 
 
 cdef class WireTable:
-    """What the bytes of one type of message may be."""
+    """The rules for the bytes of one type of message."""
 
     cdef Table table
     cdef Field* owned
-    cdef object kept  # what the table points to
+    cdef object kept  # keeps alive the objects that the table points to
 
     def __init__(self, object fields, tuple relations, int notes):
-        """Takes `walking.WireField`s, sums with their mosts, and how many numbers are noted."""
+        """Takes `walking.WireField`s, sums with their bounds, and the number of notes."""
         if self.owned != NULL:
             raise ValueError("a table is made once")
         cdef uint32_t most = max([each.number for each in fields], default=0)
@@ -410,7 +411,7 @@ cdef class WireTable:
         return 0
 
     def walk(self, data):
-        """Returns True if a message keeps its rules; False if it has to be looked at."""
+        """Returns True if a message keeps its rules; False if it must be parsed and checked."""
         cdef uint64_t notes[MOST_NOTES]
         cdef const uint8_t* begin
         cdef Py_buffer view

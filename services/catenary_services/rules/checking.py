@@ -1,9 +1,10 @@
 """One checker for each type of message, compiled from its rules when it is first needed.
 
-A message that is as it should be, which is nearly every one, is only looked at by `walk`, which
-reads its bytes (`catenary_services.rules.walking`); where that is not compiled, by `passes`, which
-`catenary_services.rules.compiling` writes. Both may doubt a good message, never believe a bad one;
-what both doubt is looked at by `violation`, field by field, which says what is wrong.
+A good message, as nearly every one is, is only read by `walk`, which scans its bytes
+(`catenary_services.rules.walking`). Where that is not compiled, `passes`, which
+`catenary_services.rules.compiling` writes, checks the parsed message. Both may doubt a good message
+but never accept a bad one. A message that both doubt is examined field by field by `violation`,
+which says what is wrong.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from catenary_services.rules.vocabulary import (
 from catenary_services.rules.walking import walk_of
 
 _SHOWN = 64
-"""Characters of a wrong value that are repeated."""
+"""The number of characters of a wrong value that error messages repeat."""
 
 M = TypeVar("M", bound=Message)
 
 
 class MessageChecker:
-    """Checks messages of one type, and what is in them.
+    """Checks messages of one type, and the messages inside them.
 
     Attributes:
-        name: Of the type.
-        walk: True if the bytes of a message are as they should be; False if it has to be looked at.
-            None if that was not compiled.
-        passes: The same of a message.
+        name: Name of the message type.
+        walk: Returns True if the bytes of a message keep all rules, False if they may not. None
+            where it is not compiled.
+        passes: Returns True if a parsed message keeps all rules, False if it may not.
     """
 
     __slots__ = ("_fields", "_relations", "name", "passes", "walk")
@@ -66,11 +67,11 @@ class MessageChecker:
         self.walk = walk_of(descriptor)
 
     def offence(self, message: Any, data: bytes | None = None) -> InvalidMessage | None:
-        """Returns what is wrong with a message; None if nothing is.
+        """Returns the error of a message that breaks a rule; None if it keeps all of them.
 
         Args:
-            message: What was read.
-            data: The bytes it was made of, if they are at hand: to look at them is cheaper.
+            message: The parsed message.
+            data: The bytes it was parsed from, if they are at hand: checking them is cheaper.
         """
         if data is not None and self.walk is not None and self.walk(data):
             return None
@@ -78,7 +79,7 @@ class MessageChecker:
         return None if found is None else InvalidMessage(*found)
 
     def violation(self, message: Any) -> tuple[str, str, str] | None:
-        """Returns type, field and what is wrong with it; None if nothing is."""
+        """Returns the type, the field and what is wrong with it; None if nothing is."""
         for field, bounds in self._fields:
             found = self._violation_of(message, field, bounds)
             if found is not None:
@@ -108,15 +109,14 @@ class MessageChecker:
 
 @lru_cache(maxsize=None)  # noqa: UP033 - one for each type of message there is
 def checker_of(descriptor: Descriptor) -> MessageChecker:
-    """Returns the checker for a type of message."""
     return MessageChecker(descriptor)
 
 
 def check(message: Message) -> None:
-    """Returns if a message is as it should be.
+    """Checks that a message keeps its rules.
 
     Raises:
-        InvalidMessage: naming message and field.
+        InvalidMessage: It breaks one; the error names message and field.
     """
     offence = checker_of(message.DESCRIPTOR).offence(message)
     if offence is not None:
@@ -124,10 +124,10 @@ def check(message: Message) -> None:
 
 
 def parsed(kind: type[M], data: bytes) -> M:
-    """Returns a message from bytes of a peer.
+    """Returns the message in bytes that a peer sent.
 
     Raises:
-        InvalidMessage: they are none, or one that cannot be true.
+        InvalidMessage: The bytes are no message of this type, or it breaks a rule.
     """
     try:
         message = kind.FromString(data)

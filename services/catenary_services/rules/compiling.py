@@ -1,7 +1,8 @@
-"""Writes the function that looks at messages of one type, as `dataclasses` writes an `__init__`.
+"""Generated functions that check the parsed messages of one type.
 
-Every message of every stream goes through such a function. A loop over fields and bounds takes
-twice as long as the comparisons written out: `if m.rows > 1048576: return False`.
+They are generated from source, as `dataclasses` does with `__init__`. Every message of every stream
+goes through such a function. A loop over fields and bounds takes twice as long as the comparisons
+written out: `if m.rows > 1048576: return False`.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from google.protobuf.descriptor import FieldDescriptor
 from catenary_services.rules.vocabulary import FLOATS, INTEGERS, TEXTS, FieldBounds, lowest
 
 _MOST_KNOWN = 8_192
-"""Texts remembered to have a form."""
+"""The most texts remembered to match one pattern."""
 
 Passes = Callable[[Any], bool]
 Ruled = tuple[tuple[FieldDescriptor, FieldBounds], Passes | None]
 
 
 def compiled(name: str, fields: Sequence[Ruled], relations: Sequence[Passes]) -> Passes:
-    """Returns a function that says whether a message keeps its rules.
+    """Returns a function that is True for messages which keep their rules.
 
-    It may doubt a message that keeps them: of an optional field that is not set.
+    It may be False for a good message with an optional field that is not set.
 
     Args:
-        name: Of the type of message.
-        fields: With their bounds, and what looks at the messages in them.
-        relations: Have to hold besides.
+        name: Name of the message type.
+        fields: The fields with their bounds, and the functions that check messages inside them.
+        relations: Further conditions of the message.
     """
     body = _Body()
     for (field, bounds), passes in fields:
@@ -47,7 +48,7 @@ def compiled(name: str, fields: Sequence[Ruled], relations: Sequence[Passes]) ->
 
 
 class _Body:
-    """The lines of one function, and what they call by name."""
+    """The source lines of one function, and the objects that they refer to by name."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -82,7 +83,10 @@ class _Body:
                 self.doubt(condition, inside * 2)
 
     def members(self, fields: Sequence[Ruled]) -> None:
-        """Looks at the messages in a message; of a oneof only at the one that is there."""
+        """Adds checks of the messages inside a message.
+
+        In a oneof, only the member that is set is checked.
+        """
         kinds: dict[str, dict[str, Passes]] = {}
         for (field, bounds), passes in fields:
             assert passes is not None
@@ -98,7 +102,7 @@ class _Body:
             self.doubt("k is not None and not k(getattr(m, w))")
 
     def _conditions(self, field: FieldDescriptor, bounds: FieldBounds, value: str) -> Iterator[str]:
-        """Yields what must not be true of a value."""
+        """Yields conditions under which a value breaks its bounds."""
         if bounds.unbounded:
             return
         if field.type in INTEGERS:
@@ -107,7 +111,7 @@ class _Body:
                 yield f"{value} > {bounds.high}"
             if lowest(bounds) > low:
                 yield f"{value} < {lowest(bounds)}"
-        elif field.type in FLOATS:  # what is not a number is within no bounds
+        elif field.type in FLOATS:  # NaN is within no bounds
             low_, high_ = self.named(bounds.low), self.named(bounds.high)
             yield f"not {low_} <= {value} <= {high_}"
         elif field.type in TEXTS:
@@ -120,7 +124,7 @@ class _Body:
 
 
 def _form(pattern: re.Pattern[str], max_len: int | None, known: set[str]) -> Callable[[str], bool]:
-    """Returns whether a text has a form, and remembers it: names come again and again."""
+    """Returns a function that tells if a text matches a pattern, and remembers texts that do."""
 
     def has_form(text: str) -> bool:
         if max_len is not None and len(text) > max_len:

@@ -1,4 +1,4 @@
-"""Who said what cannot be, how often, and for how long nobody should rely on them. Pure."""
+"""Counts of the bad messages of each sender, and how long the sender is ignored for them. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
 
 ALLOWED = 3
-"""So many offences within `WINDOW_NS` begin a hold."""
+"""The number of offences within `WINDOW_NS` that begins a hold."""
 WINDOW_NS = 60 * NANOSECONDS_PER_SECOND
 FIRST_HOLD_NS = 10 * NANOSECONDS_PER_SECOND
 LONGEST_HOLD_NS = 3_600 * NANOSECONDS_PER_SECOND
-"""Every hold is twice as long as the one before, up to this; after so long without an offence the
-first one is short again."""
+"""The longest hold. Each hold is twice as long as the one before; after so long without an offence
+the first one is short again."""
 _MOST_KNOWN = 4_096
 
 
@@ -26,7 +26,7 @@ class _Record:
 
 
 class OffenceLog:
-    """By name; those heard of first are forgotten first."""
+    """Offences by the name of the sender; senders heard of first are forgotten first."""
 
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
@@ -35,7 +35,7 @@ class OffenceLog:
         """Notes an offence.
 
         Returns:
-            Until when a hold lasts that this offence begins; 0 if it begins none.
+            The end of the hold that this offence begins; 0 if it begins none.
         """
         record = self._records.pop(name, None)
         if record is None or now - max(record.last, record.until) > LONGEST_HOLD_NS:
@@ -53,6 +53,6 @@ class OffenceLog:
         return record.until
 
     def held_ns(self, name: str, now: Nanoseconds) -> Nanoseconds:
-        """Returns how long a hold still lasts; 0 if there is none."""
+        """Returns the nanoseconds that a sender is still ignored for; 0 if it is not."""
         record = self._records.get(name)
         return max(0, record.until - now) if record is not None else 0

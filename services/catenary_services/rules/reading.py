@@ -1,7 +1,7 @@
-"""How gRPC reads messages of peers: checked where their bytes are at hand.
+"""Checks of the messages that gRPC reads, made where their bytes are at hand.
 
-A message that cannot be is read as an `InvalidMessage`: it is returned, not raised, because gRPC
-would keep what a parser raises to itself. Whoever reads a stream raises it.
+A bad message is read as an `InvalidMessage`, which is returned, not raised, because gRPC would keep
+an exception of a parser to itself. Whoever reads the stream raises it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Parse = Callable[[bytes], Any]
 
 
 def checked(parse: Parse | None, *, counted: bool = False) -> Parse | None:
-    """Returns what gRPC is to read messages with: an `InvalidMessage` of those that cannot be.
+    """Returns a parser for gRPC that gives an `InvalidMessage` for each message that breaks a rule.
 
     Args:
-        parse: What a stub or a servicer would read them with.
-        counted: Also look at how many values they have, before they are made.
+        parse: The parser of a stub or a servicer.
+        counted: Whether to count the values of a message, too, before they are made.
     """
     kind = getattr(parse, "__self__", None)
     if parse is None or not isinstance(kind, type) or not issubclass(kind, Message):
@@ -41,7 +41,7 @@ def checked(parse: Parse | None, *, counted: bool = False) -> Parse | None:
 
 
 def checking(channel: grpc.aio.Channel) -> grpc.aio.Channel:
-    """Returns a channel for a stub that has streams only: what is read from them is checked."""
+    """Returns a channel for a stub with streams only, which checks what it reads from them."""
     return cast(grpc.aio.Channel, _CheckingChannel(channel))
 
 

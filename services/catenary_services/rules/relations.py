@@ -1,9 +1,9 @@
-"""What one field says about another: the relations that rules of single fields cannot say.
+"""Relations between fields of a message, which rules of single fields cannot express.
 
-Only what holds of a message by itself stands here. What must agree with something a process knows
-(a batch it ordered, a partition it has loaded, the length of a payload) is asked where it is known.
-So is what a frame says of its rows and tensors, because there its batch can be told why it fails
-(`catenary_agent.engine.inbound.intake`).
+Only conditions on a message by itself stand here. What must agree with something that a process
+knows (a batch it ordered, a partition it has loaded, the length of a payload) is checked where it
+is known. So is what a frame says of its rows and tensors, because there its batch can be told why
+it fails (`catenary_agent.engine.inbound.intake`).
 
 A relation is data: the check of messages and the one of their bytes
 (`catenary_services.rules.walking`) are both made from it.
@@ -21,14 +21,14 @@ from google.protobuf.descriptor import Descriptor
 
 @dataclass(frozen=True, slots=True)
 class SumAtMost:
-    """A sum that is at most something, in every message of a type.
+    """A sum that is at most some value, in every message of a type.
 
     Attributes:
-        field: Who is to blame if it is not.
-        why: What is wrong then.
-        parts: What is added up: unsigned fields, and perhaps a number. "slices.rows" is a field of
-            a message in this one; of several, the sum of each is meant.
-        most: A field or a number; of a field with several items, how many there are.
+        field: The field to blame if it is larger.
+        why: The text of the error in that case.
+        parts: The summands: unsigned fields, and perhaps a number. "slices.rows" is a field of a
+            message inside this one; where there are several, the sum of each is meant.
+        most: A field or a number; of a repeated field, its number of items.
     """
 
     field: str
@@ -39,11 +39,11 @@ class SumAtMost:
 
 @dataclass(frozen=True, slots=True)
 class SameText:
-    """Two texts that are the same, in every message of a type.
+    """Two texts that are equal, in every message of a type.
 
     Attributes:
-        field: Who is to blame if they are not.
-        why: What is wrong then.
+        field: The field to blame if they differ.
+        why: The text of the error in that case.
         other: The field it has to agree with.
     """
 
@@ -129,7 +129,7 @@ RELATIONS: Mapping[str, tuple[Relation, ...]] = MappingProxyType(
 
 
 def holds(descriptor: Descriptor, relation: Relation) -> Callable[[Any], bool]:
-    """Returns what says whether a relation is true of a message."""
+    """Returns a function that tells if a relation holds in a message."""
     if isinstance(relation, SameText):
         source = f"m.{relation.field} == m.{relation.other}"
     else:

@@ -1,6 +1,6 @@
-"""How many values a message holds, counted in its bytes, before it is made into objects.
+"""Number of values in a message, counted in its bytes before objects are made of them.
 
-An empty message takes two bytes on the wire and eighty in memory: 16 MiB could be 700.
+An empty message takes two bytes on the wire and eighty in memory, so that 16 MiB could become 700.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from catenary_services.errors import InvalidMessage
 from catenary_services.rules.vocabulary import is_nested
 
 MOST_VALUES = 100_000
-"""Messages and texts in one message, and packed numbers, of which eight count as one."""
+"""The most messages, texts and packed numbers in one message; eight packed numbers count as one."""
 _COUNTED_FROM_BYTES = 512 * 1024
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 
 
 def too_many(descriptor: Descriptor, data: bytes) -> InvalidMessage | None:
-    """Returns an offence if more values are in the bytes of a message than anybody needs."""
+    """Returns an error if the bytes of a message hold more values than anybody needs."""
     if len(data) <= _COUNTED_FROM_BYTES or has_few(descriptor, data, MOST_VALUES):
         return None
     return InvalidMessage(descriptor.name, "", f"has more than {MOST_VALUES} values")
 
 
 def has_few(descriptor: Descriptor, data: bytes, most: int) -> bool:
-    """Returns whether a message holds at most so many; bytes that are none hold few."""
+    """Returns True if a message holds at most `most` values, and for bytes that are no message."""
     left = most
     unread = [(descriptor, 0, len(data))]
     try:
@@ -49,7 +49,7 @@ def has_few(descriptor: Descriptor, data: bytes, most: int) -> bool:
                 elif wire in (_FIXED64, _FIXED32):
                     at += 8 if wire == _FIXED64 else 4
                 else:
-                    return True  # the parser will say so
+                    return True  # the parser reports these bytes
                 if left < 0:
                     return False
     except IndexError:
@@ -77,4 +77,4 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
-    raise IndexError  # no number is so long
+    raise IndexError  # a varint is never so long

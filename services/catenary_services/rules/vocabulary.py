@@ -1,4 +1,4 @@
-"""The rules of fields, as the .proto files say them."""
+"""The rules of fields, read from the options in the .proto files."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ INTEGERS = {
     _F.TYPE_FIXED64: (0, (1 << 64) - 1),
     _F.TYPE_ENUM: (-(1 << 31), (1 << 31) - 1),
 }
-"""What a type holds by itself."""
+"""Ranges of the integer types."""
 FLOATS = (_F.TYPE_FLOAT, _F.TYPE_DOUBLE)
 TEXTS = (_F.TYPE_STRING, _F.TYPE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class FieldBounds:
-    """What a field may be.
+    """The bounds of a field.
 
     Attributes:
-        low: Numbers: at least.
-        high: Numbers: at most.
-        max_len: Texts: characters at most; None: no limit.
-        pattern: Texts that are not empty: all of it.
-        max_items: Repeated fields: at most; None: no limit.
-        required: Not empty, not 0, or there.
-        unbounded: Why there is no bound; empty if there is one.
+        low: The least value of a number.
+        high: The greatest value of a number.
+        max_len: The most characters of a text; None without a limit.
+        pattern: What a whole text must match unless it is empty.
+        max_items: The most items of a repeated field; None without a limit.
+        required: Whether a message must be present, a text not empty, and a number not 0.
+        unbounded: The reason why there is no bound; empty if there is one.
     """
 
     low: int | float = -math.inf
@@ -74,7 +74,7 @@ def bounds_of(field: FieldDescriptor) -> FieldBounds:
 
 
 def has_rule(field: FieldDescriptor) -> bool:
-    """True if nothing about a field is left to chance.
+    """True if a field's rules leave no value to chance.
 
     A truth value has two values, and a message is checked by its own rules; all else needs a bound,
     or a reason for none.
@@ -91,10 +91,10 @@ def has_rule(field: FieldDescriptor) -> bool:
 
 
 def is_nested(field: FieldDescriptor) -> bool:
-    """True if a field is a message, or several."""
+    """True if a field is a message or a list of messages."""
     return bool(field.type == _F.TYPE_MESSAGE)
 
 
 def lowest(bounds: FieldBounds) -> float:
-    """Returns the least that a number may be."""
+    """Returns the least value that a number may have."""
     return max(bounds.low, 1) if bounds.required else bounds.low

@@ -1,8 +1,9 @@
-"""Says of the bytes of a message whether it keeps its rules, without parsing it.
+"""Checks of a message's rules on its bytes, without parsing it.
 
-`_wire.pyx` walks them along a table, many times as fast as the function of `compiling` looks at the
-parsed message. It believes only what that function would; what it doubts is parsed and looked at.
-Where nothing was compiled, or with `CATENARY_PURE=1`, there are no walks, and every message is.
+`_wire.pyx` scans the bytes with a table, many times as fast as the function of `compiling` checks
+the parsed message. It accepts only what that function would accept; what it doubts is parsed and
+checked. Where nothing was compiled, or with `CATENARY_PURE=1`, there are no walks, and every
+message is.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ COMPILED = _wire is not None
 
 Walk = Callable[[bytes], bool]
 Sum = tuple[tuple[int, ...], int, int]
-"""Notes that are added up, what is added besides, and the note that gets it (or that bounds it)."""
+"""A triple: notes that are added up, a constant that is added, and the note that receives the sum
+or bounds it."""
 
 _F = FieldDescriptor
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
@@ -59,16 +61,17 @@ _WRITTEN = {
     _F.TYPE_BYTES: (12, _DELIMITED),
     _F.TYPE_MESSAGE: (13, _DELIMITED),
 }
-"""How a type is written (`_wire.pyx` has the same numbers), and between what on the wire."""
+"""The kind of each field type, numbered as in `_wire.pyx`, and its wire type."""
 _UNSIGNED = (_F.TYPE_UINT32, _F.TYPE_UINT64)
 _UNLIMITED = (1 << 63) - 1
 _PLAIN = re.compile(r"(\[[^]]+\])?(\[[^]]+\])\*")
-"""Forms that a table can say of ASCII texts: one class of characters, then any of another."""
+"""Patterns that a table of ASCII characters can express: one class of characters, then any number
+of another."""
 
 
 @dataclass(slots=True)
 class WireField:
-    """What a table of `_wire.pyx` is told of a field; there are the meanings."""
+    """One field as a table of `_wire.pyx` is given it; `_wire.pyx` explains the numbers."""
 
     number: int
     kind: int
@@ -90,9 +93,9 @@ class WireField:
 
 
 def walk_of(descriptor: Descriptor) -> Walk | None:
-    """Returns what says whether bytes are a message that keeps its rules; None: nothing can.
+    """Returns a function that is True for bytes of a message that keeps its rules.
 
-    It may doubt one that does.
+    It may be False for a good message. Where nothing was compiled there is no function, but None.
     """
     if not COMPILED:
         return None
@@ -102,7 +105,7 @@ def walk_of(descriptor: Descriptor) -> Walk | None:
 
 @lru_cache(maxsize=None)  # noqa: UP033 - a few for each type of message there is
 def _table(descriptor: Descriptor, asked: tuple[str, ...]) -> tuple[Any, dict[str, int]]:
-    """Returns a table, and where it notes fields that relations of the message around ask for."""
+    """Returns a table, and the places of fields that relations of the outer message refer to."""
     notes = _Notes(descriptor)
     for name in asked:
         notes.of(name)
@@ -112,7 +115,7 @@ def _table(descriptor: Descriptor, asked: tuple[str, ...]) -> tuple[Any, dict[st
 
 
 class _Notes:
-    """Where a walk through a message keeps the numbers that its relations and limits are about.
+    """Places where a walk keeps the numbers that relations and limits of a message refer to.
 
     A text takes two places: it is kept as its address and its length.
     """
@@ -122,19 +125,22 @@ class _Notes:
         self.count = 0
         self.places: dict[str, int] = {}
         self.inner: dict[str, dict[tuple[str, ...], int]] = {}
-        """By field: of which sums of fields of the message in it the largest is kept, and where."""
+        """Sums of fields of inner messages whose largest value is kept, with its place, by outer
+        field."""
 
     def of(self, name: str) -> int:
-        """Returns where a field's number, text, or number of items is kept."""
+        """Returns the place of a field's number, text, or number of items."""
         if name not in self.places:
             self.places[name] = self._new(self._fields[name])
         return self.places[name]
 
     def related(self, relation: Relation) -> tuple[Sum, int | None]:
-        """Returns a relation between notes, as a table has it; None for one that is no sum.
+        """Returns a relation between notes, with its bound, as a table has it.
+
+        The bound is None for two texts that are equal.
 
         Raises:
-            ValueError: it is about fields that no walk can hold against each other.
+            ValueError: It relates fields that a walk cannot compare.
         """
         if isinstance(relation, SameText):
             paths = (relation.field, relation.other)
@@ -169,7 +175,7 @@ class _Notes:
                 raise ValueError(f"no relation can be about {path}")
 
     def _at(self, head: str, *names: str) -> int:
-        """Returns where a field is kept, or the sum of some of the message in it."""
+        """Returns the place of a field, or of the sum of some fields of its inner messages."""
         if not names:
             return self.of(head)
         sums = self.inner.setdefault(head, {})
@@ -210,7 +216,7 @@ def _field(field: FieldDescriptor, notes: _Notes) -> WireField:
 
 
 def _limit(made: WireField, field: FieldDescriptor, bounds: FieldBounds) -> None:
-    """Says what values of a field may be, and whether it has to be there: 0 is not allowed then."""
+    """Sets the values a field may have, and that it must be present where 0 is not among them."""
     free = bool(bounds.unbounded)
     if field.type in TEXTS:
         made.high = _UNLIMITED if free or bounds.max_len is None else bounds.max_len
@@ -223,7 +229,7 @@ def _limit(made: WireField, field: FieldDescriptor, bounds: FieldBounds) -> None
         made.is_bounded = not free
         made.low, made.high = lowest(bounds), bounds.high
     else:
-        low, high = INTEGERS.get(field.type, (0, 1))  # a truth value is 0 or 1
+        low, high = INTEGERS.get(field.type, (0, 1))  # a bool is 0 or 1
         made.low = low if free else max(low, int(max(lowest(bounds), low)))
         made.high = high if free else int(min(bounds.high, high))
     allowed = free or made.low <= 0 <= made.high
@@ -232,7 +238,7 @@ def _limit(made: WireField, field: FieldDescriptor, bounds: FieldBounds) -> None
 
 @lru_cache(maxsize=None)  # noqa: UP033 - one for each form there is
 def _form(pattern: re.Pattern[str]) -> tuple[Callable[[str], object], bytes | None]:
-    """Returns what says whether a text has a form, and a table that says it of ASCII texts."""
+    """Returns a function that matches a text, and a table that does so for ASCII texts."""
     plain = _PLAIN.fullmatch(pattern.pattern)
     if plain is None:
         return pattern.fullmatch, None

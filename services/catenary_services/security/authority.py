@@ -1,9 +1,9 @@
-"""A certificate authority in a folder: makes it, issues, renews, changes it by overlap.
+"""A certificate authority in a folder, which issues, renews and replaces certificates.
 
 Keys are ECDSA P-256. The authority signs processes directly and nothing else (path length 0), and
 every certificate names one identity (`catenary_services.security.identity`). Files are replaced by
-rename, the key first: whoever watches them sees a pair that does not fit for a moment at most, and
-waits.
+rename, the key first: whoever watches them sees a pair that does not match for a moment at most,
+and waits.
 """
 
 from __future__ import annotations
@@ -36,51 +36,51 @@ from catenary_services.security.x509 import (
 AUTHORITY_FILE = "ca.pem"
 AUTHORITY_KEY_FILE = "ca-key.pem"
 NEXT_KEY_FILE = "ca-next-key.pem"
-"""Key of an authority that is trusted already and does not sign yet."""
+"""File with the key of an authority that is already trusted and does not sign yet."""
 DAYS = 30
 AUTHORITY_DAYS = 365
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateRequest:
-    """A certificate that is wanted."""
+    """A certificate to be issued."""
 
     identity: Identity
     names: tuple[str, ...] = ()
-    """DNS names and IP addresses, beside those that follow from the identity."""
+    """DNS names and IP addresses, besides those that follow from the identity."""
 
 
 @dataclass(frozen=True, slots=True)
 class IssuedCertificate:
-    """A certificate that is there, with its key beside it."""
+    """An issued certificate, with its key beside it."""
 
     identity: Identity
     cert_file: Path
     key_file: Path
     ends: dt.datetime
     made: bool
-    """True if it was made just now, False if it was there and is kept."""
+    """True if it was made just now, False if it existed and is kept."""
 
 
 def pair_files(folder: Path, identity: Identity) -> tuple[Path, Path]:
-    """Returns where certificate and key of a process lie."""
+    """Returns the paths of a process's certificate and key."""
     stem = f"{identity.role}-{identity.name}"
     return folder / f"{stem}.pem", folder / f"{stem}-key.pem"
 
 
 class CertificateAuthority:
-    """The authority of one cluster, in a folder."""
+    """The certificate authority of one cluster, in a folder."""
 
     def __init__(self, folder: Path, cluster: str, days: int = DAYS) -> None:
-        """Reads nothing yet.
+        """Creates the object; reads no file yet.
 
         Args:
-            folder: Holds everything.
-            cluster: Whose authority it is.
-            days: Certificates of processes are good for so long.
+            folder: Folder of the authority, its certificates and keys.
+            cluster: Name of the cluster.
+            days: Validity of certificates of processes.
 
         Raises:
-            InvalidInput: a name that no certificate can carry, or fewer than one day.
+            InvalidInput: No certificate can carry the name, or `days` is less than one.
         """
         Identity.of(cluster, Role.OPERATOR, "any")
         if days < 1:
@@ -92,10 +92,10 @@ class CertificateAuthority:
         self._key_file = folder / AUTHORITY_KEY_FILE
 
     def ensure(self, days: int = AUTHORITY_DAYS) -> bool:
-        """Makes the authority unless there is one; True if it was made.
+        """Makes the authority unless it exists; returns True if it was made.
 
         Raises:
-            InvalidInput: half of it is there, or it is another cluster's, or has ended.
+            InvalidInput: Half of its files are missing, it is another cluster's, or it has expired.
         """
         if self._file.exists() or self._key_file.exists():
             self._signer()
@@ -108,20 +108,21 @@ class CertificateAuthority:
 
     @property
     def ends(self) -> dt.datetime:
-        """When the authority that signs is no longer good."""
+        """The end of validity of the authority that signs."""
         return self._signer()[0].not_valid_after_utc
 
     def issue(self, request: CertificateRequest, *, renew: bool = False) -> IssuedCertificate:
-        """Returns a certificate for a process, made if there is none that will do.
+        """Returns a certificate for a process, and makes it unless there is a usable one.
 
-        One is kept if it is of this authority, has the names that are wanted and has not ended.
+        A certificate is kept if this authority signed it, it has the wanted names and it has not
+        expired.
 
         Args:
-            request: What it is to say.
-            renew: Also replace it if less than a third of its life is left.
+            request: Identity and names of the certificate.
+            renew: Whether to replace it, too, if less than a third of its validity is left.
 
         Raises:
-            InvalidInput: a name that cannot be one, or no usable authority.
+            InvalidInput: A name cannot be one, or there is no usable authority.
         """
         identity = request.identity
         if identity.cluster != self._cluster:
@@ -148,7 +149,7 @@ class CertificateAuthority:
         )
 
     def requests(self) -> list[CertificateRequest]:
-        """Returns what the certificates in the folder say, to issue the same again."""
+        """Returns the requests of all certificates in the folder, to issue them again."""
         found: list[CertificateRequest] = []
         for file in sorted(self._folder.glob("*-*.pem")):
             if file.name.endswith("-key.pem"):
@@ -162,10 +163,10 @@ class CertificateAuthority:
     # ---- a new authority, by overlap: add, use, drop ----
 
     def add_next(self, days: int = AUTHORITY_DAYS) -> None:
-        """Has everybody trust a new authority beside the present one; it signs nothing yet.
+        """Adds a new authority that everybody trusts beside the present one; it signs nothing yet.
 
         Raises:
-            InvalidInput: one was added before and is not used yet.
+            InvalidInput: One was added before and is not used yet.
         """
         next_key = self._folder / NEXT_KEY_FILE
         if next_key.exists():
@@ -177,10 +178,10 @@ class CertificateAuthority:
         write_certificates(self._file, [*read_certificates(self._file), following])
 
     def use_next(self) -> list[IssuedCertificate]:
-        """Signs with the added authority from now on, and issues everything anew.
+        """Signs with the added authority from now on, and issues all certificates anew.
 
         Raises:
-            InvalidInput: none was added.
+            InvalidInput: None was added.
         """
         next_key = self._folder / NEXT_KEY_FILE
         if not next_key.exists():
@@ -190,19 +191,19 @@ class CertificateAuthority:
         return [self.issue(each) for each in wanted]
 
     def drop_others(self) -> None:
-        """Trusts only the authority that signs; what another one signed is refused from now on.
+        """Trusts only the authority that signs; certificates of others are refused from now on.
 
         Raises:
-            InvalidInput: an authority was added that does not sign yet: it would be lost.
+            InvalidInput: An added authority does not sign yet, and would be lost.
         """
         if (self._folder / NEXT_KEY_FILE).exists():
             raise InvalidInput("authority", "the one that was added is not used yet")
         write_certificates(self._file, [self._signer()[0]])
 
-    # ---- inside ----
+    # ---- private ----
 
     def _signer(self) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-        """Returns the authority that signs: the one of those trusted whose key is there."""
+        """Returns the trusted authority that signs, by the key in the folder, and this key."""
         for file in (self._file, self._key_file):
             if not file.exists():
                 raise InvalidInput("out", f"{self._folder} has no {file.name}: no authority")
@@ -223,7 +224,7 @@ class CertificateAuthority:
 
 
 def _usable(cert_file: Path, key_file: Path) -> x509.Certificate | None:
-    """Returns the certificate of a pair that fits; None if half of it is missing or broken."""
+    """Returns the certificate of a matching pair; None if a file is missing or broken."""
     try:
         certificate = read_certificates(cert_file)[0]
         key = read_key(key_file)
@@ -233,6 +234,6 @@ def _usable(cert_file: Path, key_file: Path) -> x509.Certificate | None:
 
 
 def _share_left(certificate: x509.Certificate) -> float:
-    """Returns which share of its life a certificate has before it; negative once it has ended."""
+    """Returns the share of a certificate's validity that is left; negative once it has expired."""
     life = certificate.not_valid_after_utc - certificate.not_valid_before_utc
     return (certificate.not_valid_after_utc - dt.datetime.now(dt.UTC)) / life

@@ -1,8 +1,8 @@
-"""Who a process is, as its certificate says: cluster, role and name.
+"""Identity of a process according to its certificate: cluster, role and name.
 
-A certificate of ours carries one URI, `spiffe://catenary/<cluster>/<role>/<name>`. Beside it stands
-the DNS name `<role>.<cluster>.catenary.internal`, so that a client can demand the role of a server
-while it connects, whatever address it dials.
+A certificate carries one URI, `spiffe://catenary/<cluster>/<role>/<name>`. Beside it stands the DNS
+name `<role>.<cluster>.catenary.internal`, so that a client can demand the role of a server while it
+connects, whatever address it dials.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ TRUST_DOMAIN = "catenary"
 _PREFIX = f"spiffe://{TRUST_DOMAIN}/"
 _PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
 _SPIFFE_ID = "peer_spiffe_id"
-"""Set by gRPC if the peer's certificate, whose chain was checked, has exactly one URI."""
+"""Property that gRPC sets if the peer's verified certificate has exactly one URI."""
 
 
 class Role(StrEnum):
-    """What kind of process, or person, a certificate was made for."""
+    """The kind of process, or person, a certificate was made for."""
 
     GATEWAY = "gateway"
     SCHEDULER = "scheduler"
     AGENT = "agent"
     OPERATOR = "operator"
-    """A person or tool that may change the cluster."""
+    """A person or a tool that may change the cluster."""
     REDIS = "redis"
 
 
 PEER_ROLES = (Role.GATEWAY, Role.AGENT)
-"""Those who send each other frames."""
+"""The roles whose processes send each other frames."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One certificate's holder."""
+    """The holder of a certificate."""
 
     cluster: str
     role: Role
@@ -50,7 +50,7 @@ class Identity:
         """Returns an identity whose parts fit into a URI.
 
         Raises:
-            InvalidInput: there is no such role, or a part has other characters than letters,
+            InvalidInput: There is no such role, or a part has other characters than letters,
                 digits, '.', '_' and '-'.
         """
         if role not in tuple(Role):
@@ -64,10 +64,10 @@ class Identity:
 
     @classmethod
     def parse(cls, uri: str) -> Identity:
-        """Returns whom a URI names.
+        """Returns the identity that a URI names.
 
         Raises:
-            InvalidInput: it is none of ours.
+            InvalidInput: The URI has another form.
         """
         parts = uri.removeprefix(_PREFIX).split("/")
         if not uri.startswith(_PREFIX) or len(parts) != 3:
@@ -76,12 +76,12 @@ class Identity:
 
     @property
     def uri(self) -> str:
-        """As certificates carry it."""
+        """The URI that stands in the certificate."""
         return f"{_PREFIX}{self.cluster}/{self.role}/{self.name}"
 
     @property
     def server_names(self) -> tuple[str, ...]:
-        """The DNS names that stand for it: of the role, and for peers of frames of the name."""
+        """DNS names in the certificate: of the role and, for senders of frames, of the name."""
         if self.role is Role.OPERATOR:  # a person serves nothing
             return ()
         if self.role in PEER_ROLES:
@@ -92,38 +92,38 @@ class Identity:
         return (server_name_of(self.role, self.cluster),)
 
     def __str__(self) -> str:
-        """Returns it for messages, e.g. "agent agent-0 of cluster main"."""
+        """Returns the identity for messages, e.g. "agent agent-0 of cluster main"."""
         return f"{self.role} {self.name} of cluster {self.cluster}"
 
 
 def server_name_of(role: Role, cluster: str) -> str:
-    """Returns the DNS name a client demands of a server, to know its role."""
+    """Returns the DNS name by which a client demands the role of a server."""
     return f"{role}.{cluster}.{TRUST_DOMAIN}.internal"
 
 
 def is_reserved(name: str) -> bool:
-    """Returns whether a DNS name says something about a role, and may not be chosen freely."""
+    """Returns True for a DNS name that stands for a role and may not be chosen freely."""
     return name.lower().rstrip(".").endswith(f"{TRUST_DOMAIN}.internal")
 
 
 def peer_name_of(name: str, cluster: str) -> str:
-    """Returns the DNS name a sender of frames demands of the gateway or agent `name`."""
+    """Returns the DNS name by which a sender of frames demands the gateway or agent `name`."""
     return f"{name}.peer.{cluster}.{TRUST_DOMAIN}.internal"
 
 
 class HasAuthContext(Protocol):
-    """What is needed of a gRPC servicer context."""
+    """The part of a gRPC servicer context that tells who calls."""
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        """Returns what the handshake found out about the peer."""
+        """Returns the properties of the peer that the handshake established."""
         ...
 
 
 def peer_identity(context: HasAuthContext) -> Identity:
-    """Returns who calls, by the certificate of the connection.
+    """Returns the identity of a caller, by the certificate of its connection.
 
     Raises:
-        Unauthenticated: without a certificate, or with one that names nobody of ours.
+        Unauthenticated: There is no certificate, or it names no identity of this system.
     """
     uris = tuple(context.auth_context().get(_SPIFFE_ID, ()))
     if len(uris) != 1:
@@ -132,18 +132,18 @@ def peer_identity(context: HasAuthContext) -> Identity:
 
 
 class HasPeerCertificate(Protocol):
-    """What is needed of an `ssl.SSLObject` or `ssl.SSLSocket`."""
+    """The part of an `ssl.SSLObject` or `ssl.SSLSocket` that tells who the peer is."""
 
     def getpeercert(self) -> Mapping[str, object] | None:
-        """Returns the checked certificate of the other side."""
+        """Returns the verified certificate of the other side."""
         ...
 
 
 def socket_identity(connection: HasPeerCertificate) -> Identity:
-    """Returns who is at the other end of a TLS connection.
+    """Returns the identity at the other end of a TLS connection.
 
     Raises:
-        Unauthenticated: without a certificate, or with one that names nobody of ours.
+        Unauthenticated: There is no certificate, or it names no identity of this system.
     """
     names = (connection.getpeercert() or {}).get("subjectAltName", ())
     assert isinstance(names, tuple)
@@ -154,16 +154,16 @@ def socket_identity(connection: HasPeerCertificate) -> Identity:
 
 
 def require_role(identity: Identity, cluster: str, roles: Iterable[Role], doing: str) -> None:
-    """Returns if somebody belongs to the cluster and has one of the roles.
+    """Checks that an identity belongs to the cluster and has one of the roles.
 
     Args:
-        identity: Whoever it is.
-        cluster: Ours.
-        roles: Those that may.
-        doing: What it is about, for the message, e.g. "open an agent session".
+        identity: The identity.
+        cluster: The cluster of this process.
+        roles: The roles that are allowed.
+        doing: The action, for the message, e.g. "open an agent session".
 
     Raises:
-        PermissionDenied: another cluster, or another role.
+        PermissionDenied: It is of another cluster, or has another role.
     """
     if identity.cluster != cluster:
         raise PermissionDenied(f"{identity} has no business in cluster {cluster}")
@@ -172,10 +172,10 @@ def require_role(identity: Identity, cluster: str, roles: Iterable[Role], doing:
 
 
 def require_name(identity: Identity, claimed: str) -> None:
-    """Returns if somebody is who they say they are.
+    """Checks that an identity has the name its holder claims.
 
     Raises:
-        PermissionDenied: the certificate is another's.
+        PermissionDenied: The certificate has another name.
     """
     if identity.name != claimed:
         raise PermissionDenied(f"{identity} may not speak for {claimed!r}")

@@ -1,4 +1,4 @@
-"""The file of API keys: read, added to, shortened. It holds hashes, never keys.
+"""The file of API keys, which holds hashes, never keys: reading, adding and revoking.
 
     {"keys": [{"name": "ci", "sha256": "<64 hex digits>", "scopes": ["infer:resnet", "view"],
                "max_priority": 0, "requests_per_s": 20, "burst": 40, "tokens_per_s": 5000,
@@ -24,13 +24,13 @@ from catenary_services.errors import InvalidInput
 from catenary_services.security.key_limits import KeyLimits, expiry_of, limits_of
 
 KEY_PREFIX = "ctn_"
-"""Every key begins with it, so that secret scanners can find leaked ones."""
+"""Every key begins with this, so that secret scanners can find leaked ones."""
 
 DIGEST_BYTES = 32
 LARGEST_FILE_BYTES = 4 * 1024 * 1024
 MOST_KEYS = 10_000
 LONGEST_NAME = 128
-"""Names become labels of metrics and stand in logs."""
+"""The most characters of a key's name, which becomes a label of metrics and appears in logs."""
 LONGEST_SCOPE = 256
 _FIELD = "api_keys_file"
 _KNOWN = frozenset(
@@ -51,7 +51,7 @@ _KNOWN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """One entry, checked."""
+    """One checked entry of the file."""
 
     name: str
     digest: bytes
@@ -64,7 +64,7 @@ def read_keys(path: Path) -> tuple[StoredKey, ...]:
     """Returns the entries of a file.
 
     Raises:
-        InvalidInput: it cannot be read, is too large, or an entry is wrong.
+        InvalidInput: The file cannot be read or is too large, or an entry is wrong.
     """
     entries = _entries(path)
     keys = tuple(_stored(entry, f"{_FIELD}.keys[{at}]") for at, entry in enumerate(entries))
@@ -86,15 +86,15 @@ def add_key(
 
     Args:
         path: The file.
-        name: Whose key it is.
-        scopes: What it may do.
-        limits: Further fields of the entry by their names in the file.
+        name: Name of the key's holder.
+        scopes: Scopes of the key.
+        limits: Further fields of the entry, by their names in the file.
 
     Returns:
-        The key. It cannot be found out again later.
+        The key, which cannot be recovered later.
 
     Raises:
-        InvalidInput: the file is damaged, or a value is wrong.
+        InvalidInput: The file is damaged, or a value is wrong.
     """
     entries: list[object] = []
     if path.exists():
@@ -109,13 +109,13 @@ def add_key(
 
 
 def revoke_keys(path: Path, name: str, digest_prefix: str = "") -> int:
-    """Removes the entries called `name` from a file; of these, those whose hash begins so.
+    """Removes the keys called `name` whose hash begins with `digest_prefix` from a file.
 
     Returns:
-        How many there were.
+        The number of keys removed.
 
     Raises:
-        InvalidInput: the file is damaged, or there is no such entry.
+        InvalidInput: The file is damaged, or there is no such key.
     """
     keys = read_keys(path)
     gone = {
@@ -130,10 +130,10 @@ def revoke_keys(path: Path, name: str, digest_prefix: str = "") -> int:
 
 
 def describe_keys(path: Path) -> list[dict[str, object]]:
-    """Returns what may be shown of every entry: all but most of its hash.
+    """Returns what may be shown of every entry, with only the first digits of its hash.
 
     Raises:
-        InvalidInput: the file is damaged.
+        InvalidInput: The file is damaged.
     """
     now = datetime.now(UTC)
     shown: list[dict[str, object]] = []
@@ -147,7 +147,7 @@ def describe_keys(path: Path) -> list[dict[str, object]]:
 
 
 def digest_of(key: str) -> bytes:
-    """Returns what is stored of a key."""
+    """Returns the SHA-256 of a key, which is what the file stores."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
@@ -171,7 +171,7 @@ def _stored(entry: object, field: str) -> StoredKey:
         raise InvalidInput(field, "must be an object")
     for given in entry:
         if given not in _KNOWN:
-            # A misspelt limit would be no limit.
+            # Unknown names are refused, because a misspelt limit would be no limit.
             raise InvalidInput(f"{field}.{str(given)[:LONGEST_NAME]}", "is not known")
     name, digest, scopes = entry.get("name"), entry.get("sha256"), entry.get("scopes")
     if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
@@ -193,7 +193,7 @@ def _stored(entry: object, field: str) -> StoredKey:
 
 
 def _write(path: Path, entries: list[Any]) -> None:
-    """Replaces the file as a whole: a reader sees the old one or the new one."""
+    """Replaces the file atomically, so that a reader sees the old one or the new one."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         scratch.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What one API key may do, and how much of it: priority, rates, share, expiry."""
+"""Limits of an API key: priority, rates, share and expiry."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from catenary_services.errors import InvalidInput
 
 HIGHEST_PRIORITY = 2**31 - 1
 LONGEST_RATE = 1e12
-"""Per second; beyond it a number in a file is a mistake."""
+"""The highest rate per second; a larger number in a file is a mistake."""
 LARGEST_SHARE = 1e6
 _TOKEN_BURST_S = 10.0
-"""A token burst that is not given holds what the rate gives in so long."""
+"""A token burst that is not given defaults to what the rate supplies in this many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """A token bucket: `per_s` flow in, `burst` is the most that it holds."""
+    """The rate of a token bucket: `per_s` flow in, and it holds at most `burst`."""
 
     per_s: float
     burst: float
@@ -27,16 +27,16 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """How much of the cluster a key may have."""
+    """The limits of what a key may have of the cluster."""
 
     max_priority: int = 0
-    """The most urgent priority it may ask for; higher is more urgent."""
+    """The most urgent priority the key may ask for; higher is more urgent."""
     requests: RateLimit | None = None
-    """None: as many as it likes."""
+    """Rate of requests; None without a limit."""
     tokens: RateLimit | None = None
-    """Of generations, prompts and answers together. None: as many as it likes."""
+    """Rate of tokens in generations, prompts and answers together; None without a limit."""
     share: float = 1.0
-    """Beside others that want more than there is: twice the share, twice as much."""
+    """Weight of the key when keys want more than there is: twice the share gets twice as much."""
 
 
 USUAL = KeyLimits()
@@ -48,10 +48,10 @@ def limits_of(entry: Mapping[str, object], field: str) -> KeyLimits:
 
     Args:
         entry: The entry.
-        field: Where it is, for errors.
+        field: Path of the entry, for errors.
 
     Raises:
-        InvalidInput: a value is of the wrong type or out of range.
+        InvalidInput: A value is of the wrong type or out of range.
     """
     priority = entry.get("max_priority", 0)
     if type(priority) is not int or not -HIGHEST_PRIORITY <= priority <= HIGHEST_PRIORITY:
@@ -63,10 +63,10 @@ def limits_of(entry: Mapping[str, object], field: str) -> KeyLimits:
 
 
 def expiry_of(entry: Mapping[str, object], field: str) -> int | None:
-    """Returns when a key ends, in nanoseconds since 1970; None for never.
+    """Returns the time at which a key expires, in nanoseconds since 1970; None for never.
 
     Raises:
-        InvalidInput: not a moment of RFC 3339.
+        InvalidInput: The value is not a time of RFC 3339.
     """
     value = entry.get("expires")
     if value is None:

@@ -1,12 +1,12 @@
-"""API keys: 256 random bits for the caller, only their SHA-256 for us.
+"""API keys: the caller has 256 random bits, and the gateway only their SHA-256.
 
-A slow hash protects guessable passwords; these keys cannot be guessed, and a check must not cost
-the endpoint 50 ms of CPU. Every stored hash is compared in constant time, all of them every time,
-so timing tells neither which key nor how much of one was right.
+A slow hash protects guessable passwords. These keys cannot be guessed, and a check must not cost 50
+ms of CPU at the gateway. The hash presented is compared with all stored ones in constant time, so
+that timing tells neither which key matched nor how much of it was right.
 
-The file (`key_file`) is looked at again while the process runs: a key that was added is known, one
-that was removed is refused, within `POLL_S`. A file that is broken at that moment changes nothing
-and is logged.
+The file (`key_file`) is examined again while the process runs: within `POLL_S` an added key is
+known and a removed one refused. A file that is broken at that moment changes nothing, and is
+logged.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ __all__ = [
 ]
 
 SCOPE_INFER = "infer"
-"""Any model. `infer:<model>` allows one."""
+"""The scope for inference with any model; `infer:<model>` allows one."""
 SCOPE_VIEW = "view"
-"""Status, plan, sessions, traces and timelines; nothing is changed."""
+"""The scope for reading status, plan, sessions, traces and timelines."""
 SCOPE_ADMIN = "admin"
-"""Plans, drain, deployments, and everything that `view` allows."""
+"""The scope for changing plans, draining and deploying, and for all that `view` allows."""
 SCOPE_ALL = "*"
-"""Everything."""
+"""The scope that allows everything."""
 
 POLL_S = 1.0
-"""How often the file is looked at."""
+"""Seconds between two looks at the file."""
 _LONGEST_KEY = 512
 
 _log = get_logger("catenary_services.security")
@@ -55,34 +55,34 @@ _Stamp = tuple[int, int, int] | None
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls, what they may do, and how much of it."""
+    """A caller, with the scopes granted and the limits of the key."""
 
     name: str
     scopes: frozenset[str]
     limits: KeyLimits = USUAL
 
     def allows(self, scope: str) -> bool:
-        """True for a scope that was granted, itself or as a part of a wider one."""
+        """True for a scope that was granted by itself or as part of a wider one."""
         if not self.scopes.isdisjoint((scope, scope.partition(":")[0], SCOPE_ALL)):
             return True
         return scope == SCOPE_VIEW and SCOPE_ADMIN in self.scopes
 
     def require(self, scope: str) -> None:
-        """Returns if `scope` is granted.
+        """Checks that `scope` is granted.
 
         Raises:
-            PermissionDenied: it is not.
+            PermissionDenied: It is not granted.
         """
         if not self.allows(scope):
             raise PermissionDenied(f"this key does not have the scope '{scope}'")
 
     def require_priority(self, priority: int) -> int:
-        """Returns the priority a request gets that asks for this one, or for none (0).
+        """Returns the priority of a request that asks for `priority`, or for none (0).
 
-        A key whose limit is below 0 gets its limit if it asks for nothing.
+        A key whose limit is below 0 gets its limit if the request asks for none.
 
         Raises:
-            PermissionDenied: it asks for more than it may.
+            PermissionDenied: The request asks for more than the limit.
         """
         most = self.limits.max_priority
         if priority > most and priority != 0:
@@ -104,7 +104,7 @@ class _Known:
 
 
 class ApiKeys:
-    """Checks presented keys. Without a file every caller is `ANYONE`."""
+    """Checks the keys that callers present. Without a file every caller is `ANYONE`."""
 
     def __init__(self, keys: Sequence[StoredKey] | None = None) -> None:
         self._path: Path | None = None
@@ -115,20 +115,20 @@ class ApiKeys:
 
     @property
     def enabled(self) -> bool:
-        """False if no keys are configured and everyone is let in."""
+        """False if no keys are configured and everyone is admitted."""
         return self._keys is not None
 
     @property
     def names(self) -> frozenset[str]:
-        """Whose keys are known."""
+        """Names of the holders of all known keys."""
         return frozenset(known.principal.name for known in self._keys or ())
 
     @classmethod
     def load(cls, path: Path | None) -> ApiKeys:
-        """Returns the keys in `path`; disabled if `path` is None.
+        """Returns the keys in the file at `path`; disabled if `path` is None.
 
         Raises:
-            InvalidInput: the file cannot be read or an entry is wrong. A configured but unreadable
+            InvalidInput: The file cannot be read or an entry is wrong. A configured but unreadable
                 file never means "no keys needed".
         """
         if path is None:
@@ -139,18 +139,19 @@ class ApiKeys:
         return keys
 
     def refresh(self) -> bool:
-        """Looks whether the file has changed, and takes it up if it can be read.
+        """Reads the file again if it has changed.
 
         Returns:
-            True if other keys are known now. A broken or missing file is logged, once for every
-            change of it, and the keys stay as they are.
+            True if the known keys have changed. A broken or missing file is logged once for each
+                change
+            of it, and the keys stay as they are.
         """
         if self._path is None:
             return False
         stamp = _stamp_of(self._path)
         if stamp == self._stamp:
             return False
-        # Before it is read: what is written meanwhile is found the next time.
+        # The stamp is taken before the file is read, so that a later write is seen next time.
         self._stamp = stamp
         try:
             fresh = tuple(map(_known, read_keys(self._path)))
@@ -162,22 +163,22 @@ class ApiKeys:
         return True
 
     async def watch(self, poll_s: float = POLL_S) -> None:
-        """Takes up changes of the file until cancelled."""
+        """Takes over changes of the file until cancelled."""
         while self._path is not None:
             await asyncio.sleep(poll_s)
             try:
                 self.refresh()
-            except Exception as error:  # nobody waits for this: the next look must come
+            except Exception as error:  # nobody awaits this, and the next look must come
                 _log.error("api_keys_watch_failed", exc_info=error)
 
     def check(self, presented: str | None) -> Principal:
-        """Returns who presented this key.
+        """Returns the caller who presented a key.
 
         Args:
             presented: The value of `Authorization` ("Bearer KEY"), the bare key, or None.
 
         Raises:
-            Unauthenticated: no key, one nobody knows, or one that has expired.
+            Unauthenticated: There is no key, or it is unknown or has expired.
         """
         if self._keys is None:
             return ANYONE

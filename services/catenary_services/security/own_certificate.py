@@ -1,4 +1,4 @@
-"""The certificate of this process: is it ours, how long is it good, has it been replaced."""
+"""This process's own certificate: checked for the right identity, and watched for replacement."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from catenary_services.telemetry.metrics import Metrics
 
 
 class OwnCertificate:
-    """Watched from `start` to `close`; does nothing in a process without one."""
+    """The certificate of this process, watched from `start` to `close`; may be absent."""
 
     def __init__(self, settings: ProcessSettings, role: Role, name: str) -> None:
         """Reads the files.
 
         Raises:
-            InvalidInput: they are not good, or name somebody else, whom our peers would refuse.
+            InvalidInput: The files are not usable, or name another identity, which peers would
+                refuse.
         """
         self._files: WatchedFiles | None = None
         self._task: asyncio.Task[None] | None = None
@@ -32,13 +33,13 @@ class OwnCertificate:
         self._files = files
 
     def start(self, metrics: Metrics) -> None:
-        """Begins to look at the files every few seconds, and shows how long they are good."""
+        """Examines the files every few seconds, and exports for how long they are valid."""
         if self._files is not None:
             metrics.certificate_expiry.set_function(self._files.seconds_left)
             self._task = asyncio.create_task(self._files.watch(), name="watch-certificate")
 
     async def close(self) -> None:
-        """Looks no more. Idempotent."""
+        """Stops examining the files; idempotent."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})

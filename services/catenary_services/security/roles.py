@@ -1,7 +1,7 @@
-"""Who may call what: one table, and what holds every server inside to it.
+"""The table of who may call which gRPC method, and the gate of every server inside the cluster.
 
-A method that is missing from the table is refused. Without TLS nobody can be told from anybody, so
-only what needs an operator's key is checked.
+A method that is missing from the table is refused. Without TLS callers cannot be told apart, so
+that only what needs an operator's key is checked.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class AccessRule:
-    """Who may call a method."""
+    """The callers a method admits."""
 
     roles: frozenset[Role]
-    """These may, by their certificate alone."""
+    """Roles that are admitted by their certificate alone."""
     with_key: frozenset[Role] = frozenset()
-    """These may on behalf of an operator, whose API key (scope `admin`) comes with the call."""
+    """Roles that are admitted on behalf of an operator, whose API key (scope `admin`) comes with
+    the call."""
     is_public: bool = False
-    """For the public: certificates say nothing, API keys are checked by the service itself."""
+    """Whether the method is for the public: the service itself checks API keys instead of
+    certificates."""
 
 
 ANYBODY: Final = AccessRule(frozenset(Role))
@@ -50,10 +52,10 @@ PUBLIC: Final = AccessRule(frozenset(), is_public=True)
 
 RULES: Final[Mapping[str, AccessRule]] = MappingProxyType(
     {
-        # Scheduler: sessions
+        # Scheduler: streams of gateways and agents
         "/catenary.v1.Scheduler/GatewaySession": GATEWAYS,
         "/catenary.v1.Scheduler/AgentSession": AGENTS,
-        # Scheduler, and the gateway's own port for operators: looking
+        # Scheduler, and the gateway's port for operators: methods that only read
         "/catenary.v1.Admin/GetStatus": LOOK,
         "/catenary.v1.Admin/GetPlan": LOOK,
         "/catenary.v1.Admin/ListSessions": LOOK,
@@ -61,7 +63,7 @@ RULES: Final[Mapping[str, AccessRule]] = MappingProxyType(
         "/catenary.v1.Admin/GetTimelines": LOOK,
         "/catenary.v1.Admin/ListRequests": LOOK,
         "/catenary.v1.Admin/WatchScaling": LOOK,
-        # ... and changing: a gateway cannot drain
+        # The same: methods that change the cluster; a gateway alone cannot drain
         "/catenary.v1.Admin/ApplyPlan": CHANGE,
         "/catenary.v1.Admin/Replan": CHANGE,
         "/catenary.v1.Admin/DeployModel": CHANGE,
@@ -74,12 +76,12 @@ RULES: Final[Mapping[str, AccessRule]] = MappingProxyType(
         "/externalscaler.ExternalScaler/GetMetrics": LOOK,
         # Gateways and agents: frames
         "/catenary.v1.PeerTransport/Frames": PEERS,
-        # Everywhere
+        # Every server
         "/grpc.health.v1.Health/Check": ANYBODY,
         "/grpc.health.v1.Health/Watch": ANYBODY,
         "/grpc.health.v1.Health/List": ANYBODY,
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": ANYBODY,
-        # Endpoints of the gateway
+        # The gateway's ports for clients
         "/inference.GRPCInferenceService/ServerLive": PUBLIC,
         "/inference.GRPCInferenceService/ServerReady": PUBLIC,
         "/inference.GRPCInferenceService/ServerMetadata": PUBLIC,
@@ -96,44 +98,44 @@ RULES: Final[Mapping[str, AccessRule]] = MappingProxyType(
 
 
 class RoleAuthorizer:
-    """Knows who is at the other end of a call, and what they may do."""
+    """Establishes who calls, and decides what they may do."""
 
     def __init__(self, cluster: str, keys: ApiKeys | None = None, *, insecure: bool) -> None:
-        """Lets in who belongs to `cluster`.
+        """Admits callers of `cluster`.
 
         Args:
-            cluster: Ours.
-            keys: Those of operators; None: nobody has one.
-            insecure: True if connections have no certificates.
+            cluster: Cluster of this process.
+            keys: API keys of operators; None if nobody has one.
+            insecure: Whether connections are without certificates.
         """
         self._cluster = cluster
         self._keys = keys or ApiKeys()
         self._insecure = insecure
 
     def identity(self, context: Context) -> Identity | None:
-        """Returns who calls; None without TLS, where nobody can know.
+        """Returns the identity of the caller; None without TLS, where it is unknown.
 
         Raises:
-            Unauthenticated: with TLS, but without an identity of ours.
+            Unauthenticated: With TLS, the caller has no identity of this system.
         """
         return None if self._insecure else peer_identity(context)
 
     def check_name(self, context: Context, claimed: str) -> None:
-        """Returns if whoever calls is who they say they are.
+        """Checks that the caller has the name it claims.
 
         Raises:
-            PermissionDenied: their certificate is another's.
+            PermissionDenied: The caller's certificate has another name.
         """
         identity = self.identity(context)
         if identity is not None:
             require_name(identity, claimed)
 
     def check(self, method: str, context: Context) -> None:
-        """Returns if whoever calls may call this method.
+        """Checks that the caller may call a method.
 
         Raises:
-            PermissionDenied: they may not, or nobody may.
-            Unauthenticated: they show no certificate of ours.
+            PermissionDenied: The caller may not, or nobody may.
+            Unauthenticated: The caller shows no certificate of this system.
         """
         rule = RULES.get(method)
         if rule is None:
@@ -157,24 +159,24 @@ class RoleAuthorizer:
         try:
             self._keys.check(presented).require(SCOPE_ADMIN)
         except Unauthenticated as error:
-            # Who calls is known; what is missing is the right to.
+            # The caller is known and lacks only the right to make this call.
             raise PermissionDenied(
                 f"to {doing} takes an operator's key with the scope '{SCOPE_ADMIN}'"
             ) from error
 
 
 class RoleCallAuthorizer:
-    """Lets in the calls that the table allows, before the service hears of them."""
+    """Admits the calls that the table allows, before the service sees them."""
 
     def __init__(self, authorizer: RoleAuthorizer) -> None:
         self._authorizer = authorizer
 
     def enter(self, method: str, context: Context, peer: str) -> str:
-        """Returns who calls, for limits: their address stands for them.
+        """Returns "", by which the caller's address stands for the caller in limits.
 
         Raises:
-            PermissionDenied: they may not.
-            Unauthenticated: they show no certificate of ours.
+            PermissionDenied: The caller may not make this call.
+            Unauthenticated: The caller shows no certificate of this system.
         """
         try:
             self._authorizer.check(method, context)
@@ -184,16 +186,16 @@ class RoleCallAuthorizer:
         return ""
 
     def refused(self, method: str, context: Context, error: CatenaryError) -> None:
-        """Notes a call that was not let in."""
+        """Logs a call that was not admitted."""
         _log.warning("call_refused", method=method, reason=error.message, peer=context.peer())
 
 
 class OpenCallAuthorizer:
-    """Lets everybody in: a server without an authorizer."""
+    """Admits everybody, at a server without an authorizer."""
 
     def enter(self, method: str, context: Context, peer: str) -> str:
-        """Returns who calls, for limits: their address stands for them."""
+        """Returns "", by which the caller's address stands for the caller in limits."""
         return ""
 
     def refused(self, method: str, context: Context, error: CatenaryError) -> None:
-        """Leaves it to the caller, who is told."""
+        """Ignores the refusal, of which the caller learns."""

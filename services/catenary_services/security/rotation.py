@@ -1,8 +1,8 @@
-"""Certificate files that may change while a process runs.
+"""Certificate files that may be replaced while a process runs.
 
-Files are looked at whenever a connection is made (three `stat` calls) and every few seconds. New
-ones are taken up if they fit together, are good now and say the same identity; otherwise the
-process goes on with what it has and says so once. A connection keeps what it was made with.
+The files are examined whenever a connection is made (three `stat` calls) and every few seconds. New
+ones replace the old if they match each other, are valid now and name the same identity. Otherwise
+the process keeps what it has and logs that once. A connection keeps what it was made with.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from catenary_services.security.x509 import CLOCK_SKEW, identity_of, is_signed_b
 
 POLL_S = 2.0
 WARN_SHARE_LEFT = 0.2
-"""With less of its life left a certificate should have been renewed."""
+"""A certificate with a smaller share of its validity left should have been renewed."""
 _WARN_EVERY_S = 3_600.0
 _Stamp = tuple[tuple[int, int, int], ...]
 
@@ -37,51 +37,56 @@ _log = get_logger("catenary_services.security")
 
 @dataclass(frozen=True, slots=True)
 class TlsMaterial:
-    """What the files held when they were last good."""
+    """The content of the files when they were last good."""
 
     chain: bytes | None
     key: bytes | None
     authorities: bytes | None
     certificate: x509.Certificate | None
-    """The first of `chain`."""
+    """The first certificate of `chain`."""
     ends: dt.datetime | None
-    """When the certificate, or the authority that signed it, is no longer good."""
+    """The end of validity of the certificate or of the authority that signed it, whichever is
+    first."""
     identity: Identity | None
     number: int = 0
-    """Grows whenever files are taken up."""
+    """A number that grows whenever the files are read again."""
 
 
 class WatchedFiles:
-    """Certificate, key and authorities of one process. Thread-safe: gRPC asks from its threads."""
+    """Certificate, key and authorities of one process.
+
+    Thread-safe, because gRPC calls from its threads.
+    """
 
     def __init__(self, cert: Path | None, key: Path | None, authorities: Path | None) -> None:
-        """Reads nothing before `current`."""
+        """Names the files; nothing is read before `current`."""
         self._files = (cert, key, authorities)
         self._lock = threading.Lock()
         self._material: TlsMaterial | None = None
         self._seen: _Stamp = ()
         self._warned_s = -_WARN_EVERY_S
         self._contexts: dict[tuple[bool, bool], tuple[int, ssl.SSLContext]] = {}
-        """By whom they are for, with the number of the material they were made of."""
+        """Contexts by kind, each with the number of the material it was made of."""
 
     def current(self) -> TlsMaterial:
-        """Returns what is in force; files that changed are taken up first, if they are good.
+        """Returns the material in force, after reading files that changed if they are good.
 
         Raises:
-            InvalidInput: they were never good.
+            InvalidInput: The files were never good.
         """
         with self._lock:
             return self._current()
 
     def context(self, *, server: bool, checks_name: bool = True) -> ssl.SSLContext:
-        """Returns a context with what is in force; another one after each change.
+        """Returns an SSL context of the material in force; a new one after each change.
 
         Args:
-            server: For listening, or for connecting.
-            checks_name: A server must have a certificate for the name it is called by.
+            server: True for listening, False for connecting.
+            checks_name: Whether a server's certificate must have the name by which the server is
+                called.
 
         Raises:
-            InvalidInput: the files were never good.
+            InvalidInput: The files were never good.
         """
         with self._lock:
             material = self._current()
@@ -94,13 +99,14 @@ class WatchedFiles:
             return made[1]
 
     def listening_context(self) -> ssl.SSLContext:
-        """Returns a context for a listening socket, which always shows and trusts what is in force.
+        """Returns a context for a listening socket, which always uses the material in force.
 
-        A server keeps the context it was started with, so this one hands every connection over to
-        the newest while it begins; OpenSSL asks for that whether the client names a server or not.
+        A server keeps the context it was started with. This one therefore passes every new
+        connection on to the newest context; OpenSSL calls back for that whether or not the client
+        names a server.
 
         Raises:
-            InvalidInput: the files are not good.
+            InvalidInput: The files are not good.
         """
         outer = _context_of(self.current(), server=True)
 
@@ -111,7 +117,7 @@ class WatchedFiles:
         return outer
 
     def seconds_left(self) -> float:
-        """Returns for how long what is in force is good; logs a warning if that is not long."""
+        """Returns the seconds for which the material is valid; logs a warning if they are few."""
         material = self.current()
         if material.certificate is None or material.ends is None:
             return float("inf")
@@ -124,12 +130,12 @@ class WatchedFiles:
         return left.total_seconds()
 
     async def watch(self) -> None:
-        """Looks at the files every few seconds until cancelled."""
+        """Examines the files every few seconds until cancelled."""
         while True:
             await asyncio.sleep(POLL_S)
             self.seconds_left()
 
-    # ---- inside; the lock is held ----
+    # ---- private; the lock is held ----
 
     def _current(self) -> TlsMaterial:
         stamp = tuple(_stamp(file) for file in self._files if file is not None)
@@ -141,7 +147,7 @@ class WatchedFiles:
         except InvalidInput as error:
             if known is None:
                 raise
-            self._seen = stamp  # said once for each change
+            self._seen = stamp  # logged once for each change
             _log.warning("certificate_kept", error=error.message)
             return known
         self._seen = stamp
@@ -179,10 +185,10 @@ def watched_files(cert: Path | None, key: Path | None, authorities: Path | None)
 
 
 def _context_of(material: TlsMaterial, *, server: bool) -> ssl.SSLContext:
-    """Returns a context with material that was read: the files may be others by now.
+    """Returns a context of material that was read; the files may have changed since.
 
     Raises:
-        InvalidInput: OpenSSL does not take it.
+        InvalidInput: OpenSSL does not accept the material.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -193,7 +199,7 @@ def _context_of(material: TlsMaterial, *, server: bool) -> ssl.SSLContext:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     if server and material.authorities is not None:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        # Nobody goes on with what was checked under authorities that are no longer trusted.
+        # No session may be resumed that was verified under authorities which are no longer trusted.
         context.num_tickets = 0
     if material.chain is not None and material.key is not None:
         _load_chain(context, material.key + b"\n" + material.chain)
@@ -201,7 +207,7 @@ def _context_of(material: TlsMaterial, *, server: bool) -> ssl.SSLContext:
 
 
 def _load_chain(context: ssl.SSLContext, pem: bytes) -> None:
-    """Loads key and chain; OpenSSL reads files only, so this is one that never reaches a disk."""
+    """Loads key and chain from a file in memory, because OpenSSL reads files only."""
     descriptor = os.memfd_create("pem", os.MFD_CLOEXEC)
     try:
         os.write(descriptor, pem)

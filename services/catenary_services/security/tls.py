@@ -1,8 +1,9 @@
 """TLS credentials of servers and clients, from PEM files.
 
-Between our processes TLS is mutual: each side shows a certificate signed by `tls_ca_file`, which
-names its cluster, role and name. An endpoint for the public (`mutual=False`) shows its certificate
-and asks for none; API keys say who calls. Files that change are taken up by every new connection.
+Between processes of the cluster TLS is mutual: each side shows a certificate signed by
+`tls_ca_file`, which names its cluster, role and name. A server for the public (`mutual=False`)
+shows its certificate and asks for none; API keys identify the callers. Every new connection uses
+the files as they are then.
 """
 
 from __future__ import annotations
@@ -23,29 +24,31 @@ _log = get_logger("catenary_services.security")
 
 @dataclass(frozen=True, slots=True)
 class ServerSecurity:
-    """How a server proves who it is, and whether its clients have to."""
+    """The certificate a server shows, and those it demands of clients."""
 
     insecure: bool = False
-    """True: no TLS at all."""
+    """Whether to run without TLS."""
     cert_file: Path | None = None
-    """PEM chain the server shows."""
+    """PEM file of the certificate chain the server shows."""
     key_file: Path | None = None
-    """PEM key of `cert_file`."""
+    """PEM file of the key of `cert_file`."""
     ca_file: Path | None = None
-    """If set, a client must show a certificate signed by one of these."""
+    """PEM file of authorities, one of which must have signed a client's certificate; None to ask
+    for none."""
     cluster: str = DEFAULT_CLUSTER
-    """Cluster that clients must belong to."""
+    """Cluster to which clients must belong."""
 
     @classmethod
     def from_settings(cls, settings: ProcessSettings, *, mutual: bool = True) -> ServerSecurity:
-        """Returns what the settings ask for.
+        """Returns the security of a server according to the settings.
 
         Args:
-            settings: Of the process.
-            mutual: False for an endpoint whose clients have keys instead of certificates.
+            settings: Settings of the process.
+            mutual: False for a server whose clients have API keys instead of certificates.
 
         Raises:
-            InvalidInput: neither TLS files nor `insecure`, or both, or a file is missing.
+            InvalidInput: Neither TLS files nor `insecure` are set, or both are, or a file is
+                missing.
         """
         if _is_insecure(settings):
             return cls(insecure=True)
@@ -57,15 +60,15 @@ class ServerSecurity:
 
     @property
     def files(self) -> WatchedFiles:
-        """The files, as of now."""
+        """The files, read again whenever they change."""
         return watched_files(self.cert_file, self.key_file, self.ca_file)
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
-        """Returns gRPC credentials, or None when insecure.
+        """Returns gRPC credentials, None without TLS.
 
         Raises:
-            InvalidInput: the files are not good: gRPC would find out at the first handshake, and
-                tell only its own log.
+            InvalidInput: The files are not good. gRPC would notice that at the first handshake, and
+                only its own log would tell.
         """
         if self.insecure:
             return None
@@ -77,35 +80,37 @@ class ServerSecurity:
         )
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """Returns a context for listening sockets (HTTP, frames), or None when insecure.
+        """Returns a context for listening sockets (HTTP, frames), None without TLS.
 
         Raises:
-            InvalidInput: the files are not good.
+            InvalidInput: The files are not good.
         """
         return None if self.insecure else self.files.listening_context()
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSecurity:
-    """How a client checks a server, and what it shows if asked."""
+    """The authorities by which a client checks servers, and the certificate it shows them."""
 
     insecure: bool = False
-    """True: no TLS at all."""
+    """Whether to connect without TLS."""
     ca_file: Path | None = None
-    """PEM authorities the server must be signed by; None: those of the system."""
+    """PEM file of the authorities that may sign a server's certificate; None for those of the
+    system."""
     cert_file: Path | None = None
-    """PEM chain shown to servers that ask (mutual TLS)."""
+    """PEM file of the certificate chain shown to servers that ask for it (mutual TLS)."""
     key_file: Path | None = None
-    """PEM key of `cert_file`."""
+    """PEM file of the key of `cert_file`."""
     cluster: str = DEFAULT_CLUSTER
-    """Cluster that servers must belong to."""
+    """Cluster to which servers must belong."""
 
     @classmethod
     def from_settings(cls, settings: ProcessSettings) -> ClientSecurity:
-        """Returns what the settings ask for: mutual TLS, or nothing if `insecure`.
+        """Returns the security of a client according to the settings: mutual TLS, or none.
 
         Raises:
-            InvalidInput: neither TLS files nor `insecure`, or both, or a file is missing.
+            InvalidInput: Neither TLS files nor `insecure` are set, or both are, or a file is
+                missing.
         """
         if _is_insecure(settings):
             return cls(insecure=True)
@@ -118,16 +123,16 @@ class ClientSecurity:
 
     @property
     def files(self) -> WatchedFiles:
-        """The files, as of now."""
+        """The files, read again whenever they change."""
         return watched_files(self.cert_file, self.key_file, self.ca_file)
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """Returns gRPC credentials, or None when insecure.
+        """Returns gRPC credentials, None without TLS.
 
-        A channel keeps them: whoever connects anew opens a new channel.
+        A channel keeps its credentials. For newer ones, open a new channel.
 
         Raises:
-            InvalidInput: the files are not good.
+            InvalidInput: The files are not good.
         """
         if self.insecure:
             return None
@@ -139,20 +144,20 @@ class ClientSecurity:
         )
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """Returns a context for the next connection, or None when insecure.
+        """Returns a context for the next connection, None without TLS.
 
         Raises:
-            InvalidInput: the files are not good.
+            InvalidInput: The files are not good.
         """
         return None if self.insecure else self.files.context(server=False)
 
     def peer_context(self) -> ssl.SSLContext | None:
         """Returns a context for a connection whose other side is known by its identity.
 
-        The chain is checked, the host name is not: look at the certificate after the handshake.
+        The chain is verified but the host name is not: check the certificate after the handshake.
 
         Raises:
-            InvalidInput: the files are not good.
+            InvalidInput: The files are not good.
         """
         return None if self.insecure else self.files.context(server=False, checks_name=False)
 
@@ -179,14 +184,14 @@ def _own_pair(settings: ProcessSettings) -> tuple[Path, Path]:
 
 
 class _Newest:
-    """What gRPC asks at every handshake of one server."""
+    """Certificates for gRPC, which asks at every handshake whether they have changed."""
 
     def __init__(self, files: WatchedFiles) -> None:
         self._files = files
         self._number = 0
 
     def configuration(self) -> grpc.ServerCertificateConfiguration:
-        """Returns what is in force."""
+        """Returns the certificates in force."""
         material = self._files.current()
         assert material.key is not None
         assert material.chain is not None
@@ -196,7 +201,7 @@ class _Newest:
         )
 
     def changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Returns what is in force if that is not what was returned before."""
+        """Returns the certificates in force if they have changed since the last call, else None."""
         if self._files.current().number == self._number:
             return None
         return self.configuration()

@@ -1,4 +1,4 @@
-"""X.509 certificates and their files, as the authority makes them and processes look at them."""
+"""X.509 certificates and their files, for the authority that makes them and their readers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from catenary_services.errors import InvalidInput
 from catenary_services.security.identity import TRUST_DOMAIN, Identity, Role, is_reserved
 
 CLOCK_SKEW = dt.timedelta(minutes=5)
-"""Certificates are good from so long ago: clocks of machines differ."""
+"""Certificates are valid from this long before they are made, because clocks of machines differ."""
 _DNS_NAME = re.compile(
     r"(?!.{254})(?:\*\.)?(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)*"
     r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -38,7 +38,7 @@ def self_signed(
 ) -> x509.Certificate:
     """Returns the certificate of an authority that may sign processes, and no other authority."""
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    # Two authorities of one cluster must not be taken for each other by name.
+    # Two authorities of one cluster must not be confused by name.
     name = _name(f"Catenary {identifier.digest.hex()[:12]} {cluster}")
     uri = x509.UniformResourceIdentifier(_AUTHORITY_URI + cluster)
     return (
@@ -58,7 +58,7 @@ def signed(
     authority: tuple[x509.Certificate, ec.EllipticCurvePrivateKey],
     life: dt.timedelta,
 ) -> x509.Certificate:
-    """Returns the certificate of a process; it does not outlive the authority."""
+    """Returns the certificate of a process, which ends no later than that of the authority."""
     issuer, issuer_key = authority
     life = min(life, issuer.not_valid_after_utc - dt.datetime.now(dt.UTC))
     purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -78,10 +78,10 @@ def signed(
 
 
 def subject_names(identity: Identity, others: Iterable[str]) -> list[x509.GeneralName]:
-    """Returns all a certificate is to say: identity, role, name, and `others` (DNS names or IPs).
+    """Returns the names in a certificate: identity, role, name, and `others` (DNS names or IPs).
 
     Raises:
-        InvalidInput: one of the others is neither a DNS name nor an IP address.
+        InvalidInput: One of the others is neither a DNS name nor an IP address.
     """
     found: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri)]
     dns = [*identity.server_names]
@@ -95,7 +95,7 @@ def subject_names(identity: Identity, others: Iterable[str]) -> list[x509.Genera
             if _DNS_NAME.fullmatch(other) is None:
                 raise InvalidInput("names", f"{other!r} is no DNS name or IP address") from None
             if is_reserved(other):
-                # Whoever carries such a name is taken for a process of that role.
+                # A process with such a name would be taken for one of that role.
                 raise InvalidInput("names", f"{other!r} stands for a role") from None
             dns.append(other)
     found += [x509.DNSName(name) for name in dns]
@@ -103,7 +103,7 @@ def subject_names(identity: Identity, others: Iterable[str]) -> list[x509.Genera
 
 
 def names_of(certificate: x509.Certificate) -> set[x509.GeneralName]:
-    """Returns all names a certificate carries."""
+    """Returns all names in a certificate."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:
@@ -112,13 +112,13 @@ def names_of(certificate: x509.Certificate) -> set[x509.GeneralName]:
 
 
 def other_names(certificate: x509.Certificate, identity: Identity) -> tuple[str, ...]:
-    """Returns the names beside those that follow from the identity; see `subject_names`."""
+    """Returns the names besides those that follow from the identity; see `subject_names`."""
     rest = names_of(certificate) - set(subject_names(identity, ()))
     return tuple(sorted(str(name.value) for name in rest))
 
 
 def identity_of(certificate: x509.Certificate) -> Identity | None:
-    """Returns whom a certificate names; None if it is no process of ours."""
+    """Returns the identity in a certificate; None if it names no process of this system."""
     uris = [
         name.value
         for name in names_of(certificate)
@@ -131,7 +131,7 @@ def identity_of(certificate: x509.Certificate) -> Identity | None:
 
 
 def cluster_of(authority: x509.Certificate) -> str | None:
-    """Returns whose authority this is; None if it is none of ours."""
+    """Returns the cluster of an authority; None if it is not one of this system."""
     for name in names_of(authority):
         if isinstance(name, x509.UniformResourceIdentifier):
             return name.value.removeprefix(_AUTHORITY_URI)
@@ -139,7 +139,7 @@ def cluster_of(authority: x509.Certificate) -> str | None:
 
 
 def is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Returns whether an authority has signed a certificate."""
+    """Returns True if an authority has signed a certificate."""
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
@@ -151,10 +151,10 @@ def is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> 
 
 
 def read_certificates(file: Path) -> list[x509.Certificate]:
-    """Returns the certificates of a PEM file, at least one.
+    """Returns the certificates in a PEM file, at least one.
 
     Raises:
-        InvalidInput: it cannot be read or holds none.
+        InvalidInput: The file cannot be read or holds none.
     """
     try:
         return x509.load_pem_x509_certificates(file.read_bytes())
@@ -163,10 +163,10 @@ def read_certificates(file: Path) -> list[x509.Certificate]:
 
 
 def read_key(file: Path) -> ec.EllipticCurvePrivateKey:
-    """Returns the key of a PEM file.
+    """Returns the private key in a PEM file.
 
     Raises:
-        InvalidInput: it cannot be read, or is none of ours.
+        InvalidInput: The file cannot be read, or the key is not ECDSA.
     """
     try:
         key = serialization.load_pem_private_key(file.read_bytes(), password=None)
@@ -178,13 +178,13 @@ def read_key(file: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def write_certificates(file: Path, certificates: Iterable[x509.Certificate]) -> None:
-    """Replaces a PEM file, readable by all."""
+    """Replaces a PEM file of certificates, readable by all."""
     pem = serialization.Encoding.PEM
     _replace(file, b"".join(each.public_bytes(pem) for each in certificates), 0o644)
 
 
 def write_key(file: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    """Replaces a PEM file that only its owner can read."""
+    """Replaces a PEM file of a private key, readable by its owner only."""
     data = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
@@ -198,12 +198,12 @@ def _replace(file: Path, data: bytes, mode: int) -> None:
     scratch.unlink(missing_ok=True)
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as output:
-        os.fchmod(descriptor, mode)  # whatever the umask says
+        os.fchmod(descriptor, mode)  # regardless of the umask
         output.write(data)
     scratch.replace(file)
 
 
-# ---- inside ----
+# ---- private ----
 
 
 def _name(text: str) -> x509.Name:

@@ -1,4 +1,4 @@
-"""One page of metrics for several registries, told apart by a label."""
+"""One page of metrics for several registries, which a label tells apart."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from prometheus_client.registry import Collector
 
 
 class _Grouped(Collector):
-    """Shows every metric of several registries once, with the samples of all of them."""
+    """A collector that shows every metric of several registries once, with the samples of all."""
 
     def __init__(self, label: str, registries: Mapping[str, CollectorRegistry]) -> None:
         self._label = label
         self._registries = registries
 
     def describe(self) -> list[Metric]:
-        """Returns nothing: what there is follows from the registries."""
+        """Returns nothing, because the metrics follow from the registries."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the metrics."""
+        """Yields every metric, with one more label on each sample."""
         found: dict[str, Metric] = {}
         for value, registry in self._registries.items():
             for metric in registry.collect():
@@ -35,7 +35,7 @@ class _Grouped(Collector):
 
 
 def grouped(label: str, registries: Mapping[str, CollectorRegistry]) -> CollectorRegistry:
-    """Returns a registry that shows those given, each with its key as one more label."""
+    """Returns a registry that shows the given ones, each with its key as one more label."""
     joint = CollectorRegistry()
     joint.register(_Grouped(label, registries))
     return joint

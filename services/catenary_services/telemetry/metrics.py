@@ -1,4 +1,4 @@
-"""Prometheus metrics as typed attributes, and the page that shows them."""
+"""Prometheus metrics as typed attributes, and the HTTP server that exports them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LATENCY_BUCKETS = (
     5.0,
     10.0,
 )
-"""Seconds. Fine around the deadlines vision models are served with."""
+"""Bucket bounds in seconds, fine around the usual deadlines of vision models."""
 
 GENERATION_BUCKETS = (
     0.01,
@@ -74,7 +74,7 @@ FIRST_TOKEN_BUCKETS = (
     10.0,
 )
 TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-"""Seconds; as OpenTelemetry's conventions for generative AI advise."""
+"""Bucket bounds in seconds, as OpenTelemetry's conventions for generative AI advise."""
 
 _RATIO_BUCKETS = (0.25, 0.5, 0.7, 0.85, 0.95, 1.0, 1.05, 1.15, 1.3, 1.5, 2.0, 4.0)
 _MICRO_BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 2e-2, 1e-1)
@@ -84,7 +84,7 @@ _SLO_WINDOW = 1_000
 
 
 class _Attainment:
-    """The recent requests of one model; labels are looked up once, which is most of their cost."""
+    """The recent requests of one model. Labels are looked up once, which is most of their cost."""
 
     def __init__(self, share: Gauge, met: Counter, missed: Counter) -> None:
         self._share, self._met, self._missed = share, met, missed
@@ -101,9 +101,9 @@ class _Attainment:
 
 
 class Metrics:
-    """Everything a gateway, scheduler or agent counts; each uses its part.
+    """All metrics of gateways, schedulers and agents; each process uses its part.
 
-    One registry holds one `Metrics`. Pre-resolve labels where it is hot:
+    One registry holds one `Metrics`. On hot paths, look up labels once:
     `count = metrics.frames.labels("shm", "sent"); count.inc()`.
     """
 
@@ -121,7 +121,7 @@ class Metrics:
         self.frames_refused = self._counter(names.FRAMES_REFUSED)
         self.invalid_messages = self._counter(names.INVALID_MESSAGES)
         self.certificate_expiry = self._gauge(names.CERTIFICATE_EXPIRY)
-        self.certificate_expiry.set(math.nan)  # 0 would look like one that has ended
+        self.certificate_expiry.set(math.nan)  # 0 would look like a certificate that has expired
 
     def _define_gateway(self) -> None:
         self.requests = self._counter(names.REQUESTS)
@@ -250,7 +250,7 @@ class Metrics:
         self.block_slots_used = self._gauge(names.BLOCK_SLOTS_USED)
 
     def observe_slo(self, model: str, met: bool) -> None:
-        """Counts one request with a deadline and updates the share that met theirs."""
+        """Counts one request with a deadline, and updates the share of those that met theirs."""
         attainment = self._attainment.get(model)
         if attainment is None:
             attainment = self._attainment[model] = _Attainment(
@@ -261,20 +261,20 @@ class Metrics:
         attainment.observe(met)
 
     def set_active_plan(self, plan_id: str) -> None:
-        """Makes `plan_id` the one plan shown as active; "" for none."""
+        """Makes `plan_id` the only plan that is shown as active; "" for none."""
         self.plan_active.clear()
         if plan_id:
             self.plan_active.labels(plan_id).set(1)
 
     def keep_chains(self, chains: Set[tuple[str, str]]) -> None:
-        """Stops showing all chains but these, by model and number."""
+        """Removes the metrics of all chains except `chains`, given by model and number."""
         for gone in self._chains - chains:
             self.chain_capacity.remove(*gone)
             self.chain_in_flight.remove(*gone)
         self._chains = set(chains)
 
     def keep_scaled(self, models: Set[str]) -> None:
-        """Stops showing the scaling of all models but these."""
+        """Removes the scaling metrics of all models except `models`."""
         gauges = (
             self.workers_wanted,
             self.workers,
@@ -300,7 +300,7 @@ class Metrics:
 
 
 class _MetricsServer(ThreadingHTTPServer):
-    """Answers a bounded number of connections at a time; the others are closed."""
+    """An HTTP server with a bounded number of connections; it closes those beyond."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -310,14 +310,14 @@ class _MetricsServer(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Gives the connection a thread if there is a place."""
+        """Handles a connection on a thread of its own, or closes it if there are too many."""
         if self._places.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answers, and gives the place back."""
+        """Handles a connection, and then lets another take its place."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -330,10 +330,10 @@ def start_metrics_server(
     """Serves `registry` at `http://host:port/metrics` on threads of its own.
 
     Returns:
-        The port (a free one is chosen for 0), and a function that stops the server.
+        The port (for 0 a free one is chosen), and a function that stops the server.
 
     Raises:
-        Unavailable: the address is taken or not ours.
+        Unavailable: The address is in use or does not belong to this machine.
     """
     handler = type(
         "_Scrape",

@@ -1,6 +1,7 @@
-"""Names of metrics, labels, spans and span attributes, with what they mean.
+"""Names of metrics, labels, spans and span attributes, with their meaning.
 
-Metrics use base units; labels are of low cardinality (models, reasons, kinds), never request ids.
+Metrics use base units. Labels have few values (models, reasons, kinds); request ids are never
+labels.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class MetricName(NamedTuple):
 
 
 GENERATIVE_AI = "gen_ai"
-"""Prefix of what OpenTelemetry's conventions for generative AI name."""
+"""Prefix of the metrics that OpenTelemetry's conventions for generative AI define."""
 
 # Gateway.
 REQUESTS = MetricName(
@@ -58,7 +59,7 @@ REROUTES = MetricName(
     "reroutes", "Requests given to another scheduler group, by why the first had none.", ("reason",)
 )
 
-# Gateway, generation. Those with another prefix are OpenTelemetry's (semantic-conventions-genai).
+# Gateway, generation. Another prefix marks metrics of OpenTelemetry (semantic-conventions-genai).
 _GENERATIVE_AI_LABELS = (
     "gen_ai_operation_name",
     "gen_ai_provider_name",
@@ -380,27 +381,28 @@ BLOCK_SLOTS_USED = MetricName("block_slots_used", "Block slots that sessions hol
 
 # Spans of one request, outermost first.
 SPAN_SCHEDULE = "scheduler.dispatch"
-"""From the request's arrival at the scheduler to its dispatch."""
+"""Span from the request's arrival at the scheduler to its dispatch."""
 SPAN_HOP = "hop"
-"""One hop of one batch, at its agent: from the frame being complete until it was sent on."""
+"""Span of one hop of one batch at its agent, from the complete frame until it was sent on."""
 SPAN_WAIT = "wait"
-"""Inside a hop: from the frame being complete to the start of compute."""
+"""Span inside a hop, from the complete frame to the start of compute."""
 SPAN_COMPUTE = "compute"
-"""Inside a hop: on the device."""
+"""Span inside a hop, of the computation on the device."""
 SPAN_SEND = "send"
-"""Inside a hop: until the result was handed to the transport."""
+"""Span inside a hop, from the end of compute until the result was handed to the transport."""
 SPAN_SESSION = "session"
-"""One session's stay at an agent of its ring."""
+"""Span of one session's stay at an agent of its ring."""
 SPAN_PREFILL = "prefill"
-"""Inside a session: from its first step to the end of the one that made its first token."""
+"""Span inside a session, from its first step to the end of the one that made its first token."""
 SPAN_DECODE = "decode"
+"""Span inside a session, from the end of its prefill to the end of the session."""
 SPAN_MOVE = "move"
-"""From the order to move a session to its hand-over, at the agent that leads the move."""
+"""Span from the order to move a session to its hand-over, at the agent that leads the move."""
 ATTRIBUTE_MOVE_MODE = "catenary.move.mode"
 ATTRIBUTE_MOVE_ROUNDS = "catenary.move.rounds"
-"""Inside a session: from there to its end."""
+"""Rounds in which the cache of a moving session was sent."""
 
-# Attributes of spans. Those not of our own are OpenTelemetry's.
+# Attributes of spans. Those without the prefix `catenary` are OpenTelemetry's.
 ATTRIBUTE_MODEL = "catenary.model"
 ATTRIBUTE_MODEL_VERSION = "catenary.model.version"
 ATTRIBUTE_REQUEST_ID = "catenary.request.id"
@@ -432,4 +434,4 @@ ATTRIBUTE_PER_TOKEN_SLO = "catenary.time_per_output_token.slo.seconds"
 ATTRIBUTE_PER_TOKEN_PREDICTED = "catenary.time_per_output_token.predicted.seconds"
 ATTRIBUTE_FINISH_REASONS = "gen_ai.response.finish_reasons"
 PROVIDER = "catenary"
-"""What `gen_ai.provider.name` says here."""
+"""Value of `gen_ai.provider.name`."""

@@ -1,8 +1,8 @@
 """Traces from recorded times: spans are built after the reply, and only for sampled requests.
 
-The gateway decides once whether a request is traced; the decision travels as a W3C traceparent in
-our own envelopes, empty unless sampled. On the hot path a process only tests one flag byte. No
-OpenTelemetry context, no interceptors: those cost more than the request (see the ADR on tracing).
+The gateway decides once whether a request is traced. The decision travels as a W3C traceparent in
+the messages of the cluster, empty unless sampled, so that a process on the hot path only tests one
+flag byte. OpenTelemetry contexts and interceptors would cost more than the request itself.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ AttributeValue = str | bool | int | float | tuple[str, ...]
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _FLAGS_AT = 54
-"""Where the second digit of the flags is in a traceparent of any version."""
+"""Index of the second digit of the flags in a traceparent of any version."""
 _SAMPLED_DIGITS = frozenset("13579bdf")
 _MAX_QUEUED_SPANS = 8_192
 
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """A span's place in a trace, as it travels."""
+    """A span's place in a trace: ids and sampling decision, which travel between processes."""
 
     trace_id: int
     span_id: int
@@ -42,7 +42,7 @@ class TraceContext:
 
     @property
     def traceparent(self) -> str:
-        """W3C form."""
+        """The W3C form of the context."""
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{'01' if self.sampled else '00'}"
 
     def child(self) -> TraceContext:
@@ -64,12 +64,12 @@ def parse_traceparent(text: str) -> TraceContext | None:
 
 
 def is_sampled(traceparent: str) -> bool:
-    """True if the flag byte says so. For our own envelopes: validates nothing else."""
+    """True if the sampled flag is set. Nothing else is validated: the text comes from a peer."""
     return len(traceparent) > _FLAGS_AT and traceparent[_FLAGS_AT] in _SAMPLED_DIGITS
 
 
 class Tracer:
-    """Decides what is sampled, and turns recorded times into spans.
+    """Decides which requests are sampled, and turns recorded times into spans.
 
     Without an exporter nothing is recorded, but contexts are still made and passed on. Spans are
     exported by a thread, from a bounded queue that drops the oldest when full.
@@ -92,7 +92,7 @@ class Tracer:
             return
         release = _release()
         self._scope = InstrumentationScope("catenary", release)
-        # `create` adds OTEL_RESOURCE_ATTRIBUTES, which collectors' users rely on.
+        # `create` adds OTEL_RESOURCE_ATTRIBUTES, which users of collectors rely on.
         self._resource = Resource.create(
             {
                 "service.name": service_name,
@@ -107,19 +107,19 @@ class Tracer:
 
     @property
     def enabled(self) -> bool:
-        """True if recorded spans go anywhere."""
+        """True if recorded spans are exported."""
         return self._processor is not None
 
     def root(self, incoming_traceparent: str | None) -> tuple[TraceContext, int | None]:
         """Returns the context of a new request's outermost span, and its parent's id if any.
 
-        A caller's decision is kept; without one (or an invalid one) the ratio decides.
+        A caller's decision is kept. Without one, or with an invalid one, the ratio decides.
         """
         if incoming_traceparent:
             parent = parse_traceparent(incoming_traceparent)
             if parent is not None:
                 return parent.child(), parent.span_id
-        # A generator seeded by the system: ids need to be unique, not secret.
+        # This generator is not cryptographic, because ids need to be unique and not secret.
         sampled = self._ratio > 0.0 and random.random() < self._ratio
         return TraceContext(_new_id(128), _new_id(64), sampled), None
 
@@ -136,16 +136,16 @@ class Tracer:
         links: Sequence[TraceContext] = (),
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> None:
-        """Exports a span that has ended; nothing happens without an exporter or if not sampled.
+        """Exports a span that has ended, unless it is not sampled or there is no exporter.
 
         Args:
-            context: Its own ids.
-            parent_span_id: In the same trace; None for the first span.
-            name: From `names`.
+            context: Ids of the span.
+            parent_span_id: Id of its parent in the same trace; None for the first span.
+            name: A name from `names`.
             start_unix_ns: Wall time, nanoseconds since 1970.
-            end_unix_ns: Wall time; never before `start_unix_ns` (moved there if it is).
-            attributes: Keys from `names`.
-            error: Reason it failed, e.g. "PARTITION_LOST"; None if it did not.
+            end_unix_ns: Wall time; a value before `start_unix_ns` is replaced by it.
+            attributes: Values by keys from `names`.
+            error: Reason of its failure, e.g. "PARTITION_LOST"; None if it succeeded.
             links: Spans it belongs to without being their child (a batch and its requests).
             kind: Whether it serves or makes a call.
         """
@@ -180,13 +180,13 @@ class Tracer:
         )
 
     def force_flush(self, timeout_s: float = 5.0) -> bool:
-        """Exports what is queued, blocking; False if that failed or took too long."""
+        """Exports the queued spans, blocking; False if that failed or took too long."""
         if self._processor is None:
             return True
         return bool(self._processor.force_flush(int(timeout_s * 1000)))
 
     def shutdown(self) -> None:
-        """Exports what is queued and ends the thread, blocking; later spans are dropped."""
+        """Exports the queued spans and ends the thread, blocking; later spans are dropped."""
         if self._processor is not None:
             self._processor.shutdown()  # type: ignore[no-untyped-call]
             self._processor = None

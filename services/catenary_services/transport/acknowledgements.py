@@ -1,10 +1,10 @@
-"""Which frames a connection is known to have carried, and when it carries nothing any more.
+"""Detection of connections that carry nothing any more, and of the frames that were lost with them.
 
-A push returns once its bytes are the kernel's, and the kernel of a sender whose packets get nowhere
-repeats them for a quarter of an hour; keepalive is silent while something is unacknowledged. So
-it is watched here whether what was sent is acknowledged: by the other side's kernel, which does so
-however busy its process is, so that slow is never taken for cut. Pure: what the kernel knows, and
-the time, are given.
+A push returns once the kernel has its bytes. The kernel of a sender whose packets get nowhere
+repeats them for a quarter of an hour, and keepalive is silent while something is unacknowledged.
+Therefore the acknowledgements of what was sent are watched here. They come from the other side's
+kernel, however busy its process is, so that a slow peer is never taken for a lost one. Pure: the
+state of the kernel and the time are arguments.
 """
 
 from __future__ import annotations
@@ -16,50 +16,54 @@ from dataclasses import dataclass
 from catenary_services.errors import PartitionLost
 
 SILENT_S = 4.0
-"""Nothing of what was sent was acknowledged for so long: several repetitions of it were lost."""
+"""Seconds without an acknowledgement of sent bytes, after which several repetitions were lost."""
 LOOK_S = 0.5
 
 Lost = Callable[[PartitionLost], None]
-"""Told that a frame may not have arrived."""
+"""A function that is told that a frame may not have arrived."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendQueueState:
-    """What the kernel knows of one direction of a connection."""
+    """The kernel's state of the outgoing direction of a connection."""
 
     acknowledged: int
-    """Bytes the other side's kernel has taken since the connection began."""
+    """Bytes that the other side's kernel has taken since the connection began."""
     queued: int
-    """Bytes behind them, sent or not."""
+    """Bytes behind them that this side's kernel holds, sent or not."""
     unanswered: bool
-    """Some of them were sent. False while the other side has no room: that is its right."""
+    """Whether some of these bytes were sent. False while the other side announces no room, which it
+    may."""
     handed_over: bool
-    """The kernel has every byte that was written."""
+    """Whether the kernel has every byte that was written."""
 
 
 class Acknowledgements:
     """The frames sent over one connection that may yet be lost.
 
-    Invariant: what `take` returns are those not known to have arrived, in the order of `sent`.
+    Invariant: `take` returns those that are not known to have arrived, in the order of `sent`.
     """
 
     def __init__(self, silent_ns: int) -> None:
         """Takes a connection for lost that acknowledges nothing for `silent_ns`."""
         self._silent_ns = silent_ns
         self._new: list[Lost] = []
-        """Sent since the last look."""
+        """Frames sent since the last look."""
         self._marked: deque[tuple[int, list[Lost]]] = deque()
-        """They have arrived once so many bytes are acknowledged."""
+        """Frames, with the number of acknowledged bytes at which they have arrived."""
         self._acknowledged = -1
         self._since_ns = 0
-        """Something has been unanswered, and nothing acknowledged, since then."""
+        """Time since which something has been unanswered and nothing was acknowledged."""
 
     def sent(self, lost: Lost) -> None:
-        """A frame was written whole."""
+        """Notes that a frame was written whole; `lost` is called if it may not have arrived."""
         self._new.append(lost)
 
     def look(self, now_ns: int, seen: SendQueueState) -> bool:
-        """Forgets what has arrived; True if the connection carries nothing any more."""
+        """Forgets frames that have arrived.
+
+        Returns True if the connection carries nothing any more.
+        """
         marked = self._marked
         while marked and marked[0][0] <= seen.acknowledged:
             marked.popleft()
@@ -74,11 +78,11 @@ class Acknowledgements:
         return now_ns - self._since_ns >= self._silent_ns
 
     def is_settled(self, seen: SendQueueState) -> bool:
-        """Returns whether there is nothing to look for until something is sent."""
+        """Returns True if no further look is needed until something is sent."""
         return not (self._new or self._marked or seen.queued) and seen.handed_over
 
     def take(self) -> list[Lost]:
-        """Returns whom to tell if the connection ends now, and forgets them."""
+        """Returns and forgets the callbacks of frames that may be lost if the connection ends."""
         found = [each for _, group in self._marked for each in group] + self._new
         self._marked.clear()
         self._new = []

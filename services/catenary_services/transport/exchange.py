@@ -1,4 +1,4 @@
-"""What the transports have in common: slots, received frames, and the call of the handler."""
+"""Parts that the transports share: slots, received frames, handshakes, calls of the handler."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ from catenary_services.transport.memory import MemoryBlock, MemoryShare
 T = TypeVar("T")
 EMPTY = memoryview(b"")
 HANDSHAKE_S = 5.0
-"""How long a new connection may take to say who it is."""
+"""Seconds that a new connection has to send the id of its peer."""
 MEMORY_WAIT_S = 60.0
-"""How long a connection waits for receive memory before it is given up."""
+"""Seconds that a connection waits for receive memory before it is given up."""
 
 _LONGEST_ID = 128
-"""Bytes of a peer's id."""
+"""The most bytes of a peer's id."""
 _CLEARED_BYTES = 16 << 10
-"""Memory up to this is cleared faster than it is asked for uncleared."""
+"""Up to this size, cleared memory is obtained faster than uncleared memory."""
 _log = get_logger("catenary_services.transport")
 
 
 def aligned(nbytes: int) -> memoryview:
-    """Returns fresh writable memory that begins at a multiple of 64."""
+    """Returns fresh writable memory whose address is a multiple of 64."""
     if nbytes == 0:
         return memoryview(bytearray())
     if nbytes <= _CLEARED_BYTES:
-        # A third of the cost of asking an array where it lies, clearing it included.
+        # With clearing, this takes a third of the time of asking an array for its address.
         small = bytearray(nbytes + ALIGNMENT)
         start = -ctypes.addressof(ctypes.c_char.from_buffer(small)) % ALIGNMENT
         return memoryview(small)[start : start + nbytes]
@@ -80,12 +80,12 @@ class MemorySlot:
         self.view = aligned(nbytes) if block is None else block.view(nbytes)
 
     def spend(self) -> None:
-        """Marks the slot as pushed: `release` does nothing any more."""
+        """Marks the slot as pushed, after which `release` does nothing."""
         self._spent = True
 
     @property
     def spent(self) -> bool:
-        """True once pushed or released."""
+        """True once the slot was pushed or released."""
         return self._spent
 
     def release(self) -> None:
@@ -95,7 +95,7 @@ class MemorySlot:
             self.give_back()
 
     def give_back(self) -> None:
-        """Returns the memory to the share."""
+        """Returns the slot's memory to the share."""
         block, self.block = self.block, None
         if block is not None:
             self._share.release(block)
@@ -105,7 +105,8 @@ def pushable(link: Link, slot: Slot, header: bytes) -> MemorySlot:
     """Returns `slot`, marked as pushed.
 
     Raises:
-        InvalidInput: it is another link's, or was pushed or released, or the header is too long.
+        InvalidInput: The slot is another link's, or was pushed or released, or the header is too
+            long.
     """
     if not isinstance(slot, MemorySlot) or slot.link is not link:
         raise InvalidInput("slot", "was not exported by this link")
@@ -118,7 +119,7 @@ def pushable(link: Link, slot: Slot, header: bytes) -> MemorySlot:
 
 
 class MemoryFrame:
-    """A frame that arrived, and what to call when it is released."""
+    """A frame that arrived, with the function that frees its memory."""
 
     __slots__ = ("_on_release", "capabilities", "header", "payload", "sender")
 
@@ -137,7 +138,7 @@ class MemoryFrame:
         self.sender = sender
 
     def release(self) -> None:
-        """Gives the memory back to its owner. Idempotent."""
+        """Gives the memory back to its owner; idempotent."""
         on_release, self._on_release = self._on_release, None
         self.payload = EMPTY
         if on_release is not None:
@@ -145,7 +146,10 @@ class MemoryFrame:
 
 
 def deliver(handler: FrameHandler, frame: ReceivedFrame) -> None:
-    """Hands a frame over; a handler that fails loses that frame, not the connection."""
+    """Hands a frame to the handler.
+
+    If the handler fails, the frame is lost but not the connection.
+    """
     try:
         handler(frame)
     except Exception:
@@ -154,10 +158,10 @@ def deliver(handler: FrameHandler, frame: ReceivedFrame) -> None:
 
 
 def peer_id_of(header: bytes | memoryview) -> str:
-    """Returns the peer id of a HELLO.
+    """Returns the peer id in the header of a HELLO.
 
     Raises:
-        InvalidInput: it is none.
+        InvalidInput: The header holds no peer id.
     """
     name = str(header[: 2 * _LONGEST_ID], "utf-8", "replace")
     if not name:
@@ -170,17 +174,17 @@ def peer_id_of(header: bytes | memoryview) -> str:
 def sender_of(
     header: bytes | memoryview, security: ServerSecurity, identity: Callable[[], Identity]
 ) -> FrameSender:
-    """Returns who says hello.
+    """Returns the sender that a HELLO names, after checking its certificate.
 
     Args:
-        header: Of the HELLO: the peer id.
-        security: Ours.
-        identity: Looks at the certificate; asked only where there must be one.
+        header: Header of the HELLO: the peer id.
+        security: Security settings of this process.
+        identity: Reads the identity in the certificate; called only where there must be one.
 
     Raises:
-        InvalidInput: no peer id, or one that nobody has.
-        Unauthenticated: no certificate of ours.
-        PermissionDenied: one of another cluster, role or peer.
+        InvalidInput: The header holds no valid peer id.
+        Unauthenticated: The peer has no certificate of this system.
+        PermissionDenied: The certificate is for another cluster, role or peer.
     """
     name = peer_id_of(header)
     if security.insecure:
@@ -189,21 +193,21 @@ def sender_of(
 
 
 def check_receiver(security: ClientSecurity, connection: object, name: str) -> None:
-    """Returns if who answered a TLS connection is the gateway or agent of that name.
+    """Checks that a TLS connection was answered by the gateway or agent called `name`.
 
     Raises:
-        Unauthenticated: no certificate of ours.
-        PermissionDenied: one of another cluster, role or peer.
+        Unauthenticated: The peer has no certificate of this system.
+        PermissionDenied: The certificate is for another cluster, role or peer.
     """
     if not security.insecure:
         _checked(identity_of_socket(connection), security.cluster, name)
 
 
 def identity_of_socket(connection: object) -> Identity:
-    """Returns who is at the other end, by the `ssl_object` of a connection.
+    """Returns the identity at the other end, by the `ssl_object` of a connection.
 
     Raises:
-        Unauthenticated: without a certificate, or with one that names nobody of ours.
+        Unauthenticated: There is no certificate, or it names no identity of this system.
     """
     if not hasattr(connection, "getpeercert"):
         raise Unauthenticated("the connection has no certificate")
@@ -217,7 +221,7 @@ def _checked(identity: Identity, cluster: str, name: str) -> Identity:
 
 
 def refused(transport: str, error: CatenaryError) -> None:
-    """Notes that a peer sent what no peer of ours sends."""
+    """Logs that a peer sent a malformed frame."""
     _log.warning("malformed_frame", transport=transport, error=error.message)
 
 
@@ -229,10 +233,10 @@ def lost(transport: str, why: str) -> PartitionLost:
 async def unless_stalled(
     done: asyncio.Future[T], timeout_s: float, progress: Callable[[], int]
 ) -> T:
-    """Returns the result of `done`, however long it takes while `progress` changes.
+    """Returns the result of `done`, for which it waits while `progress` keeps changing.
 
     Raises:
-        TimeoutError: it did not change for `timeout_s`; `done` goes on.
+        TimeoutError: `progress` did not change for `timeout_s`; `done` goes on.
     """
     while True:
         before = progress()
@@ -245,7 +249,7 @@ async def unless_stalled(
 
 
 def push_timed_out(transport: str, timeout_s: float) -> DeadlineExceeded:
-    """Returns the error of a push the peer did not accept in time."""
+    """Returns the error of a push that the peer did not accept in time."""
     return DeadlineExceeded(
         f"the peer took no byte over {transport} for {timeout_s:g} s",
         details={"stage": "transfer"},

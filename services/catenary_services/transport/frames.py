@@ -1,9 +1,9 @@
 """The frame codec: the 32-byte prefix every transport sends, and tensors inside a payload.
 
-A message on the wire is `prefix, header, payload`. The prefix says how long the others are and
-carries its own checksum, so that a stream out of step is noticed at the next message. The header
-is opaque here (a serialized `catenary.v1.FrameHeader`); the payload is the tensors' raw bytes, each
-beginning at a multiple of 64 so that vector instructions and device copies like it.
+A message on the wire is `prefix, header, payload`. The prefix has the lengths of the others and a
+checksum of its own, so that a stream out of step is noticed at the next message. The header is
+opaque here (a serialized `catenary.v1.FrameHeader`). The payload is the raw bytes of the tensors,
+each beginning at a multiple of 64, as vector instructions and device copies prefer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from catenary_services.transport.interface import NOBODY, ReceivedFrame
 ALIGNMENT = 64
 PREFIX_BYTES = 32
 MAX_HEADER_BYTES = 1 << 20
-"""More than any route and its slices need; a peer that announces more is not one of ours."""
+"""The longest header, longer than any route and its slices need; a longer one is refused."""
 MAX_DIMENSIONS = 32
 BYTES_DATATYPE = "BYTES"
 
@@ -42,13 +42,13 @@ _VERSION = 1
 
 
 def read_header(frame: ReceivedFrame) -> FrameHeader:
-    """Returns the header of a frame that keeps the rules of messages.
+    """Returns the parsed header of a frame, after checking the rules of messages.
 
-    A peer that sends another one loses its connection with the next frame: what a link carries is
-    either all to be believed or not at all.
+    A peer that sends a bad header loses its connection with the next frame, because nothing else
+    that the link carries can be trusted.
 
     Raises:
-        InvalidMessage: it is no header, or says what cannot be.
+        InvalidMessage: The bytes are no header, or it breaks a rule.
     """
     try:
         return parsed(FrameHeader, frame.header)
@@ -60,24 +60,24 @@ def read_header(frame: ReceivedFrame) -> FrameHeader:
 
 
 class MessageKind(IntEnum):
-    """What a message is."""
+    """The kind of a message."""
 
     HELLO = 1
-    """First message of a link; the header is the sender's peer id."""
+    """The first message of a link; its header is the sender's peer id."""
     WELCOME = 2
-    """Answer to HELLO; the header is the receiver's peer id."""
+    """The answer to HELLO; its header is the receiver's peer id."""
     FRAME = 3
-    """A frame; its payload follows the header."""
+    """A frame whose payload follows the header."""
     SLOT = 4
     """A frame whose payload lies in shared memory; `argument` names the slot."""
     SEGMENT = 5
-    """A file descriptor of `payload_bytes` of memory, from now on called `argument`."""
+    """A file descriptor of `payload_bytes` of memory, which `argument` names from now on."""
     DROP = 6
     """Segment `argument` is no longer used."""
     RELEASE = 7
     """Slot `argument` may be written again."""
     CREDIT = 8
-    """`argument` bytes have been taken in since the stream began."""
+    """The receiver has taken `argument` bytes since the stream began."""
 
 
 _KINDS = {int(kind): kind for kind in MessageKind}
@@ -93,7 +93,6 @@ class MessagePrefix(NamedTuple):
 
 
 def encode_prefix(prefix: MessagePrefix) -> bytes:
-    """Returns the 32 bytes of `prefix`."""
     body = _BODY.pack(
         _MAGIC, _VERSION, prefix.kind, 0, prefix.header_bytes, prefix.payload_bytes, prefix.argument
     )
@@ -104,7 +103,7 @@ def decode_prefix(data: bytes | memoryview, max_payload_bytes: int) -> MessagePr
     """Returns the prefix at the beginning of `data`.
 
     Raises:
-        InvalidInput: not a prefix of ours, or it announces more than is ever sent.
+        InvalidInput: It is no valid prefix, or announces more bytes than are ever sent.
     """
     if len(data) < PREFIX_BYTES:
         raise InvalidInput("prefix", f"{len(data)} bytes where {PREFIX_BYTES} are needed")
@@ -135,16 +134,16 @@ def align(nbytes: int) -> int:
 def layout(
     tensors: Sequence[tuple[str, str, Sequence[int]]],
 ) -> tuple[list[TensorHeader], int]:
-    """Places fixed-size tensors one after the other.
+    """Computes where fixed-size tensors lie in a payload, one after the other.
 
     Args:
         tensors: Name, Open Inference Protocol datatype and shape of each.
 
     Returns:
-        A header for each, and the payload's size in bytes.
+        A header for each tensor, and the payload's size in bytes.
 
     Raises:
-        InvalidInput: an unknown datatype or a negative dimension.
+        InvalidInput: A datatype is unknown, or a dimension negative.
     """
     headers: list[TensorHeader] = []
     end = 0
@@ -168,11 +167,11 @@ def tensor_views(
 ) -> dict[str, npt.NDArray[np.generic]]:
     """Returns each tensor by name, without copying it.
 
-    The arrays are as writable as `payload` is, and valid as long as it. BYTES tensors come back as
-    the uint8 bytes of their encoding; see `decode_bytes`.
+    The arrays are writable if `payload` is, and valid as long as it is. A BYTES tensor is returned
+    as the uint8 array of its encoding; see `decode_bytes`.
 
     Raises:
-        InvalidInput: a datatype, shape, size or place that does not hold.
+        InvalidInput: A datatype, shape, size or offset is wrong.
     """
     views: dict[str, npt.NDArray[np.generic]] = {}
     for index, header in enumerate(headers):
@@ -214,7 +213,7 @@ def _view(field: str, header: TensorHeader, payload: memoryview) -> npt.NDArray[
 
 
 def encode_bytes(elements: npt.NDArray[np.object_] | Sequence[bytes]) -> bytes:
-    """Returns a BYTES tensor's elements, each behind its length (4 bytes, little-endian)."""
+    """Returns the elements of a BYTES tensor, each behind its length (4 bytes, little-endian)."""
     parts: list[bytes] = []
     flat = elements.ravel() if isinstance(elements, np.ndarray) else elements
     for index, element in enumerate(flat):
@@ -227,10 +226,10 @@ def encode_bytes(elements: npt.NDArray[np.object_] | Sequence[bytes]) -> bytes:
 def decode_bytes(
     data: bytes | memoryview | npt.NDArray[np.uint8], shape: Sequence[int]
 ) -> npt.NDArray[np.object_]:
-    """Returns a BYTES tensor as an object array of `bytes`; the opposite of `encode_bytes`.
+    """Returns a BYTES tensor as an object array of `bytes`; the inverse of `encode_bytes`.
 
     Raises:
-        InvalidInput: the data is not exactly as many elements as `shape` has.
+        InvalidInput: The data does not hold exactly as many elements as `shape` has.
     """
     view = data.data.cast("B") if isinstance(data, np.ndarray) else memoryview(data)
     count = math.prod(shape)

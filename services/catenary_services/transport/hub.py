@@ -1,8 +1,8 @@
-"""All transports of one process: offers every address, picks one transport per peer.
+"""All transports of one process, with one link to each peer over the best of them.
 
-Shared memory where the peer is on this machine and its socket is reachable, else TCP, else gRPC,
-each tried in turn when a link is first needed. Links are kept, and made again when they broke or
-when the directory says that the peer was restarted.
+The hub prefers shared memory where the peer is on this machine and its socket is reachable, then
+TCP, then gRPC, and tries them in turn when a link is first needed. Links are kept, and made again
+when they broke or when the directory says that the peer was restarted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Peer:
 
 
 class TransportHub:
-    """Receives frames over every transport and keeps one link per peer for sending."""
+    """Receives frames over every transport, and keeps one link per peer for sending."""
 
     def __init__(
         self,
@@ -52,7 +52,10 @@ class TransportHub:
         settings: TransportSettings,
         on_refused: Callable[[str], None] = lambda why: None,
     ) -> None:
-        """Opens nothing yet; `on_refused` is told why a frame was not let through."""
+        """Creates the endpoints without opening them.
+
+        `on_refused` is told why a frame was refused.
+        """
         for name in settings.enabled:
             if name not in _ENDPOINTS:
                 raise InvalidInput("transports", f"{name!r}; there are {', '.join(_ENDPOINTS)}")
@@ -74,13 +77,13 @@ class TransportHub:
 
     @property
     def addresses(self) -> tuple[EndpointAddress, ...]:
-        """Where peers reach this process; known after `start`."""
+        """Addresses at which peers reach this process; known after `start`."""
         return tuple(endpoint.address for endpoint in self._endpoints.values())
 
     async def start(self, handler: FrameHandler) -> None:
-        """Begins to receive; `handler` gets the frames of every transport.
+        """Starts to receive; `handler` gets the frames of every transport.
 
-        With TLS only those of peers in the directory.
+        With TLS it gets only those of peers in the directory.
         """
         handler = self._counting(handler)
         if self._knows_senders:
@@ -97,16 +100,16 @@ class TransportHub:
     def _counting(self, handler: FrameHandler) -> FrameHandler:
         def take(frame: ReceivedFrame) -> None:
             handler(frame)
-            if frame.sender.is_refused:  # `read_header` said so: the connection ends with it
+            if frame.sender.is_refused:  # set by `read_header`: the connection ends with it
                 self._on_refused("invalid_header")
 
         return take
 
     def update_directory(self, peers: Iterable[Peer]) -> None:
-        """Takes over who can be reached where; links to restarted peers are closed.
+        """Takes over the peers with their addresses, and closes links to restarted peers.
 
-        A peer that is no longer listed keeps its open link (a new scheduler learns of its peers
-        one by one), but no new link to it is made.
+        A peer that is no longer listed keeps its open link (a new scheduler learns of its peers one
+        by one), but no new link to it is made.
         """
         known: dict[str, _Peer] = {}
         for peer in peers:
@@ -136,7 +139,7 @@ class TransportHub:
         """Returns an open link to a peer, made anew if there is none.
 
         Raises:
-            PartitionLost: the peer is unknown, or answers over no transport within `timeout_s`.
+            PartitionLost: The peer is unknown, or answers over no transport within `timeout_s`.
         """
         if (link := self._open_link(peer_id)) is not None:
             return link
@@ -160,7 +163,7 @@ class TransportHub:
         ways = self._ways_to(peer)
         reasons: list[str] = []
         for index, (endpoint, address) in enumerate(ways):
-            # What is left for this attempt; a later one must have its chance, too.
+            # An attempt gets a third of the time, so that a later one has its chance, too.
             share_s = timeout_s if index == len(ways) - 1 else timeout_s / 3
             try:
                 link = await endpoint.connect(address, share_s, peer_id)
@@ -176,7 +179,7 @@ class TransportHub:
         raise PartitionLost(f"{peer_id} cannot be reached: {'; '.join(reasons) or 'no address'}")
 
     async def _is_right(self, link: Link, peer_id: str, peer: _Peer) -> bool:
-        """Closes a link to another process at a reused address, or made while all changed."""
+        """Returns False, and closes a link, if it reached another process or an outdated peer."""
         answered = getattr(link, "peer_id", peer_id)
         if answered == peer_id and not self._closed and self._peers.get(peer_id, peer) == peer:
             return True
@@ -184,7 +187,7 @@ class TransportHub:
         return False
 
     def _ways_to(self, peer: _Peer) -> list[tuple[Endpoint, EndpointAddress]]:
-        """Returns the transports both sides have, in our order of preference."""
+        """Returns the transports that both sides have, in this side's order of preference."""
         ways: list[tuple[Endpoint, EndpointAddress]] = []
         for name, endpoint in self._endpoints.items():
             for address in peer.addresses:

@@ -5,9 +5,8 @@ A process has one *endpoint* per transport. Towards each peer it opens a *link*.
 fills it in place, and `push`es it with a header. On the other side the endpoint hands the frame to
 its handler (`recv`); the frame's payload stays valid until it is `release`d.
 
-Slots are leased: whatever a dead peer held comes back when its connection breaks or its lease
-expires. Everything here runs on one event loop except filling and reading slots, which any thread
-may do.
+Slots are leased: those that a dead peer held are returned when its connection breaks or the lease
+expires. Everything here runs on one event loop, except that any thread may fill and read slots.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from catenary_services.transport.acknowledgements import Lost
 
 @dataclass(frozen=True, slots=True)
 class EndpointAddress:
-    """Where an endpoint can be reached. Mirrors `catenary.v1.TransportAddress`."""
+    """An address at which an endpoint can be reached. It mirrors `catenary.v1.TransportAddress`."""
 
     transport: str
     address: str
@@ -31,30 +30,33 @@ class EndpointAddress:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a link can do, for choosing between links."""
+    """Properties of a link, for choosing between links."""
 
     transport: str
     same_host: bool
     zero_copy: bool
-    """True if the receiver reads the very memory the producer wrote."""
+    """Whether the receiver reads the very memory the producer wrote."""
     device_memory: bool = False
-    """True if slots may live in accelerator memory (none of the built-in transports)."""
+    """Whether slots may live in accelerator memory; no built-in transport offers that."""
 
 
 @dataclass(slots=True)
 class FrameSender:
-    """Who is at the other end of a connection that frames come over; one for each connection."""
+    """The peer at the other end of a connection over which frames arrive.
+
+    Each connection has a sender of its own, even if several come from one peer.
+    """
 
     name: str
-    """The peer id it gave; with TLS the one of its certificate."""
+    """The peer id it gave; with TLS, that of its certificate."""
     role: Role | None = None
-    """Of its certificate; None where there is none: without TLS, and over shared memory, where
-    the kernel says that it is a process of our own user."""
+    """The role in its certificate. None without TLS, and over shared memory, where the kernel says
+    that it is a process of this process's user."""
     is_refused: bool = field(default=False, compare=False)
-    """It has no business here: the connection is closed at its next frame."""
+    """True if it may not send: the connection is closed at its next frame."""
 
     def may_be(self, name: str) -> bool:
-        """Returns whether this is `name`, as far as is known: frames made in-process have none."""
+        """Returns False if this is certainly not `name`; frames made in-process have no name."""
         return self.name in (name, "")
 
 
@@ -76,11 +78,11 @@ class Slot(Protocol):
 
 
 class ReceivedFrame(Protocol):
-    """A frame that arrived. The payload is valid until `release`."""
+    """A frame that arrived. Its payload is valid until `release`."""
 
     @property
     def header(self) -> bytes:
-        """The header bytes the sender pushed (a serialized `catenary.v1.FrameHeader`)."""
+        """Header bytes that the sender pushed (a serialized `catenary.v1.FrameHeader`)."""
         ...
 
     @property
@@ -90,21 +92,22 @@ class ReceivedFrame(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Of the link it came over."""
+        """Properties of the link over which it arrived."""
         ...
 
     @property
     def sender(self) -> FrameSender:
-        """Who sent it."""
+        """The peer that sent it."""
         ...
 
     def release(self) -> None:
-        """Gives the memory back to its owner. Idempotent."""
+        """Gives the memory back to its owner; idempotent."""
         ...
 
 
 FrameHandler = Callable[[ReceivedFrame], None]
-"""Called on the event loop for every frame; must not block, and must see to its release."""
+"""A function called on the event loop for every frame. It must not block, and it or a later step
+must release the frame."""
 
 
 class Link(Protocol):
@@ -112,7 +115,7 @@ class Link(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this link can do."""
+        """Properties of this link."""
         ...
 
     @property
@@ -121,32 +124,32 @@ class Link(Protocol):
         ...
 
     async def export(self, nbytes: int, timeout_s: float) -> Slot:
-        """Returns a slot of `nbytes` (0 allowed).
+        """Returns a slot of `nbytes` bytes, which may be 0.
 
         Raises:
-            Overloaded: no slot became free within `timeout_s`.
-            PartitionLost: the peer is gone.
-            PayloadTooLarge: more than the transport ever carries.
+            Overloaded: No slot became free within `timeout_s`.
+            PartitionLost: The peer is gone.
+            PayloadTooLarge: The transport never carries so much.
         """
         ...
 
     async def push(
         self, slot: Slot, header: bytes, timeout_s: float, lost_frame: Lost | None = None
     ) -> None:
-        """Delivers slot and header; returns when the bytes have left this process.
+        """Delivers slot and header, and returns when the bytes have left this process.
 
-        Frames of one link arrive in the order of their pushes. Should the link break after the
-        push and before the frame is known to have arrived, `lost_frame` is told.
+        Frames of one link arrive in the order of their pushes. If the link breaks after the push
+        and before the frame is known to have arrived, `lost_frame` is called.
 
         Raises:
-            DeadlineExceeded: the peer took no byte for `timeout_s`; the link is closed. A slow
-                transfer that moves goes on, however long it takes.
-            PartitionLost: the peer is gone.
+            DeadlineExceeded: The peer took no byte for `timeout_s`; the link is closed. A slow
+                transfer that makes progress goes on, however long it takes.
+            PartitionLost: The peer is gone.
         """
         ...
 
     async def close(self) -> None:
-        """Closes the link and takes back every slot. Idempotent."""
+        """Closes the link and takes back every slot; idempotent."""
         ...
 
 
@@ -155,11 +158,11 @@ class Endpoint(Protocol):
 
     @property
     def address(self) -> EndpointAddress:
-        """Where peers reach this endpoint; known after `start`."""
+        """Address at which peers reach this endpoint; known after `start`."""
         ...
 
     async def start(self, handler: FrameHandler) -> None:
-        """Begins to receive."""
+        """Starts to receive frames, which `handler` gets."""
         ...
 
     async def connect(
@@ -168,15 +171,15 @@ class Endpoint(Protocol):
         """Opens a link to a peer's endpoint of the same transport.
 
         Args:
-            address: Where it listens.
-            timeout_s: Longest time to wait.
-            peer_id: With TLS, its certificate must name this peer; None: any peer.
+            address: Address at which the peer listens.
+            timeout_s: The longest time to wait.
+            peer_id: With TLS, the peer that the certificate must name; None for any peer.
 
         Raises:
-            PartitionLost: nobody answers there, or not within `timeout_s`.
+            PartitionLost: Nobody answers there within `timeout_s`.
         """
         ...
 
     async def close(self) -> None:
-        """Stops receiving, closes every link, frees every slot."""
+        """Stops receiving, closes every link and frees every slot."""
         ...

@@ -1,9 +1,9 @@
-"""Lets through the frames of peers that the directory knows, where certificates say who sends.
+"""A filter that passes only frames of peers in the directory, where certificates name the senders.
 
-A scheduler tells a new peer's counterparts of it over other streams than it tells the peer that it
-may send: a frame may be here before the directory that names its sender. It waits for that, for a
-moment and behind those before it, and is refused if the sender stays unknown: the connection is
-closed then, so that the sender hears of it.
+A scheduler announces a new peer to its counterparts over other streams than it tells the peer that
+it may send. So a frame may arrive before the directory that lists its sender. It waits for that
+briefly, behind earlier frames, and is refused if the sender stays unknown. The connection is then
+closed, so that the sender notices.
 """
 
 from __future__ import annotations
@@ -18,33 +18,34 @@ from catenary_services.transport.exchange import deliver
 from catenary_services.transport.interface import NOBODY, FrameHandler, ReceivedFrame
 
 WAIT_S = 0.5
-"""A directory that is under way is here by then."""
+"""Seconds within which a directory that is under way arrives."""
 LINGER_S = 60.0
-"""Who was listed so lately may still send: a new scheduler learns of its peers one by one."""
+"""Seconds for which a peer may send after it was listed last, because a new scheduler learns of its
+peers one by one."""
 _MOST_WAITING = 256
 
 _log = get_logger("catenary_services.transport")
 
 
 class KnownSenders:
-    """Stands between the transports and the handler of one process.
+    """Stands between the transports and the frame handler of one process.
 
     Attributes:
-        refused: Frames of senders that no directory named.
+        refused: Number of frames whose senders no directory listed.
     """
 
     def __init__(self, handler: FrameHandler, on_refused: Callable[[str], None]) -> None:
-        """Gives `handler` the frames of known senders, tells `on_refused` why one is not taken."""
+        """Passes frames of known senders to `handler`; tells `on_refused` why one is refused."""
         self._handler = handler
         self._on_refused = on_refused
         self._listed: dict[str, float] = {}
-        """By name, until when a peer may send; infinity while it is listed."""
+        """The time until which a peer may send, by its name; infinity while it is listed."""
         self._waiting: deque[tuple[float, ReceivedFrame]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self.refused = 0
 
     def take(self, frame: ReceivedFrame) -> None:
-        """Takes a frame from a transport."""
+        """Passes a frame of a transport on, or keeps it until its sender is listed."""
         if self._is_known(frame):
             self._handler(frame)
         elif len(self._waiting) < _MOST_WAITING:
@@ -54,7 +55,7 @@ class KnownSenders:
             self._refuse(frame)
 
     def listed(self, names: Iterable[str]) -> None:
-        """Takes over who is in the directory now; frames that waited for it go on."""
+        """Takes over the names in the directory; frames that waited for one are passed on."""
         now = time.monotonic()
         listed = dict.fromkeys(names, _FOREVER)
         for name, until in self._listed.items():
@@ -69,7 +70,7 @@ class KnownSenders:
                 self._waiting.append((until, frame))
 
     def close(self) -> None:
-        """Gives back what waits."""
+        """Releases the frames that wait."""
         if self._timer is not None:
             self._timer.cancel()
         for _, frame in self._waiting:

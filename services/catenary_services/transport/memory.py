@@ -2,8 +2,8 @@
 
 A `MemoryPool` is a budget of bytes. Each link takes a `MemoryShare` of it and grows the share by
 whole segments, pre-faulted so that filling a slot never waits for the kernel. A released slot is
-kept for the next frame of that size; segments without a used slot go when another size or link
-needs the bytes. Who cannot get memory waits in line, with a deadline.
+kept for the next frame of that size; segments without a used slot are freed when another size or
+link needs the bytes. A request that finds no memory waits in a queue, with a deadline.
 """
 
 from __future__ import annotations
@@ -23,14 +23,18 @@ from catenary_services.errors import Overloaded, PayloadTooLarge
 SMALLEST_SLOT = 4096
 _SMALL_SEGMENT = 256 << 10
 _IN_THREAD = 2 << 20
-"""From this size on, zeroing pages would hold up the event loop for too long."""
+"""Segments of at least this size are made on a thread, because zeroing their pages would block the
+event loop."""
 _F_SEAL_FUTURE_WRITE = 0x0010
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
 _HUGE_PAGE = 2 << 20
 
 
 class MemorySegment:
-    """A mapping of whole pages, cut into equal slots. Freed when nothing refers to it any more."""
+    """A mapping of whole pages, cut into equal slots.
+
+    It is freed when nothing refers to it any more.
+    """
 
     __slots__ = ("fd", "number", "slot_bytes", "used", "view")
 
@@ -78,7 +82,7 @@ def shared_segment(nbytes: int) -> MemorySegment:
 
 
 class MemoryBlock:
-    """One slot's memory."""
+    """The memory of one slot."""
 
     __slots__ = ("offset", "segment")
 
@@ -87,12 +91,12 @@ class MemoryBlock:
         self.offset = offset
 
     def view(self, nbytes: int) -> memoryview:
-        """Returns its first `nbytes` bytes, writable."""
+        """Returns the first `nbytes` bytes of the slot, writable."""
         return self.segment.view[self.offset : self.offset + nbytes]
 
 
 class MemoryPool:
-    """A budget of bytes for the shares of one endpoint."""
+    """A budget of bytes that the shares of one endpoint divide among themselves."""
 
     def __init__(self, capacity: int, make: Callable[[int], MemorySegment]) -> None:
         self.capacity = capacity
@@ -101,7 +105,7 @@ class MemoryPool:
         self.shares: list[MemoryShare] = []
 
     def try_reserve(self, share: MemoryShare, nbytes: int) -> bool:
-        """Books `nbytes` for `share`, dropping idle segments if that makes room."""
+        """Books `nbytes` for `share` if there is room, after dropping idle segments if needed."""
         limit = max(self.capacity // 2, nbytes)
         if share.reserved + nbytes > limit:
             share.drop_idle(share.reserved + nbytes - limit)
@@ -123,13 +127,13 @@ class MemoryPool:
         share.reserved -= nbytes
 
     def serve_waiting(self) -> None:
-        """Gives what is free now to those who wait."""
+        """Gives memory that is free now to requests that wait, in every share."""
         for share in tuple(self.shares):
             share.serve_waiting()
 
 
 class MemoryShare:
-    """The memory of one link or connection."""
+    """The part of a pool that one link or connection holds."""
 
     def __init__(
         self,
@@ -170,12 +174,12 @@ class MemoryShare:
         return block
 
     async def acquire(self, nbytes: int, timeout_s: float) -> MemoryBlock:
-        """Returns a slot of at least `nbytes`.
+        """Returns a slot of at least `nbytes` bytes.
 
         Raises:
-            Overloaded: none became free within `timeout_s`.
-            PayloadTooLarge: more than the pool ever has.
-            Exception: what `close` was given.
+            Overloaded: No slot became free within `timeout_s`.
+            PayloadTooLarge: The pool is never large enough.
+            Exception: The error that `close` was given.
         """
         block = self.try_acquire(nbytes)
         if block is not None:
@@ -253,7 +257,7 @@ class MemoryShare:
         blocks = self._free.get(size)
         if not blocks:
             return None
-        block = blocks.pop()  # the last one used is the one still in the cache
+        block = blocks.pop()  # the slot used last is still in the processor's cache
         block.segment.used += 1
         return block
 
@@ -268,7 +272,7 @@ class MemoryShare:
         self._pool.serve_waiting()
 
     def serve_waiting(self) -> None:
-        """Gives what is free now to those who wait, in their order."""
+        """Gives memory that is free now to requests that wait, in their order."""
         while self._waiting:
             size, turn = self._waiting[0]
             if not turn.done():
@@ -292,7 +296,7 @@ class MemoryShare:
                 self._on_drop(segment)
 
     def close(self, error: Exception) -> None:
-        """Gives up everything unused; slots still in use count until they are released."""
+        """Gives up everything unused; slots in use count until they are released."""
         if self._closed is not None:
             return
         self._closed = error

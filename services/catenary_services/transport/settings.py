@@ -1,4 +1,4 @@
-"""Configuration shared by the transports of one process."""
+"""Settings that the transports of one process share."""
 
 from __future__ import annotations
 
@@ -17,48 +17,49 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TransportSecurity:
-    """How data connections between machines are protected (shared memory is by file mode)."""
+    """TLS of data connections between machines; file modes protect shared memory."""
 
     server: ServerSecurity = field(default_factory=lambda: ServerSecurity(insecure=True))
-    """What this process shows to peers that connect to it."""
+    """Certificates shown to peers that connect to this process, and demanded of them."""
     client: ClientSecurity = field(default_factory=lambda: ClientSecurity(insecure=True))
-    """What it shows to, and demands of, peers it connects to."""
+    """Certificates shown to peers this process connects to, and demanded of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransportSettings:
-    """Configuration of a `TransportHub`."""
+    """Settings of a `TransportHub`."""
 
     enabled: tuple[str, ...] = ("shm", "tcp", "grpc")
     """Transports offered and used, the preferred first."""
     host: str = "127.0.0.1"
     """Interface the tcp and grpc transports listen on."""
     advertise_host: str | None = None
-    """Name peers reach `host` by; None: `host`, or this machine's name if that means "all"."""
+    """Host name that peers are told; None for `host`, or this machine's name if `host` means "all".
+    """
     tcp_port: int = 0
-    """Port of the tcp transport; 0: any free one."""
+    """Port of the tcp transport; 0 for any free one."""
     grpc_port: int = 0
-    """Port of the grpc transport; 0: any free one."""
+    """Port of the grpc transport; 0 for any free one."""
     runtime_dir: Path = field(default_factory=lambda: Path(tempfile.gettempdir()) / "catenary")
     """Folder of the shm transport's socket; both sides of a pair must see it."""
     shm_bytes: int = 512 * _MIB
-    """Most shared memory this process owns for sending; one link gets at most half."""
+    """The most shared memory this process owns for sending; one link gets at most half."""
     send_bytes: int = 256 * _MIB
-    """Most memory for frames on their way out, for tcp and for grpc each."""
+    """The most memory for outgoing frames, for tcp and for grpc each."""
     receive_bytes: int = 512 * _MIB
-    """Most memory for frames that came in, for tcp and for grpc each; one peer gets half."""
+    """The most memory for frames that came in, for tcp and for grpc each; one peer gets half."""
     max_frame_bytes: int = 256 * _MIB
-    """Largest payload accepted from a peer, and largest one exported."""
+    """The largest payload accepted from a peer, and the largest one exported."""
     max_unreleased_frames: int = 4096
     """Frames of one connection the handler may hold before no more are read from it."""
     lease_s: float = 30.0
-    """A peer that has not released a shared slot for so long is taken for dead."""
+    """A peer that has not released a shared slot for so many seconds is taken for dead."""
     security: TransportSecurity = field(default_factory=TransportSecurity)
-    """TLS of tcp and grpc."""
+    """TLS of the tcp and grpc transports."""
 
     @property
     def reachable_host(self) -> str:
-        """The host part of the addresses peers are told."""
+        """Host part of the addresses that peers are told."""
         if self.advertise_host is not None:
             return self.advertise_host
         return socket.gethostname() if self.host in ("", "0.0.0.0", "::") else self.host
@@ -66,7 +67,7 @@ class TransportSettings:
 
 @cache
 def host_id() -> str:
-    """Returns what tells this machine from others: its boot id, else its name."""
+    """Returns an identifier of this machine: its boot id, else its host name."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
@@ -74,7 +75,7 @@ def host_id() -> str:
 
 
 def socket_path(runtime_dir: Path, peer_id: str) -> Path:
-    """Returns where `peer_id` listens for peers on its machine.
+    """Returns the path of the socket on which `peer_id` listens for peers on its machine.
 
     Socket addresses hold 107 bytes; a longer path is replaced by one named after its hash.
     """

@@ -50,11 +50,12 @@ _OPTIONS = [
     ("grpc.keepalive_timeout_ms", 3_000),
 ]
 _PROVEN_S = 10.0
-"""What was sent so long ago has arrived: otherwise keepalive would have ended the connection."""
+"""A frame sent so many seconds ago has arrived: otherwise keepalive would have ended the
+connection."""
 
 
 class GrpcLink:
-    """A stream to one peer, for sending."""
+    """A gRPC stream to one peer, for sending."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class GrpcLink:
         settings: TransportSettings,
         on_closed: Callable[[GrpcLink], None],
     ) -> None:
-        """Connects to an address; with TLS the server's certificate must name the peer id."""
+        """Connects to an address; with TLS, the server's certificate must name the peer id."""
         self._settings = settings
         self._on_closed = on_closed
         self._share = MemoryShare(pool)
@@ -75,12 +76,12 @@ class GrpcLink:
         self._sent = 0
         self._credited = 0
         self._moved = 0
-        """Changes whenever something of what is sent has moved on."""
+        """A count that changes whenever a part of what is sent has moved on."""
         self._chunk = CHUNK_BYTES
         self._credit = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
         self._unproven: deque[tuple[float, Lost]] = deque()
-        """Frames that may yet be lost, and when they were sent."""
+        """Frames that may yet be lost, with the times at which they were sent."""
         self._reading: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._error: PartitionLost | None = None
@@ -88,7 +89,7 @@ class GrpcLink:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Any host; copies on both sides."""
+        """Properties of the link: it reaches any host, and both sides copy."""
         return CAPABILITIES
 
     @property
@@ -97,7 +98,7 @@ class GrpcLink:
         return self._error is not None
 
     async def introduce(self, peer_id: str) -> None:
-        """Says who we are and waits for the answer."""
+        """Sends this process's peer id and waits for the answer."""
         name = peer_id.encode()
         try:
             await self._call.write(
@@ -134,7 +135,6 @@ class GrpcLink:
             self._lose(lost("grpc", why))
 
     async def export(self, nbytes: int, timeout_s: float) -> Slot:
-        """Returns a slot of `nbytes`; see `Link.export`."""
         if self._error is not None:
             raise self._error
         if nbytes > self._settings.max_frame_bytes:
@@ -152,7 +152,7 @@ class GrpcLink:
         if self._error is not None:
             owned.give_back()
             raise self._error
-        # A task of its own: a frame is sent whole or never, also when the caller is cancelled.
+        # The task goes on if the caller is cancelled, because a frame is sent whole or not at all.
         task = asyncio.get_running_loop().create_task(self._send(owned, header))
         self._sending.add(task)
         task.add_done_callback(lambda done: self._sent_or_not(done, owned))
@@ -214,7 +214,7 @@ class GrpcLink:
         self._fit_chunk(time.monotonic() - began_s)
 
     def _fit_chunk(self, took_s: float) -> None:
-        """Sends smaller chunks over slow networks, so that it shows whether anything moves."""
+        """Halves the chunks on slow networks, so that progress shows between them."""
         if took_s > _SLOW_CHUNK_S:
             self._chunk = max(self._chunk // 2, _SMALLEST_CHUNK_BYTES)
         elif took_s < _SLOW_CHUNK_S / 4:

@@ -2,8 +2,8 @@
 
 Messages are raw bytes, never protobuf: the first of a frame is prefix, header and the beginning of
 the payload, the following ones are the rest, 1 MiB each (faster than one large message). The
-receiver tells how many bytes it has taken in, and the sender keeps at most `_WINDOW_BYTES` ahead of
-that, so neither side's gRPC buffers more, whatever the frame's size.
+receiver reports how many bytes it has taken, and the sender keeps at most `_WINDOW_BYTES` ahead of
+that, so that neither side's gRPC buffers more, whatever the frame's size.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ Stream = grpc.aio.ServicerContext[bytes, bytes]
 _CREDIT_EVERY_BYTES = 1 << 20
 _MAX_CONNECTIONS = 1024
 STALLED_S = 30.0
-"""A frame of which nothing arrives for so long is given up with its connection."""
+"""A frame of which nothing arrives for so long is given up together with its connection."""
 _SERVER_OPTIONS = [
     ("grpc.max_receive_message_length", 4 * CHUNK_BYTES),
     ("grpc.max_send_message_length", CHUNK_BYTES),
     ("grpc.so_reuseport", 0),
-    # Nobody may send ahead more than a chunk before they are known, or than is asked for later.
+    # A sender may send ahead one chunk before it is known, and later what is asked for.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", CHUNK_BYTES),
     ("grpc.max_concurrent_streams", 4),
@@ -93,11 +93,11 @@ class GrpcEndpoint:
 
     @property
     def address(self) -> EndpointAddress:
-        """Where peers reach this endpoint; known after `start`."""
+        """Address at which peers reach this endpoint; known after `start`."""
         return EndpointAddress("grpc", f"{self._settings.reachable_host}:{self._port}", host_id())
 
     async def start(self, handler: FrameHandler) -> None:
-        """Begins to receive."""
+        """Starts to receive frames, which `handler` gets."""
         self._handler = handler
         security = self._settings.security.server
         authorizer = RoleAuthorizer(security.cluster, insecure=security.insecure)
@@ -151,7 +151,7 @@ class GrpcEndpoint:
         """Opens a link to the endpoint at `address`.
 
         Raises:
-            PartitionLost: nobody answers there, or not within `timeout_s`, or somebody else.
+            PartitionLost: Nobody answers within `timeout_s`, or another peer does.
         """
         target = (address.address, peer_id)
         link = GrpcLink(target, self._send_pool, self._settings, self._links.discard)
@@ -167,7 +167,7 @@ class GrpcEndpoint:
         return link
 
     async def close(self) -> None:
-        """Stops receiving, closes every link, frees every slot."""
+        """Stops receiving, closes every link and frees every slot."""
         for link in tuple(self._links):
             await link.close()
         server, self._server = self._server, None
@@ -199,7 +199,7 @@ class GrpcReceiver:
         self._credited = 0
 
     async def run(self) -> None:
-        """Reads frames until the sender ends."""
+        """Reads frames until the sender ends the stream."""
         async with asyncio.timeout(HANDSHAKE_S):
             hello = await self._read()
         if hello is None:
@@ -297,9 +297,9 @@ class GrpcReceiver:
             self._room.set()
 
     def close(self) -> None:
-        """Gives the memory back; frames already handed over stay readable."""
+        """Gives the memory back; frames that were handed over stay readable."""
         self._share.close(PartitionLost("the connection ended"))
 
 
 def _nothing() -> None:
-    """What releasing an empty payload does."""
+    """Releases an empty payload, which holds nothing."""

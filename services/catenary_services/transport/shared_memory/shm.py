@@ -27,10 +27,10 @@ from catenary_services.transport.shared_memory.shm_receiver import ShmReceiver
 
 _BACKLOG = 128
 _PEER_CREDENTIALS = struct.Struct("3i")
-"""Process, user, group."""
+"""Process, user and group of a peer, as the kernel gives them."""
 _MAX_CONNECTIONS = 1024
 _MOST_UNKNOWN = 128
-"""Connections that have not said who they are; one more, and the oldest goes."""
+"""The most connections without a peer id; at one more, the oldest is closed."""
 CAPABILITIES = Capabilities(transport="shm", same_host=True, zero_copy=True)
 
 
@@ -50,11 +50,11 @@ class ShmEndpoint:
 
     @property
     def address(self) -> EndpointAddress:
-        """Where peers reach this endpoint."""
+        """Address at which peers reach this endpoint."""
         return EndpointAddress("shm", str(self._path), host_id())
 
     async def start(self, handler: FrameHandler) -> None:
-        """Begins to receive, replacing what a killed predecessor left at the socket's path."""
+        """Starts to receive, replacing what a killed predecessor left at the socket's path."""
         self._handler = handler
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
@@ -94,10 +94,10 @@ class ShmEndpoint:
     async def connect(
         self, address: EndpointAddress, timeout_s: float, peer_id: str | None = None
     ) -> Link:
-        """Opens a link to the endpoint at `address`; the kernel says that it is our own user's.
+        """Opens a link to the endpoint at `address`, which must belong to the same user.
 
         Raises:
-            PartitionLost: nobody answers there, or not within `timeout_s`, or another user.
+            PartitionLost: Nobody answers within `timeout_s`, or a process of another user.
         """
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
@@ -122,7 +122,7 @@ class ShmEndpoint:
         return link
 
     async def close(self) -> None:
-        """Stops receiving, closes every link, frees every slot."""
+        """Stops receiving, closes every link and frees every slot."""
         listener, self._listener = self._listener, None
         if listener is not None:
             asyncio.get_running_loop().remove_reader(listener.fileno())
@@ -141,10 +141,10 @@ class ShmEndpoint:
 
 
 def is_own_user(sock: socket.socket) -> bool:
-    """Returns whether the process at the other end runs as our user, or as root.
+    """Returns True if the process at the other end runs as the same user, or as root.
 
-    Every process of this user could read our memory anyway; nobody else may send or receive here,
-    whatever the mode of the folder.
+    Every process of this user could read this process's memory anyway. Nobody else may send or
+    receive here, whatever the mode of the folder.
     """
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
     _, user, _ = _PEER_CREDENTIALS.unpack(raw)

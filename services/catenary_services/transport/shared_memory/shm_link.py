@@ -25,7 +25,7 @@ _CAPABILITIES = Capabilities(transport="shm", same_host=True, zero_copy=True)
 
 
 class ShmLink:
-    """A connection to a peer on this machine, and the memory it owns for it."""
+    """A connection to a peer on this machine, and the memory this process owns for it."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class ShmLink:
         self._settings = settings
         self._on_closed = on_closed
         self._share = MemoryShare(pool, self._announce, self._withdraw)
-        # What the peer holds and since when, oldest first.
+        # Slots that the peer holds, with the ends of their leases, oldest first.
         self._leased: dict[int, tuple[MemorySlot, float]] = {}
         self._lease_timer: asyncio.TimerHandle | None = None
         self._welcome: asyncio.Future[str] = self._loop.create_future()
@@ -47,7 +47,7 @@ class ShmLink:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Same host, no copy."""
+        """Properties of the link: both ends on one host, no copy."""
         return _CAPABILITIES
 
     @property
@@ -57,11 +57,11 @@ class ShmLink:
 
     @property
     def peer_id(self) -> str:
-        """Who answered."""
+        """The peer id in the answer."""
         return self._welcome.result()
 
     async def introduce(self, peer_id: str, timeout_s: float) -> None:
-        """Says who we are and waits for the answer."""
+        """Sends this process's peer id and waits for the answer."""
         name = peer_id.encode()
         self._stream.write(encode_prefix(MessagePrefix(MessageKind.HELLO, len(name))) + name)
         try:
@@ -71,7 +71,6 @@ class ShmLink:
             raise lost("shm", f"no answer within {timeout_s:g} s") from None
 
     async def export(self, nbytes: int, timeout_s: float) -> Slot:
-        """Returns a slot of `nbytes`; see `Link.export`."""
         if self._error is not None:
             raise self._error
         if nbytes > self._settings.max_frame_bytes:
@@ -84,7 +83,10 @@ class ShmLink:
     async def push(
         self, slot: Slot, header: bytes, timeout_s: float, lost_frame: Lost | None = None
     ) -> None:
-        """Delivers slot and header; see `Link.push`. What has left has arrived: none is lost."""
+        """Delivers slot and header; see `Link.push`.
+
+        What has left has arrived, so no frame is lost.
+        """
         owned = pushable(self, slot, header)
         if self._error is not None:
             owned.give_back()
@@ -101,7 +103,7 @@ class ShmLink:
             prefix = encode_prefix(MessagePrefix(MessageKind.SLOT, len(header), nbytes, name))
             left = self._stream.write(prefix + header)
         if left is not None:
-            # The message stays in line if the caller is cancelled: a frame is sent whole or never.
+            # The message stays queued if the caller is cancelled: a frame is sent whole or not.
             try:
                 await unless_stalled(left, timeout_s, lambda: self._stream.taken_bytes)
             except TimeoutError:
@@ -144,8 +146,8 @@ class ShmLink:
             if left_s > 0:
                 self._watch_lease(left_s)
             else:
-                # The peer may yet read this memory, so it must not be reused: the whole link goes,
-                # its segments live on in the peer's mapping alone, and the next link starts fresh.
+                # The peer may yet read this memory, so it must not be reused. The whole link goes:
+                # its segments live on in the peer's mapping alone, and the next link starts afresh.
                 self._lose(lost("shm", f"a slot was not released for {self._settings.lease_s} s"))
             return
 
@@ -159,7 +161,7 @@ class ShmLink:
         if not self._welcome.done():
             self._welcome.set_exception(error)
             self._welcome.exception()  # nobody may be waiting for it
-        # First the share: it then hands these slots to nobody, for the peer may still read them.
+        # The share is closed first, so that nobody gets these slots: the peer may still read them.
         self._share.close(error)
         for slot, _ in self._leased.values():
             slot.give_back()

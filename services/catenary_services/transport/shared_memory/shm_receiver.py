@@ -79,7 +79,7 @@ class ShmReceiver:
 
     @property
     def is_known(self) -> bool:
-        """Whether it has said who it is."""
+        """True once the sender has given its peer id."""
         return self._greeted
 
     def _on_inline(self, prefix: MessagePrefix, body: memoryview) -> None:
@@ -106,7 +106,7 @@ class ShmReceiver:
         try:
             if len(self._segments) >= _MAX_SEGMENTS or prefix.argument in self._segments:
                 raise InvalidInput("segment", "one too many")
-            # Without the seals the sender could cut the file short and this process would die of
+            # Without the seals the sender could shorten the file, and this process would die of
             # SIGBUS at its next access.
             if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _REQUIRED_SEALS != _REQUIRED_SEALS:
                 raise InvalidInput("segment", "is not sealed")
@@ -144,9 +144,9 @@ class ShmReceiver:
         self._released()
 
     def close(self, error: PartitionLost) -> None:
-        """Ends the connection; frames already handed over stay readable. Idempotent."""
+        """Ends the connection; frames that were handed over stay readable. Idempotent."""
         self._handshake.cancel()
         self._stream.close(error)
-        # Mappings end with their last frame.
+        # A mapping is freed with its last frame.
         self._segments.clear()
         self._on_closed(self)

@@ -1,6 +1,6 @@
 """A non-blocking Unix socket that carries whole messages, and file descriptors beside them.
 
-Event-loop transports cannot pass descriptors (SCM_RIGHTS), so this one works on the socket itself.
+Transports of an event loop cannot pass descriptors (SCM_RIGHTS), so this one works on the socket.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from catenary_services.transport.frames import (
 )
 
 INLINE_BYTES = 8192
-"""Payloads up to this travel in the message itself; a slot would cost more than the copy."""
+"""Payloads up to this size travel in the message itself; a slot would cost more than the copy."""
 _CORK_BYTES = 32 << 10
-"""So much of what is written in one turn of the loop leaves with one call of the kernel."""
+"""Bytes written in one turn of the event loop leave with one system call, up to this many."""
 _BUFFER_BYTES = 128 << 10
 _FIRST_BUFFER_BYTES = 4 << 10
-"""Until it is known who sends: holds the message that says so, and nothing larger."""
+"""Size of the buffer until the sender is known: enough for the message with its id, and no more."""
 _READS_PER_TURN = 8
 _MAX_DESCRIPTORS = 16
 _TRUNCATED = int(socket.MSG_CTRUNC)
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 
 OnMessage = Callable[[MessagePrefix, memoryview], None]
-"""Gets a prefix and the header with an inline payload behind it; the bytes are valid only then."""
+"""A function that gets a prefix, and the header with an inline payload behind it. The bytes are
+valid only during the call."""
 
 
 class _Outgoing:
@@ -71,7 +72,8 @@ class UnixStream:
         self._end = 0
         self._outbox: deque[_Outgoing] = deque()
         self._corked: list[bytes] = []
-        """Written in this turn; leaves at its end. Empty while anything waits for the peer."""
+        """Messages written in this turn, which leave at its end; empty while any wait for the peer.
+        """
         self._corked_bytes = 0
         self._descriptors: deque[int] = deque()
         self._paused = False
@@ -86,7 +88,7 @@ class UnixStream:
         """Sends `data`, with a duplicate of `fd`, at the latest when this turn of the loop ends.
 
         Returns:
-            None if the kernel takes it then, as far as is known; else what is done when it left.
+            None if the kernel is expected to take it then; else a future that is done when it left.
         """
         if self.closed:
             return None
@@ -121,7 +123,7 @@ class UnixStream:
 
     @property
     def taken_bytes(self) -> int:
-        """How much of what was sent the other side has read."""
+        """Bytes sent that the other side has read."""
         if self.closed:
             return self._sent_bytes
         unread = bytearray(4)
@@ -165,7 +167,7 @@ class UnixStream:
     # ---- reading ----
 
     def trust(self) -> None:
-        """It is known who sends: long messages are taken from now on."""
+        """Accepts long messages from now on, because the sender is known."""
         self._is_trusted = True
 
     def pause(self) -> None:
@@ -175,17 +177,17 @@ class UnixStream:
             self._loop.remove_reader(self._sock.fileno())
 
     def resume(self) -> None:
-        """Goes on after `pause`."""
+        """Hands over messages again after `pause`."""
         if self._paused and not self.closed:
             self._paused = False
             self._loop.add_reader(self._sock.fileno(), self._readable)
             self._loop.call_soon(self._parse)
 
     def take_descriptor(self) -> int:
-        """Returns the next descriptor that came; the caller closes it.
+        """Returns the next descriptor that arrived, which the caller must close.
 
         Raises:
-            InvalidInput: none came.
+            InvalidInput: No descriptor arrived.
         """
         if not self._descriptors:
             raise InvalidInput("segment", "no file descriptor came with it")
@@ -248,7 +250,7 @@ class UnixStream:
             self._buffer.extend(bytes(needed - len(self._buffer)))
 
     def _parse_view(self, view: memoryview) -> int:
-        """Handles every complete message; returns the size of the one that is not."""
+        """Handles every complete message; returns the size of the incomplete one behind them."""
         while not (self.closed or self._paused):
             available = self._end - self._start
             if available < PREFIX_BYTES:
@@ -279,10 +281,10 @@ class UnixStream:
             self._on_lost(error)
 
     def close(self, error: PartitionLost) -> None:
-        """Closes the socket and fails what has not left yet with `error`. Idempotent."""
+        """Closes the socket and fails what has not left yet with `error`; idempotent."""
         if self.closed:
             return
-        self._uncork()  # as far as the kernel takes it; a failure comes back here
+        self._uncork()  # as far as the kernel takes it; a failure calls this method again
         if self.closed:
             return
         self.closed = True

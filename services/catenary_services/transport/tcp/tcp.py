@@ -41,7 +41,7 @@ from catenary_services.transport.tcp.tcp_stream import TcpStream
 _CAPABILITIES = Capabilities(transport="tcp", same_host=False, zero_copy=False)
 _MAX_CONNECTIONS = 1024
 INLINE_BYTES = 8192
-"""Payloads up to this need no slot of the pool."""
+"""Payloads up to this size need no slot of the pool."""
 
 
 class TcpEndpoint:
@@ -55,17 +55,17 @@ class TcpEndpoint:
         self._listener: TcpListener | None = None
         self._port = 0
         self._server_context = settings.security.server.ssl_context()
-        settings.security.client.ssl_context()  # files that are not good are reported now
+        settings.security.client.ssl_context()  # reports bad files now
         self._links: set[TcpLink] = set()
         self._receivers: set[TcpReceiver] = set()
 
     @property
     def address(self) -> EndpointAddress:
-        """Where peers reach this endpoint; known after `start`."""
+        """Address at which peers reach this endpoint; known after `start`."""
         return EndpointAddress("tcp", f"{self._settings.reachable_host}:{self._port}", host_id())
 
     async def start(self, handler: FrameHandler) -> None:
-        """Begins to receive."""
+        """Starts to receive frames, which `handler` gets."""
 
         def accepted(settled: Callable[[], None]) -> TcpStream:
             share = partial(MemoryShare, self._receive_pool)
@@ -77,7 +77,7 @@ class TcpEndpoint:
         self._port = await self._listener.start(self._settings.host, self._settings.tcp_port)
 
     def _known(self, receiver: TcpReceiver) -> None:
-        """Takes a connection from the listener, which sees to those that nobody is known of."""
+        """Takes a connection over from the listener, which handles those of unknown peers."""
         if len(self._receivers) >= _MAX_CONNECTIONS:
             receiver.close(lost("tcp", "too many connections"))
         else:
@@ -90,7 +90,7 @@ class TcpEndpoint:
         """Opens a link to the endpoint at `address`.
 
         Raises:
-            PartitionLost: nobody answers there, or not within `timeout_s`, or somebody else.
+            PartitionLost: Nobody answers within `timeout_s`, or another peer does.
         """
         host, _, port = address.address.rpartition(":")
         link = TcpLink(self._send_pool, self._settings, self._links.discard)
@@ -102,7 +102,7 @@ class TcpEndpoint:
                     host.strip("[]"),
                     int(port),
                     ssl=self._settings.security.client.peer_context(),
-                    # Whoever answers is known by the identity in their certificate.
+                    # The peer is recognised by the identity in its certificate, not by a host name.
                     server_hostname=None if self._settings.security.client.insecure else "",
                 )
                 await link.introduce(self._peer_id, timeout_s)
@@ -117,7 +117,7 @@ class TcpEndpoint:
         return link
 
     async def close(self) -> None:
-        """Stops receiving, closes every link, frees every slot."""
+        """Stops receiving, closes every link and frees every slot."""
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
@@ -145,7 +145,7 @@ class TcpReceiver:
         self._security = settings.security.server
         self._unreleased = 0
         self._sender: FrameSender | None = None
-        """Who is at the other end, once they have said so."""
+        """The peer at the other end, once it has given its id."""
         self.on_known: Callable[[TcpReceiver], None] = lambda _: None
         self.on_closed: Callable[[TcpReceiver], None] = lambda _: None
         self.stream = TcpStream(
@@ -207,12 +207,12 @@ class TcpReceiver:
         self.on_closed(self)
 
     def close(self, error: PartitionLost) -> None:
-        """Ends the connection; frames already handed over stay readable. Idempotent."""
+        """Ends the connection; frames that were handed over stay readable. Idempotent."""
         self.stream.close(error)
 
 
 class TcpLink:
-    """A connection to one peer, for sending."""
+    """A TCP connection to one peer, for sending."""
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class TcpLink:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Any host; the payload is copied by the kernel."""
+        """Properties of the link: it reaches any host, and the kernel copies the payload."""
         return _CAPABILITIES
 
     @property
@@ -245,22 +245,22 @@ class TcpLink:
 
     @property
     def peer_id(self) -> str:
-        """Who answered."""
+        """The peer id in the answer."""
         return self._welcome.result()
 
     async def introduce(self, peer_id: str, timeout_s: float) -> None:
-        """Says who we are and waits for the answer."""
+        """Sends this process's peer id and waits for the answer."""
         name = peer_id.encode()
         self.stream.write(encode_prefix(MessagePrefix(MessageKind.HELLO, len(name))) + name)
         async with asyncio.timeout(timeout_s):
             await asyncio.shield(self._welcome)
 
     def check_peer(self, peer_id: str | None) -> None:
-        """Returns if the certificate of who answered names `peer_id`, or whoever they say they are.
+        """Checks that the certificate names `peer_id`, or without one the peer id in the answer.
 
         Raises:
-            Unauthenticated: it names nobody of ours.
-            PermissionDenied: it is somebody else's.
+            Unauthenticated: The certificate names no identity of this system.
+            PermissionDenied: The certificate names another peer.
         """
         security = self._settings.security.client
         check_receiver(security, self.stream.ssl_object, peer_id or self.peer_id)
@@ -274,7 +274,6 @@ class TcpLink:
             self.stream.close(lost("tcp", f"unexpected {prefix.kind.name}"))
 
     async def export(self, nbytes: int, timeout_s: float) -> Slot:
-        """Returns a slot of `nbytes`; see `Link.export`."""
         if self._error is not None:
             raise self._error
         if nbytes > self._settings.max_frame_bytes:

@@ -1,9 +1,10 @@
-"""Accepts connections of peers so that those who say nothing cost next to nothing.
+"""A listener for connections of peers, in which silent connections cost next to nothing.
 
-A connection goes through three states. It *waits* until its first byte is there: a socket and
-nothing else. Then it is *opening*: a bounded number at a time makes the TLS handshake and says who
-it is, those of the least busy source first. Then it is a peer's, and no business of this module.
-Whatever is too many or too slow is dropped, the oldest of the busiest source first.
+A connection goes through three states. It *waits* until its first byte has arrived: a socket and
+nothing else. Then it is *opening*: a bounded number at a time makes the TLS handshake and sends its
+peer id, those of the least busy source first. Then it belongs to a peer, and this module has done
+its part. Connections that are too many or too slow are dropped, the oldest of the busiest source
+first.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from catenary_services.memory import give_back_soon
 BACKLOG = 1024
 ACCEPTED_AT_ONCE = 64
 OPEN_S = 3.0
-"""From its turn on it must be known who it is within this time."""
+"""Seconds from the turn of a connection within which its peer must be known."""
 _GRACE_S = 0.05
-"""An honest peer nearby is through by then. Who takes longer makes room where others wait, if its
-source has more than an equal share of the places."""
+"""Seconds that a handshake may take, while others wait, if its source has more than an equal share
+of the places. An honest peer nearby is faster."""
 _LONG_GRACE_S = 0.5
-"""The same for sources with no more than that: a busy machine may take so long over a handshake."""
+"""Seconds that a handshake may take, while others wait, if its source has at most an equal share of
+the places: a busy machine may need that long."""
 _LOOK_S = 0.02
 _TLS_HANDSHAKE = b"\x16"
 _FULL_S = 0.2
@@ -38,18 +40,19 @@ _log = get_logger("catenary_services.transport")
 
 @dataclass(frozen=True, slots=True)
 class ListenerLimits:
-    """What a listener lets connections have before they are somebody's."""
+    """Limits on connections whose peer is not known yet."""
 
     most_waiting: int = 512
-    """Without a byte or without a turn."""
+    """The most connections that wait for their first byte or for their turn."""
     most_opening: int = 32
-    """Handshakes at a time; each may take a quarter of a megabyte."""
+    """The most concurrent handshakes; each may take a quarter of a megabyte."""
     wait_s: float = 3.0
-    """The first byte must be there, and their turn have come, within this time."""
+    """Seconds within which the first byte must arrive and the connection must have its turn."""
 
 
 MakeProtocol = Callable[[Callable[[], None]], asyncio.BaseProtocol]
-"""Gets what it calls once it is known who is at the other end, or that nobody is."""
+"""A factory of protocols. Its argument is a function that the protocol calls once its peer is
+known, or once it is certain that there is none."""
 
 
 @dataclass(eq=False, slots=True)
@@ -64,7 +67,7 @@ class _Connection:
 
 
 class TcpListener:
-    """Listens from `start` to `close`."""
+    """Listens for connections from `start` to `close`."""
 
     def __init__(
         self,
@@ -73,13 +76,13 @@ class TcpListener:
         first_byte: bytes | None = None,
         limits: ListenerLimits = ListenerLimits(),
     ) -> None:
-        """Listens for peers.
+        """Creates a listener that is not open yet.
 
         Args:
             make: Returns the protocol of a connection that has its turn.
-            tls: For handshakes; None: there are none.
-            first_byte: Without TLS, what a peer begins with; None: anything.
-            limits: How many there may be, and how long.
+            tls: Context of handshakes; None for connections without TLS.
+            first_byte: Without TLS, the first byte of every peer; None for any.
+            limits: How many connections there may be in each state, and for how long.
         """
         self._make = make
         self._tls = tls
@@ -93,17 +96,17 @@ class TcpListener:
         self._dropped = 0
 
     async def start(self, host: str, port: int) -> int:
-        """Listens, and returns the port (a free one is chosen for 0).
+        """Listens, and returns the port; for port 0 a free one is chosen.
 
         Raises:
-            Unavailable: the address is taken or not ours.
+            Unavailable: The address is in use or does not belong to this machine.
         """
         try:
             found = await self._loop.getaddrinfo(
                 host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
             for family, _, _, _, (name, *_) in dict.fromkeys(found):
-                # Every address of one name is listened on at the port that the first one got.
+                # All addresses of one name are listened on at the port that the first one got.
                 chosen = self._sockets[0].getsockname()[1] if self._sockets else port
                 listening = socket.create_server((name, chosen), family=family, backlog=BACKLOG)
                 listening.setblocking(False)
@@ -116,7 +119,7 @@ class TcpListener:
         return int(self._sockets[0].getsockname()[1])
 
     def close(self) -> None:
-        """Listens no more, and drops every connection that is nobody's yet."""
+        """Stops listening, and drops every connection whose peer is not known."""
         for listening in self._sockets:
             self._loop.remove_reader(listening.fileno())
             listening.close()
@@ -132,7 +135,7 @@ class TcpListener:
                 sock, address = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no descriptors are left: others are closed meanwhile
+            except OSError as error:  # no descriptors are left; wait until others are closed
                 _log.error("accept_failed", error=str(error))
                 self._loop.remove_reader(listening.fileno())
                 self._loop.call_later(_FULL_S, self._accept_again, listening)
@@ -151,7 +154,7 @@ class TcpListener:
             self._loop.add_reader(listening.fileno(), self._accept, listening)
 
     def _spoke(self, connection: _Connection) -> None:
-        """The first byte is there, or the end."""
+        """Handles the first byte of a connection, or its end."""
         self._loop.remove_reader(connection.sock.fileno())
         try:
             first = connection.sock.recv(1, socket.MSG_PEEK)
@@ -164,11 +167,12 @@ class TcpListener:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Gives free places to those who have spoken."""
+        """Gives free places to connections whose first byte has arrived."""
         while ready := [each for each in self._waiting.values() if each.has_spoken]:
             busy = Counter(each.source for each in self._opening)
-            # Stable: of one source, the oldest first. Where more come than have a turn it is the
-            # newest: who waited long is dropped next, and an honest peer would be among them.
+            # `min` takes the first of equals: of one source, the oldest. If more wait than there
+            # are places, it takes the newest, because the oldest are dropped next, with any honest
+            # peer among them.
             if len(ready) > self._limits.most_opening:
                 ready.reverse()
             wanted = min(ready, key=lambda each: busy[each.source])
@@ -176,7 +180,7 @@ class TcpListener:
                 busiest, count = busy.most_common(1)[0]
                 if count < self._limits.most_opening // 2 or busy[wanted.source] >= count // 2:
                     return
-                # One source has most of the places, and somebody else waits.
+                # One source has most of the places, and another waits.
                 self._drop(self._least_wanted([e for e in self._opening if e.source == busiest]))
             self._open(wanted)
 
@@ -200,7 +204,7 @@ class TcpListener:
                 )
                 await connection.settled.wait()
         except (OSError, TimeoutError, asyncio.CancelledError):
-            # Its own failure, or ours to wait: either way it is nobody's.
+            # Whether the peer failed or the wait here ended, the connection has no peer.
             self._abort(connection)
         finally:
             self._opening.discard(connection)
@@ -210,7 +214,7 @@ class TcpListener:
         self._timer = self._loop.call_later(_LOOK_S, self._look)
 
     def _look(self) -> None:
-        """Drops who is late, and who keeps others waiting."""
+        """Drops connections that are late, and those that keep others waiting."""
         self._timer = None
         now_s = self._loop.time()
         for connection in list(self._waiting.values()):
@@ -236,7 +240,7 @@ class TcpListener:
             self._drop(slowest)
 
     def _least_wanted(self, among: list[_Connection]) -> _Connection:
-        """Returns the oldest of the source that has most; who has spoken is better than silent."""
+        """Returns the oldest connection of the source with the most, silent ones first."""
         counts = Counter(each.source for each in among)
         return min(among, key=lambda each: (-counts[each.source], each.has_spoken, each.since_s))
 
@@ -261,17 +265,17 @@ class TcpListener:
 def too_slow(
     opening: Sequence[tuple[str, float]], waiting: Sequence[str], places: int, now_s: float
 ) -> list[int]:
-    """Returns which of the handshakes take longer than they may while others wait, by index.
+    """Returns the indices of handshakes that take longer than they may while others wait.
 
     Args:
-        opening: The source of each, and since when.
-        waiting: The sources of those that wait for a place.
-        places: How many handshakes there may be at a time.
-        now_s: On the same clock as `opening`.
+        opening: Source and start of each handshake, in seconds.
+        waiting: Sources of connections that wait for a place.
+        places: The most concurrent handshakes.
+        now_s: The time, on the same clock as `opening`.
     """
     counts = Counter(source for source, _ in opening)
     sources = counts.keys() | set(waiting)
-    # Of one source alone nobody is worse off than another; of many, each may have one.
+    # With one source nobody else is disadvantaged; of many, each may have one.
     share = max(1.0, places / len(sources)) if len(sources) > 1 else 1.0
     return [
         at

@@ -1,7 +1,7 @@
 """A TCP connection that carries whole frames, plain or under TLS.
 
-Payloads are read by the kernel straight into memory of the receive pool; only what arrives together
-with a header is copied. When the pool is used up, reading stops and TCP holds up the sender.
+The kernel reads payloads straight into memory of the receive pool; only bytes that arrive together
+with a header are copied. When the pool is used up, reading stops and TCP holds up the sender.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ from catenary_services.transport.memory import MemoryBlock, MemoryShare
 
 _STAGE_BYTES = 64 << 10
 _FIRST_STAGE_BYTES = 4 << 10
-"""Until it is known who sends: holds the message that says so, and nothing larger."""
+"""Size of the buffer until the sender is known: enough for the message with its id, and no more."""
 STALLED_S = 30.0
-"""A frame of which no byte arrives for so long is given up with its connection."""
+"""A frame of which no byte arrives for so many seconds is given up together with its connection."""
 _WRITE_AT_ONCE = 32 << 10
-"""Below this, joining header and payload is cheaper than waiting for the socket."""
+"""Below this size, joining header and payload is cheaper than waiting for the socket."""
 
 _LOOPBACK_SEND_BYTES = 512 << 10
-"""On one machine a short queue stays in the cache between both ends: 3.4 ms for 10 MB, not 5.5.
-Over a network the kernel's own tuning is better, so it is left alone there."""
+"""Send buffer for peers on the same machine, where a short queue stays in the cache shared by both
+ends: 10 MB take 3.4 ms instead of 5.5 ms. Over a network the kernel's own tuning is better."""
 
 _INFO_BYTES = 192
 _ACKNOWLEDGED = struct.Struct("<Q")
 _ACKNOWLEDGED_AT = 120
-"""Where `struct tcp_info` has `tcpi_bytes_acked`."""
+"""Offset of `tcpi_bytes_acked` in `struct tcp_info`."""
 _COUNT = struct.Struct("<I")
 _UNACKNOWLEDGED_AT = 24
-"""Where it has `tcpi_unacked`, packets that were sent and not acknowledged."""
+"""Offset of `tcpi_unacked` there: packets that were sent and not acknowledged."""
 _QUEUED = struct.Struct("i")
 
 OnFrame = Callable[[MessagePrefix, bytes, memoryview, Callable[[], None]], None]
-"""Gets prefix, header, payload, and what releases the payload."""
+"""A function that gets prefix, header, payload, and a function that releases the payload."""
 
 
 class TcpStream(asyncio.BufferedProtocol):
-    """Parses what comes in and writes what goes out."""
+    """Parses incoming frames and writes outgoing ones."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class TcpStream(asyncio.BufferedProtocol):
         self._max_payload_bytes = max_payload_bytes if make_share is not None else 0
         self._on_frame = on_frame
         self._on_lost = on_lost
-        # The loop's TLS pauses from `>= limit` on, its sockets from `> limit`: neither may let
-        # a push return while one of its bytes is still in the slot.
+        # The event loop's TLS pauses at `>= limit`, its sockets at `> limit`. Neither may let a
+        # push return while one of its bytes is still in the slot.
         self._high_water = 1 if secure else 0
         self._make_share = make_share
         self._share: MemoryShare | None = None
@@ -101,7 +101,7 @@ class TcpStream(asyncio.BufferedProtocol):
     # ---- the connection ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Sets the socket's options."""
+        """Sets the options of the socket."""
         self._transport = cast(asyncio.Transport, transport)
         if self.closed:  # refused while it was being accepted
             self._transport.abort()
@@ -111,7 +111,7 @@ class TcpStream(asyncio.BufferedProtocol):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if _same_machine(sock):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOOPBACK_SEND_BYTES)
-        # A machine that vanishes sends no RST: ask after two idle seconds, give up after five.
+        # A machine that vanishes sends no RST: probe after two idle seconds, give up after five.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
@@ -124,7 +124,7 @@ class TcpStream(asyncio.BufferedProtocol):
         self.close(lost("tcp", str(exc) if exc is not None else "the peer closed it"))
 
     def close(self, error: PartitionLost) -> None:
-        """Drops the connection. Idempotent."""
+        """Drops the connection; idempotent."""
         if self.closed:
             return
         self.closed = True
@@ -149,7 +149,7 @@ class TcpStream(asyncio.BufferedProtocol):
             lost_frame(error)
 
     def trust(self) -> None:
-        """It is known who sends: frames and long headers are taken from now on."""
+        """Accepts frames and long headers from now on, because the sender is known."""
         self._is_trusted = True
         stage = memoryview(bytearray(_STAGE_BYTES))
         stage[: self._end] = self._stage[: self._end]
@@ -157,7 +157,7 @@ class TcpStream(asyncio.BufferedProtocol):
 
     @property
     def ssl_object(self) -> object:
-        """What knows the certificate of the other side; None without TLS."""
+        """The TLS object with the certificate of the other side; None without TLS."""
         return self._transport.get_extra_info("ssl_object") if self._transport else None
 
     # ---- writing ----
@@ -177,11 +177,11 @@ class TcpStream(asyncio.BufferedProtocol):
     ) -> None:
         """Writes `head` and `payload`; calls `done` once `payload` may be written again.
 
-        `lost_frame` is told if the connection ends later, and they may not have arrived.
+        `lost_frame` is called if the connection ends later and the frame may not have arrived.
 
         Raises:
-            TimeoutError: the peer took no byte for `timeout_s`.
-            PartitionLost: the connection broke.
+            TimeoutError: The peer took no byte for `timeout_s`.
+            PartitionLost: The connection broke.
         """
         assert self._transport is not None
         if len(payload) <= _WRITE_AT_ONCE:
@@ -194,7 +194,7 @@ class TcpStream(asyncio.BufferedProtocol):
             if not self._writing_paused:
                 self._run_after_drain()
         if self._writing_paused and not self.closed:
-            # The bytes stay in line if the caller is cancelled: a frame is sent whole or never.
+            # The bytes stay queued if the caller is cancelled: a frame is sent whole or not at all.
             if self._drained is None or self._drained.done():
                 self._drained = asyncio.get_running_loop().create_future()
             await unless_stalled(self._drained, timeout_s, lambda: self._outgoing().acknowledged)
@@ -209,7 +209,7 @@ class TcpStream(asyncio.BufferedProtocol):
         self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_after_sent)
 
     def _look_after_sent(self) -> None:
-        """Gives the connection up if nothing of what was sent is acknowledged."""
+        """Gives the connection up if no sent byte is acknowledged."""
         self._look = None
         seen = self._outgoing()
         if self._acknowledgements.look(time.monotonic_ns(), seen):
@@ -218,7 +218,7 @@ class TcpStream(asyncio.BufferedProtocol):
             self._look_soon()
 
     def _outgoing(self) -> SendQueueState:
-        """Returns what the kernel knows of what was sent."""
+        """Returns the kernel's state of what was sent."""
         assert self._transport is not None
         sock = self._transport.get_extra_info("socket")
         left = self._transport.get_write_buffer_size()
@@ -227,16 +227,16 @@ class TcpStream(asyncio.BufferedProtocol):
             (acknowledged,) = _ACKNOWLEDGED.unpack_from(facts, _ACKNOWLEDGED_AT)
             (packets,) = _COUNT.unpack_from(facts, _UNACKNOWLEDGED_AT)
             (queued,) = _QUEUED.unpack(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
-        except (OSError, struct.error):  # closed meanwhile
+        except (OSError, struct.error):  # closed in the meantime
             return SendQueueState(0, 0, unanswered=False, handed_over=False)
         return SendQueueState(acknowledged, queued, packets > 0, left == 0)
 
     def pause_writing(self) -> None:
-        """The socket is full."""
+        """Notes that the socket is full."""
         self._writing_paused = True
 
     def resume_writing(self) -> None:
-        """Everything written has left."""
+        """Notes that everything written has left, and goes on with what waited for that."""
         self._writing_paused = False
         self._run_after_drain()
         if self._drained is not None and not self._drained.done():
@@ -268,13 +268,13 @@ class TcpStream(asyncio.BufferedProtocol):
             self._guarded_parse()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Returns where the next bytes belong."""
+        """Returns the memory in which the next bytes belong."""
         if self._block is not None:
             return self._fill[self._filled :]
         return self._stage[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Takes note of `nbytes` more."""
+        """Handles `nbytes` bytes that arrived in the buffer."""
         if self.closed:
             return
         if self._block is None:
@@ -329,7 +329,7 @@ class TcpStream(asyncio.BufferedProtocol):
         return True
 
     def _place_payload(self) -> bool:
-        """Finds memory for the payload and moves what is staged there; False if there is none."""
+        """Finds memory for the payload and moves its staged part there; False without memory."""
         assert self._prefix is not None
         nbytes = self._prefix.payload_bytes
         if nbytes == 0:
@@ -405,4 +405,4 @@ def _same_machine(sock: socket.socket) -> bool:
 
 
 def _nothing() -> None:
-    """What releasing an empty payload does."""
+    """Releases an empty payload, which holds nothing."""
