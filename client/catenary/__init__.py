@@ -15,6 +15,7 @@ travel. The command `catenary` is this package on the command line.
 """
 
 from catenary.async_client import AsyncClient
+from catenary.async_text_streams import AsyncTextStream
 from catenary.client import Client
 from catenary.connection import TlsConfig
 from catenary.errors import (
@@ -63,7 +64,7 @@ from catenary.generation import (
 from catenary.moving import SessionInfo, SessionMove
 from catenary.recent import RecentRequest
 from catenary.retry import RetryPolicy
-from catenary.text_streams import AsyncTextStream, TextStream
+from catenary.text_streams import TextStream
 from catenary.types import (
     ActivePlan,
     AgentImpairment,
