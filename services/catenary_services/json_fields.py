@@ -1,39 +1,58 @@
-"""Taking values out of JSON documents, with errors that name the place."""
+"""Documents of JSON and YAML as typed records, with errors that name the place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+import msgspec
 
 from catenary_services.errors import InvalidInput
 
+T = TypeVar("T")
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
 
-def field(document: Any, key: str, kind: type, where: str) -> Any:
-    """Returns `document[key]`, which is of type `kind`.
-
-    Raises:
-        InvalidInput: If the document is no object or the key is missing or of another type.
-    """
-    if not isinstance(document, dict):
-        raise InvalidInput(where, "is not an object")
-    if key not in document:
-        raise InvalidInput(f"{where}.{key}", "is missing")
-    value = document[key]
-    # bool is an int in Python, but `"version": true` is a mistake.
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise InvalidInput(f"{where}.{key}", f"is not of type {kind.__name__}")
-    return value
+_FIELD_PROBLEMS = {
+    "Object missing required field `": "is missing",
+    "Object contains unknown field `": "is unknown",
+}
 
 
-def integers(values: Iterable[Any], lowest: int, where: str) -> tuple[int, ...]:
-    """Returns the values, all of them integers not below `lowest`.
+class _Version(msgspec.Struct):
+    version: int
+
+
+def converted(document: Any, kind: type[T], where: str) -> T:
+    """Returns a document, as JSON or YAML is read, as a struct, dataclass or other type.
+
+    Fields that a dataclass does not have are ignored, and so with a struct that does not forbid it.
 
     Raises:
-        InvalidInput: If `values` is no list or one of them is something else; the field names it.
+        InvalidInput: If something is missing or wrong; the field names it, such as "where.a[1].b".
     """
-    if not isinstance(values, list | tuple):
-        raise InvalidInput(where, "is not a list")
-    for i, value in enumerate(values):
-        if type(value) is not int or value < lowest:
-            raise InvalidInput(f"{where}[{i}]", f"{value!r} is not an integer >= {lowest}")
-    return tuple(values)
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).rpartition(" - at `$")
+        text, place = (text, where + place.rstrip("`")) if text else (str(error), where)
+        for start, problem in _FIELD_PROBLEMS.items():
+            if text.startswith(start):
+                name = text.removeprefix(start).rstrip("`")
+                raise InvalidInput(f"{place}.{name}" if place else name, problem) from None
+        raise InvalidInput(place.lstrip("."), text[:1].lower() + text[1:]) from None
+
+
+def check_version(document: Any, known: int, where: str) -> None:
+    """Returns if a document says that it is of the version that this program reads.
+
+    Raises:
+        InvalidInput: If it is of another one, or says nothing.
+    """
+    version = converted(document, _Version, where).version
+    if version != known:
+        raise InvalidInput(f"{where}.version", f"is {version}, this program reads {known}")
+
+
+def document_of(record: Any) -> Any:
+    """Returns a struct or dataclass as `converted` reads it, made of dicts and lists."""
+    return msgspec.json.decode(msgspec.json.encode(record))

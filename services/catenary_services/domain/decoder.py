@@ -20,6 +20,7 @@ from catenary_services.domain.sampler_sizes import (
     SamplerSizes,
     sampler_sizes,
 )
+from catenary_services.json_fields import Count
 
 CACHE_BLOCK_TOKENS = 16
 """Memory of caches is counted in blocks of so many tokens: a page of 4 KiB holds 16 tokens of a
@@ -219,7 +220,7 @@ class DecoderTable:
     vocabulary_size: int
     context_tokens: int
     """Longest sequence the model was made for."""
-    end_token_ids: tuple[int, ...]
+    end_token_ids: tuple[Count, ...]
     """Any of them ends a text."""
     block_bytes: int
     """Weights of one block, as imported. This and the next three stand for every form that the
