@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -12,10 +13,16 @@ T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
-_FIELD_PROBLEMS = {
-    "Object missing required field `": "is missing",
-    "Object contains unknown field `": "is unknown",
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
 }
+_FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*)`")
+_EXPECTED = re.compile(r"Expected `(\w+)(?: \| null)?`(.*?)(?:, got `(\w+)`)?")
 
 
 class _Version(msgspec.Struct):
@@ -33,13 +40,20 @@ def converted(document: Any, kind: type[T], where: str) -> T:
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
-        text, _, place = str(error).rpartition(" - at `$")
-        text, place = (text, where + place.rstrip("`")) if text else (str(error), where)
-        for start, problem in _FIELD_PROBLEMS.items():
-            if text.startswith(start):
-                name = text.removeprefix(start).rstrip("`")
-                raise InvalidInput(f"{place}.{name}" if place else name, problem) from None
-        raise InvalidInput(place.lstrip("."), text[:1].lower() + text[1:]) from None
+        raise InvalidInput(*_named(str(error), where)) from None
+
+
+def _named(error: str, where: str) -> tuple[str, str]:
+    """Returns the place of a msgspec error, and what is wrong there in words."""
+    text, _, path = error.rpartition(" - at `$")
+    text, place = (text, where + path.rstrip("`")) if text else (error, where)
+    if found := _FIELD.fullmatch(text):
+        problem = "is missing" if found[1] == "missing required" else "is unknown"
+        return f"{place}.{found[2]}".lstrip("."), problem
+    if found := _EXPECTED.fullmatch(text):
+        kind, bound, given = found.groups()
+        text = "is missing" if given == "null" else f"must be {_KINDS.get(kind, kind)}{bound}"
+    return place.lstrip("."), text
 
 
 def check_version(document: Any, known: int, where: str) -> None:
