@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from catenary.calls import Call
 from catenary.errors import InvalidInputError
+from catenary.records import record_of
 from catenary_protos.catenary.v1 import admin_pb2
 
 MOST_REQUESTS = 500
@@ -44,7 +45,4 @@ def requests(limit: int) -> Call[list[RecentRequest]]:
 
 def request_list(message: admin_pb2.ListRequestsResponse) -> list[RecentRequest]:
     """Returns the requests of a reply."""
-    return [
-        RecentRequest(each.request_id, each.model, each.outcome, each.total_ns, each.ended_ago_ns)
-        for each in message.requests
-    ]
+    return [record_of(RecentRequest, each) for each in message.requests]
