@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence
+from collections.abc import Callable, MutableSequence
 from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 T = TypeVar("T")
 
 
-def record_of(kind: type[T], message: Message, **others: object) -> T:
+def record_of(kind: Callable[..., T], message: Message, **others: object) -> T:
     """Returns a dataclass of what a message has under the names of its fields.
 
     Repeated fields become tuples, messages the dataclass that their field is of, absent ones None.
@@ -35,9 +35,9 @@ def record_of(kind: type[T], message: Message, **others: object) -> T:
 
 
 @cache
-def _inner(kind: type[Any]) -> dict[str, type[Any] | None]:
+def _inner(kind: Callable[..., Any]) -> dict[str, Any]:
     """Returns the dataclass in the type of each field, None where there is none."""
     return {
-        name: next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)
+        name: next(filter(is_dataclass, (hint, *get_args(hint))), None)
         for name, hint in get_type_hints(kind).items()
     }
