@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, Any, TypeVar
 
@@ -69,4 +70,4 @@ def check_version(document: Any, known: int, where: str) -> None:
 
 def document_of(record: Any) -> Any:
     """Returns a struct or dataclass as `converted` reads it, made of dicts and lists."""
-    return msgspec.json.decode(msgspec.json.encode(record))
+    return json.loads(json.dumps(msgspec.to_builtins(record)))
