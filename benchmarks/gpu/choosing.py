@@ -25,7 +25,8 @@ def next_tokens(
     logits: Any, samplers: Sequence[Sampler], chooser: Chooser | None = None
 ) -> list[int]:
     """Returns the next token of each row of logits, and notes it; on the host without `chooser`."""
-    chosen = (chooser or numpy_chooser(logits.shape[1])).choose(logits, list(enumerate(samplers)))
+    chooser = chooser or numpy_chooser(logits.shape[1])
+    chosen = chooser.choose(logits, list(enumerate(samplers)), range(len(samplers)))
     for way, token in zip(samplers, chosen, strict=True):
         way.accept(token)
     return chosen

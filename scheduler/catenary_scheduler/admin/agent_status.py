@@ -57,7 +57,7 @@ def _add_impairments(status: admin_pb2.AgentStatus, agent: AgentId, term: Term) 
 def _add_unloadable(status: admin_pb2.AgentStatus, record: AgentRecord, term: Term) -> None:
     """Adds the models that its runtime cannot load, which is why no plan uses it for them."""
     for key, deployment in sorted(term.deployments.ready.items()):
-        if why := deployment.why_not_loaded(record.agent):
+        if why := deployment.for_planning().why_not_loaded(record.agent):
             status.impairments.add(kind="cannot_load", partition=str(key), why=why)
 
 
