@@ -8,7 +8,7 @@ TOOLS := .venv-tools/.installed
 DEPLOY_TOOLS := .venv-deploy/.installed
 DOCS := .venv-docs/.installed
 
-.PHONY: truth help setup native proto proto-check lint type unit fast test test-nightly test-system test-browser chaos bench deploy-check deploy-schema sim docs up demo clean
+.PHONY: truth help setup native proto proto-check sdk lint type unit fast test test-nightly test-system test-browser chaos bench deploy-check deploy-schema sim docs up demo clean
 .PHONY: compose-up compose-test compose-down gpu-wheels gpu-check gpu-bench gpu-platform gpu-dry
 
 help: ## shows this list
@@ -34,6 +34,9 @@ proto: $(STAMP) ## regenerates protos/catenary_protos from the .proto files
 proto-check: $(STAMP) ## fails if the generated code is not what the .proto files say
 	@fresh=$$(mktemp -d) && PATH=$(abspath $(BIN)):$$PATH $(BIN)/python protos/generate.py $$fresh/catenary_protos 2>/dev/null \
 	  && diff -r -x __pycache__ $$fresh/catenary_protos protos/catenary_protos && rm -rf $$fresh && echo "generated code is fresh"
+
+sdk: $(STAMP) ## regenerates the SDK's blocking client from its asyncio client
+	$(BIN)/python client/generate.py
 
 lint: $(STAMP) proto-check ## ruff, import-linter, freshness of generated code
 	$(BIN)/ruff check .

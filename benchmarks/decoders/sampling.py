@@ -159,7 +159,7 @@ def generate(executor: TorchDecoder, chooser: TokenSampler, answers: Sequence[An
                 continue
             known = [*answer.prompt, *answer.tokens]
             sampler = sampler_of(answer, known)
-            answer.tokens += chooser.choose(logits[None], [(answer.number, sampler)])
+            answer.tokens += chooser.choose(logits[None], [(answer.number, sampler)], [0])
             answer.logits.append(logits)
         for answer in [each for each in running if len(each.tokens) == ANSWER_TOKENS]:
             executor.close_session(answer.number)
@@ -216,7 +216,7 @@ def _count_flips(
         both = np.stack([before, after])
         for draw in range(DRAWS):
             asked = [(number, sampler_of(answer, known, draw)) for number in (0, 1)]
-            one, other = chooser.choose(both, asked)
+            one, other = chooser.choose(both, asked, [0, 1])
             found.draws += 1
             found.flips += one != other
 

@@ -53,6 +53,7 @@ from catenary.moving import SessionInfo, SessionMove
 from catenary.recent import RecentRequest
 from catenary.rpc.connection import TlsConfig
 from catenary.rpc.retry import RetryPolicy
+from catenary.text.async_text_streams import AsyncTextStream
 from catenary.text.generation import (
     ChainChange,
     GeneratedText,
@@ -63,7 +64,7 @@ from catenary.text.generation import (
     TokenTiming,
     Usage,
 )
-from catenary.text.text_streams import AsyncTextStream, TextStream
+from catenary.text.text_streams import TextStream
 from catenary.types import (
     ActivePlan,
     AgentImpairment,

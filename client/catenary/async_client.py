@@ -15,27 +15,21 @@ from collections.abc import (
 from types import TracebackType
 from typing import Any, TypeVar
 
-import grpc
-
 from catenary import moving, recent, types
+from catenary.async_channels import AsyncChannels, each
 from catenary.errors import CatenaryError, UnavailableError
 from catenary.rpc import calls, messages
 from catenary.rpc.attempts import RetryAttempts
-from catenary.rpc.calls import RpcCall, Service
-from catenary.rpc.connection import DEFAULT_TARGET, NO_RETRY, Connection, TlsConfig, stub_class
-from catenary.rpc.failures import error_of_call
+from catenary.rpc.calls import RpcCall
+from catenary.rpc.connection import DEFAULT_TARGET, NO_RETRY, Connection, TlsConfig
 from catenary.rpc.retry import RetryPolicy
 from catenary.rpc.targets import Addresses, targets_of
 from catenary.tensors import Array
+from catenary.text.async_generating import GeneratesTextAsync
+from catenary.text.async_text_streams import AsyncTextStream
 from catenary.text.continuing import TextCall
-from catenary.text.generating import GeneratesTextAsync
-from catenary.text.text_streams import AsyncTextStream
 
 Reply = TypeVar("Reply")
-
-# grpc.aio reports this in place of the server's status when a write is under way as the server ends
-# the stream (about one time in six with messages of 2 MB). The status itself is lost then.
-_WRITE_FAILED = "Internal error from Core"
 
 
 class AsyncClient(GeneratesTextAsync):
@@ -72,9 +66,7 @@ class AsyncClient(GeneratesTextAsync):
             DEFAULT_TARGET, api_key, tls, insecure, timeout_s, None, retry or NO_RETRY
         )
         self._targets = targets_of(common, target, admin_target)
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._stubs: dict[tuple[str, Service], Any] = {}
-        self._closed = False
+        self._channels = AsyncChannels(self._targets.current)
 
     async def infer(  # noqa: PLR0913 - the fields of one request, all but two by name
         self,
@@ -128,15 +120,15 @@ class AsyncClient(GeneratesTextAsync):
 
         async def outgoing() -> AsyncIterator[Any]:
             try:
-                async for request in _each(requests):
+                async for request in each(requests):
                     yield messages.infer_request(request)
             except Exception as error:
-                # gRPC would swallow it in a task of its own; it is raised to the caller below.
+                # gRPC would swallow it where it sends; it is raised to the caller below.
                 failed.append(error)
 
         connection = self._targets.current
-        method = self._stub("inference", connection).ModelStreamInfer
-        replies = self._stream(method, outgoing(), timeout_s, connection)
+        method = self._channels.stub("inference", connection).ModelStreamInfer
+        replies = self._channels.stream(method, outgoing(), timeout_s, connection)
         try:
             async with contextlib.aclosing(replies):
                 async for reply in replies:
@@ -252,9 +244,7 @@ class AsyncClient(GeneratesTextAsync):
 
     async def close(self) -> None:
         """Closes the connections; calls in flight are cancelled."""
-        self._closed = True
-        for channel in self._channels.values():
-            await channel.close()
+        await self._channels.close()
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -271,7 +261,7 @@ class AsyncClient(GeneratesTextAsync):
         attempts = RetryAttempts(call, self._targets)
         while True:
             try:
-                return await self._execute(call, attempts)
+                return await self._channels.call(call, attempts)
             except CatenaryError as error:
                 wait_s = attempts.wait_s(error)
                 if wait_s is None:
@@ -279,73 +269,11 @@ class AsyncClient(GeneratesTextAsync):
             await asyncio.sleep(wait_s)
             attempts.again()
 
-    async def _execute(self, call: RpcCall[Reply], attempts: RetryAttempts) -> Reply:
-        connection = attempts.connection
-        method = getattr(self._stub(call.service, connection), call.method)
-        metadata = connection.metadata
-        try:
-            if call.tells_deadline:
-                return call.read(
-                    await method(call.request, timeout=attempts.remaining_s, metadata=metadata)
-                )
-            async with asyncio.timeout(attempts.remaining_s):
-                reply = await method(call.request, metadata=metadata)
-            return call.read(reply)
-        except TimeoutError:
-            raise attempts.out_of_patience() from None
-        except grpc.aio.AioRpcError as error:
-            raise error_of_call(error) from error
-
     def _text_stream(self, call: TextCall) -> AsyncTextStream:
         def send(
             request: Any, timeout_s: float | None, connection: Connection
         ) -> AsyncGenerator[Any, None]:
-            method = self._stub(call.service, connection).Generate
-            return self._stream(method, request, timeout_s, connection)
+            method = self._channels.stub(call.service, connection).Generate
+            return self._channels.stream(method, request, timeout_s, connection)
 
         return AsyncTextStream(call, self._targets, send)
-
-    async def _stream(
-        self, method: Any, request: Any, timeout_s: float | None, connection: Connection
-    ) -> AsyncGenerator[Any, None]:
-        stream = method(request, timeout=timeout_s, metadata=connection.metadata)
-        try:
-            async for reply in stream:
-                yield reply
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.INTERNAL and error.details() == _WRITE_FAILED:
-                raise UnavailableError(
-                    "the server ended the stream while requests were being sent", code="INTERNAL"
-                ) from error
-            raise error_of_call(error) from error
-        finally:
-            stream.cancel()
-
-    def _open(self, connection: Connection, target: str) -> grpc.aio.Channel:
-        credentials = connection.credentials()
-        options = connection.options(target)
-        if credentials is None:
-            return grpc.aio.insecure_channel(target, options)
-        return grpc.aio.secure_channel(target, credentials, options)
-
-    def _stub(self, service: Service, connection: Connection) -> Any:
-        # Channels are opened here, in the loop that uses them, not where the client was made.
-        if self._closed:
-            raise RuntimeError("this client is closed")
-        address = connection.address(admin=service == "admin")
-        if address not in self._channels:
-            self._channels[address] = self._open(connection, address)
-        if (address, service) not in self._stubs:
-            self._stubs[address, service] = stub_class(service)(self._channels[address])
-        return self._stubs[address, service]
-
-
-async def _each(
-    requests: Iterable[types.InferRequest] | AsyncIterable[types.InferRequest],
-) -> AsyncIterator[types.InferRequest]:
-    if isinstance(requests, AsyncIterable):
-        async for request in requests:
-            yield request
-    else:
-        for request in requests:
-            yield request

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from catenary.errors import InvalidInputError
+from catenary.records import record_of
 from catenary.rpc.calls import RpcCall
 from catenary_protos.catenary.v1 import admin_pb2
 
@@ -108,33 +109,16 @@ def move_session(
 def session_list(message: admin_pb2.ListSessionsResponse) -> list[SessionInfo]:
     """Returns the sessions in a reply."""
     return [
-        SessionInfo(
-            session_id=each.session_id,
-            request_id=each.request_id,
+        record_of(
+            SessionInfo,
+            each,
             model=f"{each.model}:{each.version}",
-            chain_id=each.chain_id,
             hops=tuple((hop.agent_id, hop.first_block, hop.last_block) for hop in each.hops),
-            tokens=each.tokens,
-            gateway_id=each.gateway_id,
-            moving_to=each.moving_to,
-            moving_by=each.moving_by,
-            group=each.group,
-            generates=each.generates,
         )
         for each in message.sessions
     ]
 
 
 def move_result(message: admin_pb2.MoveSessionResponse) -> SessionMove:
-    """Returns the result of a move in a reply."""
-    return SessionMove(
-        message.outcome,
-        message.session_id,
-        message.chain_id,
-        message.mode,
-        message.tokens,
-        message.rounds,
-        message.duration_ns,
-        message.held_ns,
-        message.problem,
-    )
+    """Returns what came of a move."""
+    return record_of(SessionMove, message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from catenary.errors import InvalidInputError
+from catenary.records import record_of
 from catenary.rpc.calls import RpcCall
 from catenary_protos.catenary.v1 import admin_pb2
 
@@ -43,8 +44,5 @@ def requests(limit: int) -> RpcCall[list[RecentRequest]]:
 
 
 def request_list(message: admin_pb2.ListRequestsResponse) -> list[RecentRequest]:
-    """Returns the requests in a reply."""
-    return [
-        RecentRequest(each.request_id, each.model, each.outcome, each.total_ns, each.ended_ago_ns)
-        for each in message.requests
-    ]
+    """Returns the requests of a reply."""
+    return [record_of(RecentRequest, each) for each in message.requests]

@@ -1,39 +1,73 @@
-"""Reading values from JSON documents, with errors that name the place."""
+"""Documents of JSON and YAML as typed records, with errors that name the place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import json
+import re
+from typing import Annotated, Any, TypeVar
+
+import msgspec
 
 from catenary_services.errors import InvalidInput
 
+T = TypeVar("T")
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
 
-def field(document: Any, key: str, kind: type, where: str) -> Any:
-    """Returns `document[key]`, which is of type `kind`.
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+}
+_FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*)`")
+_EXPECTED = re.compile(r"Expected `(\w+)(?: \| null)?`(.*?)(?:, got `(\w+)`)?")
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+def converted(document: Any, kind: type[T], where: str) -> T:
+    """Returns a document, as JSON or YAML is read, as a struct, dataclass or other type.
+
+    Fields that a dataclass does not have are ignored, and so with a struct that does not forbid it.
 
     Raises:
-        InvalidInput: The document is no object, or the key is missing or of another type.
+        InvalidInput: If something is missing or wrong; the field names it, such as "where.a[1].b".
     """
-    if not isinstance(document, dict):
-        raise InvalidInput(where, "is not an object")
-    if key not in document:
-        raise InvalidInput(f"{where}.{key}", "is missing")
-    value = document[key]
-    # bool is an int in Python, but `"version": true` is a mistake.
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise InvalidInput(f"{where}.{key}", f"is not of type {kind.__name__}")
-    return value
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(*_named(str(error), where)) from None
 
 
-def integers(values: Iterable[Any], lowest: int, where: str) -> tuple[int, ...]:
-    """Returns the values, all of them integers of at least `lowest`.
+def _named(error: str, where: str) -> tuple[str, str]:
+    """Returns the place of a msgspec error, and what is wrong there in words."""
+    text, _, path = error.rpartition(" - at `$")
+    text, place = (text, where + path.rstrip("`")) if text else (error, where)
+    if found := _FIELD.fullmatch(text):
+        problem = "is missing" if found[1] == "missing required" else "is unknown"
+        return f"{place}.{found[2]}".lstrip("."), problem
+    if found := _EXPECTED.fullmatch(text):
+        kind, bound, given = found.groups()
+        text = "is missing" if given == "null" else f"must be {_KINDS.get(kind, kind)}{bound}"
+    return place.lstrip("."), text
+
+
+def check_version(document: Any, known: int, where: str) -> None:
+    """Returns if a document says that it is of the version that this program reads.
 
     Raises:
-        InvalidInput: `values` is no list, or one of them is something else; the field names it.
+        InvalidInput: If it is of another one, or says nothing.
     """
-    if not isinstance(values, list | tuple):
-        raise InvalidInput(where, "is not a list")
-    for i, value in enumerate(values):
-        if type(value) is not int or value < lowest:
-            raise InvalidInput(f"{where}[{i}]", f"{value!r} is not an integer >= {lowest}")
-    return tuple(values)
+    version = converted(document, _Version, where).version
+    if version != known:
+        raise InvalidInput(f"{where}.version", f"is {version}, this program reads {known}")
+
+
+def document_of(record: Any) -> Any:
+    """Returns a struct or dataclass as `converted` reads it, made of dicts and lists."""
+    return json.loads(json.dumps(msgspec.to_builtins(record)))

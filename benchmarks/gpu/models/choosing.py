@@ -26,8 +26,9 @@ def sampler(
 def next_tokens(
     logits: Any, samplers: Sequence[SessionSampler], chooser: TokenSampler | None = None
 ) -> list[int]:
-    """Returns and notes the next token of each row of logits; on the host without `chooser`."""
-    chosen = (chooser or numpy_chooser(logits.shape[1])).choose(logits, list(enumerate(samplers)))
+    """Returns the next token of each row of logits, and notes it; on the host without `chooser`."""
+    chooser = chooser or numpy_chooser(logits.shape[1])
+    chosen = chooser.choose(logits, list(enumerate(samplers)), range(len(samplers)))
     for way, token in zip(samplers, chosen, strict=True):
         way.accept(token)
     return chosen

@@ -93,8 +93,7 @@ class CommandOptions:
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a command whose first parameter is `options: CommandOptions` with options and
-    errors.
+    """Decorates a command whose first parameter is `options: CommandOptions`.
 
     The options become keyword parameters of the signature that typer reads.
     """

@@ -7,13 +7,13 @@ import math
 import re
 import uuid
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from catenary import tensors, types
 from catenary.errors import CatenaryError, InvalidInputError, PayloadTooLargeError, ProtocolError
+from catenary.records import record_of
 from catenary.rpc.failures import error_of_reason
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
@@ -147,120 +147,35 @@ def model_list(message: oip.RepositoryIndexResponse) -> list[types.ModelInfo]:
 
 
 def model_metadata(message: oip.ModelMetadataResponse) -> types.ModelMetadata:
-    """Returns the inputs and outputs of a model in a reply."""
-    return types.ModelMetadata(
-        message.name,
-        tuple(message.versions),
-        message.platform,
-        tuple(types.TensorInfo(t.name, t.datatype, tuple(t.shape)) for t in message.inputs),
-        tuple(types.TensorInfo(t.name, t.datatype, tuple(t.shape)) for t in message.outputs),
-    )
+    """Returns a model's inputs and outputs."""
+    return record_of(types.ModelMetadata, message)
 
 
 def cluster_status(message: admin_pb2.GetStatusResponse) -> types.ClusterStatus:
-    """Returns the state of the cluster in a reply."""
-    return types.ClusterStatus(
-        scheduler_id=message.scheduler_id,
-        epoch=message.epoch,
-        plan_id=message.plan_id,
-        agents=tuple(_agent(agent) for agent in message.agents),
-        models=tuple(_deployment(model) for model in message.models),
-        gateways=tuple(message.gateways),
-        queued_requests=message.queued_requests,
-        batches_in_flight=message.batches_in_flight,
-        live_reservations=message.live_reservations,
-        redis_connected=message.redis_connected,
-        redis_problem=message.redis_problem,
-        sessions_in_flight=message.sessions_in_flight,
-        groups=tuple(_group(group) for group in message.groups),
-        moves_done=message.moves_done,
-        moves_failed=message.moves_failed,
-        audits=message.audits,
-        leaks_mended=message.leaks_mended,
-        scheduler_problem=message.scheduler_problem,
-        takeover_problems=tuple(message.takeover_problems),
-        quarantined_records=message.quarantined_records,
-        versions=tuple(
-            types.ProcessVersion(each.role, each.name, each.version) for each in message.versions
-        ),
-    )
-
-
-def _group(message: admin_pb2.GroupStatus) -> types.GroupInfo:
-    return types.GroupInfo(
-        group=message.group,
-        scheduler_id=message.scheduler_id,
-        epoch=message.epoch,
-        plan_id=message.plan_id,
-        agents=message.agents,
-        queued_requests=message.queued_requests,
-        batches_in_flight=message.batches_in_flight,
-        sessions_in_flight=message.sessions_in_flight,
-        redis_connected=message.redis_connected,
-    )
+    """Returns the cluster's status."""
+    agents = tuple(_agent(agent) for agent in message.agents)
+    models = tuple(_deployment(model) for model in message.models)
+    return record_of(types.ClusterStatus, message, agents=agents, models=models)
 
 
 def _deployment(message: admin_pb2.ModelStatus) -> types.DeploymentInfo:
-    return types.DeploymentInfo(
-        name=message.name,
-        version=message.version,
-        ready=message.ready,
-        reason=message.reason,
-        pipelines=message.pipelines,
-        queued_requests=message.queued_requests,
-        sessions=message.sessions,
-        chains=tuple(_chain(chain) for chain in message.chains),
-        packing=message.packing,
-        sessions_moving=message.sessions_moving,
-    )
+    chains = tuple(_chain(chain) for chain in message.chains)
+    return record_of(types.DeploymentInfo, message, chains=chains)
 
 
 def _chain(message: admin_pb2.ChainStatus) -> types.ChainInfo:
     hops = tuple((hop.agent_id, hop.first_block, hop.last_block) for hop in message.hops)
-    return types.ChainInfo(
-        message.chain_id,
-        hops,
-        message.capacity,
-        message.sessions,
-        message.service_ns,
-        message.role or "mixed",
-        _lines(message.lines) if message.HasField("lines") else None,
-        message.cache_tokens,
-        message.cached_tokens,
-    )
-
-
-def _lines(message: admin_pb2.LatencyLines) -> types.LatencyInfo:
-    return types.LatencyInfo(
-        **{field.name: getattr(message, field.name) for field in fields(types.LatencyInfo)}
-    )
+    return record_of(types.ChainInfo, message, hops=hops, role=message.role or "mixed")
 
 
 def _agent(message: admin_pb2.AgentStatus) -> types.AgentInfo:
-    return types.AgentInfo(
-        message.agent_id,
-        message.device,
-        message.device_class,
-        message.state,
-        tuple(message.partitions),
-        message.memory_bytes,
-        message.utilisation_ratio,
-        message.group,
-        message.block_slots,
-        message.used_block_slots,
-        message.cached_block_tokens,
-        message.most_block_tokens,
-        message.slowdown_ratio,
-        message.batches,
-        message.server_id,
-        message.used_memory_bytes,
-        tuple(_impairment(each) for each in message.impairments),
-    )
+    impairments = tuple(_impairment(each) for each in message.impairments)
+    return record_of(types.AgentInfo, message, impairments=impairments)
 
 
 def _impairment(message: admin_pb2.AgentImpairment) -> types.AgentImpairment:
     remaining_s = message.remaining_ns / 1e9 if message.remaining_ns else None
-    return types.AgentImpairment(message.kind, message.partition, remaining_s, message.why)
+    return record_of(types.AgentImpairment, message, remaining_s=remaining_s)
 
 
 def active_plan(message: admin_pb2.GetPlanResponse) -> types.ActivePlan:
@@ -287,32 +202,13 @@ def replanned(message: admin_pb2.ReplanResponse) -> types.Replanned:
 
 
 def plan_switch(message: admin_pb2.PlanSwitch) -> types.PlanSwitch:
-    """Returns the change of plan in a message."""
-    return types.PlanSwitch(
-        message.from_plan,
-        message.to_plan,
-        message.phase,
-        message.cause,
-        message.problem,
-        message.duration_ns,
-        tuple(types.ModelDowntime(m.model, m.version, m.downtime_ns) for m in message.downtime),
-    )
+    """Returns one change of plan."""
+    return record_of(types.PlanSwitch, message)
 
 
 def trace(message: admin_pb2.GetTraceResponse) -> types.Trace:
-    """Returns a request's trace, with spans in the server's order: by attempt, then by hop."""
-    spans = tuple(
-        types.TraceSpan(s.name, s.process, s.start_ns, s.duration_ns, s.batch_id, s.attempt)
-        for s in message.spans
-    )
-    return types.Trace(
-        message.request_id,
-        message.model,
-        message.outcome,
-        message.total_ns,
-        spans,
-        message.trace_id,
-    )
+    """Returns a request's trace, spans in the server's order: by attempt, then by hop."""
+    return record_of(types.Trace, message)
 
 
 def plan_text(document: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from catenary.errors import InvalidInputError
+from catenary.records import record_of
 from catenary.rpc.calls import RpcCall
 from catenary_protos.catenary.v1 import generation_pb2
 
@@ -336,56 +337,15 @@ def _set(put: Any, field: str, value: Any) -> None:
 
 
 def piece_of(message: generation_pb2.GenerateResponse) -> GeneratedText:
-    """Returns the piece of an answer in a message."""
-    usage = None
-    if message.HasField("usage"):
-        usage = Usage(message.usage.prompt_tokens, message.usage.completion_tokens)
+    """Returns one piece of an answer."""
+    # By hand: there is one for every few tokens, and most have nothing but text and tokens.
     return GeneratedText(
         message.text,
         tuple(message.token_ids),
         message.finish_reason,
-        usage,
-        tuple(_timing(timing) for timing in message.timings),
-        _report(message.objectives) if message.HasField("objectives") else None,
-        tuple(_chain_change(change) for change in message.chain_changes),
+        record_of(Usage, message.usage) if message.HasField("usage") else None,
+        tuple(record_of(TokenTiming, timing) for timing in message.timings),
+        record_of(ObjectivesReport, message.objectives) if message.HasField("objectives") else None,
+        tuple(record_of(ChainChange, change) for change in message.chain_changes),
         message.generated_before,
     )
-
-
-def _chain_change(message: generation_pb2.ChainChange) -> ChainChange:
-    return ChainChange(
-        message.how,
-        message.generated_tokens,
-        message.after_ns,
-        message.stall_ns,
-        tuple(message.from_agents),
-        tuple(message.to_agents),
-    )
-
-
-def _report(message: generation_pb2.ObjectivesReport) -> ObjectivesReport:
-    return ObjectivesReport(
-        message.time_to_first_token_slo_ns,
-        message.time_per_output_token_slo_ns,
-        message.time_to_first_token_ns,
-        message.time_per_output_token_ns,
-        message.predicted_time_to_first_token_ns,
-        message.predicted_time_per_output_token_ns,
-        message.met,
-    )
-
-
-def _timing(message: generation_pb2.TokenTiming) -> TokenTiming:
-    hops = (
-        TokenHop(
-            hop.agent_id,
-            hop.first_block,
-            hop.last_block,
-            hop.transfer_ns,
-            hop.wait_ns,
-            hop.compute_ns,
-            hop.send_ns,
-        )
-        for hop in message.hops
-    )
-    return TokenTiming(message.token_id, message.since_previous_ns, tuple(hops))

@@ -59,7 +59,7 @@ def _add_unloadable(
 ) -> None:
     """Adds the models that its runtime cannot load, which is why no plan uses it for them."""
     for key, deployment in sorted(leader.deployments.ready.items()):
-        if why := deployment.why_not_loaded(record.agent):
+        if why := deployment.for_planning().why_not_loaded(record.agent):
             status.impairments.add(kind="cannot_load", partition=str(key), why=why)
 
 

@@ -179,7 +179,7 @@ def _is_full(
     record = leader.cluster.registry.get(hop.agent)
     if record is None or not record.agent.memory_bytes:
         return False
-    slot_bytes = deployment.held_by(record.agent).slot_bytes(session_tokens)
+    slot_bytes = deployment.for_planning().held_by(record.agent).slot_bytes(session_tokens)
     used = sum(loaded.memory_bytes for loaded in record.loaded.values())
     return record.agent.memory_bytes - used < slot_bytes * hop.blocks
 

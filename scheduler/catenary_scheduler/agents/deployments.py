@@ -10,11 +10,10 @@ from functools import partial
 from catenary_scheduler.planning import DeployedModel
 from catenary_scheduler.storage.values.codec import encode_document
 from catenary_scheduler.storage.values.stored import StoredDeploymentSpec
-from catenary_services.domain.decoder import AllocatedSizes, DecoderTable, why_not_loaded
+from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.packing import PackingGoal
-from catenary_services.domain.plan import Agent
 from catenary_services.domain.profile import ModelProfile
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import CatenaryError, InvalidInput, ModelNotFound
@@ -77,17 +76,6 @@ class Deployment:
         if self.block_weight_bytes or not self.file_bytes:
             return self.block_weight_bytes
         return (-(-self.file_bytes // self.table.blocks),) * self.table.blocks
-
-    def held_by(self, agent: Agent) -> AllocatedSizes:
-        """Returns the sizes of a model that generates text where an agent holds it."""
-        assert self.decoder is not None
-        return self.decoder.held_by(agent.runtime, self.manifest.precision)
-
-    def why_not_loaded(self, agent: Agent) -> str:
-        """Returns why an agent cannot load it, whatever it tries; empty if it may."""
-        if self.decoder is None:
-            return ""
-        return why_not_loaded(agent.runtime, self.manifest.target)
 
     @property
     def slo_ns(self) -> Nanoseconds:

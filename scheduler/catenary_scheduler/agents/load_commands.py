@@ -123,7 +123,7 @@ class LoadCommands:
         deployment = self._deployments.ready.get(key.model)
         if deployment is not None and deployment.decoder is not None:
             # Computed, not remembered: it depends on the agent, and on the caches that are wanted.
-            held = deployment.held_by(record.agent)
+            held = deployment.for_planning().held_by(record.agent)
             if need is None or need.cache is None:
                 return held.weight_bytes(key.first_block, key.last_block)
             cache, chunk = need.cache, record.agent.prefill_chunk_tokens

@@ -68,7 +68,9 @@ class DeployedModel:
         return self.decoder.held_by(agent.runtime, self.precision)
 
     def why_not_loaded(self, agent: Agent) -> str:
-        """Returns why an agent cannot load a model that generates text; empty if it may."""
+        """Returns why an agent cannot load it, whatever it tries; empty if it may."""
+        if self.decoder is None:
+            return ""
         return why_not_loaded(agent.runtime, self.target)
 
 

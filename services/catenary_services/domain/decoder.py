@@ -20,6 +20,7 @@ from catenary_services.domain.sampler_sizes import (
     SamplerSizes,
     sampler_sizes,
 )
+from catenary_services.json_fields import Count
 
 CACHE_BLOCK_TOKENS = 16
 """Memory of caches is counted in blocks of this many tokens: a page of 4 KiB holds 16 tokens of an
@@ -229,9 +230,9 @@ class DecoderTable:
     head_size: int
     vocabulary_size: int
     context_tokens: int
-    """The longest sequence the model was made for."""
-    end_token_ids: tuple[int, ...]
-    """Token ids each of which ends a text."""
+    """Longest sequence the model was made for."""
+    end_token_ids: tuple[Count, ...]
+    """Any of them ends a text."""
     block_bytes: int
     """Weights of one block as imported, in bytes. This and the next three sizes stand for every
     form that the table does not list: those of emulated devices, and all forms in files older than

@@ -9,19 +9,23 @@ partition: it reads boundary `first` and writes boundary `last`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
 
 from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.domain.latency import TokenObjectives
 from catenary_services.domain.packing import PackingGoal
 from catenary_services.domain.tensors import TensorSpec
+from catenary_services.json_fields import Count
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
     """The tensors that cross the cut between two blocks, in wire order."""
 
-    tensors: tuple[TensorSpec, ...]
-    """The tensors; their dimension 0 is the batch (`ANY`) if the model is batched."""
+    tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1)]
+    """Dimension 0 is the batch (`ANY`) if the model is batched."""
     row_bytes: int
     """Bytes of one row in the tensors' own datatypes (float32 counted as 4 bytes)."""
 
@@ -48,9 +52,9 @@ class BlockTable:
     batched: bool
     """True if dimension 0 of every boundary tensor is the batch."""
     boundaries: tuple[Boundary, ...]
-    """The boundaries in front of, between and behind the blocks: `blocks + 1` entries."""
-    compute_ns: tuple[Nanoseconds, ...]
-    """Time of each block for a single row, measured on the device that made the table."""
+    """`blocks + 1` entries."""
+    compute_ns: tuple[Count, ...]
+    """Measured single-row time of each block on the device that made the table."""
 
     @property
     def blocks(self) -> int:

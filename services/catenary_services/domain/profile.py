@@ -9,20 +9,22 @@ hardware one does not have, estimated; an estimate says so wherever it goes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
 
 from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.domain.model import BlockTable
 from catenary_services.errors import InvalidInput
-from catenary_services.json_fields import field, integers
+from catenary_services.json_fields import Count, Positive, check_version, converted, document_of
 
 PROFILE_FORMAT = "catenary-profile"
 PROFILE_VERSION = 1
 
-BlockTimes = tuple[tuple[Nanoseconds, ...], ...]
-"""One row of times per block, with one entry per entry of `batch_sizes`."""
+BlockTimes = tuple[tuple[Count, ...], ...]
+"""Nanoseconds, per block, per entry of `batch_sizes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +32,14 @@ class DeviceProfile:
     """Block times on one virtual GPU of a device class while all its siblings are busy."""
 
     device_class: str
-    virtual_level: int
-    """The number of virtual GPUs the device is divided into."""
+    virtual_level: Positive
+    """The device is divided into so many virtual GPUs."""
     estimated: bool
     """True if nothing was run and the times come from a model of the hardware."""
     source: str
-    """Source of the times in words: what measured or estimated them, with which settings."""
-    batch_sizes: tuple[int, ...]
-    """Batch sizes the times are known for, ascending from 1."""
+    """In words: what measured or estimated it, with which settings."""
+    batch_sizes: tuple[Positive, ...]
+    """Ascending, the first is 1."""
     p50_ns: BlockTimes
     p95_ns: BlockTimes
 
@@ -148,31 +150,30 @@ def merged(a: ModelProfile, b: ModelProfile) -> ModelProfile:
     )
 
 
+class _Written(msgspec.Struct, frozen=True, kw_only=True):
+    """A profile as it lies on disk."""
+
+    format: str = PROFILE_FORMAT
+    version: int = PROFILE_VERSION
+    model: str
+    model_version: str
+    model_hash: str
+    blocks: Positive
+    cut_row_bytes: tuple[Count, ...]
+    block_weight_bytes: tuple[Count, ...]
+    cut_tensors: tuple[tuple[str, ...], ...] = ()
+    devices: tuple[DeviceProfile, ...]
+
+
+_SAME = ("model_hash", "blocks", "cut_row_bytes", "block_weight_bytes", "cut_tensors", "devices")
+
+
 def profile_document(profile: ModelProfile) -> dict[str, Any]:
     """Returns the JSON form of a profile."""
-    return {
-        "format": PROFILE_FORMAT,
-        "version": PROFILE_VERSION,
-        "model": profile.model.name,
-        "model_version": profile.model.version,
-        "model_hash": profile.model_hash,
-        "blocks": profile.blocks,
-        "cut_row_bytes": list(profile.cut_row_bytes),
-        "block_weight_bytes": list(profile.block_weight_bytes),
-        "cut_tensors": [list(names) for names in profile.cut_tensors],
-        "devices": [
-            {
-                "device_class": device.device_class,
-                "virtual_level": device.virtual_level,
-                "estimated": device.estimated,
-                "source": device.source,
-                "batch_sizes": list(device.batch_sizes),
-                "p50_ns": [list(times) for times in device.p50_ns],
-                "p95_ns": [list(times) for times in device.p95_ns],
-            }
-            for device in profile.devices
-        ],
-    }
+    same = {name: getattr(profile, name) for name in _SAME}
+    name, version = profile.model
+    document: dict[str, Any] = document_of(_Written(model=name, model_version=version, **same))
+    return document
 
 
 def parse_profile(document: Mapping[str, Any], where: str = "profile") -> ModelProfile:
@@ -181,79 +182,38 @@ def parse_profile(document: Mapping[str, Any], where: str = "profile") -> ModelP
     Raises:
         InvalidInput: A key is missing, of the wrong type or inconsistent; the field names it.
     """
-    form = field(document, "format", str, where)
+    check_version(document, PROFILE_VERSION, where)
+    form = document.get("format")
     if form != PROFILE_FORMAT:
         raise InvalidInput(f"{where}.format", f"is {form!r}, not {PROFILE_FORMAT!r}")
-    version = field(document, "version", int, where)
-    if version != PROFILE_VERSION:
-        raise InvalidInput(
-            f"{where}.version", f"is {version}, this program reads {PROFILE_VERSION}"
-        )
-    blocks = field(document, "blocks", int, where)
-    if blocks < 1:
-        raise InvalidInput(f"{where}.blocks", f"is {blocks}, not at least 1")
-    cuts = integers(field(document, "cut_row_bytes", list, where), 0, f"{where}.cut_row_bytes")
+    written = converted(document, _Written, where)
+    blocks, cuts = written.blocks, written.cut_row_bytes
     if len(cuts) != blocks + 1 or cuts[0] or cuts[-1]:
         raise InvalidInput(
             f"{where}.cut_row_bytes", f"does not have {blocks + 1} entries, 0 at both ends"
         )
-    weights = field(document, "block_weight_bytes", list, where)
-    if len(weights) != blocks:
+    if len(written.block_weight_bytes) != blocks:
         raise InvalidInput(f"{where}.block_weight_bytes", f"does not have {blocks} entries")
-    devices = tuple(
-        _device_of(entry, blocks, f"{where}.devices[{i}]")
-        for i, entry in enumerate(field(document, "devices", list, where))
-    )
-    if len({device.identity for device in devices}) < len(devices):
-        raise InvalidInput(f"{where}.devices", "names a class and level twice")
-    return ModelProfile(
-        model=ModelKey(
-            field(document, "model", str, where), field(document, "model_version", str, where)
-        ),
-        model_hash=field(document, "model_hash", str, where),
-        blocks=blocks,
-        cut_row_bytes=cuts,
-        block_weight_bytes=integers(weights, 0, f"{where}.block_weight_bytes"),
-        devices=devices,
-        cut_tensors=_cut_tensors_of(document.get("cut_tensors", []), blocks, where),
-    )
-
-
-def _cut_tensors_of(entries: Any, blocks: int, where: str) -> tuple[tuple[str, ...], ...]:
-    good = isinstance(entries, list) and all(
-        isinstance(names, list) and all(isinstance(name, str) for name in names)
-        for names in entries
-    )
-    if not good or len(entries) not in (0, blocks + 1):
+    if len(written.cut_tensors) not in (0, blocks + 1):
         raise InvalidInput(f"{where}.cut_tensors", f"is not {blocks + 1} lists of tensor names")
-    return tuple(tuple(names) for names in entries)
+    for i, device in enumerate(written.devices):
+        _check_device(device, blocks, f"{where}.devices[{i}]")
+    if len({device.identity for device in written.devices}) < len(written.devices):
+        raise InvalidInput(f"{where}.devices", "names a class and level twice")
+    same = {name: getattr(written, name) for name in _SAME}
+    return ModelProfile(ModelKey(written.model, written.model_version), **same)
 
 
-def _device_of(entry: Any, blocks: int, where: str) -> DeviceProfile:
-    level = field(entry, "virtual_level", int, where)
-    if level < 1:
-        raise InvalidInput(f"{where}.virtual_level", f"is {level}, not at least 1")
-    sizes = integers(field(entry, "batch_sizes", list, where), 1, f"{where}.batch_sizes")
+def _check_device(device: DeviceProfile, blocks: int, where: str) -> None:
+    sizes = device.batch_sizes
     if sizes[:1] != (1,) or any(a >= b for a, b in itertools.pairwise(sizes)):
         raise InvalidInput(f"{where}.batch_sizes", "does not ascend from 1")
-    return DeviceProfile(
-        device_class=field(entry, "device_class", str, where),
-        virtual_level=level,
-        estimated=field(entry, "estimated", bool, where),
-        source=field(entry, "source", str, where),
-        batch_sizes=sizes,
-        p50_ns=_times_of(field(entry, "p50_ns", list, where), blocks, sizes, f"{where}.p50_ns"),
-        p95_ns=_times_of(field(entry, "p95_ns", list, where), blocks, sizes, f"{where}.p95_ns"),
-    )
-
-
-def _times_of(rows: list[Any], blocks: int, sizes: Sequence[int], where: str) -> BlockTimes:
-    if len(rows) != blocks:
-        raise InvalidInput(where, f"does not have one row for each of {blocks} blocks")
-    times = []
-    for i, row in enumerate(rows):
-        taken = integers(row, 0, f"{where}[{i}]")
-        if len(taken) != len(sizes):
-            raise InvalidInput(f"{where}[{i}]", f"does not have one time per batch size {sizes}")
-        times.append(taken)
-    return tuple(times)
+    for name, rows in (("p50_ns", device.p50_ns), ("p95_ns", device.p95_ns)):
+        if len(rows) != blocks:
+            raise InvalidInput(
+                f"{where}.{name}", f"does not have one row for each of {blocks} blocks"
+            )
+        for i, row in enumerate(rows):
+            if len(row) != len(sizes):
+                said = f"does not have one time per batch size {sizes}"
+                raise InvalidInput(f"{where}.{name}[{i}]", said)

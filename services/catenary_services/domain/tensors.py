@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 DTYPE_OF: dict[str, np.dtype[np.generic]] = {
@@ -37,7 +39,7 @@ class TensorSpec:
 
     name: str
     datatype: str
-    shape: tuple[int, ...]
+    shape: tuple[Annotated[int, msgspec.Meta(ge=ANY)], ...]
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """Returns the size in bytes of a tensor of this datatype and a concrete `shape`."""

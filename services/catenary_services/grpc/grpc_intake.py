@@ -80,7 +80,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """Creates the interceptor.
 
         Args:
-            gatekeeper: Decides who may call.
+            call_authorizer: Decides who may call.
             receiving: Bounds what is held of messages that are arriving.
             most_bytes: The longest message of each method that is named.
             usual_bytes: The longest message of every other method.

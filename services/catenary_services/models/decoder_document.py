@@ -7,17 +7,34 @@ files.
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
+
+import msgspec
 
 from catenary_services.domain.decoder import AllocatedSizes, DecoderForm, DecoderTable, StepSizes
 from catenary_services.errors import InvalidInput
-from catenary_services.json_fields import field, integers
+from catenary_services.json_fields import Count, check_version, converted
 
 VERSION = 1
 FORMS_VERSION = 1
-_OTHERS = ("model_hash", "end_token_ids", "forms")
-_FORM_OTHERS = ("form", "block_bytes", "step", "sampler")
+
+
+class _Forms(msgspec.Struct):
+    forms_version: int
+
+
+# Files have all sizes; in the program those of a step, which are 0 for many forms, may be left out.
+_Step = msgspec.defstruct("_Step", [(each.name, Count) for each in fields(StepSizes)])
+_WRITTEN_TYPES = {"block_bytes": tuple[Count, ...], "step": _Step}
+_Held = msgspec.defstruct(
+    "_Held",
+    [
+        (each.name, _WRITTEN_TYPES.get(each.name, Count))
+        for each in fields(AllocatedSizes)
+        if each.name not in ("form", "sampler")
+    ],
+)
 
 
 def document_of_decoder(table: DecoderTable) -> dict[str, Any]:
@@ -40,21 +57,9 @@ def decoder_of_document(document: Any, where: str) -> DecoderTable:
     Raises:
         InvalidInput: The document is malformed or of a later version; the error names the field.
     """
-    version = field(document, "version", int, where)
-    if version != VERSION:
-        raise InvalidInput(f"{where}.version", f"is {version}, this program reads {VERSION}")
-    values: dict[str, Any] = {
-        each.name: field(document, each.name, int, where)
-        for each in fields(DecoderTable)
-        if each.name not in _OTHERS
-    }
-    ends = field(document, "end_token_ids", list, where)
-    table = DecoderTable(
-        model_hash=field(document, "model_hash", str, where),
-        end_token_ids=tuple(integers(ends, 0, f"{where}.end_token_ids")),
-        forms=_forms(document, where),
-        **values,
-    )
+    check_version(document, VERSION, where)
+    table = converted({**document, "forms": ()}, DecoderTable, where)
+    table = replace(table, forms=_forms(document, where))
     for each in table.forms:
         if len(each.block_bytes) != table.blocks:
             said = f"has {len(each.block_bytes)} blocks, the model {table.blocks}"
@@ -63,9 +68,11 @@ def decoder_of_document(document: Any, where: str) -> DecoderTable:
 
 
 def _forms(document: Any, where: str) -> tuple[AllocatedSizes, ...]:
-    if "forms" not in document or field(document, "forms_version", int, where) != FORMS_VERSION:
+    if "forms" not in document:
         return ()
-    found = field(document, "forms", dict, where)
+    if converted(document, _Forms, where).forms_version != FORMS_VERSION:
+        return ()
+    found = converted(document["forms"], dict[str, Any], f"{where}.forms")
     known = set(DecoderForm)
     return tuple(
         _held(DecoderForm(name), entry, f"{where}.forms.{name}")
@@ -75,19 +82,6 @@ def _forms(document: Any, where: str) -> tuple[AllocatedSizes, ...]:
 
 
 def _held(form: DecoderForm, entry: Any, where: str) -> AllocatedSizes:
-    sizes: dict[str, Any] = {
-        each.name: _amount(entry, each.name, where)
-        for each in fields(AllocatedSizes)
-        if each.name not in _FORM_OTHERS
-    }
-    blocks = integers(field(entry, "block_bytes", list, where), 0, f"{where}.block_bytes")
-    step = field(entry, "step", dict, where)
-    steps = {each.name: _amount(step, each.name, f"{where}.step") for each in fields(StepSizes)}
-    return AllocatedSizes(form=form, block_bytes=blocks, step=StepSizes(**steps), **sizes)
-
-
-def _amount(entry: Any, name: str, where: str) -> int:
-    value = field(entry, name, int, where)
-    if value < 0:
-        raise InvalidInput(f"{where}.{name}", f"{value} is negative")
-    return int(value)
+    sizes = msgspec.structs.asdict(converted(entry, _Held, where))
+    step = StepSizes(**msgspec.structs.asdict(sizes.pop("step")))
+    return AllocatedSizes(form=form, step=step, **sizes)

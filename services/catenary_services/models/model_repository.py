@@ -25,8 +25,9 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import yaml
 
 from catenary_services.bounded_files import LARGEST_JSON_BYTES, read_bounded, read_yaml_text
@@ -37,12 +38,12 @@ from catenary_services.content.record import RECORD_FILE, ContentRecord
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey, Nanoseconds
 from catenary_services.domain.latency import OBJECTIVE_KEYS, TokenObjectives
-from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
-from catenary_services.domain.packing import PackingGoal, packing_goal
+from catenary_services.domain.model import BlockTable, ModelManifest
+from catenary_services.domain.packing import packing_goal
 from catenary_services.domain.profile import ModelProfile, parse_profile, profile_document
-from catenary_services.domain.tensors import DTYPE_OF, TensorSpec
+from catenary_services.domain.tensors import DTYPE_OF
 from catenary_services.errors import InvalidInput, ModelNotFound
-from catenary_services.json_fields import field, integers
+from catenary_services.json_fields import Count, check_version, converted, document_of
 from catenary_services.models.decoder_document import decoder_of_document, document_of_decoder
 
 MANIFEST_FILE = "model.yaml"
@@ -58,19 +59,25 @@ ExampleShapes = tuple[tuple[tuple[int, ...], ...], ...]
 """Per boundary and tensor, a shape that the tensor had in the probing run."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_MANIFEST_KEYS = {
-    "platform",
-    "file",
-    "slo_ms",
-    "max_batch",
-    "float16_boundaries",
-    "precision",
-    "session_tokens",
-    "target",
-    "cache_oversubscription",
-    "packing",
-    *OBJECTIVE_KEYS,
-}
+_ONLY_OF_DECODERS = (*OBJECTIVE_KEYS, "cache_oversubscription", "packing")
+_Milliseconds = Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
+
+
+class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
+    """`model.yaml` as it lies on disk."""
+
+    platform: str
+    file: str
+    slo_ms: _Milliseconds = 1000
+    max_batch: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
+    float16_boundaries: bool = True
+    precision: str = "fp32"
+    target: str = "both"
+    session_tokens: Annotated[int, msgspec.Meta(ge=2, le=1 << 20)] = 2048
+    time_to_first_token_slo_ms: _Milliseconds = 0
+    time_per_output_token_slo_ms: _Milliseconds = 0
+    cache_oversubscription: Annotated[float, msgspec.Meta(ge=1, le=64)] = 0
+    packing: Any = None
 
 
 class ModelRepository:
@@ -205,8 +212,7 @@ class ModelRepository:
         self._records.update(root, str(key), files, derived=True)
 
     def reading(self, key: ModelKey) -> VerifiedReading:
-        """Returns a context that checks the files of a version while they are read; see
-        `VerifiedReading`.
+        """Returns a context that checks the files of a version while they are read.
 
         Raises:
             ContentMismatch: The record is damaged.
@@ -279,7 +285,7 @@ class ModelRepository:
                 given = entry.get("example_shape", [max(1, size) for size in spec.shape])
                 if not isinstance(given, list) or len(given) != len(spec.shape):
                     raise InvalidInput(named, "is not a shape of the tensor's rank")
-                row.append(integers(given, 0, named))
+                row.append(converted(given, tuple[Count, ...], named))
             shapes.append(tuple(row))
         return tuple(shapes)
 
@@ -395,23 +401,13 @@ class ModelRepository:
 
 
 def document_of_table(table: BlockTable) -> dict[str, Any]:
-    """Returns the JSON form of a block table."""
-    return {
-        "version": BLOCKS_VERSION,
-        "model_hash": table.model_hash,
-        "batched": table.batched,
-        "boundaries": [
-            {
-                "row_bytes": boundary.row_bytes,
-                "tensors": [
-                    {"name": t.name, "datatype": t.datatype, "shape": list(t.shape)}
-                    for t in boundary.tensors
-                ],
-            }
-            for boundary in table.boundaries
-        ],
-        "compute_ns": list(table.compute_ns),
-    }
+    """Returns the JSON form of a table."""
+    document = {"version": BLOCKS_VERSION, **document_of(table)}
+    document["boundaries"] = [
+        {"row_bytes": each["row_bytes"], "tensors": each["tensors"]}
+        for each in document["boundaries"]
+    ]
+    return document
 
 
 def table_of_document(document: Any, where: str = BLOCKS_FILE) -> BlockTable:
@@ -420,121 +416,50 @@ def table_of_document(document: Any, where: str = BLOCKS_FILE) -> BlockTable:
     Raises:
         InvalidInput: A key is missing, of the wrong type or inconsistent; the field names it.
     """
-    version = field(document, "version", int, where)
-    if version != BLOCKS_VERSION:
-        raise InvalidInput(f"{where}.version", f"is {version}, this program reads {BLOCKS_VERSION}")
-    boundaries = tuple(
-        _boundary_of(entry, f"{where}.boundaries[{i}]")
-        for i, entry in enumerate(field(document, "boundaries", list, where))
-    )
-    compute_ns = integers(field(document, "compute_ns", list, where), 0, f"{where}.compute_ns")
-    if len(boundaries) < 2 or len(compute_ns) != len(boundaries) - 1:
+    check_version(document, BLOCKS_VERSION, where)
+    table = converted(document, BlockTable, where)
+    for i, boundary in enumerate(table.boundaries):
+        for j, tensor in enumerate(boundary.tensors):
+            if tensor.datatype not in DTYPE_OF:
+                named = f"{where}.boundaries[{i}].tensors[{j}].datatype"
+                raise InvalidInput(named, f"{tensor.datatype!r} is not a fixed-size datatype")
+    if table.blocks < 1 or len(table.compute_ns) != table.blocks:
         raise InvalidInput(f"{where}.compute_ns", "does not have one entry per block")
-    return BlockTable(
-        model_hash=field(document, "model_hash", str, where),
-        batched=field(document, "batched", bool, where),
-        boundaries=boundaries,
-        compute_ns=compute_ns,
-    )
-
-
-def _boundary_of(entry: Any, where: str) -> Boundary:
-    tensors = tuple(
-        _tensor_of(tensor, f"{where}.tensors[{i}]")
-        for i, tensor in enumerate(field(entry, "tensors", list, where))
-    )
-    if not tensors:
-        raise InvalidInput(f"{where}.tensors", "is empty")
-    return Boundary(tensors, field(entry, "row_bytes", int, where))
-
-
-def _tensor_of(entry: Any, where: str) -> TensorSpec:
-    datatype = field(entry, "datatype", str, where)
-    if datatype not in DTYPE_OF:
-        raise InvalidInput(f"{where}.datatype", f"{datatype!r} is not a fixed-size datatype")
-    shape = integers(field(entry, "shape", list, where), -1, f"{where}.shape")
-    return TensorSpec(field(entry, "name", str, where), datatype, shape)
+    return table
 
 
 def _manifest_of(key: ModelKey, document: Any) -> ModelManifest:
     where = f"{key}/{MANIFEST_FILE}"
-    if not isinstance(document, dict):
-        raise InvalidInput(where, "is not a mapping")
-    unknown = sorted(str(name) for name in document.keys() - _MANIFEST_KEYS)
-    if unknown:
-        raise InvalidInput(f"{where}.{unknown[0]}", "is not a key of a manifest")
-    platform = field(document, "platform", str, where)
-    if platform not in PLATFORMS:
-        raise InvalidInput(f"{where}.platform", f"{platform!r} is none of {', '.join(PLATFORMS)}")
-    slo_ns = _slo_of({"slo_ms": 1000, **document}, "slo_ms", where)
-    max_batch = document.get("max_batch", 1)
-    if type(max_batch) is not int or not 1 <= max_batch <= 4096:
-        raise InvalidInput(f"{where}.max_batch", f"{max_batch!r} is not an integer in 1..4096")
-    float16 = document.get("float16_boundaries", True)
-    if not isinstance(float16, bool):
-        raise InvalidInput(f"{where}.float16_boundaries", "is not true or false")
-    precision = document.get("precision", "fp32")
-    if precision not in PRECISIONS:
-        raise InvalidInput(
-            f"{where}.precision", f"{precision!r} is none of {', '.join(PRECISIONS)}"
-        )
-    target = document.get("target", "both")
-    if target not in TARGETS:
-        raise InvalidInput(f"{where}.target", f"{target!r} is none of {', '.join(TARGETS)}")
-    session_tokens = document.get("session_tokens", 2048)
-    if type(session_tokens) is not int or not 2 <= session_tokens <= 1 << 20:
-        raise InvalidInput(
-            f"{where}.session_tokens", f"{session_tokens!r} is not an integer in 2..{1 << 20}"
-        )
+    given = converted(document, _Manifest, where)
+    for name, known in (("platform", PLATFORMS), ("precision", PRECISIONS), ("target", TARGETS)):
+        value = getattr(given, name)
+        if value not in known:
+            raise InvalidInput(f"{where}.{name}", f"{value!r} is none of {', '.join(known)}")
+    for name in _ONLY_OF_DECODERS:
+        if name in document and given.platform != "decoder":
+            raise InvalidInput(f"{where}.{name}", "is only for models that generate text")
+    objectives = TokenObjectives(
+        *(_nanoseconds(getattr(given, name)) if name in document else 0 for name in OBJECTIVE_KEYS)
+    )
+    packing = packing_goal(given.packing, f"{where}.packing") if "packing" in document else None
     return ModelManifest(
         key=key,
-        platform=platform,
-        file=field(document, "file", str, where),
-        slo_ns=slo_ns,
-        max_batch=max_batch,
-        float16_boundaries=float16,
-        precision=precision,
-        session_tokens=session_tokens,
-        objectives=_objectives_of(document, platform, where),
-        cache_oversubscription=_oversubscription_of(document, platform, where),
-        packing=_packing_of(document, platform, where),
-        target=target,
+        platform=given.platform,
+        file=given.file,
+        slo_ns=_nanoseconds(given.slo_ms),
+        max_batch=given.max_batch,
+        float16_boundaries=given.float16_boundaries,
+        precision=given.precision,
+        session_tokens=given.session_tokens,
+        objectives=objectives if objectives != TokenObjectives() else None,
+        cache_oversubscription=given.cache_oversubscription or None,
+        packing=packing,
+        target=given.target,
     )
 
 
-def _oversubscription_of(document: dict[str, Any], platform: str, where: str) -> float | None:
-    name = "cache_oversubscription"
-    if name not in document:
-        return None
-    if platform != "decoder":
-        raise InvalidInput(f"{where}.{name}", "is only for models that generate text")
-    factor = document[name]
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor <= 64:
-        raise InvalidInput(f"{where}.{name}", f"{factor!r} is not a number in 1..64")
-    return float(factor)
-
-
-def _objectives_of(document: dict[str, Any], platform: str, where: str) -> TokenObjectives | None:
-    named = [name for name in OBJECTIVE_KEYS if name in document]
-    if named and platform != "decoder":
-        raise InvalidInput(f"{where}.{named[0]}", "is only for models that generate text")
-    values = [_slo_of(document, name, where) if name in named else 0 for name in OBJECTIVE_KEYS]
-    return TokenObjectives(*values) if named else None
-
-
-def _packing_of(document: dict[str, Any], platform: str, where: str) -> PackingGoal | None:
-    if "packing" not in document:
-        return None
-    if platform != "decoder":
-        raise InvalidInput(f"{where}.packing", "is only for models that generate text")
-    return packing_goal(document["packing"], f"{where}.packing")
-
-
-def _slo_of(document: dict[str, Any], name: str, where: str) -> Nanoseconds:
-    slo_ms = document[name]
-    if isinstance(slo_ms, bool) or not isinstance(slo_ms, int | float) or not 0 < slo_ms < 1e9:
-        raise InvalidInput(f"{where}.{name}", f"{slo_ms!r} is not a positive number")
-    return max(1, round(slo_ms * NANOSECONDS_PER_MILLISECOND))
+def _nanoseconds(milliseconds: float) -> Nanoseconds:
+    return max(1, round(milliseconds * NANOSECONDS_PER_MILLISECOND))
 
 
 def _version_order(version: str) -> tuple[int, int, str]:

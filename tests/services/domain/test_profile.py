@@ -127,7 +127,7 @@ def test_profiles_of_another_model_are_not_mixed(change: dict[str, object]) -> N
         (("cut_row_bytes",), [5, 7, 0], "profile.cut_row_bytes"),
         (("block_weight_bytes",), [1], "profile.block_weight_bytes"),
         (("block_weight_bytes",), [1, 2.5], "profile.block_weight_bytes[1]"),
-        (("cut_tensors",), [["x"], "a", ["y"]], "profile.cut_tensors"),
+        (("cut_tensors",), [["x"], "a", ["y"]], "profile.cut_tensors[1]"),
         (("devices", 0, "virtual_level"), 0, "profile.devices[0].virtual_level"),
         (("devices", 0, "estimated"), 1, "profile.devices[0].estimated"),
         (("devices", 0, "batch_sizes"), [2, 4, 8], "profile.devices[0].batch_sizes"),

@@ -144,9 +144,7 @@ class TokenSampler:
         """Brings an array to the host."""
         return self._arrays.host(array)
 
-    def choose(
-        self, logits: Any, asked: Sequence[Asked], rows: Sequence[int] | None = None
-    ) -> list[int]:
+    def choose(self, logits: Any, asked: Sequence[Asked], rows: Sequence[int]) -> list[int]:
         """Returns the next token of each session, without accepting it.
 
         A row does not depend on the other rows of the call.
@@ -154,12 +152,11 @@ class TokenSampler:
         Args:
             logits: float32 [n, vocabulary]; not changed, and never copied as a whole.
             asked: Sessions.
-            rows: The row of each, ascending; None: all rows in turn.
+            rows: The row of each, ascending.
 
         Returns:
             One token id per session, or `NOT_FINITE` or `NOTHING_ALLOWED`.
         """
-        rows = range(len(asked)) if rows is None else rows
         numbers = self._arrays.block_numbers
         with np.errstate(all="ignore"):  # of rows that are not finite
             ids = self._chosen(logits, rows, asked, self._few, numbers)

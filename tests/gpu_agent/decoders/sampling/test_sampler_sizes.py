@@ -112,8 +112,8 @@ def scratch_bytes(library: str, logits: np.ndarray, asked: list[Asked]) -> int:
     """What one call takes beside what is kept from call to call."""
     chooser = chooser_of(library)
     given: Any = logits if library == "numpy" else torch.from_numpy(logits)
-    chooser.choose(given, asked)  # what is kept is there from now on
-    return peak_bytes(library, lambda: chooser.choose(given, asked))
+    chooser.choose(given, asked, range(len(asked)))  # what is kept is there from now on
+    return peak_bytes(library, lambda: chooser.choose(given, asked, range(len(asked))))
 
 
 @pytest.mark.parametrize("rows", [1, 5, 8, 30])
@@ -165,13 +165,15 @@ def test_pytorch_keeps_counts_to_the_byte(sessions: int) -> None:
     asked = [(number, sampler(number, **ALL)) for number in range(sessions)]
     logits = torch.from_numpy(logits_of(sessions, flat=False))
     for _ in range(3):
-        for (_, each), token in zip(asked, chooser.choose(logits, asked), strict=True):
+        for (_, each), token in zip(
+            asked, chooser.choose(logits, asked, range(len(asked))), strict=True
+        ):
             each.accept(token)
     kept = chooser._arrays._counts.memory_bytes + chooser._counted.nbytes
     assert kept == sizes.kept_bytes(sessions, 400)
     # Whoever comes for one that went takes its place.
     chooser.forget(0)
-    chooser.choose(logits[:1], [(sessions, sampler(1, **PENALTIES))])
+    chooser.choose(logits[:1], [(sessions, sampler(1, **PENALTIES))], [0])
     assert chooser._arrays._counts.memory_bytes + chooser._counted.nbytes == kept
 
 

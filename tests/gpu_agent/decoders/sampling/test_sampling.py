@@ -27,7 +27,9 @@ Choose = Callable[[np.ndarray, list[SessionSampler]], list[int]]
 
 
 def in_numpy(logits: np.ndarray, samplers: list[SessionSampler]) -> list[int]:
-    return numpy_chooser(logits.shape[1]).choose(logits, list(enumerate(samplers)))
+    return numpy_chooser(logits.shape[1]).choose(
+        logits, list(enumerate(samplers)), range(len(samplers))
+    )
 
 
 def in_torch(logits: np.ndarray, samplers: list[SessionSampler]) -> list[int]:
@@ -36,7 +38,7 @@ def in_torch(logits: np.ndarray, samplers: list[SessionSampler]) -> list[int]:
 
     torch.set_num_threads(1)  # two on cores that others use are slower than one
     chooser = torch_chooser(torch.device("cpu"), logits.shape[1])
-    return chooser.choose(torch.from_numpy(logits), list(enumerate(samplers)))
+    return chooser.choose(torch.from_numpy(logits), list(enumerate(samplers)), range(len(samplers)))
 
 
 @pytest.fixture(params=[in_numpy, in_torch])
@@ -247,7 +249,7 @@ def test_counts_kept_on_a_device_follow_their_sessions() -> None:
     for number in range(3, 40):
         logits = logits_of(number, len(open_sessions), 200)
         asked = list(open_sessions.items())
-        chosen = chooser.choose(torch.from_numpy(logits), asked)
+        chosen = chooser.choose(torch.from_numpy(logits), asked, range(len(asked)))
         assert chosen == in_numpy(logits, list(open_sessions.values()))
         for token, sampler in zip(chosen, open_sessions.values(), strict=True):
             sampler.accept(token)
@@ -279,8 +281,8 @@ def test_counts_that_could_not_be_made_are_made_anew(monkeypatch: pytest.MonkeyP
             with monkeypatch.context() as patched:
                 patched.setattr(torch.Tensor, "index_put_", fails)
                 with pytest.raises(torch.OutOfMemoryError):
-                    chooser.choose(torch.from_numpy(logits), asked)
-        chosen = chooser.choose(torch.from_numpy(logits), asked)
+                    chooser.choose(torch.from_numpy(logits), asked, range(len(asked)))
+        chosen = chooser.choose(torch.from_numpy(logits), asked, range(len(asked)))
         assert chosen == in_numpy(logits, samplers)
         for token, sampler in zip(chosen, samplers, strict=True):
             sampler.accept(token)
@@ -410,5 +412,5 @@ def test_choosing_for_eight_sessions_costs_little() -> None:
 
 def _timed_ns(chooser: TokenSampler, logits: np.ndarray, samplers: list[SessionSampler]) -> int:
     before = time.process_time_ns()
-    chooser.choose(logits, list(enumerate(samplers)))
+    chooser.choose(logits, list(enumerate(samplers)), range(len(samplers)))
     return time.process_time_ns() - before

@@ -76,7 +76,7 @@ def test_a_step_returns_the_tokens_its_logits_say(executor: DecoderExecutor) -> 
             assert (token.shape, token.dtype) == ((1,), np.int64)
             # What was said so far, counted anew: as after a restart.
             fresh = sampler_of(executor, session, known[session])
-            assert int(token[0]) == chooser.choose(logits[None], [(session, fresh)])[0]
+            assert int(token[0]) == chooser.choose(logits[None], [(session, fresh)], [0])[0]
             samplers[session].accept(int(token[0]))
             known[session].append(int(token[0]))
     assert len({tuple(tokens[-6:]) for tokens in known.values()}) == len(known)
