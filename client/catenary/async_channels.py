@@ -1,4 +1,4 @@
-"""What the asyncio client does with gRPC; `catenary.channels` has the same names for the other."""
+"""The gRPC half of the asyncio client; `catenary.channels` has the same names for the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the blocking client does with gRPC; `catenary.async_channels` has the same names."""
+"""The gRPC half of the blocking client; `catenary.async_channels` has the same names."""
 
 from __future__ import annotations
 

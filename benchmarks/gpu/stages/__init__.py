@@ -1,1 +1,1 @@
-"""What the programs of the GPU day run, stage by stage."""
+"""The stages of the programs of the GPU day."""

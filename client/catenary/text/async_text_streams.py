@@ -40,7 +40,7 @@ class AsyncTextStream(AsyncIterator[GeneratedText]):
 
     @property
     def so_far(self) -> GenerationResult:
-        """What has come already; the finish reason is empty until the end."""
+        """The answer so far; its finish reason is empty until the end."""
         return self._gathering.result
 
     async def result(self) -> GenerationResult:

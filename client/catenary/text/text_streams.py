@@ -41,7 +41,7 @@ class TextStream(Iterator[GeneratedText]):
 
     @property
     def so_far(self) -> GenerationResult:
-        """What has come already; the finish reason is empty until the end."""
+        """The answer so far; its finish reason is empty until the end."""
         return self._gathering.result
 
     def result(self) -> GenerationResult:

@@ -33,13 +33,13 @@ class DeviceProfile:
 
     device_class: str
     virtual_level: Positive
-    """The device is divided into so many virtual GPUs."""
+    """Number of virtual GPUs the device is divided into."""
     estimated: bool
     """True if nothing was run and the times come from a model of the hardware."""
     source: str
-    """In words: what measured or estimated it, with which settings."""
+    """A sentence that says what measured or estimated the profile, with which settings."""
     batch_sizes: tuple[Positive, ...]
-    """Ascending, the first is 1."""
+    """Batch sizes with a time, ascending; the first is 1."""
     p50_ns: BlockTimes
     p95_ns: BlockTimes
 
