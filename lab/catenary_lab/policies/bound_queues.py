@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from catenary_scheduler.book.caches import Cache
@@ -19,6 +20,8 @@ class BoundQueues:
         self._policy = policy
         self._slots = slots
         self._tickets: dict[Ticket, None] = {}
+        self._queues: dict[Route, deque[Ticket]] = {}
+        """Who waits at each route, first come first; `Route.bound` says how many they are."""
         self._look: dict[Route, None] = {}
         """Routes where somebody may start."""
         self._blocked: dict[ResourceId, list[Route]] = {}
@@ -42,9 +45,10 @@ class BoundQueues:
         """Returns the first of a queue at a route that is free."""
         while self._look:
             route = next(iter(self._look))
-            if route.waiting and route.running < route.capacity:
+            queue = self._queues.get(route)
+            if queue and route.running < route.capacity:
                 lacking = self._slots.probe(route.claims)
-                ticket = route.waiting[0]
+                ticket = queue[0]
                 if lacking is not None:
                     self._blocked.setdefault(lacking.resource, []).append(route)
                 elif route.has_room(ticket.tokens):
@@ -91,14 +95,22 @@ class BoundQueues:
         route = ticket.route = self._policy.choose(ticket.event, ticket.tokens)
         if route is None:
             return
-        ahead = sum(1 for other in route.waiting if other.again) if ticket.again else None
-        route.waiting.insert(len(route.waiting) if ahead is None else ahead, ticket)
+        queue = self._queues.setdefault(route, deque())
+        ahead = sum(1 for other in queue if other.again) if ticket.again else None
+        queue.insert(len(queue) if ahead is None else ahead, ticket)
+        route.bound = len(queue)
         self._look[route] = None
 
     def _unbind(self, ticket: Ticket) -> None:
-        if ticket.route is not None:
-            ticket.route.waiting.remove(ticket)
-            ticket.route = None
+        route = ticket.route
+        if route is None:
+            return
+        queue = self._queues[route]
+        queue.remove(ticket)
+        route.bound = len(queue)
+        if not queue:
+            del self._queues[route]
+        ticket.route = None
 
 
 def _arrival(ticket: Ticket) -> tuple[bool, int]:
