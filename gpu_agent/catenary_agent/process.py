@@ -20,9 +20,9 @@ from catenary_agent.executors.device import Device
 from catenary_agent.faults import Faults
 from catenary_agent.generation.loop.engine import GenerationEngine
 from catenary_agent.generation.meter import GenerationMeter
+from catenary_agent.generation.state.holdings import HoldingsAnswer
 from catenary_agent.generation.state.lane import chunk_tokens_for
 from catenary_agent.generation.surroundings import GenerationLimits, Surroundings
-from catenary_agent.holdings import HoldingsAnswer
 from catenary_agent.loading import Host, Loader
 from catenary_agent.outbox import Outbox
 from catenary_agent.share import Claim, take_share

@@ -39,9 +39,9 @@ from catenary_agent.generation.state.events import (
     TokenArrived,
     TokenOut,
 )
+from catenary_agent.generation.state.holdings import HoldingsAnswer
 from catenary_agent.generation.state.session import Arrived, Chunk, Work
 from catenary_agent.generation.state.sessions import REPORT_NS, Sessions
-from catenary_agent.holdings import HoldingsAnswer
 from catenary_agent.steps import StepKind, StepsInHand
 from catenary_services.errors import CatenaryError, DeviceLost, InternalError
 
