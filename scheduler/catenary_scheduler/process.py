@@ -18,7 +18,7 @@ from catenary_protos.catenary.v1 import (
 from catenary_scheduler.admin.service import AdminService
 from catenary_scheduler.leadership.group_election import Campaign
 from catenary_scheduler.leadership.group_leader import REDIS_FAILURES, Shard
-from catenary_scheduler.leadership.leader import Surroundings, Term
+from catenary_scheduler.leadership.leader import LeaderContext, LeaderRuntime
 from catenary_scheduler.leadership.takeover_trouble import TakeoverTrouble
 from catenary_scheduler.rpc.service import SchedulerService
 from catenary_scheduler.settings import SchedulerSettings
@@ -106,7 +106,7 @@ class SchedulerProcess:
         """The groups it leads, lowest first."""
         return tuple(shard.group for shard in self._shards if shard.term is not None)
 
-    def term(self, group: int | None = None) -> Term:
+    def term(self, group: int | None = None) -> LeaderRuntime:
         """Returns the present term of a group; without one, of the lowest that is led here.
 
         Raises:
@@ -225,7 +225,7 @@ class SchedulerProcess:
         self._group_metrics = [self._metrics] if groups == 1 else [Metrics() for _ in range(groups)]
         return tuple(
             Shard(
-                Surroundings(own, metrics, self._tracer, group),
+                LeaderContext(own, metrics, self._tracer, group),
                 self._redis,
                 campaign,
                 self._switch_health,

@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable
 
 from catenary_scheduler.agents.deployments import Wish
-from catenary_scheduler.cluster.draining import begin_draining, is_idle, tell_drained
 from catenary_scheduler.cluster.plan_documents import document_of, placement_of
-from catenary_scheduler.leadership.leader import Term
+from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.rollout.report import SwitchReport
 from catenary_scheduler.rollout.rollout import Phase
@@ -19,7 +18,7 @@ from catenary_services.errors import InvalidInput, PlanInfeasible, Unavailable
 _LOOK_S = 0.02
 
 
-async def apply_plan(term: Term, text: str, timeout_s: float) -> str:
+async def apply_plan(leader: LeaderRuntime, text: str, timeout_s: float) -> str:
     """Makes a document the plan and returns its id once it is in force; empty text: plan anew.
 
     Raises:
@@ -29,32 +28,32 @@ async def apply_plan(term: Term, text: str, timeout_s: float) -> str:
             the plan and comes into force when it can. The message says what it waits for.
     """
     if not text.strip() or not document_of(text).get("models"):
-        return await replan(term, timeout_s)
-    placement = await placement_of(text, term.deployments)
-    _check_boundaries(term, placement)
-    term.cluster.fix(placement)
-    before = term.cluster.last_switch
-    term.cluster.reconcile(time.monotonic())
+        return await replan(leader, timeout_s)
+    placement = await placement_of(text, leader.deployments)
+    _check_boundaries(leader, placement)
+    leader.cluster.fix(placement)
+    before = leader.cluster.last_switch
+    leader.cluster.reconcile(time.monotonic())
 
     def decided() -> bool:
-        given_up = term.cluster.wishes.fixed is not placement and not term.cluster.is_switching
-        return term.cluster.is_settled or given_up
+        given_up = leader.cluster.wishes.fixed is not placement and not leader.cluster.is_switching
+        return leader.cluster.is_settled or given_up
 
-    await _until(term, decided, timeout_s, "the plan is not active yet")
-    _raise_if_rolled_back(term, before)
-    if term.cluster.wishes.fixed is not placement:
+    await _until(leader, decided, timeout_s, "the plan is not active yet")
+    _raise_if_rolled_back(leader, before)
+    if leader.cluster.wishes.fixed is not placement:
         raise PlanInfeasible("another plan took its place")
-    return term.cluster.plan_id
+    return leader.cluster.plan_id
 
 
-async def replan(term: Term, timeout_s: float) -> str:
+async def replan(leader: LeaderRuntime, timeout_s: float) -> str:
     """Has the planner decide anew, in place of any plan from outside; returns the plan's id.
 
     Raises:
         PlanInfeasible: the change of plan was rolled back; the message says why.
         Unavailable: not in force within `timeout_s`; it will be when it can.
     """
-    cluster, planner = term.cluster, term.planner
+    cluster, planner = leader.cluster, leader.planner
     cluster.fix(None)
     planner.ask("it was asked for by hand")
     asked = planner.answers
@@ -65,20 +64,20 @@ async def replan(term: Term, timeout_s: float) -> str:
         given_up = cluster.last_switch is not before and not cluster.is_switching
         return planner.answers > asked and (cluster.is_settled or given_up)
 
-    await _until(term, decided, timeout_s, "the plan is not active yet")
-    _raise_if_rolled_back(term, before)
+    await _until(leader, decided, timeout_s, "the plan is not active yet")
+    _raise_if_rolled_back(leader, before)
     return cluster.plan_id
 
 
-def _raise_if_rolled_back(term: Term, before: SwitchReport | None) -> None:
-    last = term.cluster.last_switch
+def _raise_if_rolled_back(leader: LeaderRuntime, before: SwitchReport | None) -> None:
+    last = leader.cluster.last_switch
     if last is not before and last is not None and last.phase is Phase.ROLLED_BACK:
         raise PlanInfeasible(f"{last.from_plan} stays in force: {last.problem}")
 
 
-def _check_boundaries(term: Term, placement: Placement) -> None:
+def _check_boundaries(leader: LeaderRuntime, placement: Placement) -> None:
     """Partitions of one model that disagree on the type between them must never meet."""
-    active = term.cluster.active
+    active = leader.cluster.active
     served = {m.model: m.float16_boundaries for m in active.placement.models} if active else {}
     for index, model in enumerate(placement.models):
         if served.get(model.model, model.float16_boundaries) != model.float16_boundaries:
@@ -87,25 +86,25 @@ def _check_boundaries(term: Term, placement: Placement) -> None:
             )
 
 
-async def deploy_model(term: Term, reference: str, wish: Wish, timeout_s: float) -> str:
+async def deploy_model(leader: LeaderRuntime, reference: str, wish: Wish, timeout_s: float) -> str:
     """Serves a model (or serves it differently) and returns the plan's id once it is ready.
 
     Raises:
         ModelNotFound: it is not in the repository.
         Unavailable: not ready within `timeout_s`; it will be when it can.
     """
-    key = await term.deployments.deploy(reference, wish)
-    term.cluster.reconcile(time.monotonic())
+    key = await leader.deployments.deploy(reference, wish)
+    leader.cluster.reconcile(time.monotonic())
 
     def ready() -> bool:
-        is_planned = term.cluster.wishes.fixed is not None or not term.planner.is_thinking
-        return is_planned and term.cluster.is_settled and term.is_ready(key)
+        is_planned = leader.cluster.wishes.fixed is not None or not leader.planner.is_thinking
+        return is_planned and leader.cluster.is_settled and leader.cluster.is_ready(key)
 
-    await _until(term, ready, timeout_s, f"{key} is not ready yet")
-    return term.cluster.plan_id
+    await _until(leader, ready, timeout_s, f"{key} is not ready yet")
+    return leader.cluster.plan_id
 
 
-async def drain_agent(term: Term, agent_id: AgentId, timeout_s: float) -> bool:
+async def drain_agent(leader: LeaderRuntime, agent_id: AgentId, timeout_s: float) -> bool:
     """Takes an agent out of service; True once it has nothing left to do.
 
     It gets no new batches and sessions as soon as others can do its work. Running sessions move to
@@ -115,30 +114,32 @@ async def drain_agent(term: Term, agent_id: AgentId, timeout_s: float) -> bool:
     Raises:
         InvalidInput: there is no such agent.
     """
-    record = term.cluster.roster.get(agent_id)
+    record = leader.cluster.roster.get(agent_id)
     if record is None or record.session is None:
         raise InvalidInput("agent_id", f"{agent_id!r} is not connected")
-    begin_draining(term, agent_id)
+    leader.draining.begin(agent_id)
     deadline_s = time.monotonic() + timeout_s
-    while not is_idle(term, agent_id):
+    while not leader.draining.is_idle(agent_id):
         if time.monotonic() >= deadline_s:
             return False
         await asyncio.sleep(_LOOK_S)
-    tell_drained(term, agent_id)
+    leader.draining.tell_drained(agent_id)
     return True
 
 
 async def _until(
-    term: Term, condition: Callable[[], bool], timeout_s: float, otherwise: str
+    leader: LeaderRuntime, condition: Callable[[], bool], timeout_s: float, otherwise: str
 ) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
-            keys = term.deployments.ready
+            keys = leader.deployments.ready
             reasons = [
-                f"{key}: {term.cluster.reason(key)}" for key in keys if not term.is_ready(key)
+                f"{key}: {leader.cluster.reason(key)}"
+                for key in keys
+                if not leader.cluster.is_ready(key)
             ]
             said = [otherwise, *reasons]
             raise Unavailable("; ".join(text for text in said if text))
-        await term.changed(left_s)
+        await leader.announcer.changed(left_s)

@@ -9,14 +9,14 @@ from typing import NoReturn, Protocol, TypeVar
 
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_scheduler.admin import operations
+from catenary_scheduler.admin.cluster_view import ClusterView
 from catenary_scheduler.admin.plan_summary import promises_of
 from catenary_scheduler.admin.plan_text import explain
 from catenary_scheduler.admin.sessions import move_session, session_list, sessions_of
 from catenary_scheduler.admin.status import status_of
 from catenary_scheduler.admin.timelines import timelines_of
 from catenary_scheduler.agents.deployments import Wish
-from catenary_scheduler.agents.registry import servers_of
-from catenary_scheduler.leadership.leader import Term
+from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_scheduler.leadership.takeover_trouble import TakeoverTrouble
 from catenary_scheduler.planning import placement_document
 from catenary_scheduler.rollout.report import SwitchReport
@@ -42,7 +42,7 @@ _SAY_AGAIN_S = 10.0
 T = TypeVar("T")
 
 
-class Office(LeaderLookup, Protocol):
+class Office(LeaderLookup[LeaderRuntime], Protocol):
     """Who knows whether this process leads."""
 
     def trouble(self, group: int | None = None) -> TakeoverTrouble:
@@ -64,8 +64,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def GetStatus(  # noqa: N802
         self, request: admin_pb2.GetStatusRequest, context: Context
     ) -> admin_pb2.GetStatusResponse:
-        async def answer(term: Term) -> admin_pb2.GetStatusResponse:
-            return status_of(term)
+        async def answer(leader: LeaderRuntime) -> admin_pb2.GetStatusResponse:
+            return status_of(ClusterView(leader))
 
         try:
             trouble = self._office.trouble(group_of(context))
@@ -79,22 +79,18 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def GetPlan(  # noqa: N802
         self, request: admin_pb2.GetPlanRequest, context: Context
     ) -> admin_pb2.GetPlanResponse:
-        async def answer(term: Term) -> admin_pb2.GetPlanResponse:
-            active = term.cluster.active
+        async def answer(leader: LeaderRuntime) -> admin_pb2.GetPlanResponse:
+            view = ClusterView(leader)
+            active, report, notes = view.active, view.switch_report(), view.plan_notes
             if active is None:
                 raise NoActivePlan("no plan is active yet")
-            report = term.cluster.switch_report()
-            wishes = term.cluster.wishes
-            notes = wishes.notes
             return admin_pb2.GetPlanResponse(
                 plan_json=json.dumps(placement_document(active.placement), indent=2),
-                explanation=explain(
-                    active.plan, notes, wishes.problem(), report, servers_of(term.cluster.roster)
-                ),
+                explanation=explain(active.plan, notes, view.plan_problem, report, view.servers),
                 plan_id=active.plan.plan_id,
                 planner=notes.planner if notes is not None else "",
                 last_switch=report.as_message() if report is not None else None,
-                promises=promises_of(term),
+                promises=promises_of(view),
             )
 
         return await self._answer(context, answer)
@@ -102,11 +98,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ApplyPlan(  # noqa: N802
         self, request: admin_pb2.ApplyPlanRequest, context: Context
     ) -> admin_pb2.ApplyPlanResponse:
-        async def answer(term: Term) -> admin_pb2.ApplyPlanResponse:
-            before = term.cluster.last_switch
-            plan_id = await operations.apply_plan(term, request.plan_json, _time_left(context))
+        async def answer(leader: LeaderRuntime) -> admin_pb2.ApplyPlanResponse:
+            before = leader.cluster.last_switch
+            plan_id = await operations.apply_plan(leader, request.plan_json, _time_left(context))
             return admin_pb2.ApplyPlanResponse(
-                plan_id=plan_id, plan_switch=_switch_since(term, before)
+                plan_id=plan_id, plan_switch=_switch_since(leader, before)
             )
 
         return await self._answer(context, answer)
@@ -114,11 +110,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def Replan(  # noqa: N802
         self, request: admin_pb2.ReplanRequest, context: Context
     ) -> admin_pb2.ReplanResponse:
-        async def answer(term: Term) -> admin_pb2.ReplanResponse:
-            plan_id, before = term.cluster.plan_id, term.cluster.last_switch
-            new_id = await operations.replan(term, _time_left(context))
+        async def answer(leader: LeaderRuntime) -> admin_pb2.ReplanResponse:
+            plan_id, before = leader.cluster.plan_id, leader.cluster.last_switch
+            new_id = await operations.replan(leader, _time_left(context))
             return admin_pb2.ReplanResponse(
-                plan_id=new_id, changed=new_id != plan_id, plan_switch=_switch_since(term, before)
+                plan_id=new_id, changed=new_id != plan_id, plan_switch=_switch_since(leader, before)
             )
 
         return await self._answer(context, answer)
@@ -126,11 +122,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def DeployModel(  # noqa: N802
         self, request: admin_pb2.DeployModelRequest, context: Context
     ) -> admin_pb2.DeployModelResponse:
-        async def answer(term: Term) -> admin_pb2.DeployModelResponse:
+        async def answer(leader: LeaderRuntime) -> admin_pb2.DeployModelResponse:
             reference = f"{request.model}:{request.version}" if request.version else request.model
             packing = packing_goal(request.packing, "packing") if request.packing else None
             wish = Wish(request.slo_ns, request.max_batch, request.partitions or None, packing)
-            plan_id = await operations.deploy_model(term, reference, wish, _time_left(context))
+            plan_id = await operations.deploy_model(leader, reference, wish, _time_left(context))
             return admin_pb2.DeployModelResponse(plan_id=plan_id)
 
         return await self._answer(context, answer)
@@ -138,9 +134,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def DrainAgent(  # noqa: N802
         self, request: admin_pb2.DrainAgentRequest, context: Context
     ) -> admin_pb2.DrainAgentResponse:
-        async def answer(term: Term) -> admin_pb2.DrainAgentResponse:
+        async def answer(leader: LeaderRuntime) -> admin_pb2.DrainAgentResponse:
             agent = AgentId(request.agent_id)
-            drained = await operations.drain_agent(term, agent, _time_left(context))
+            drained = await operations.drain_agent(leader, agent, _time_left(context))
             return admin_pb2.DrainAgentResponse(drained=drained)
 
         return await self._answer(context, answer)
@@ -148,16 +144,17 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListSessions(  # noqa: N802
         self, request: admin_pb2.ListSessionsRequest, context: Context
     ) -> admin_pb2.ListSessionsResponse:
-        async def answer(term: Term) -> admin_pb2.ListSessionsResponse:
-            return session_list(term, sessions_of(term, request))
+        async def answer(leader: LeaderRuntime) -> admin_pb2.ListSessionsResponse:
+            view = ClusterView(leader)
+            return session_list(view, sessions_of(view, request))
 
         return await self._answer(context, answer)
 
     async def MoveSession(  # noqa: N802
         self, request: admin_pb2.MoveSessionRequest, context: Context
     ) -> admin_pb2.MoveSessionResponse:
-        async def answer(term: Term) -> admin_pb2.MoveSessionResponse:
-            return await move_session(term, request, _time_left(context))
+        async def answer(leader: LeaderRuntime) -> admin_pb2.MoveSessionResponse:
+            return await move_session(leader.moves, request, _time_left(context))
 
         return await self._answer(context, answer)
 
@@ -169,8 +166,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def GetTimelines(  # noqa: N802
         self, request: admin_pb2.GetTimelinesRequest, context: Context
     ) -> admin_pb2.GetTimelinesResponse:
-        async def answer(term: Term) -> admin_pb2.GetTimelinesResponse:
-            return await timelines_of(term, request)
+        async def answer(leader: LeaderRuntime) -> admin_pb2.GetTimelinesResponse:
+            return await timelines_of(ClusterView(leader), request)
 
         return await self._answer(context, answer)
 
@@ -184,21 +181,21 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> AsyncIterator[admin_pb2.ScalingAdvice]:
         try:
             group = group_of(context)
-            term = self._office.term(group)
+            leader = self._office.term(group)
             told: admin_pb2.ScalingAdvice | None = None
             told_s = 0.0
-            while self._office.term(group) is term:
-                advice = term.autoscaler.advice()
+            while self._office.term(group) is leader:
+                advice = leader.autoscaler.advice()
                 now_s = time.monotonic()
                 if advice != told or now_s - told_s >= _SAY_AGAIN_S:
                     told, told_s = advice, now_s
                     yield advice
-                await term.autoscaler.changed(_LOOK_S)
+                await leader.autoscaler.changed(_LOOK_S)
             raise Unavailable("another term began; ask again")
         except CatenaryError as error:
             await abort(context, error)
 
-    async def _answer(self, context: Context, work: Callable[[Term], Awaitable[T]]) -> T:
+    async def _answer(self, context: Context, work: Callable[[LeaderRuntime], Awaitable[T]]) -> T:
         error: CatenaryError
         try:
             return await work(self._office.term(group_of(context)))
@@ -210,9 +207,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         raise InternalError("abort returned")
 
 
-def _switch_since(term: Term, before: SwitchReport | None) -> admin_pb2.PlanSwitch | None:
+def _switch_since(
+    leader: LeaderRuntime, before: SwitchReport | None
+) -> admin_pb2.PlanSwitch | None:
     """Returns the last switch if it is not the one that was the last before."""
-    last = term.cluster.last_switch
+    last = leader.cluster.last_switch
     return None if last is None or last is before else last.as_message()
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import cast
 
 from catenary_protos.catenary.v1 import admin_pb2
+from catenary_scheduler.admin.cluster_view import ClusterView
 from catenary_scheduler.dispatch.chained.sessions.views import SessionView
 from catenary_scheduler.dispatch.events import MoveMode
-from catenary_scheduler.inflight.session_moves import BegunMove, EndedMove
-from catenary_scheduler.leadership.leader import Term
+from catenary_scheduler.inflight.session_moves import BegunMove, EndedMove, SessionMoves
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, SessionId
 from catenary_services.domain.plan import ChainHop
 from catenary_services.errors import InvalidInput, NotSupported
@@ -18,23 +18,27 @@ from catenary_services.errors import InvalidInput, NotSupported
 _MODES = ("kv", "tokens")
 
 
-def sessions_of(term: Term, request: admin_pb2.ListSessionsRequest) -> Iterable[SessionView]:
+def sessions_of(
+    cluster: ClusterView, request: admin_pb2.ListSessionsRequest
+) -> Iterable[SessionView]:
     """Returns the sessions of a model, named with or without its version, or of all.
 
     Raises:
         InvalidInput: no such model is deployed.
     """
-    views = term.moves.sessions()
+    views = cluster.sessions()
     if not request.model:
         return views
     name, _, version = request.model.partition(":")
-    model = term.resolve(name, version)
+    model = cluster.resolve(name, version)
     if model is None:
         raise InvalidInput("model", f"{request.model!r} is not deployed")
     return [view for view in views if view.model == model]
 
 
-def session_list(term: Term, views: Iterable[SessionView]) -> admin_pb2.ListSessionsResponse:
+def session_list(
+    cluster: ClusterView, views: Iterable[SessionView]
+) -> admin_pb2.ListSessionsResponse:
     """Returns sessions as operators see them."""
     return admin_pb2.ListSessionsResponse(
         sessions=[
@@ -49,7 +53,7 @@ def session_list(term: Term, views: Iterable[SessionView]) -> admin_pb2.ListSess
                 tokens=view.tokens,
                 moving_to=view.moving_chain,
                 moving_by=view.moving_by,
-                group=term.group,
+                group=cluster.group,
                 generates=view.runs,
             )
             for view in views
@@ -58,12 +62,12 @@ def session_list(term: Term, views: Iterable[SessionView]) -> admin_pb2.ListSess
 
 
 async def move_session(
-    term: Term, request: admin_pb2.MoveSessionRequest, time_left_s: float
+    moves: SessionMoves, request: admin_pb2.MoveSessionRequest, time_left_s: float
 ) -> admin_pb2.MoveSessionResponse:
     """Moves a session and, if that is asked for, waits for the end of it.
 
     Args:
-        term: Of the scheduler that leads.
+        moves: Of the scheduler that leads.
         request: As an operator sent it.
         time_left_s: The answer is given within so long.
 
@@ -77,9 +81,9 @@ async def move_session(
     if request.mode and request.mode not in _MODES:
         raise InvalidInput("mode", f"{request.mode!r} is none of {', '.join(_MODES)}")
     mode = cast("MoveMode", request.mode) if request.mode else None
-    begun = term.moves.begin(SessionId(request.session_id), request.chain_id, mode)
+    begun = moves.begin(SessionId(request.session_id), request.chain_id, mode)
     wait_s = min(request.wait_ns / NANOSECONDS_PER_SECOND, time_left_s)
-    ended = await term.moves.ended(begun, wait_s) if wait_s > 0 else EndedMove("begun")
+    ended = await moves.ended(begun, wait_s) if wait_s > 0 else EndedMove("begun")
     return _answer(begun, ended)
 
 

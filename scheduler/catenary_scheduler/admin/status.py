@@ -6,52 +6,50 @@ from collections.abc import Mapping
 
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.admin.agent_status import add_agents
+from catenary_scheduler.admin.cluster_view import ClusterView
 from catenary_scheduler.admin.sessions import SessionFigures, hop_status
 from catenary_scheduler.admin.software_versions import add_versions
-from catenary_scheduler.leadership.leader import Term
-from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.plan import Chain, Pipeline
 
 
-def status_of(term: Term) -> admin_pb2.GetStatusResponse:
+def status_of(view: ClusterView) -> admin_pb2.GetStatusResponse:
     """Returns the cluster as operators see it."""
-    dispatcher = term.dispatcher.statistics()
+    statistics = view.statistics()
     status = admin_pb2.GetStatusResponse(
-        scheduler_id=term.settings.scheduler_id,
-        epoch=term.epoch,
-        plan_id=term.cluster.plan_id,
-        gateways=[g.gateway_id for g in term.gateways.gateways.values() if g.session is not None],
-        queued_requests=len(term.waiting)
-        + dispatcher["queued_rows"]
-        + dispatcher["queued_requests"],
-        batches_in_flight=len(term.in_flight),
-        live_reservations=len(term.dispatcher.snapshot()),
-        redis_connected=term.write_behind.connected,
-        redis_problem=term.write_behind.problem,
-        sessions_in_flight=len(term.live),
-        moves_done=dispatcher["kv_moves"] + dispatcher["tokens_moves"],
-        moves_failed=dispatcher["failed_moves"],
-        audits=term.audits.audits,
-        leaks_mended=term.audits.leaks_mended,
-        takeover_problems=term.takeover_problems,
-        quarantined_records=term.quarantined,
+        scheduler_id=view.scheduler_id,
+        epoch=view.epoch,
+        plan_id=view.plan_id,
+        gateways=[gateway.gateway_id for gateway in view.gateways],
+        queued_requests=view.held_requests
+        + statistics["queued_rows"]
+        + statistics["queued_requests"],
+        batches_in_flight=view.batches_in_flight,
+        live_reservations=len(view.reservations()),
+        redis_connected=view.redis_connected,
+        redis_problem=view.redis_problem,
+        sessions_in_flight=view.sessions_in_flight,
+        moves_done=statistics["kv_moves"] + statistics["tokens_moves"],
+        moves_failed=statistics["failed_moves"],
+        audits=view.audits,
+        leaks_mended=view.leaks_mended,
+        takeover_problems=view.takeover_problems,
+        quarantined_records=view.quarantined_records,
     )
-    add_agents(status, term)
-    add_versions(status, term)
-    _add_models(status, term)
-    for reference, problem in term.deployments.problems.items():
+    add_agents(status, view)
+    add_versions(status, view)
+    _add_models(status, view)
+    for reference, problem in view.undeployed.items():
         name, _, version = reference.partition(":")
         status.models.add(name=name, version=version, ready=False, reason=problem)
     return status
 
 
-def _add_models(status: admin_pb2.GetStatusResponse, term: Term) -> None:
-    active = term.cluster.active
-    plans = {model.model: model for model in active.plan.models} if active else {}
-    sessions, by_chain = term.live.by_model(), term.live.by_chain()
-    figures = SessionFigures(term.moves.sessions())
-    for key in term.deployments.ready:
-        reason = term.cluster.reason(key)
+def _add_models(status: admin_pb2.GetStatusResponse, view: ClusterView) -> None:
+    plans = {model.model: model for model in view.plan_models}
+    sessions, by_chain = view.sessions_by_model(), view.sessions_by_chain()
+    figures = SessionFigures(view.sessions())
+    for key in view.deployed:
+        reason = view.not_ready_reason(key)
         plan = plans.get(key)
         status.models.add(
             name=key.name,
@@ -59,15 +57,15 @@ def _add_models(status: admin_pb2.GetStatusResponse, term: Term) -> None:
             ready=not reason,
             reason=reason,
             pipelines=len(plan.pipelines) if plan is not None else 0,
-            queued_requests=term.waiting.count(key) + term.dispatcher.chained.queued(key),
+            queued_requests=view.queued(key),
             chains=[
-                _chain(chain, by_chain, figures, term.sessions.latency.message(key, chain))
+                _chain(chain, by_chain, figures, view.latency_lines(key, chain))
                 for chain in (plan.chains if plan is not None else ())
             ],
             sessions=sessions[key],
             packing=plan.packing if plan is not None and plan.chains else "",
             sessions_moving=figures.moving[key],
-            attainment_ratio=term.autoscaler.attainment(key, now_ns()),
+            attainment_ratio=view.attainment(key),
             pipelines_served=[_pipeline(each) for each in (plan.pipelines if plan else ())],
         )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from catenary_scheduler.planning import DeployedModel
+from catenary_scheduler.storage.keys import Table
 from catenary_scheduler.storage.values.codec import encode_document
 from catenary_scheduler.storage.values.stored import StoredWish
 from catenary_services.domain.decoder import DecoderTable, HeldSizes, why_not_loaded
@@ -136,6 +137,8 @@ class Deployments:
         repository: Where models are found.
         packing: What sessions are moved for, of models that do not say.
     """
+
+    table = Table.DEPLOYMENTS
 
     def __init__(self, repository: ModelRepository, packing: PackingGoal = "off") -> None:
         self._repository = repository

@@ -31,6 +31,7 @@ from catenary_scheduler.replanning.planner import Planner
 from catenary_scheduler.rollout.driver import Steering
 from catenary_scheduler.rollout.report import SwitchReport
 from catenary_scheduler.rollout.rollout import Facts, Phase, Switch
+from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
@@ -84,6 +85,12 @@ class Limits:
     load_timeout_s: float = 120.0
     load_attempts: int = 1
     switch_timeout_ns: Nanoseconds = 120 * 10**9
+
+    @classmethod
+    def of(cls, settings: SchedulerSettings) -> Limits:
+        """Returns the limits the settings say."""
+        switch_timeout_ns = int(settings.switch_timeout_s * NANOSECONDS_PER_SECOND)
+        return cls(settings.load_timeout_s, settings.load_attempts, switch_timeout_ns)
 
 
 class Cluster:
@@ -234,6 +241,10 @@ class Cluster:
         """An agent does not host a partition that it was thought to host; it is loaded again."""
         self._fleet.lost(agent_id, key)
         self.reconcile(self._now_s)
+
+    def tick(self, now: Nanoseconds) -> None:
+        """Does what became due because time passed."""
+        self.reconcile(now / NANOSECONDS_PER_SECOND)
 
     def reconcile(self, now_s: float) -> None:
         """Does what is missing between what should be and what is."""

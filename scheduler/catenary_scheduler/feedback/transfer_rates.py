@@ -40,6 +40,7 @@ class BoundaryDesk:
         deployments: The models.
         feed: Gives an event to the dispatcher.
         keep: Called when there is something new to write down.
+        roster: The agents between which links are shown.
     """
 
     def __init__(
@@ -48,11 +49,13 @@ class BoundaryDesk:
         deployments: Deployments,
         feed: Feed,
         keep: Callable[[], None],
+        roster: Roster,
     ) -> None:
         self._links = links
         self._deployments = deployments
         self._feed = feed
         self._keep = keep
+        self._roster = roster
         self._sending = Utilisation()
         self._shown: set[tuple[str, str]] = set()
 
@@ -87,8 +90,9 @@ class BoundaryDesk:
             self._feed(BoundariesMeasured(tuple(changed)), now_ns())
             self._keep()
 
-    def show(self, metrics: Metrics, roster: Roster) -> None:
+    def export(self, metrics: Metrics) -> None:
         """Shows the links between agents that are there; called about every second."""
+        roster = self._roster
         self._sending.next_round(time.monotonic())
         shown = set()
         for source, target, bytes_per_second in self._links.rates():

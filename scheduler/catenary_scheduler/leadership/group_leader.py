@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from catenary_scheduler.leadership.group_election import Campaign
-from catenary_scheduler.leadership.leader import Surroundings, Term
+from catenary_scheduler.leadership.leader import LeaderContext, LeaderRuntime
 from catenary_scheduler.leadership.takeover_delay import Deference, FrozenLease
 from catenary_scheduler.leadership.takeover_trouble import TakeoverTrouble
 from catenary_scheduler.runtime.periodic import show_nothing
@@ -51,32 +51,32 @@ class Shard:
     """
 
     def __init__(
-        self, around: Surroundings, redis: Redis, campaign: Campaign, changed: Callable[[], None]
+        self, context: LeaderContext, redis: Redis, campaign: Campaign, changed: Callable[[], None]
     ) -> None:
         """Opens nothing; `changed` is called whenever a term begins or ends."""
-        settings = around.settings
-        keys = Keys(settings.cluster, around.group, campaign.groups)
-        self.group = around.group
+        settings = context.settings
+        keys = Keys(settings.cluster, context.group, campaign.groups)
+        self.group = context.group
         self.contacted = asyncio.Event()
-        self._around = around
+        self._context = context
         self._campaign = campaign
         self._changed = changed
         self._name = settings.scheduler_id
         self._lease_s = settings.lease_s
         self._lease = Lease(
-            redis, keys, campaign.token, settings.lease_s, around.metrics.spoiled_epochs.inc
+            redis, keys, campaign.token, settings.lease_s, context.metrics.spoiled_epochs.inc
         )
-        spoiled = around.metrics.quarantined_records
+        spoiled = context.metrics.quarantined_records
         self._store = Store(redis, keys, lambda: spoiled.labels("key").inc())
         self.trouble = TakeoverTrouble()
         self._deference = Deference(_LEADER_RETURNS_S)
         self._frozen = FrozenLease(settings.lease_s)
         self._problem = ""
-        self._term: Term | None = None
+        self._term: LeaderRuntime | None = None
         self._leading: asyncio.Task[None] | None = None
 
     @property
-    def term(self) -> Term | None:
+    def term(self) -> LeaderRuntime | None:
         """The present term; None while somebody else leads, or nobody."""
         return self._term
 
@@ -88,7 +88,7 @@ class Shard:
 
     def start(self) -> None:
         """Begins to campaign."""
-        self._around.metrics.leader.set(0)
+        self._context.metrics.leader.set(0)
         self._leading = asyncio.create_task(self._lead_for_ever(), name=f"lead-{self.group}")
 
     async def resign(self) -> None:
@@ -145,7 +145,7 @@ class Shard:
             again_after_s=round(pause_s, 3),
             exc_info=failure,
         )
-        self._around.metrics.takeover_failures.inc()
+        self._context.metrics.takeover_failures.inc()
         self.contacted.set()
         with suppress(*REDIS_FAILURES):
             await self._lease.release()
@@ -208,7 +208,7 @@ class Shard:
     # ---- leading ----
 
     async def _lead(self) -> None:
-        term = Term(self._around, self._lease, self._store)
+        term = LeaderRuntime(self._context, self._lease, self._store)
         asked = False
         try:
             await self._begin(term)
@@ -228,7 +228,7 @@ class Shard:
             self._campaign.gave(self.group, time.monotonic(), 2 * self._lease_s)
             _log.info("group_handed_over", group=self.group)
 
-    async def _begin(self, term: Term) -> None:
+    async def _begin(self, term: LeaderRuntime) -> None:
         """Lets a term take over; the lease is kept meanwhile."""
 
         async def keep_lease() -> None:
@@ -246,7 +246,7 @@ class Shard:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
 
-    async def _until_asked(self, term: Term) -> bool:
+    async def _until_asked(self, term: LeaderRuntime) -> bool:
         """Runs a term; True once another process is to lead instead of us.
 
         Raises:
@@ -282,16 +282,16 @@ class Shard:
                 self._campaign.led.discard(self.group)
                 return
 
-    def _takes_office(self, term: Term) -> None:
+    def _takes_office(self, term: LeaderRuntime) -> None:
         self._term = term
-        self._around.metrics.leader.set(1)
-        self._around.metrics.epoch.set(self._lease.epoch)
+        self._context.metrics.leader.set(1)
+        self._context.metrics.epoch.set(self._lease.epoch)
         self._changed()
         self.contacted.set()
 
-    def _leaves_office(self, term: Term) -> None:
+    def _leaves_office(self, term: LeaderRuntime) -> None:
         self._term = None
-        self._around.metrics.leader.set(0)
-        show_nothing(self._around.metrics)
+        self._context.metrics.leader.set(0)
+        show_nothing(self._context.metrics)
         self._changed()
         term.close(Unavailable(f"{self._name} does not lead any more"))

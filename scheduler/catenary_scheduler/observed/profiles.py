@@ -15,6 +15,7 @@ from catenary_scheduler.planning import Placement
 from catenary_scheduler.planning.latency import Observed, WorkDone
 from catenary_scheduler.planning.live import GenerationCost
 from catenary_scheduler.planning.requirements import partition_of, stages_of
+from catenary_scheduler.storage.keys import Table
 from catenary_scheduler.storage.values.stored import (
     Place,
     StoredCost,
@@ -31,6 +32,8 @@ Times = tuple[Nanoseconds, ...]
 
 class Measured:
     """Compute times at batch 1, 2, .. by agent and partition; the oldest are forgotten."""
+
+    table = Table.MEASURED
 
     def __init__(self) -> None:
         self._times: dict[Place, Times] = {}

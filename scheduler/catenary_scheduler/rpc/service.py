@@ -3,58 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from catenary_protos.catenary.v1 import scheduler_pb2_grpc
+from catenary_scheduler.rpc.agent_streams import AgentSessions
+from catenary_scheduler.rpc.gateway_streams import GatewaySessions
 from catenary_scheduler.rpc.leader_lookup import Context, LeaderLookup, group_of
+from catenary_scheduler.rpc.offenders import Offenders
 from catenary_scheduler.wire.streams import Speaks, Stream
 from catenary_services.error_tables import abort, error_of_exception
 from catenary_services.errors import CatenaryError, InvalidMessage
 from catenary_services.security.identity import Role
 from catenary_services.security.roles import Guard
 
-if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import Term
+
+class ServesStreams(Protocol):
+    """A leader, as far as its streams are concerned."""
+
+    @property
+    def gateway_streams(self) -> GatewaySessions:
+        """The streams of gateways."""
+        ...
+
+    @property
+    def agent_streams(self) -> AgentSessions:
+        """The streams of agents."""
+        ...
+
+    @property
+    def offenders(self) -> Offenders:
+        """Peers that said what cannot be."""
+        ...
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     """Long-lived streams of gateways and agents."""
 
-    def __init__(self, leaders: LeaderLookup, guard: Guard) -> None:
+    def __init__(self, leaders: LeaderLookup[ServesStreams], guard: Guard) -> None:
         self._leaders = leaders
         self._guard = guard
 
     async def GatewaySession(self, _: object, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Requests up, dispatches down."""
-        await self._serve(context, Role.GATEWAY, lambda term: term.gateways.serve)
+        await self._serve(context, Role.GATEWAY, lambda leader: leader.gateway_streams.serve)
 
     async def AgentSession(self, _: object, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Reports up, orders down."""
-        await self._serve(context, Role.AGENT, lambda term: term.agents.serve)
+        await self._serve(context, Role.AGENT, lambda leader: leader.agent_streams.serve)
 
     async def _serve(
         self,
         context: Context,
         role: Role,
-        server_of: Callable[[Term], Callable[[Stream[object, object], Speaks], Awaitable[None]]],
+        server_of: Callable[
+            [ServesStreams], Callable[[Stream[object, object], Speaks], Awaitable[None]]
+        ],
     ) -> None:
-        term: Term | None = None
+        leader: ServesStreams | None = None
         name = ""
 
         def speaks(claimed: str) -> None:
             nonlocal name
             self._guard.check_name(context, claimed)
             name = claimed
-            assert term is not None
-            term.offenders.admit(role, claimed)
+            assert leader is not None
+            leader.offenders.admit(role, claimed)
 
         try:
-            term = self._leaders.term(group_of(context) or 0)
-            await server_of(term)(context, speaks)
+            leader = self._leaders.term(group_of(context) or 0)
+            await server_of(leader)(context, speaks)
             return
         except InvalidMessage as offence:
-            assert term is not None
-            term.offenders.accuse(role, name or self._name(context), offence)
+            assert leader is not None
+            leader.offenders.accuse(role, name or self._name(context), offence)
             error: CatenaryError = offence
         except CatenaryError as known:
             error = known

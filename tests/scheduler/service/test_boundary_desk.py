@@ -8,10 +8,9 @@ from typing import Any
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.dispatch.events import BoundariesMeasured, Event
 from catenary_scheduler.feedback.transfer_rates import BoundaryDesk
-from catenary_scheduler.leadership.leader import Term
+from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_scheduler.observed.links import MeasuredLinks
 from catenary_scheduler.observed.profiles import Measured
-from catenary_scheduler.runtime.periodic import _show
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.keys import Table
 from catenary_scheduler.storage.values.records import measurements_of
@@ -39,7 +38,7 @@ class Heard:
         self.events: list[Event] = []
         self.kept = 0
         nothing: Any = None
-        self.desk = BoundaryDesk(MeasuredLinks(), nothing, self._feed, self._keep)
+        self.desk = BoundaryDesk(MeasuredLinks(), nothing, self._feed, self._keep, {})
 
     def _feed(self, event: Event, now: int) -> None:
         self.events.append(event)
@@ -73,7 +72,7 @@ def test_rates_outlive_the_scheduler() -> None:
     assert again.links.observe((A, B), MIB, 20 * MS) == 50 * MIB  # the first news counts
 
 
-def boundaries(term: Term) -> Any:
+def boundaries(term: LeaderRuntime) -> Any:
     return term.dispatcher.chained._life.boundaries
 
 
@@ -95,7 +94,7 @@ async def test_the_dispatcher_knows_links_and_caches_also_after_a_restart(
         await agents[0].send(scheduler_pb2.AgentMessage(caches_sent=sent(B, MIB, 10 * MS)))
         await until(lambda: boundaries(term).rate("agent-0>agent-1") == 100 * MIB, "measured")
         metrics = Metrics()
-        _show(term, metrics)
+        term.boundaries.export(metrics)
         link: dict[str, str] = {"source": A, "target": B}
         shown = metrics.registry.get_sample_value
         assert shown("catenary_link_bytes_per_second", link) == 100 * MIB
