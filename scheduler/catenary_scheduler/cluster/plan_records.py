@@ -30,7 +30,7 @@ _NAMELESS = "restored"
 """Id of a plan in force whose id cannot be read."""
 
 
-class OutsidePlanRecords:
+class FixedPlanRecords:
     """The plan of a file or of `ApplyPlan`, and which file was read last.
 
     That is remembered so that a plan applied later outlives a restart.

@@ -17,7 +17,7 @@ from catenary_scheduler.book import Book
 from catenary_scheduler.cluster.controller import Cluster, Limits
 from catenary_scheduler.cluster.drain_marks import DrainMarks
 from catenary_scheduler.cluster.draining import Draining, DrainingDeps
-from catenary_scheduler.cluster.plan_records import ActivePlanRecords, OutsidePlanRecords
+from catenary_scheduler.cluster.plan_records import ActivePlanRecords, FixedPlanRecords
 from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.dispatch.booked_times import BookedTimes
 from catenary_scheduler.feedback.hop_reports import HopReports
@@ -55,7 +55,7 @@ from catenary_scheduler.runtime.dispatch_loop import Engine
 from catenary_scheduler.runtime.dispatch_metrics import DispatchMetrics
 from catenary_scheduler.runtime.factory import dispatcher_of
 from catenary_scheduler.runtime.held_requests import HeldRequests, QueuedRequests
-from catenary_scheduler.runtime.periodic import Every, keep_house
+from catenary_scheduler.runtime.periodic import PeriodicTasks, keep_house
 from catenary_scheduler.runtime.worker_facts import WorkerDeps
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.book_records import BookRecords
@@ -243,7 +243,7 @@ class LeaderRuntime:
         """What of all that outlives this leader."""
         settings, metrics = self.settings, self.metrics
         self._book_records = BookRecords(self.dispatcher)
-        self._outside_plan = OutsidePlanRecords(self.cluster, self.deployments, settings.plan_file)
+        self._fixed_plan = FixedPlanRecords(self.cluster, self.deployments, settings.plan_file)
         self._active_plan = ActivePlanRecords(
             self.cluster, self.planner, self.deployments, settings.recovery_s
         )
@@ -253,7 +253,7 @@ class LeaderRuntime:
             (self.in_flight, self.live, self.lengths),
             (
                 self.deployments,
-                self._outside_plan,
+                self._fixed_plan,
                 self.planner,
                 self.autoscaler,
                 self._active_plan,
@@ -383,10 +383,10 @@ class LeaderRuntime:
         beat = (self.announcer, self.gateway_streams, self.agent_streams)
         beat_books = (self.in_flight, self.live, self.utilisation)
         self._schedule = (
-            Every(0.0, (*turn, self.autoscaler, self.audits)),
-            Every(self.settings.heartbeat_s, (*beat, *beat_books), exporting),
-            Every(0.0, (self._retries,)),
-            Every(_RECONCILE_S, (self.peers, self.cluster, self.draining)),
+            PeriodicTasks(0.0, (*turn, self.autoscaler, self.audits)),
+            PeriodicTasks(self.settings.heartbeat_s, (*beat, *beat_books), exporting),
+            PeriodicTasks(0.0, (self._retries,)),
+            PeriodicTasks(_RECONCILE_S, (self.peers, self.cluster, self.draining)),
         )
 
     # ---- what it is ----
@@ -447,7 +447,7 @@ class LeaderRuntime:
             RestoreStep("own models", lambda _: self.deployments.want(own_models), must_work=True),
             restoring("lengths", self.lengths, lambda stored: stored.lengths),
             restoring("scaling", self.autoscaler, lambda stored: stored.plan),
-            restoring("fixed plan", self._outside_plan, lambda stored: stored.plan, must_work=True),
+            restoring("fixed plan", self._fixed_plan, lambda stored: stored.plan, must_work=True),
             restoring("plan", self._active_plan, lambda stored: stored.plan),
             RestoreStep("book", self._book_records.restore),
         )

@@ -74,7 +74,7 @@ class Generating(Protocol):
         ...
 
 
-class AuditedAgents(Protocol):
+class AuditAnswers(Protocol):
     """What is done about what agents say they hold."""
 
     def agent_says(self, record: AgentRecord, message: scheduler_pb2.Holdings) -> None:
@@ -110,7 +110,7 @@ class AgentStreamDeps:
     moves: SessionMoves
     sessions: Generating
     transfers: MeasuredTransfers
-    audits: AuditedAgents
+    audits: AuditAnswers
     metrics: Metrics
     epoch: Callable[[], Epoch]
     feed: Callable[[Event, Nanoseconds], None]

@@ -13,7 +13,7 @@ from catenary_services.errors import CatenaryError, InvalidInput, InvalidMessage
 from catenary_services.security.identity import Role
 
 
-class Raises(Protocol):
+class RaisesEpoch(Protocol):
     """Whoever makes our epoch go beyond another one."""
 
     def go_beyond(self, epoch: int, *, shared: bool = False) -> None:
@@ -30,7 +30,7 @@ class EpochFence:
         raises: Is told of a claim that is to be followed.
     """
 
-    def __init__(self, lease: Lease, offenders: Offenders, raises: Raises) -> None:
+    def __init__(self, lease: Lease, offenders: Offenders, raises: RaisesEpoch) -> None:
         self._claims = EpochClaims()
         self._lease = lease
         self._offenders = offenders

@@ -55,7 +55,7 @@ from catenary_services.telemetry.tracing import is_sampled
 _log = get_logger(__name__)
 
 
-class AuditedGateways(Protocol):
+class AuditAnswers(Protocol):
     """What is done about what gateways say they wait for."""
 
     def gateway_says(self, gateway: GatewayId, message: scheduler_pb2.Unanswered) -> None:
@@ -67,7 +67,7 @@ class AuditedGateways(Protocol):
         ...
 
 
-class AskedSessions(Protocol):
+class KnownSessions(Protocol):
     """What is known of sessions that generate text."""
 
     def generates(self, model: ModelKey) -> bool:
@@ -94,8 +94,8 @@ class GatewayStreamDeps:
     deployments: Deployments
     timelines: Timelines
     waiting: WaitingRoom
-    audits: AuditedGateways
-    sessions: AskedSessions
+    audits: AuditAnswers
+    sessions: KnownSessions
     feed: Callable[[Event, Nanoseconds], None]
     silence_s: float
     """Who says nothing for so long is gone."""

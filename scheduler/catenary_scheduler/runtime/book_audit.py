@@ -55,7 +55,7 @@ _CLAIMS_NS = 10 * NANOSECONDS_PER_SECOND
 """After a change of leader gateways and agents have so long to say what is theirs."""
 
 
-class AskedGateways(Protocol):
+class AuditedGateways(Protocol):
     """The gateways as an audit sees them."""
 
     def broadcast(self, message: scheduler_pb2.SchedulerToGatewayMessage) -> None:
@@ -86,7 +86,7 @@ class AuditDeps:
     in_flight: InFlight
     live: LiveSessions
     waiting: WaitingRoom
-    gateways: AskedGateways
+    gateways: AuditedGateways
     agents: AgentSender
     epoch: Callable[[], Epoch]
     first_id: int

@@ -39,7 +39,7 @@ class Exporting(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Every:
+class PeriodicTasks:
     """Parts that are called again and again, in this order.
 
     Attributes:
@@ -53,7 +53,7 @@ class Every:
     exporting: tuple[Exporting, ...] = ()
 
 
-async def keep_house(schedule: Sequence[Every], metrics: Metrics) -> None:
+async def keep_house(schedule: Sequence[PeriodicTasks], metrics: Metrics) -> None:
     """Runs until cancelled."""
     due_s = [0.0] * len(schedule)
     calls = _Calls()

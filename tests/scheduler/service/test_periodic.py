@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from catenary_scheduler.runtime.periodic import Every, keep_house
+from catenary_scheduler.runtime.periodic import PeriodicTasks, keep_house
 from catenary_services.domain.ids import Nanoseconds
 from catenary_services.telemetry.metrics import Metrics
 from scheduler_harness import until
@@ -29,8 +29,8 @@ class Part:
 async def test_parts_are_called_in_order_even_behind_one_that_breaks() -> None:
     story: list[str] = []
     broken, whole = Part("broken", story, breaks=True), Part("whole", story)
-    once = Every(3600.0, (broken, whole), (broken, whole))
-    often = Every(0.0, (Part("often", story),))
+    once = PeriodicTasks(3600.0, (broken, whole), (broken, whole))
+    often = PeriodicTasks(0.0, (Part("often", story),))
     running = asyncio.create_task(keep_house((once, often), Metrics()))
     await until(lambda: story.count("often ticks") >= 3, "some turns")
     running.cancel()
