@@ -17,9 +17,9 @@ from catenary_agent.engine.meter import BatchMeter
 from catenary_agent.engine.reporting import FixedMessage, OutgoingMessage
 from catenary_agent.executors.device import Device
 from catenary_agent.generation.context import GenerationContext, GenerationLimits
-from catenary_agent.generation.holdings import HoldingsAnswer
 from catenary_agent.generation.loop.engine import GenerationEngine
 from catenary_agent.generation.meter import GenerationMeter
+from catenary_agent.generation.state.holdings import HoldingsAnswer
 from catenary_agent.generation.state.partition_batcher import chunk_tokens_for
 from catenary_agent.hosting.loading import LoadTarget, PartitionLoader
 from catenary_agent.outbox import Outbox

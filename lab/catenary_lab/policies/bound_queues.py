@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from catenary_scheduler.book.caches import Cache
@@ -19,6 +20,8 @@ class PerChainQueues:
         self._policy = policy
         self._slots = slots
         self._sequences: dict[SequenceRequest, None] = {}
+        self._queues: dict[ChainState, deque[SequenceRequest]] = {}
+        """Who waits at each route, first come first; `ChainState.bound` says how many they are."""
         self._look: dict[ChainState, None] = {}
         """Routes where somebody may start."""
         self._blocked: dict[ResourceId, list[ChainState]] = {}
@@ -42,9 +45,10 @@ class PerChainQueues:
         """Returns the first of a queue at a route that is free."""
         while self._look:
             route = next(iter(self._look))
-            if route.waiting and route.running < route.capacity:
+            queue = self._queues.get(route)
+            if queue and route.running < route.capacity:
                 lacking = self._slots.probe(route.claims)
-                sequence = route.waiting[0]
+                sequence = queue[0]
                 if lacking is not None:
                     self._blocked.setdefault(lacking.resource, []).append(route)
                 elif route.has_room(sequence.tokens):
@@ -91,14 +95,22 @@ class PerChainQueues:
         route = sequence.route = self._policy.choose(sequence.event, sequence.tokens)
         if route is None:
             return
-        ahead = sum(1 for other in route.waiting if other.again) if sequence.again else None
-        route.waiting.insert(len(route.waiting) if ahead is None else ahead, sequence)
+        queue = self._queues.setdefault(route, deque())
+        ahead = sum(1 for other in queue if other.again) if sequence.again else None
+        queue.insert(len(queue) if ahead is None else ahead, sequence)
+        route.bound = len(queue)
         self._look[route] = None
 
     def _unbind(self, sequence: SequenceRequest) -> None:
-        if sequence.route is not None:
-            sequence.route.waiting.remove(sequence)
-            sequence.route = None
+        route = sequence.route
+        if route is None:
+            return
+        queue = self._queues[route]
+        queue.remove(sequence)
+        route.bound = len(queue)
+        if not queue:
+            del self._queues[route]
+        sequence.route = None
 
 
 def _arrival(sequence: SequenceRequest) -> tuple[bool, int]:

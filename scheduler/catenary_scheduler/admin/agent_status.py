@@ -2,50 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from catenary_protos.catenary.v1 import admin_pb2
+from catenary_scheduler.admin.cluster_view import ClusterView
 from catenary_scheduler.agents.registry import AgentState
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.ids import AgentId
 
-if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import LeaderRuntime
 
-
-def add_agents(status: admin_pb2.GetStatusResponse, leader: LeaderRuntime) -> None:
-    """Adds every agent the term knows, there or not."""
+def add_agents(status: admin_pb2.GetStatusResponse, view: ClusterView) -> None:
+    """Adds every agent the leader knows, there or not."""
     caches: dict[AgentId, list[Cache]] = {}
-    for cache in leader.slots.caches():
+    for cache in view.caches():
         caches.setdefault(cache.agent, []).append(cache)
-    batches = leader.in_flight.by_agent()
-    for agent_id, record in sorted(leader.cluster.registry.items()):
+    batches = view.batches_by_agent()
+    for agent_id, record in sorted(view.registry.items()):
         added = status.agents.add(
             agent_id=agent_id,
             device=record.device,
             device_class=record.agent.device_class,
-            state=record.state(leader.availability),
+            state=view.state_of(record),
             partitions=[str(key) for key in record.loaded],
             memory_bytes=record.agent.memory_bytes,
-            utilisation_ratio=leader.utilisation.ratio(agent_id),
+            utilisation_ratio=view.utilisation(agent_id),
             virtual_level=record.agent.virtual_level,
             device_id=record.agent.device_id,
-            group=leader.group,
-            slowdown_ratio=leader.slowdowns.ratio(agent_id, now_ns()),
+            group=view.group,
+            slowdown_ratio=view.slowdown(agent_id),
             batches=batches[agent_id],
             server_id=record.agent.server,
             used_memory_bytes=sum(loaded.memory_bytes for loaded in record.loaded.values()),
         )
-        _add_impairments(added, agent_id, leader)
-        _add_unloadable(added, record, leader)
-        _add_caches(added, record, caches.get(agent_id, []), leader)
+        _add_impairments(added, agent_id, view)
+        _add_unloadable(added, record, view)
+        _add_caches(added, record, caches.get(agent_id, []), view)
 
 
-def _add_impairments(status: admin_pb2.AgentStatus, agent: AgentId, leader: LeaderRuntime) -> None:
+def _add_impairments(status: admin_pb2.AgentStatus, agent: AgentId, view: ClusterView) -> None:
     """Adds what speaks against giving it work."""
     now = now_ns()
-    for each in leader.availability.troubles(agent):
+    for each in view.troubles(agent):
         status.impairments.add(
             kind=each.kind,
             partition=str(each.partition) if each.partition is not None else "",
@@ -54,17 +50,15 @@ def _add_impairments(status: admin_pb2.AgentStatus, agent: AgentId, leader: Lead
         )
 
 
-def _add_unloadable(
-    status: admin_pb2.AgentStatus, record: AgentState, leader: LeaderRuntime
-) -> None:
+def _add_unloadable(status: admin_pb2.AgentStatus, record: AgentState, view: ClusterView) -> None:
     """Adds the models that its runtime cannot load, which is why no plan uses it for them."""
-    for key, deployment in sorted(leader.deployments.ready.items()):
+    for key, deployment in sorted(view.deployed.items()):
         if why := deployment.for_planning().why_not_loaded(record.agent):
             status.impairments.add(kind="cannot_load", partition=str(key), why=why)
 
 
 def _add_caches(
-    status: admin_pb2.AgentStatus, record: AgentState, caches: list[Cache], leader: LeaderRuntime
+    status: admin_pb2.AgentStatus, record: AgentState, caches: list[Cache], view: ClusterView
 ) -> None:
     """Adds how full its key-value caches are: slots by the book, tokens as it reported them."""
     for cache in caches:
@@ -75,4 +69,4 @@ def _add_caches(
             continue
         status.most_block_tokens += loaded.cache.tokens
         if cache.used:  # agents report while they compute: the last report may be of a session gone
-            status.cached_block_tokens += leader.sessions.cached_at(cache.agent, cache.partition)
+            status.cached_block_tokens += view.cached_tokens(cache.agent, cache.partition)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 from catenary_scheduler.agents.deployments import DeploymentSpec
-from catenary_scheduler.cluster.draining import begin_draining, is_idle, tell_drained
 from catenary_scheduler.cluster.plan_documents import document_of, placement_of
 from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_scheduler.planning import Placement
@@ -101,7 +100,7 @@ async def deploy_model(
 
     def ready() -> bool:
         is_planned = leader.cluster.desired.fixed is not None or not leader.planner.is_thinking
-        return is_planned and leader.cluster.is_settled and leader.is_ready(key)
+        return is_planned and leader.cluster.is_settled and leader.cluster.is_ready(key)
 
     await _until(leader, ready, timeout_s, f"{key} is not ready yet")
     return leader.cluster.plan_id
@@ -120,13 +119,13 @@ async def drain_agent(leader: LeaderRuntime, agent_id: AgentId, timeout_s: float
     record = leader.cluster.registry.get(agent_id)
     if record is None or record.session is None:
         raise InvalidInput("agent_id", f"{agent_id!r} is not connected")
-    begin_draining(leader, agent_id)
+    leader.draining.begin(agent_id)
     deadline_s = time.monotonic() + timeout_s
-    while not is_idle(leader, agent_id):
+    while not leader.draining.is_idle(agent_id):
         if time.monotonic() >= deadline_s:
             return False
         await asyncio.sleep(_LOOK_S)
-    tell_drained(leader, agent_id)
+    leader.draining.tell_drained(agent_id)
     return True
 
 
@@ -139,8 +138,10 @@ async def _until(
         if left_s <= 0:
             keys = leader.deployments.ready
             reasons = [
-                f"{key}: {leader.cluster.reason(key)}" for key in keys if not leader.is_ready(key)
+                f"{key}: {leader.cluster.reason(key)}"
+                for key in keys
+                if not leader.cluster.is_ready(key)
             ]
             said = [otherwise, *reasons]
             raise Unavailable("; ".join(text for text in said if text))
-        await leader.changed(left_s)
+        await leader.announcer.changed(left_s)

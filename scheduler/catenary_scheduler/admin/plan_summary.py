@@ -7,10 +7,10 @@ computed here from the plan, its times and what was asked for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import admin_pb2
-from catenary_scheduler.agents.registry import servers_of
+from catenary_scheduler.admin.cluster_view import ClusterView
+from catenary_scheduler.agents.deployments import Deployment
 from catenary_scheduler.planning.chains import response_bounds
 from catenary_scheduler.planning.survival import survival_of
 from catenary_scheduler.replanning.provenance import POOLED, PlanProvenance
@@ -18,25 +18,18 @@ from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanose
 from catenary_services.domain.plan import Agent, Chain, ChainHop, ModelPlan, Pipeline, Stage
 from catenary_services.errors import CatenaryError
 
-if TYPE_CHECKING:
-    from catenary_scheduler.agents.deployments import Deployment
-    from catenary_scheduler.leadership.leader import LeaderRuntime
-
 _MOST_NAMED = 4
 
 
-def promises_of(leader: LeaderRuntime) -> list[admin_pb2.PlanPromise]:
+def promises_of(view: ClusterView) -> list[admin_pb2.PlanPromise]:
     """Returns one promise per model of the plan in force."""
-    active = leader.cluster.active
-    models = active.plan.models if active is not None else ()
-    servers = servers_of(leader.cluster.registry)
-    return [_promise(leader, model, servers) for model in models]
+    return [_promise(view, model, view.servers) for model in view.plan_models]
 
 
 def _promise(
-    leader: LeaderRuntime, model: ModelPlan, servers: Mapping[AgentId, ServerId]
+    view: ClusterView, model: ModelPlan, servers: Mapping[AgentId, ServerId]
 ) -> admin_pb2.PlanPromise:
-    promise = _of_chains(leader, model) if model.chains else _of_pools(leader, model)
+    promise = _of_chains(view, model) if model.chains else _of_pools(view, model)
     survival = survival_of(model, servers)
     promise.survives, promise.fragile = survival.in_words(), survival.is_fragile
     return promise
@@ -45,9 +38,9 @@ def _promise(
 # ---- pools ----
 
 
-def _of_pools(leader: LeaderRuntime, model: ModelPlan) -> admin_pb2.PlanPromise:
-    provenance = leader.cluster.desired.provenance
-    agents = {agent: record.agent for agent, record in leader.cluster.registry.items()}
+def _of_pools(view: ClusterView, model: ModelPlan) -> admin_pb2.PlanPromise:
+    provenance = view.plan_notes
+    agents = {agent: record.agent for agent, record in view.registry.items()}
     computed = (
         sum(_rate(pipeline) for pipeline in model.pipelines),
         max((_latency_ns(pipeline, agents) for pipeline in model.pipelines), default=0),
@@ -114,12 +107,12 @@ def _slowest(pipeline: Pipeline) -> str:
 # ---- chains ----
 
 
-def _of_chains(leader: LeaderRuntime, model: ModelPlan) -> admin_pb2.PlanPromise:
+def _of_chains(view: ClusterView, model: ModelPlan) -> admin_pb2.PlanPromise:
     chains = [chain for chain in model.chains if chain.role != "prefill"]
     capacities = [chain.capacity for chain in chains]
     rates = [NANOSECONDS_PER_SECOND / max(1, chain.service_ns) for chain in chains]
     total = sum(c * rate for c, rate in zip(capacities, rates, strict=True))
-    wanted = leader.planner.planned_rate(model.model)
+    wanted = view.planned_rate(model.model)
     promise = admin_pb2.PlanPromise(
         model=model.model.name,
         version=model.model.version,
@@ -127,7 +120,7 @@ def _of_chains(leader: LeaderRuntime, model: ModelPlan) -> admin_pb2.PlanPromise
         slo_ns=model.slo_ns,
         sessions=sum(capacities),
     )
-    said = [_why_no_more(leader, model, chains)]
+    said = [_why_no_more(view, model, chains)]
     if wanted > 0 and total > 0:
         bounds = _bounds(capacities, rates, wanted)
         if bounds is None:
@@ -153,16 +146,16 @@ def _bounds(
     return lower, upper
 
 
-def _why_no_more(leader: LeaderRuntime, model: ModelPlan, chains: list[Chain]) -> str:
+def _why_no_more(view: ClusterView, model: ModelPlan, chains: list[Chain]) -> str:
     """Says what keeps chains from one more session each: memory of agents, or the largest batch."""
-    deployment = leader.deployments.ready.get(model.model)
+    deployment = view.deployed.get(model.model)
     if deployment is None or deployment.decoder is None:
         return ""
     full = dict.fromkeys(
         hop.agent
         for chain in chains
         for hop in chain.hops
-        if _is_full(leader, hop, deployment, model.session_tokens)
+        if _is_full(view, hop, deployment, model.session_tokens)
     )
     if full:
         return f"memory for key-value caches on {_named(full)}"
@@ -172,11 +165,9 @@ def _why_no_more(leader: LeaderRuntime, model: ModelPlan, chains: list[Chain]) -
     return ""
 
 
-def _is_full(
-    leader: LeaderRuntime, hop: ChainHop, deployment: Deployment, session_tokens: int
-) -> bool:
+def _is_full(view: ClusterView, hop: ChainHop, deployment: Deployment, session_tokens: int) -> bool:
     """True if an agent has no memory for one more session of full length."""
-    record = leader.cluster.registry.get(hop.agent)
+    record = view.registry.get(hop.agent)
     if record is None or not record.agent.memory_bytes:
         return False
     slot_bytes = deployment.for_planning().held_by(record.agent).slot_bytes(session_tokens)

@@ -9,13 +9,13 @@ from typing import NoReturn, Protocol, TypeVar
 
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_scheduler.admin import operations
+from catenary_scheduler.admin.cluster_view import ClusterView
 from catenary_scheduler.admin.plan_summary import promises_of
 from catenary_scheduler.admin.plan_text import explain
 from catenary_scheduler.admin.sessions import move_session, session_list, sessions_of
 from catenary_scheduler.admin.status import status_of
 from catenary_scheduler.admin.timelines import timelines_of
 from catenary_scheduler.agents.deployments import DeploymentSpec
-from catenary_scheduler.agents.registry import servers_of
 from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_scheduler.leadership.takeover_failures import TakeoverFailures
 from catenary_scheduler.planning import placement_document
@@ -42,7 +42,7 @@ _SAY_AGAIN_S = 10.0
 T = TypeVar("T")
 
 
-class LeadershipStatus(LeaderLookup, Protocol):
+class LeadershipStatus(LeaderLookup[LeaderRuntime], Protocol):
     """Who knows whether this process leads."""
 
     def takeover_failures(self, group: int | None = None) -> TakeoverFailures:
@@ -65,7 +65,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.GetStatusRequest, context: Context
     ) -> admin_pb2.GetStatusResponse:
         async def answer(leader: LeaderRuntime) -> admin_pb2.GetStatusResponse:
-            return status_of(leader)
+            return status_of(ClusterView(leader))
 
         try:
             takeover_failures = self._leadership.takeover_failures(group_of(context))
@@ -80,25 +80,19 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.GetPlanRequest, context: Context
     ) -> admin_pb2.GetPlanResponse:
         async def answer(leader: LeaderRuntime) -> admin_pb2.GetPlanResponse:
-            active = leader.cluster.active
+            view = ClusterView(leader)
+            active, report, provenance = view.active, view.switch_report(), view.plan_notes
             if active is None:
                 raise NoActivePlan("no plan is active yet")
-            report = leader.cluster.switch_report()
-            desired = leader.cluster.desired
-            provenance = desired.provenance
             return admin_pb2.GetPlanResponse(
                 plan_json=json.dumps(placement_document(active.placement), indent=2),
                 explanation=explain(
-                    active.plan,
-                    provenance,
-                    desired.problem(),
-                    report,
-                    servers_of(leader.cluster.registry),
+                    active.plan, provenance, view.plan_problem, report, view.servers
                 ),
                 plan_id=active.plan.plan_id,
                 planner=provenance.planner if provenance is not None else "",
                 last_switch=report.as_message() if report is not None else None,
-                promises=promises_of(leader),
+                promises=promises_of(view),
             )
 
         return await self._answer(context, answer)
@@ -155,7 +149,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.ListSessionsRequest, context: Context
     ) -> admin_pb2.ListSessionsResponse:
         async def answer(leader: LeaderRuntime) -> admin_pb2.ListSessionsResponse:
-            return session_list(leader, sessions_of(leader, request))
+            view = ClusterView(leader)
+            return session_list(view, sessions_of(view, request))
 
         return await self._answer(context, answer)
 
@@ -163,7 +158,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.MoveSessionRequest, context: Context
     ) -> admin_pb2.MoveSessionResponse:
         async def answer(leader: LeaderRuntime) -> admin_pb2.MoveSessionResponse:
-            return await move_session(leader, request, _time_left(context))
+            return await move_session(leader.moves, request, _time_left(context))
 
         return await self._answer(context, answer)
 
@@ -176,7 +171,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.GetTimelinesRequest, context: Context
     ) -> admin_pb2.GetTimelinesResponse:
         async def answer(leader: LeaderRuntime) -> admin_pb2.GetTimelinesResponse:
-            return await timelines_of(leader, request)
+            return await timelines_of(ClusterView(leader), request)
 
         return await self._answer(context, answer)
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import cast
 
 from catenary_protos.catenary.v1 import admin_pb2
+from catenary_scheduler.admin.cluster_view import ClusterView
 from catenary_scheduler.dispatch.chained.sessions.views import SessionView
 from catenary_scheduler.dispatch.events import MoveMode
-from catenary_scheduler.inflight.session_moves import FinishedMove, OngoingMove
-from catenary_scheduler.leadership.leader import LeaderRuntime
+from catenary_scheduler.inflight.session_moves import FinishedMove, OngoingMove, SessionMoves
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, SessionId
 from catenary_services.domain.plan import ChainHop
 from catenary_services.errors import InvalidInput, NotSupported
@@ -19,25 +19,25 @@ _MODES = ("kv", "tokens")
 
 
 def sessions_of(
-    leader: LeaderRuntime, request: admin_pb2.ListSessionsRequest
+    cluster: ClusterView, request: admin_pb2.ListSessionsRequest
 ) -> Iterable[SessionView]:
     """Returns the sessions of a model, named with or without its version, or of all.
 
     Raises:
         InvalidInput: no such model is deployed.
     """
-    views = leader.moves.sessions()
+    views = cluster.sessions()
     if not request.model:
         return views
     name, _, version = request.model.partition(":")
-    model = leader.resolve(name, version)
+    model = cluster.resolve(name, version)
     if model is None:
         raise InvalidInput("model", f"{request.model!r} is not deployed")
     return [view for view in views if view.model == model]
 
 
 def session_list(
-    leader: LeaderRuntime, views: Iterable[SessionView]
+    cluster: ClusterView, views: Iterable[SessionView]
 ) -> admin_pb2.ListSessionsResponse:
     """Returns sessions as operators see them."""
     return admin_pb2.ListSessionsResponse(
@@ -53,7 +53,7 @@ def session_list(
                 tokens=view.tokens,
                 moving_to=view.moving_chain,
                 moving_by=view.moving_by,
-                group=leader.group,
+                group=cluster.group,
                 generates=view.runs,
             )
             for view in views
@@ -62,12 +62,12 @@ def session_list(
 
 
 async def move_session(
-    leader: LeaderRuntime, request: admin_pb2.MoveSessionRequest, time_left_s: float
+    moves: SessionMoves, request: admin_pb2.MoveSessionRequest, time_left_s: float
 ) -> admin_pb2.MoveSessionResponse:
     """Moves a session and, if that is asked for, waits for the end of it.
 
     Args:
-        leader: Of the scheduler that leads.
+        moves: Of the scheduler that leads.
         request: As an operator sent it.
         time_left_s: The answer is given within so long.
 
@@ -81,9 +81,9 @@ async def move_session(
     if request.mode and request.mode not in _MODES:
         raise InvalidInput("mode", f"{request.mode!r} is none of {', '.join(_MODES)}")
     mode = cast("MoveMode", request.mode) if request.mode else None
-    begun = leader.moves.begin(SessionId(request.session_id), request.chain_id, mode)
+    begun = moves.begin(SessionId(request.session_id), request.chain_id, mode)
     wait_s = min(request.wait_ns / NANOSECONDS_PER_SECOND, time_left_s)
-    ended = await leader.moves.ended(begun, wait_s) if wait_s > 0 else FinishedMove("begun")
+    ended = await moves.ended(begun, wait_s) if wait_s > 0 else FinishedMove("begun")
     return _answer(begun, ended)
 
 

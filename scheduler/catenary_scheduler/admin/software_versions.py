@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from catenary_protos.catenary.v1 import admin_pb2
+from catenary_scheduler.admin.cluster_view import ClusterView
 from catenary_services.version import software_version
 
-if TYPE_CHECKING:
-    from catenary_protos.catenary.v1 import admin_pb2
-    from catenary_scheduler.leadership.leader import LeaderRuntime
 
-
-def add_versions(status: admin_pb2.GetStatusResponse, leader: LeaderRuntime) -> None:
+def add_versions(status: admin_pb2.GetStatusResponse, view: ClusterView) -> None:
     """Adds the leader's own version and what connected gateways and agents said of theirs."""
-    status.versions.add(
-        role="scheduler", name=leader.settings.scheduler_id, version=software_version()
-    )
-    for gateway in sorted(leader.gateways.gateways.values(), key=lambda each: each.gateway_id):
-        if gateway.session is not None:
-            status.versions.add(
-                role="gateway", name=gateway.gateway_id, version=gateway.software_version
-            )
-    for agent_id, record in sorted(leader.cluster.registry.items()):
+    status.versions.add(role="scheduler", name=view.scheduler_id, version=software_version())
+    for gateway in sorted(view.gateways, key=lambda each: each.gateway_id):
+        status.versions.add(
+            role="gateway", name=gateway.gateway_id, version=gateway.software_version
+        )
+    for agent_id, record in sorted(view.registry.items()):
         if record.session is not None:
             status.versions.add(role="agent", name=agent_id, version=record.software_version)

@@ -6,52 +6,50 @@ from collections.abc import Mapping
 
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.admin.agent_status import add_agents
+from catenary_scheduler.admin.cluster_view import ClusterView
 from catenary_scheduler.admin.sessions import SessionTotals, hop_status
 from catenary_scheduler.admin.software_versions import add_versions
-from catenary_scheduler.leadership.leader import LeaderRuntime
-from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.plan import Chain, Pipeline
 
 
-def status_of(leader: LeaderRuntime) -> admin_pb2.GetStatusResponse:
+def status_of(view: ClusterView) -> admin_pb2.GetStatusResponse:
     """Returns the cluster as operators see it."""
-    dispatcher = leader.dispatcher.statistics()
+    statistics = view.statistics()
     status = admin_pb2.GetStatusResponse(
-        scheduler_id=leader.settings.scheduler_id,
-        epoch=leader.epoch,
-        plan_id=leader.cluster.plan_id,
-        gateways=[g.gateway_id for g in leader.gateways.gateways.values() if g.session is not None],
-        queued_requests=len(leader.waiting)
-        + dispatcher["queued_rows"]
-        + dispatcher["queued_requests"],
-        batches_in_flight=len(leader.in_flight),
-        live_reservations=len(leader.dispatcher.snapshot()),
-        redis_connected=leader.write_behind.connected,
-        redis_problem=leader.write_behind.problem,
-        sessions_in_flight=len(leader.live),
-        moves_done=dispatcher["kv_moves"] + dispatcher["tokens_moves"],
-        moves_failed=dispatcher["failed_moves"],
-        audits=leader.audits.audits,
-        leaks_mended=leader.audits.leaks_mended,
-        takeover_problems=leader.takeover_problems,
-        quarantined_records=leader.quarantined,
+        scheduler_id=view.scheduler_id,
+        epoch=view.epoch,
+        plan_id=view.plan_id,
+        gateways=[gateway.gateway_id for gateway in view.gateways],
+        queued_requests=view.held_requests
+        + statistics["queued_rows"]
+        + statistics["queued_requests"],
+        batches_in_flight=view.batches_in_flight,
+        live_reservations=len(view.reservations()),
+        redis_connected=view.redis_connected,
+        redis_problem=view.redis_problem,
+        sessions_in_flight=view.sessions_in_flight,
+        moves_done=statistics["kv_moves"] + statistics["tokens_moves"],
+        moves_failed=statistics["failed_moves"],
+        audits=view.audits,
+        leaks_mended=view.leaks_mended,
+        takeover_problems=view.takeover_problems,
+        quarantined_records=view.quarantined_records,
     )
-    add_agents(status, leader)
-    add_versions(status, leader)
-    _add_models(status, leader)
-    for reference, problem in leader.deployments.problems.items():
+    add_agents(status, view)
+    add_versions(status, view)
+    _add_models(status, view)
+    for reference, problem in view.undeployed.items():
         name, _, version = reference.partition(":")
         status.models.add(name=name, version=version, ready=False, reason=problem)
     return status
 
 
-def _add_models(status: admin_pb2.GetStatusResponse, leader: LeaderRuntime) -> None:
-    active = leader.cluster.active
-    plans = {model.model: model for model in active.plan.models} if active else {}
-    sessions, by_chain = leader.live.by_model(), leader.live.by_chain()
-    figures = SessionTotals(leader.moves.sessions())
-    for key in leader.deployments.ready:
-        reason = leader.cluster.reason(key)
+def _add_models(status: admin_pb2.GetStatusResponse, view: ClusterView) -> None:
+    plans = {model.model: model for model in view.plan_models}
+    sessions, by_chain = view.sessions_by_model(), view.sessions_by_chain()
+    figures = SessionTotals(view.sessions())
+    for key in view.deployed:
+        reason = view.not_ready_reason(key)
         plan = plans.get(key)
         status.models.add(
             name=key.name,
@@ -59,15 +57,15 @@ def _add_models(status: admin_pb2.GetStatusResponse, leader: LeaderRuntime) -> N
             ready=not reason,
             reason=reason,
             pipelines=len(plan.pipelines) if plan is not None else 0,
-            queued_requests=leader.waiting.count(key) + leader.dispatcher.chained.queued(key),
+            queued_requests=view.queued(key),
             chains=[
-                _chain(chain, by_chain, figures, leader.sessions.latency.message(key, chain))
+                _chain(chain, by_chain, figures, view.latency_lines(key, chain))
                 for chain in (plan.chains if plan is not None else ())
             ],
             sessions=sessions[key],
             packing=plan.packing if plan is not None and plan.chains else "",
             sessions_moving=figures.moving[key],
-            attainment_ratio=leader.autoscaler.attainment(key, now_ns()),
+            attainment_ratio=view.attainment(key),
             pipelines_served=[_pipeline(each) for each in (plan.pipelines if plan else ())],
         )
 

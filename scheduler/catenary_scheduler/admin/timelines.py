@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import admin_pb2
+from catenary_scheduler.admin.cluster_view import ClusterView
+from catenary_scheduler.book import Reservation
 from catenary_scheduler.observed.timelines import LONGEST_NS, Interval, ResourceUse
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds
-
-if TYPE_CHECKING:
-    from catenary_scheduler.book import Reservation
-    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 _BACK_NS = 2 * NANOSECONDS_PER_SECOND
 _AHEAD_NS = NANOSECONDS_PER_SECOND
@@ -23,20 +20,20 @@ _AT_ONCE = 128
 
 
 async def timelines_of(
-    leader: LeaderRuntime, request: admin_pb2.GetTimelinesRequest
+    view: ClusterView, request: admin_pb2.GetTimelinesRequest
 ) -> admin_pb2.GetTimelinesResponse:
     """Returns what was booked and what really was, the newest first if there is too much of it."""
     back_ns = min(request.back_ns or _BACK_NS, LONGEST_NS)
-    report = _Report(leader, back_ns, min(request.ahead_ns or _AHEAD_NS, LONGEST_NS))
-    for used in leader.timelines.spans():
+    report = _Report(view, back_ns, min(request.ahead_ns or _AHEAD_NS, LONGEST_NS))
+    for used in view.spans():
         report.add(used)
-    report.add_restored(leader.dispatcher.snapshot())
-    for number, entry in enumerate(reversed(leader.timelines.batches())):
+    report.add_restored(view.reservations())
+    for number, entry in enumerate(reversed(view.batch_timelines())):
         if report.is_full:
             break
         if number % _AT_ONCE == _AT_ONCE - 1:
             await asyncio.sleep(0)
-        over = entry.command.batch not in leader.in_flight
+        over = not view.is_in_flight(entry.command.batch)
         for used in entry.uses():
             report.add(used, over=over)
     return report.answer()
@@ -45,13 +42,11 @@ async def timelines_of(
 class _Report:
     """An answer in the making."""
 
-    def __init__(self, leader: LeaderRuntime, back_ns: Nanoseconds, ahead_ns: Nanoseconds) -> None:
+    def __init__(self, view: ClusterView, back_ns: Nanoseconds, ahead_ns: Nanoseconds) -> None:
         self._now = now_ns()
         self._window = self._now - back_ns, self._now + ahead_ns
-        self._leader = leader
-        self._servers = {
-            agent: record.agent.server for agent, record in leader.cluster.registry.items()
-        }
+        self._view = view
+        self._servers = {agent: record.agent.server for agent, record in view.registry.items()}
         self._bookings: dict[tuple[str, str], list[admin_pb2.Booking]] = {}
         self._count = 0
         for agent, server in self._servers.items():  # an idle one has a line, too
@@ -81,7 +76,7 @@ class _Report:
         """Adds what a predecessor booked and nobody here dispatched."""
         begin, end = self._window
         for each in reservations:
-            if each.slots or each.batch in self._leader.timelines or self.is_full:
+            if each.slots or self._view.has_timeline(each.batch) or self.is_full:
                 continue
             if each.start_ns >= end or each.end_ns <= begin:
                 continue
@@ -94,13 +89,11 @@ class _Report:
 
     def answer(self) -> admin_pb2.GetTimelinesResponse:
         """Returns the answer."""
-        complete = self._leader.timelines.is_complete(self._window[0]) and not self.is_full
+        complete = self._view.is_complete(self._window[0]) and not self.is_full
         answer = admin_pb2.GetTimelinesResponse(truncated=not complete)
         for (kind, owner), bookings in sorted(self._bookings.items(), key=lambda item: item[0]):
             bookings.sort(key=lambda each: each.booked_start_ns or each.real_start_ns)
-            answer.resources.add(
-                kind=kind, owner=owner, bookings=bookings, group=self._leader.group
-            )
+            answer.resources.add(kind=kind, owner=owner, bookings=bookings, group=self._view.group)
         return answer
 
     def _lines(self, agent: AgentId, sender: AgentId | None) -> Iterator[tuple[str, str]]:

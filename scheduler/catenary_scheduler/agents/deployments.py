@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from catenary_scheduler.planning import DeployedModel
+from catenary_scheduler.storage.keys import RedisTable
 from catenary_scheduler.storage.values.codec import encode_document
 from catenary_scheduler.storage.values.stored import StoredDeploymentSpec
 from catenary_services.domain.decoder import DecoderTable
@@ -124,6 +125,8 @@ class Deployments:
         repository: Where models are found.
         packing: What sessions are moved for, of models that do not say.
     """
+
+    table = RedisTable.DEPLOYMENTS
 
     def __init__(self, repository: ModelRepository, packing: PackingGoal = "off") -> None:
         self._repository = repository

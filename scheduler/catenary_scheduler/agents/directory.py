@@ -6,11 +6,14 @@ nothing about the data plane, and a directory that lacked half the peers would c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from catenary_scheduler.storage.keys import RedisTable
 from catenary_scheduler.storage.values.tables import peer_text
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
 
 
 @dataclass(slots=True)
@@ -21,10 +24,18 @@ class _Entry:
 
 
 class PeerDirectory:
-    """Peers that are there, or were moments ago."""
+    """Peers that are there, or were moments ago.
 
-    def __init__(self, linger_s: float) -> None:
+    Args:
+        linger_s: Who is gone stays in the directory for so long.
+        clock_s: Monotonic seconds.
+    """
+
+    table = RedisTable.PEERS
+
+    def __init__(self, linger_s: float, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._linger_s = linger_s
+        self._clock_s = clock_s
         self._entries: dict[str, _Entry] = {}
 
     def joined(self, peer_id: str, peer: common_pb2.Peer) -> None:
@@ -36,6 +47,10 @@ class PeerDirectory:
         entry = self._entries.get(peer_id)
         if entry is not None and entry.gone_s is None:
             entry.gone_s = now_s
+
+    def tick(self, now: Nanoseconds) -> None:
+        """Forgets who stayed away."""
+        self.sweep(now / NANOSECONDS_PER_SECOND)
 
     def sweep(self, now_s: float) -> bool:
         """Forgets who stayed away; True if anybody was forgotten."""
@@ -56,7 +71,8 @@ class PeerDirectory:
         """Returns what Redis keeps."""
         return {peer_id: peer_text(entry.peer) for peer_id, entry in self._entries.items()}
 
-    def restore(self, peers: Mapping[str, common_pb2.Peer], now_s: float) -> None:
+    def restore(self, peers: Mapping[str, common_pb2.Peer]) -> None:
         """Takes over what a predecessor knew; whoever does not connect soon is forgotten."""
+        now_s = self._clock_s()
         for peer_id, peer in peers.items():
             self._entries[peer_id] = _Entry(peer, now_s)

@@ -31,6 +31,7 @@ from catenary_scheduler.replanning.planner import Planner
 from catenary_scheduler.rollout.driver import RolloutController
 from catenary_scheduler.rollout.report import RolloutReport
 from catenary_scheduler.rollout.rollout import ClusterSnapshot, PlanRollout, RolloutPhase
+from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
@@ -84,6 +85,12 @@ class RetryLimits:
     load_timeout_s: float = 120.0
     load_attempts: int = 1
     switch_timeout_ns: Nanoseconds = 120 * 10**9
+
+    @classmethod
+    def of(cls, settings: SchedulerSettings) -> RetryLimits:
+        """Returns the limits the settings say."""
+        switch_timeout_ns = int(settings.switch_timeout_s * NANOSECONDS_PER_SECOND)
+        return cls(settings.load_timeout_s, settings.load_attempts, switch_timeout_ns)
 
 
 class ClusterController:
@@ -236,6 +243,10 @@ class ClusterController:
         """An agent does not host a partition that it was thought to host; it is loaded again."""
         self._hosting.lost(agent_id, key)
         self.reconcile(self._now_s)
+
+    def tick(self, now: Nanoseconds) -> None:
+        """Does what became due because time passed."""
+        self.reconcile(now / NANOSECONDS_PER_SECOND)
 
     def reconcile(self, now_s: float) -> None:
         """Does what is missing between what should be and what is."""

@@ -7,18 +7,15 @@ found, and move away as they would have before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 from catenary_scheduler.agents.registry import AgentState, is_draining
-from catenary_scheduler.cluster.draining import is_idle
-from catenary_scheduler.dispatch.availability import Impairment
+from catenary_scheduler.cluster.controller import ClusterController
+from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.planning import requirements
+from catenary_scheduler.storage.keys import RedisTable
 from catenary_services.domain.ids import AgentId
 from catenary_services.log import get_logger
-
-if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 _log = get_logger(__name__)
 
@@ -26,8 +23,11 @@ _log = get_logger(__name__)
 class DrainMarks:
     """The marks of one term: its own are impairments, a predecessor's wait here."""
 
-    def __init__(self, leader: LeaderRuntime) -> None:
-        self._leader = leader
+    table = RedisTable.DRAINING
+
+    def __init__(self, cluster: ClusterController, availability: Availability) -> None:
+        self._cluster = cluster
+        self._availability = availability
         self._waiting: dict[AgentId, int] = {}
         """Incarnation, by agent: a process that was started since is not meant."""
         self._going: set[AgentId] = set()
@@ -42,17 +42,17 @@ class DrainMarks:
         marked: dict[str, str | None] = {
             agent: str(incarnation) for agent, incarnation in self._waiting.items()
         }
-        for agent, record in self._leader.cluster.registry.items():
-            if is_draining(agent, self._leader.availability):
+        for agent, record in self._cluster.registry.items():
+            if is_draining(agent, self._availability):
                 marked[agent] = str(record.incarnation)
         return marked
 
     def arrived(self, record: AgentState, *, says_so: bool) -> None:
         """An agent said hello, perhaps that it is about to stop."""
         agent = record.agent.agent_id
-        before = self._leader.cluster.registry.get(agent)
+        before = self._cluster.registry.get(agent)
         is_same = before is not None and before.incarnation == record.incarnation
-        availability = self._leader.availability
+        availability = self._availability
         was_marked = is_draining(agent, availability)
         availability.clear(agent, Impairment.DRAINING)
         if says_so or (is_same and was_marked):
@@ -73,15 +73,15 @@ class DrainMarks:
             _log.info("draining_goes_on", agent=agent)
         return found
 
-    def done(self) -> list[AgentId]:
+    def done(self, is_idle: Callable[[AgentId], bool]) -> list[AgentId]:
         """Returns those of them that have nothing left to do now, each once."""
-        self._going &= self._leader.availability.impaired_by(Impairment.DRAINING)
-        found = [agent for agent in self._going if is_idle(self._leader, agent)]
+        self._going &= self._availability.impaired_by(Impairment.DRAINING)
+        found = [agent for agent in self._going if is_idle(agent)]
         self._going.difference_update(found)
         return found
 
     def _is_due(self, agent: AgentId) -> bool:
-        cluster = self._leader.cluster
+        cluster = self._cluster
         record = cluster.registry.get(agent)
         if record is None or record.session is None:
             return False

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
 
@@ -14,9 +10,6 @@ from catenary_scheduler.agents.deployments import Deployment, Deployments
 from catenary_scheduler.planning import Placement, parse_placement
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey
 from catenary_services.errors import InvalidInput, ModelNotFound
-
-if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 
 def document_of(text: str) -> dict[str, object]:
@@ -78,23 +71,6 @@ def check_blocks(placement: Placement, ready: Mapping[ModelKey, Deployment]) -> 
                     f"models[{index}].pipelines[{number}].partitions",
                     f"end at block {pipeline.stages[-1].last_block}; {model.model} has {blocks}",
                 )
-
-
-async def load_plan_file(leader: LeaderRuntime, path: Path) -> None:
-    """Makes a plan file the plan, unless another plan was applied since it was read last.
-
-    Raises:
-        InvalidInput: the file cannot be read, or is not a plan.
-    """
-    try:
-        text = await asyncio.to_thread(path.read_text, "utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput("plan_file", f"cannot be read: {error}") from error
-    digest = hashlib.sha256(text.encode()).hexdigest()  # tells one plan file from another
-    if digest == leader.file_mark.digest:
-        return
-    leader.cluster.fix(await placement_of(text, leader.deployments))
-    leader.file_mark.digest = digest
 
 
 async def _filled(entry: object, deployments: Deployments) -> object:

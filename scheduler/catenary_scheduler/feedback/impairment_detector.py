@@ -71,9 +71,9 @@ class ImpairmentDetector:
         self._availability.clear(agent, Impairment.STRAGGLING)
         self._availability.clear(agent, Impairment.SILENT)
 
-    def look(self) -> None:
+    def tick(self, now: Nanoseconds) -> None:
         """Tries those again that were slow, and compares who is silent with who was."""
-        for agent in self._stragglers.look(now_ns()):
+        for agent in self._stragglers.look(now):
             self._availability.clear(agent, Impairment.STRAGGLING)
             self._tell("straggler_tried_again", agent)
         since_s = time.monotonic() - self._silent_s

@@ -148,7 +148,7 @@ class LatencyRefit:
             decode_error_ratio=self.errors(model, "decode", agents)[0],
         )
 
-    def show(self, metrics: Metrics) -> None:
+    def export(self, metrics: Metrics) -> None:
         """Shows lines and errors."""
         shown = set()
         active = self._cluster.active

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.agents.registry import AgentState
+from catenary_scheduler.agents.sender import AgentSender
 from catenary_scheduler.book import SlotLedger
+from catenary_scheduler.cluster.controller import ClusterController
+from catenary_scheduler.dispatch import ChainedDispatcher
 from catenary_scheduler.dispatch.events import (
     AdoptedSession,
     CachesReported,
+    Event,
     MoveRequested,
     SessionFailed,
     SessionsHeld,
@@ -17,42 +23,70 @@ from catenary_scheduler.dispatch.events import (
 from catenary_scheduler.feedback.latency_refit import LatencyRefit
 from catenary_scheduler.inflight.session_hops import SessionHops
 from catenary_scheduler.inflight.sessions import LiveSessions
+from catenary_scheduler.observed.profiles import MeasuredProfiles
+from catenary_scheduler.observed.slowdowns import Slowdowns
+from catenary_scheduler.observed.timelines import Timelines
+from catenary_scheduler.observed.utilisation import Utilisation
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.planning.latency import expected_work_ns
+from catenary_scheduler.replanning.planner import Planner
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire.messages import partition_of
 from catenary_scheduler.wire.session_messages import close_sessions_message, work_of
-from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, SessionId
+from catenary_services.domain.ids import (
+    AgentId,
+    Epoch,
+    ModelKey,
+    Nanoseconds,
+    PartitionKey,
+    SessionId,
+)
 from catenary_services.domain.latency import TokenObjectives
 from catenary_services.errors import PartitionLost
+from catenary_services.telemetry.metrics import Metrics
 
-if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import LeaderRuntime
+
+@dataclass(frozen=True, slots=True)
+class SessionDeps:
+    """What is known of sessions and models, and who learns from what agents report."""
+
+    cluster: ClusterController
+    deployments: Deployments
+    chained: ChainedDispatcher
+    live: LiveSessions
+    slots: SlotLedger
+    planner: Planner
+    measured: MeasuredProfiles
+    timelines: Timelines
+    slowdowns: Slowdowns
+    utilisation: Utilisation
+    agents: AgentSender
+    epoch: Callable[[], Epoch]
+    feed: Callable[[Event, Nanoseconds], None]
 
 
 class SessionReports:
     """Sessions of one term."""
 
-    def __init__(self, leader: LeaderRuntime, live: LiveSessions, slots: SlotLedger) -> None:
-        self._leader = leader
-        self._live = live
-        self._slots = slots
+    def __init__(self, deps: SessionDeps) -> None:
+        self._deps = deps
+        self._live, self._slots = deps.live, deps.slots
         self._cached: dict[tuple[AgentId, PartitionKey], int] = {}
-        self._routes = SessionHops(live, leader.cluster.registry)
-        self.latency = LatencyRefit(leader.cluster, leader.deployments, leader.measured, slots)
+        self._routes = SessionHops(deps.live, deps.cluster.registry)
+        self.latency = LatencyRefit(deps.cluster, deps.deployments, deps.measured, deps.slots)
 
     def generates(self, model: ModelKey) -> bool:
         """True if a deployed model generates text."""
-        deployment = self._leader.deployments.ready.get(model)
+        deployment = self._deps.deployments.ready.get(model)
         return deployment is not None and deployment.decoder is not None
 
     def objectives(self, model: ModelKey) -> TokenObjectives | None:
         """Returns what requests of a model are held to that name no objectives."""
-        active = self._leader.cluster.active
+        active = self._deps.cluster.active
         for planned in active.plan.models if active is not None else ():
             if planned.model == model:
                 return planned.objectives  # a plan file may say other than the manifest
-        deployment = self._leader.deployments.ready.get(model)
+        deployment = self._deps.deployments.ready.get(model)
         return deployment.manifest.objectives if deployment is not None else None
 
     def adopted(self, message: scheduler_pb2.SubmitSession) -> AdoptedSession | None:
@@ -69,22 +103,22 @@ class SessionReports:
             session = SessionId(each.session_id)
             hops = self._routes.hops(session, each.route, self._placement)
             found.append(AdoptedSession(session, hops))
-        self._leader.feed(SessionsHeld(record.agent.agent_id, tuple(found)), now_ns())
+        self._deps.feed(SessionsHeld(record.agent.agent_id, tuple(found)), now_ns())
 
     def reported(self, record: AgentState, report: scheduler_pb2.GenerationReport) -> None:
         """An agent says what generating cost it lately."""
         self._took(record.agent.agent_id, report)
         if report.key.first_block == 0:  # every token passes the first block once
             model = ModelKey(report.key.model, report.key.model_version)
-            self._leader.planner.generated(model, report.decode_rows, now_ns())
+            self._deps.planner.generated(model, report.decode_rows, now_ns())
         agent, partition = record.agent.agent_id, partition_of(report.key)
         self.let_cached(agent, partition, report.cached_block_tokens)
         refitted = self.latency.reported(agent, partition, work_of(report), report.used_block_slots)
         if refitted is not None:
-            self._leader.feed(refitted, now_ns())
+            self._deps.feed(refitted, now_ns())
         if self._slots.cache(agent, partition).token_capacity:
             cached = CachesReported(agent, partition, report.cached_block_tokens)
-            self._leader.feed(cached, now_ns())
+            self._deps.feed(cached, now_ns())
 
     def cached_at(self, agent: AgentId, partition: PartitionKey) -> int:
         """Returns the tokens an agent has cached for a partition, counted once per block."""
@@ -96,14 +130,14 @@ class SessionReports:
 
     def _took(self, agent: AgentId, report: scheduler_pb2.GenerationReport) -> None:
         """Notes how long an agent generated, and how long that was thought to take at load."""
-        leader, now, partition = self._leader, now_ns(), partition_of(report.key)
+        deps, now, partition = self._deps, now_ns(), partition_of(report.key)
         busy_ns = report.decode_ns + report.prefill_ns
-        leader.was_busy(agent, busy_ns)
-        leader.timelines.generated(agent, partition.model, busy_ns, now)
-        observed = leader.measured.observed_at(agent, partition)
+        deps.utilisation.add(agent, busy_ns)
+        deps.timelines.generated(agent, partition.model, busy_ns, now)
+        observed = deps.measured.observed_at(agent, partition)
         if observed is not None:
             expected_ns = round(expected_work_ns(observed.measured, work_of(report)))
-            leader.slowdowns.reported(agent, busy_ns, expected_ns, now)
+            deps.slowdowns.reported(agent, busy_ns, expected_ns, now)
 
     def move(self, agent: AgentId, partition: PartitionKey, *, must: bool, moving: bool) -> None:
         """Has the sessions on a partition go on elsewhere.
@@ -117,11 +151,11 @@ class SessionReports:
         """
         reason, text = PartitionLost.reason, f"{partition} on {agent} is to make room"
         for session in self._live.using(agent, partition):
-            view = self._leader.dispatcher.chained.view(session)
+            view = self._deps.chained.view(session)
             if must and (moving or view is None or view.moving_to is None):
-                self._leader.feed(SessionFailed(session, agent, reason, text, True), now_ns())
+                self._deps.feed(SessionFailed(session, agent, reason, text, True), now_ns())
             elif not must and view is not None and view.runs and view.moving_to is None:
-                self._leader.feed(MoveRequested(session, mode=None), now_ns())
+                self._deps.feed(MoveRequested(session, mode=None), now_ns())
 
     def let_go(self, agent: AgentId) -> list[SessionId]:
         """Tells an agent that is not to be used any more to close all it holds, if it hears it.
@@ -131,13 +165,25 @@ class SessionReports:
         """
         held = self._slots.sessions_at(agent)
         if held:
-            self._leader.agents.send(agent, close_sessions_message(held, self._leader.epoch))
+            self._deps.agents.send(agent, close_sessions_message(held, self._deps.epoch()))
         return held
+
+    def export(self, metrics: Metrics) -> None:
+        """Shows the chains of the plan in force, and how many sessions each has."""
+        active, sessions = self._deps.cluster.active, self._live.by_chain()
+        shown = set()
+        for model in active.plan.models if active is not None else ():
+            for number, chain in enumerate(model.chains):
+                labels = model.model.name, str(number)
+                shown.add(labels)
+                metrics.chain_capacity.labels(*labels).set(chain.capacity)
+                metrics.chain_in_flight.labels(*labels).set(sessions[chain.chain_id])
+        metrics.keep_chains(shown)
 
     @property
     def _placement(self) -> Placement:
         """In force, or what a predecessor dispatched by."""
-        cluster = self._leader.cluster
+        cluster = self._deps.cluster
         if cluster.active is not None:
             return cluster.active.placement
         return cluster.restored[0] if cluster.restored is not None else Placement(())

@@ -40,6 +40,7 @@ class TransferRates:
         deployments: The models.
         feed: Gives an event to the dispatcher.
         keep: Called when there is something new to write down.
+        registry: The agents between which links are shown.
     """
 
     def __init__(
@@ -48,11 +49,13 @@ class TransferRates:
         deployments: Deployments,
         feed: Feed,
         keep: Callable[[], None],
+        registry: AgentRegistry,
     ) -> None:
         self._links = links
         self._deployments = deployments
         self._feed = feed
         self._keep = keep
+        self._registry = registry
         self._sending = Utilisation()
         self._shown: set[tuple[str, str]] = set()
 
@@ -87,8 +90,9 @@ class TransferRates:
             self._feed(MoveCostsMeasured(tuple(changed)), now_ns())
             self._keep()
 
-    def show(self, metrics: Metrics, registry: AgentRegistry) -> None:
+    def export(self, metrics: Metrics) -> None:
         """Shows the links between agents that are there; called about every second."""
+        registry = self._registry
         self._sending.next_round(time.monotonic())
         shown = set()
         for source, target, bytes_per_second in self._links.rates():

@@ -35,9 +35,12 @@ class LengthSource(Protocol):
 class LengthRecords:
     """Writes the predictors of one term to the journal, and reads those of its predecessor."""
 
+    table = RedisTable.LENGTHS
+
     def __init__(
         self,
         source: LengthSource,
+        deployed: Collection[ModelKey],
         clock_s: Callable[[], float] = time.monotonic,
         period_s: float = _PERIOD_S,
     ) -> None:
@@ -45,10 +48,12 @@ class LengthRecords:
 
         Args:
             source: Who predicts.
+            deployed: The models there are, at any moment.
             clock_s: Monotonic seconds.
             period_s: Two writes are this far apart, of whichever models.
         """
         self._source = source
+        self._deployed = deployed
         self._clock_s = clock_s
         self._period_s = period_s
         self._next_s = 0.0
@@ -83,12 +88,10 @@ class LengthRecords:
         self._written = {}
         return {str(model): self._record(model, each) for model, each in known.items()}
 
-    def restore(
-        self, stored: Mapping[ModelKey, LengthPredictor], deployed: Collection[ModelKey]
-    ) -> None:
+    def restore(self, stored: Mapping[ModelKey, LengthPredictor]) -> None:
         """Takes over what a predecessor knew of the models that still are deployed."""
         for model, predictor in stored.items():
-            if model in deployed:
+            if model in self._deployed:
                 self._source.restore_lengths(model, predictor)
 
     def _record(self, model: ModelKey, predictor: LengthPredictor) -> str:

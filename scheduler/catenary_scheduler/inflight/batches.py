@@ -6,7 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from catenary_scheduler.dispatch.events import DispatchBatch, PlannedHop
+from catenary_scheduler.dispatch.events import (
+    BatchFailed,
+    DispatchBatch,
+    Event,
+    PlannedHop,
+    StageReported,
+)
 from catenary_scheduler.storage.journal import Journal
 from catenary_scheduler.storage.keys import RedisTable
 from catenary_scheduler.storage.values.records import batch_text
@@ -17,6 +23,7 @@ from catenary_services.domain.ids import (
     Nanoseconds,
     PartitionKey,
 )
+from catenary_services.telemetry.metrics import Metrics
 
 _FORGET_AFTER_NS = 10 * NANOSECONDS_PER_SECOND
 
@@ -31,6 +38,9 @@ class _Entry:
 class InFlightBatches:
     """Every batch from its dispatch to the report of its last hop or its failure."""
 
+    observes = (StageReported, BatchFailed)
+    table = RedisTable.BATCHES
+
     def __init__(self) -> None:
         self._batches: dict[BatchId, _Entry] = {}
         self._dirty: set[BatchId] = set()
@@ -40,6 +50,13 @@ class InFlightBatches:
 
     def __contains__(self, batch: BatchId) -> bool:
         return batch in self._batches
+
+    def on_event(self, event: Event, now: Nanoseconds) -> None:
+        """Follows a batch to its end."""
+        if isinstance(event, StageReported):
+            self.stage_done(event.batch, event.position)
+        elif isinstance(event, BatchFailed):
+            self.over(event.batch)
 
     def dispatched(self, command: DispatchBatch) -> None:
         """Notes a new batch."""
@@ -60,7 +77,7 @@ class InFlightBatches:
         if self._batches.pop(batch, None) is not None:
             self._dirty.add(batch)
 
-    def expire(self, now: Nanoseconds) -> None:
+    def tick(self, now: Nanoseconds) -> None:
         """Forgets batches nobody reported on for long."""
         late = [
             batch
@@ -69,6 +86,10 @@ class InFlightBatches:
         ]
         for batch in late:
             self.over(batch)
+
+    def export(self, metrics: Metrics) -> None:
+        """Shows how many there are."""
+        metrics.batches_in_flight.set(len(self._batches))
 
     def batches(self) -> list[BatchId]:
         """Returns every batch under way."""

@@ -6,16 +6,30 @@ What they hold is in the book; here is which request and which chain they belong
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from catenary_scheduler.book import SlotLedger
-from catenary_scheduler.dispatch.events import StartSession
+from catenary_scheduler.dispatch.chained.sessions.views import SessionView
+from catenary_scheduler.dispatch.events import (
+    Event,
+    SessionMoved,
+    SessionRequested,
+    SessionsClosed,
+    StartSession,
+)
 from catenary_scheduler.storage.journal import Journal
 from catenary_scheduler.storage.keys import RedisTable
 from catenary_scheduler.storage.values.codec import encode_document
 from catenary_scheduler.storage.values.stored import Hops, StoredSession, StoredSessionHop
-from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, RequestId, SessionId
+from catenary_services.domain.ids import (
+    AgentId,
+    ModelKey,
+    Nanoseconds,
+    PartitionKey,
+    RequestId,
+    SessionId,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +43,23 @@ class _Entry:
 
 
 class LiveSessions:
-    """Every session that holds cache slots somewhere."""
+    """Every session that holds cache slots somewhere.
 
-    def __init__(self, slots: SlotLedger) -> None:
+    Args:
+        slots: Who holds what, by the book.
+        view_of: Returns a session as the dispatcher knows it, None if it does not.
+    """
+
+    observes = (SessionsClosed, SessionRequested, SessionMoved)
+    table = RedisTable.SESSIONS
+
+    def __init__(
+        self,
+        slots: SlotLedger,
+        view_of: Callable[[SessionId], SessionView | None] = lambda _: None,
+    ) -> None:
         self._slots = slots
+        self._view_of = view_of
         self._sessions: dict[SessionId, _Entry] = {}
         self._dirty: set[SessionId] = set()
         self._remembered: dict[SessionId, Hops] = {}
@@ -42,6 +69,18 @@ class LiveSessions:
 
     def __contains__(self, session: SessionId) -> bool:
         return session in self._sessions
+
+    def on_event(self, event: Event, now: Nanoseconds) -> None:
+        """Follows sessions once the dispatcher has decided on an event about them."""
+        if isinstance(event, SessionsClosed):
+            self.may_be_over(event.sessions)
+        elif isinstance(event, SessionRequested):
+            if event.in_flight is not None:
+                self.adopted(event.in_flight.session, event.request, event.in_flight.hops)
+        elif isinstance(event, SessionMoved):  # perhaps to one that a predecessor started
+            view = self._view_of(event.session)
+            if view is not None:
+                self.adopted(view.session, view.request, view.hops)
 
     def started(self, command: StartSession) -> None:
         """Notes a new session."""
@@ -61,7 +100,7 @@ class LiveSessions:
                 del self._sessions[session]
                 self._dirty.add(session)
 
-    def expire(self) -> None:
+    def tick(self, now: Nanoseconds) -> None:
         """Forgets every session that holds nothing any more."""
         self.may_be_over(list(self._sessions))
 
@@ -143,7 +182,7 @@ class LiveSessions:
         self._dirty.clear()
         return {str(session): _record(entry) for session, entry in self._sessions.items()}
 
-    def remember(self, sessions: Mapping[SessionId, Hops]) -> None:
+    def restore(self, sessions: Mapping[SessionId, Hops]) -> None:
         """Takes over what a predecessor wrote: which partitions its sessions run on."""
         self._remembered.update(sessions)
 

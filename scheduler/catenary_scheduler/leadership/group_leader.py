@@ -52,25 +52,25 @@ class GroupLeader:
 
     def __init__(
         self,
-        around: LeaderContext,
+        context: LeaderContext,
         redis: Redis,
         election: GroupElection,
         changed: Callable[[], None],
     ) -> None:
         """Opens nothing; `changed` is called whenever a term begins or ends."""
-        settings = around.settings
-        keys = RedisKeys(settings.cluster, around.group, election.groups)
-        self.group = around.group
+        settings = context.settings
+        keys = RedisKeys(settings.cluster, context.group, election.groups)
+        self.group = context.group
         self.contacted = asyncio.Event()
-        self._around = around
+        self._context = context
         self._election = election
         self._changed = changed
         self._name = settings.scheduler_id
         self._lease_s = settings.lease_s
         self._lease = Lease(
-            redis, keys, election.token, settings.lease_s, around.metrics.spoiled_epochs.inc
+            redis, keys, election.token, settings.lease_s, context.metrics.spoiled_epochs.inc
         )
-        spoiled = around.metrics.quarantined_records
+        spoiled = context.metrics.quarantined_records
         self._store = Store(redis, keys, lambda: spoiled.labels("key").inc())
         self.takeover_failures = TakeoverFailures()
         self._backoff = TakeoverBackoff(_LEADER_RETURNS_S)
@@ -92,7 +92,7 @@ class GroupLeader:
 
     def start(self) -> None:
         """Begins to stand for election."""
-        self._around.metrics.leader.set(0)
+        self._context.metrics.leader.set(0)
         self._leading = asyncio.create_task(self._lead_for_ever(), name=f"lead-{self.group}")
 
     async def resign(self) -> None:
@@ -149,7 +149,7 @@ class GroupLeader:
             again_after_s=round(pause_s, 3),
             exc_info=failure,
         )
-        self._around.metrics.takeover_failures.inc()
+        self._context.metrics.takeover_failures.inc()
         self.contacted.set()
         with suppress(*REDIS_FAILURES):
             await self._lease.release()
@@ -212,7 +212,7 @@ class GroupLeader:
     # ---- leading ----
 
     async def _lead(self) -> None:
-        leader = LeaderRuntime(self._around, self._lease, self._store)
+        leader = LeaderRuntime(self._context, self._lease, self._store)
         asked = False
         try:
             await self._begin(leader)
@@ -288,14 +288,14 @@ class GroupLeader:
 
     def _takes_leadership(self, leader: LeaderRuntime) -> None:
         self._leader = leader
-        self._around.metrics.leader.set(1)
-        self._around.metrics.epoch.set(self._lease.epoch)
+        self._context.metrics.leader.set(1)
+        self._context.metrics.epoch.set(self._lease.epoch)
         self._changed()
         self.contacted.set()
 
     def _leaves_leadership(self, leader: LeaderRuntime) -> None:
         self._leader = None
-        self._around.metrics.leader.set(0)
-        show_nothing(self._around.metrics)
+        self._context.metrics.leader.set(0)
+        show_nothing(self._context.metrics)
         self._changed()
         leader.close(Unavailable(f"{self._name} does not lead any more"))

@@ -15,6 +15,7 @@ from catenary_scheduler.planning import Placement
 from catenary_scheduler.planning.latency import ObservedCost, WorkTotals
 from catenary_scheduler.planning.live import GenerationCost
 from catenary_scheduler.planning.requirements import partition_of, stages_of
+from catenary_scheduler.storage.keys import RedisTable
 from catenary_scheduler.storage.values.stored import (
     Place,
     StoredCost,
@@ -31,6 +32,8 @@ Times = tuple[Nanoseconds, ...]
 
 class MeasuredProfiles:
     """Compute times at batch 1, 2, .. by agent and partition; the oldest are forgotten."""
+
+    table = RedisTable.MEASURED
 
     def __init__(self) -> None:
         self._times: dict[Place, Times] = {}

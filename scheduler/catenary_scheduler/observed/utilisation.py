@@ -21,8 +21,12 @@ class Utilisation:
         """It computed, or sent, for so long."""
         self._current[name] = self._current.get(name, 0) + duration_ns
 
-    def next_round(self, now_s: float) -> None:
+    def tick(self, now: Nanoseconds) -> None:
         """Ends a round; called about every second."""
+        self.next_round(now / NANOSECONDS_PER_SECOND)
+
+    def next_round(self, now_s: float) -> None:
+        """Ends a round at a moment in seconds on the monotonic clock."""
         if self._began_s is not None:
             self._rounds.append((now_s - self._began_s, self._current))
         self._current, self._began_s = {}, now_s

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from catenary_scheduler.agents.registry import AgentRegistry
 from catenary_scheduler.dispatch.availability import Availability, Impairment
+from catenary_scheduler.dispatch.events import Event, RequestArrived, SessionRequested
 from catenary_scheduler.planning import DeployedModel, Placement
 from catenary_scheduler.planning.live import SessionShape
 from catenary_scheduler.planning.requirements import agents_of, needs_any, without
@@ -18,6 +19,9 @@ from catenary_scheduler.replanning.plan_builder import BuiltPlan, PlanBuilder, P
 from catenary_scheduler.replanning.provenance import POOLED, PlanProvenance
 from catenary_scheduler.scaling import LoadReplanning, SessionDemand, objective_at
 from catenary_scheduler.storage.clock import now_ns
+from catenary_scheduler.storage.journal import Fields
+from catenary_scheduler.storage.keys import RedisTable
+from catenary_scheduler.storage.values.codec import encode_document
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, Nanoseconds
 from catenary_services.errors import CatenaryError
 from catenary_services.log import get_logger
@@ -37,6 +41,9 @@ class Planner:
         problem: Why there is none, or not the one there should be; empty if all is well.
         answers: How many plans were made: a larger number tells that a question was answered.
     """
+
+    observes = (RequestArrived, SessionRequested)
+    table = RedisTable.PLAN
 
     def __init__(
         self,
@@ -84,6 +91,13 @@ class Planner:
         return self._task is not None
 
     # ---- what happened ----
+
+    def on_event(self, event: Event, now: Nanoseconds) -> None:
+        """Follows what is asked for; what a predecessor was asked for is nothing new."""
+        if isinstance(event, RequestArrived):
+            self.arrived(event.model, event.rows, now)
+        elif isinstance(event, SessionRequested) and event.in_flight is None:
+            self.session_arrived(event.model, event.prompt_tokens, now)
 
     def arrived(self, model: ModelKey, rows: int, now: Nanoseconds) -> None:
         """Rows of a model arrived."""
@@ -135,6 +149,14 @@ class Planner:
         self.provenance = provenance
         if provenance is not None:
             self._replanning.planned(provenance.shares, now)
+
+    def records(self) -> Fields:
+        """Returns what Redis keeps of it: how the proposal was made."""
+        return (
+            {"notes": encode_document(self.provenance.stored())}
+            if self.provenance is not None
+            else {}
+        )
 
     async def close(self) -> None:
         """Gives up a plan that is being made, and makes no other. Idempotent."""

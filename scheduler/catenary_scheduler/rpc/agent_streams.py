@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.agents.epoch_claims import EpochClaim
 from catenary_scheduler.agents.registry import AgentState, AgentStream, LoadedPartition
 from catenary_scheduler.cluster.controller import ClusterController
+from catenary_scheduler.cluster.draining import Draining
+from catenary_scheduler.dispatch import CombinedDispatcher
+from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.dispatch.events import Event, SessionsClosed
+from catenary_scheduler.inflight.queued_batches import queued_reservations
+from catenary_scheduler.inflight.session_moves import SessionMoves
 from catenary_scheduler.observed.stuck_agents import StuckAgents
+from catenary_scheduler.observed.utilisation import Utilisation
 from catenary_scheduler.planning.requirements import CacheRequirement
+from catenary_scheduler.rpc.announcer import Announcer
+from catenary_scheduler.rpc.epoch_fence import EpochFence
+from catenary_scheduler.rpc.plausibility import PlausibilityChecks
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire import messages as wire_messages
 from catenary_scheduler.wire import session_messages
@@ -24,117 +34,32 @@ from catenary_scheduler.wire.streams import (
     first_pack,
     read_packs,
 )
-from catenary_services.domain.ids import AgentId, Epoch, Nanoseconds, SessionId
+from catenary_services.domain.ids import (
+    NANOSECONDS_PER_SECOND,
+    AgentId,
+    Epoch,
+    Nanoseconds,
+    SessionId,
+)
 from catenary_services.domain.plan import Agent
 from catenary_services.errors import (
     CanaryFailed,
-    CatenaryError,
     ContentMismatch,
     InvalidInput,
     Unavailable,
 )
 from catenary_services.log import get_logger
+from catenary_services.telemetry.metrics import Metrics
 
 _log = get_logger(__name__)
 _OF_CONTENT = (ContentMismatch.reason, CanaryFailed.reason)
 """Refusals to load that are about what an agent has, or how it computes; not about room."""
 _ORDER_S = 1.0
 """So long the stream of an agent that was told to end stays open."""
+_STUCK_NS = 60 * NANOSECONDS_PER_SECOND
+"""An agent that was told to end counts as broken for so long, unless a new process comes sooner."""
 _CAME_AGAIN = "this process was told to end, and came again"
 Message = scheduler_pb2.SchedulerToAgentMessage
-
-
-class AgentStreamLeader(Protocol):
-    """What the sessions need to know of the term they belong to."""
-
-    @property
-    def epoch(self) -> Epoch:
-        """The present fencing epoch."""
-        ...
-
-    def feed(self, event: Event, now: Nanoseconds) -> None:
-        """Gives an event to the dispatcher."""
-        ...
-
-    def greet_agent(self, record: AgentState, hello: scheduler_pb2.AgentHello) -> None:
-        """Sends welcome and directory, and enters what it holds into the book."""
-        ...
-
-    @property
-    def audits(self) -> AgentAudit:
-        """What is done about what agents say they hold."""
-        ...
-
-    @property
-    def sessions(self) -> SessionCallbacks:
-        """What is done about sessions that generate text."""
-        ...
-
-    @property
-    def plausibility(self) -> AgentPlausibility:
-        """Who knows what cannot be true."""
-        ...
-
-    @property
-    def transfer_rates(self) -> TransferCallbacks:
-        """What is learned from sessions that move."""
-        ...
-
-    @property
-    def moves(self) -> MoveCallbacks:
-        """What is done about sessions that move."""
-        ...
-
-    @property
-    def stuck(self) -> StuckAgents:
-        """Who computes steps that do not end."""
-        ...
-
-    def welcomes(self) -> Message:
-        """Returns what greets an agent."""
-        ...
-
-    def agent_stuck(self, agent: AgentId, why: str) -> None:
-        """An agent computes a step that does not end, and was told to end itself."""
-        ...
-
-    def agent_replaced(self, agent: AgentId) -> None:
-        """A new process has come in place of one that was told to end."""
-        ...
-
-    def agent_ends(self, agent: AgentId, reason: str, why: str) -> None:
-        """An agent cannot compute any more, and ends by itself."""
-        ...
-
-    def agent_joined(self, agent: Agent) -> None:
-        """An agent is there, and said what it holds."""
-        ...
-
-    def agent_draining(self, agent: AgentId) -> None:
-        """An agent is to go: nothing begins there any more."""
-        ...
-
-    def refusal_of(self, claim: EpochClaim) -> CatenaryError | None:
-        """Returns why an agent cannot be led that obeys this epoch; None if it can."""
-        ...
-
-    def was_busy(self, agent: AgentId, duration_ns: Nanoseconds) -> None:
-        """An agent computed for so long."""
-        ...
-
-
-class AgentPlausibility(Protocol):
-    """Who knows what cannot be true."""
-
-    def check_hello(self, hello: scheduler_pb2.AgentHello) -> None:
-        """Returns if what an agent says that it holds may be true."""
-        ...
-
-    def believes_agent(
-        self, record: AgentState, message: scheduler_pb2.AgentMessage, now: Nanoseconds
-    ) -> bool:
-        """Returns whether what an agent says may be true."""
-        ...
 
 
 class SessionCallbacks(Protocol):
@@ -149,7 +74,7 @@ class SessionCallbacks(Protocol):
         ...
 
 
-class AgentAudit(Protocol):
+class AuditAnswers(Protocol):
     """What is done about what agents say they hold."""
 
     def agent_says(self, record: AgentState, message: scheduler_pb2.Holdings) -> None:
@@ -161,19 +86,7 @@ class AgentAudit(Protocol):
         ...
 
 
-class MoveCallbacks(Protocol):
-    """What is done about sessions that move."""
-
-    def moved(self, message: scheduler_pb2.SessionMoved) -> None:
-        """An agent says that it has handed a session over."""
-        ...
-
-    def caches_sent(self, message: scheduler_pb2.CachesSent) -> None:
-        """An agent says what caches it sent lately."""
-        ...
-
-
-class TransferCallbacks(Protocol):
+class MeasuredTransfers(Protocol):
     """What is learned from sessions that move."""
 
     def caches_sent(self, agent: AgentId, message: scheduler_pb2.CachesSent) -> None:
@@ -181,12 +94,43 @@ class TransferCallbacks(Protocol):
         ...
 
 
-class AgentStreams:
-    """All agents of one term."""
+@dataclass(frozen=True, slots=True)
+class AgentStreamDeps:
+    """Who is asked about agents, and who is told what they say."""
 
-    def __init__(self, leader: AgentStreamLeader, cluster: ClusterController) -> None:
-        self._leader = leader
-        self._cluster = cluster
+    cluster: ClusterController
+    dispatcher: CombinedDispatcher
+    availability: Availability
+    announcer: Announcer
+    fence: EpochFence
+    plausibility: PlausibilityChecks
+    stuck: StuckAgents
+    utilisation: Utilisation
+    draining: Draining
+    moves: SessionMoves
+    sessions: SessionCallbacks
+    transfers: MeasuredTransfers
+    audits: AuditAnswers
+    metrics: Metrics
+    epoch: Callable[[], Epoch]
+    feed: Callable[[Event, Nanoseconds], None]
+    joined: Callable[[Agent], None]
+    """Called when an agent is there, and said what it holds."""
+    journal: Callable[[str, dict[str, str]], None]
+    """Enters what happened into the event stream, with whatever is written next."""
+    note: Callable[[str, dict[str, str]], None]
+    """Enters what happened into the event stream, and has it written soon."""
+    silence_s: float
+    """Who says nothing for so long is gone."""
+
+
+class AgentStreams:
+    """The streams of all agents of one term."""
+
+    def __init__(self, deps: AgentStreamDeps) -> None:
+        self._deps = deps
+        self._cluster = deps.cluster
+        self._feed = deps.feed
 
     async def serve(self, stream: GrpcStream[object, object], speaks: Speaks) -> None:
         """Serves one stream until it ends, of an agent that `speaks` knows.
@@ -200,11 +144,11 @@ class AgentStreams:
             raise InvalidInput("hello", "must be the first message of an agent")
         hello = pack.messages[0].hello
         speaks(hello.agent_id)
-        if self._leader.stuck.must_end(AgentId(hello.agent_id), hello.incarnation):
-            ordered = [self._leader.welcomes(), self._end_order(_CAME_AGAIN)]
+        if self._deps.stuck.must_end(AgentId(hello.agent_id), hello.incarnation):
+            ordered = [self._deps.announcer.agent_welcome(), self._end_order(_CAME_AGAIN)]
             await stream.write(scheduler_pb2.SchedulerToAgentMessages(messages=ordered))
             raise Unavailable(_CAME_AGAIN)
-        self._leader.plausibility.check_hello(hello)
+        self._deps.plausibility.check_hello(hello)
 
         async def send(messages: list[Message]) -> None:
             await stream.write(scheduler_pb2.SchedulerToAgentMessages(messages=messages))
@@ -221,20 +165,9 @@ class AgentStreams:
         finally:
             self._left(record, session)
 
-    def broadcast(self, message: Message) -> None:
-        """Sends to every agent that is there."""
-        for record in self._cluster.registry.values():
-            if record.session is not None:
-                record.session.send(message)
-
-    def send(self, agent: AgentId, message: Message) -> None:
-        """Sends to an agent, if it is there."""
-        record = self._cluster.registry.get(agent)
-        if record is not None and record.session is not None:
-            record.session.send(message)
-
-    def sweep(self, now_s: float, silence_s: float) -> None:
+    def tick(self, now: Nanoseconds) -> None:
         """Ends the sessions of silent agents."""
+        now_s, silence_s = now / NANOSECONDS_PER_SECOND, self._deps.silence_s
         for record in list(self._cluster.registry.values()):
             session = record.session
             if session is not None and now_s - session.heard_s > silence_s:
@@ -244,7 +177,7 @@ class AgentStreams:
 
     def _joined(self, hello: scheduler_pb2.AgentHello, session: AgentStream) -> AgentState:
         agent = wire_messages.agent_of(hello)
-        refusal = self._leader.refusal_of(EpochClaim(agent.agent_id, hello.epoch, hello.leader))
+        refusal = self._deps.fence.refusal_of(EpochClaim(agent.agent_id, hello.epoch, hello.leader))
         if refusal is not None:
             raise refusal
         known = self._cluster.registry.get(agent.agent_id)
@@ -266,19 +199,29 @@ class AgentStreams:
             software_version=hello.software_version,
         )
         _log.info("agent_joined", agent=agent.agent_id, device=hello.device, hosts=len(loaded))
-        self._leader.audits.gone(agent.agent_id)
-        if self._leader.stuck.came(agent.agent_id):
-            self._leader.agent_replaced(agent.agent_id)
+        self._deps.audits.gone(agent.agent_id)
+        if self._deps.stuck.came(agent.agent_id):
+            self._deps.availability.clear(agent.agent_id, Impairment.BROKEN)
         try:
-            self._leader.greet_agent(record, hello)
+            self._greet(record, hello)
             self._cluster.agent_arrives(record)
-            self._leader.sessions.held(record, hello)
-            self._leader.agent_joined(agent)
+            self._deps.sessions.held(record, hello)
+            self._deps.joined(agent)
             self._cluster.reconcile(time.monotonic())
         except Exception:
             self._left(record, session)  # whatever it said: nobody is left half known
             raise
         return record
+
+    def _greet(self, record: AgentState, hello: scheduler_pb2.AgentHello) -> None:
+        """Welcomes an agent, and enters what it holds into the book."""
+        agent_id, dispatcher = record.agent.agent_id, self._deps.dispatcher
+        self._deps.announcer.greet_agent(record, hello)
+        if hello.batches:
+            known = {reservation.batch for reservation in dispatcher.snapshot()}
+            queued = queued_reservations(agent_id, hello.batches, known, now_ns())
+            dispatcher.restore(queued)
+        self._deps.journal("agent_joined", {"agent": agent_id, "device": record.device})
 
     def _left(self, record: AgentState, session: AgentStream) -> None:
         agent_id = record.agent.agent_id
@@ -292,30 +235,30 @@ class AgentStreams:
             kind = message.WhichOneof("kind")
             if record.session is None:
                 return  # found silent a moment ago; what it says now belongs to no session
-            if not self._leader.plausibility.believes_agent(record, message, now):
+            if not self._deps.plausibility.believes_agent(record, message, now):
                 continue
             if kind == "stage_report":
                 report = message.stage_report
-                self._leader.was_busy(record.agent.agent_id, report.compute_ns)
-                self._leader.feed(wire_messages.stage_reported(report, now), now)
+                self._deps.utilisation.add(record.agent.agent_id, report.compute_ns)
+                self._feed(wire_messages.stage_reported(report, now), now)
             elif kind == "batch_failed":
                 failed = message.batch_failed
-                self._leader.feed(wire_messages.batch_failed(failed.batch_id, failed.failure), now)
+                self._feed(wire_messages.batch_failed(failed.batch_id, failed.failure), now)
             elif kind == "sessions_closed":
                 closed = tuple(SessionId(each) for each in message.sessions_closed.session_ids)
-                self._leader.feed(SessionsClosed(record.agent.agent_id, closed), now)
+                self._feed(SessionsClosed(record.agent.agent_id, closed), now)
             elif kind == "session_failed":
                 lost, agent_id = message.session_failed, record.agent.agent_id
-                self._leader.feed(
+                self._feed(
                     session_messages.session_failed(lost.session_id, lost.failure, agent_id), now
                 )
             elif kind == "generation_report":
-                self._leader.sessions.reported(record, message.generation_report)
+                self._deps.sessions.reported(record, message.generation_report)
             elif kind == "session_moved":
-                self._leader.moves.moved(message.session_moved)
+                self._deps.moves.moved(message.session_moved)
             elif kind == "caches_sent":
-                self._leader.moves.caches_sent(message.caches_sent)
-                self._leader.transfer_rates.caches_sent(record.agent.agent_id, message.caches_sent)
+                self._deps.moves.caches_sent(message.caches_sent)
+                self._deps.transfers.caches_sent(record.agent.agent_id, message.caches_sent)
             elif kind == "heartbeat":
                 self._beats(record, record.session, message.heartbeat)
             else:
@@ -326,20 +269,27 @@ class AgentStreams:
     ) -> None:
         """Gives an agent up whose step does not end: what it has goes elsewhere at once."""
         agent_id = record.agent.agent_id
-        why = self._leader.stuck.heard(agent_id, beat)
+        why = self._deps.stuck.heard(agent_id, beat)
         if not why:
             return
         _log.error("agent_stuck", agent=agent_id, why=why)
-        self._leader.stuck.told_to_end(agent_id, record.incarnation)
-        self._leader.agent_stuck(agent_id, why)
+        self._deps.stuck.told_to_end(agent_id, record.incarnation)
+        self._give_up(agent_id, why)
         session.send(self._end_order(why))
         self._left(record, session)
         # Not at once: the order has to get there first.
         ended = Unavailable(f"told to end: {why}")
         asyncio.get_running_loop().call_later(_ORDER_S, session.close, ended)
 
+    def _give_up(self, agent: AgentId, why: str) -> None:
+        """Gives nothing to an agent that computes a step that does not end."""
+        until = now_ns() + _STUCK_NS
+        self._deps.availability.impair(agent, Impairment.BROKEN, until=until, why=why)
+        self._deps.metrics.agents_stuck.inc()
+        self._deps.note("agent_stuck", {"agent": agent, "why": why})
+
     def _end_order(self, why: str) -> Message:
-        return Message(epoch=self._leader.epoch, end_process=scheduler_pb2.EndProcess(why=why))
+        return Message(epoch=self._deps.epoch(), end_process=scheduler_pb2.EndProcess(why=why))
 
     def _handle_rare(self, record: AgentState, message: scheduler_pb2.AgentMessage) -> None:
         agent_id, now_s = record.agent.agent_id, time.monotonic()
@@ -366,9 +316,9 @@ class AgentStreams:
                 now_s=now_s,
             )
         elif kind == "holdings":
-            self._leader.audits.agent_says(record, message.holdings)
+            self._deps.audits.agent_says(record, message.holdings)
         elif kind == "order_refused":
-            refusal = self._leader.refusal_of(
+            refusal = self._deps.fence.refusal_of(
                 EpochClaim(agent_id, message.order_refused.agent_epoch)
             )
             if isinstance(refusal, InvalidInput) and record.session is not None:
@@ -376,12 +326,13 @@ class AgentStreams:
         elif kind == "ending":
             ending = message.ending
             _log.error("agent_ends", agent=agent_id, reason=ending.reason, why=ending.why)
-            self._leader.agent_ends(agent_id, ending.reason, ending.why)
+            facts = {"agent": agent_id, "reason": ending.reason, "why": ending.why[:300]}
+            self._deps.note("agent_ends", facts)
             if record.session is not None:
                 self._left(record, record.session)
         elif kind == "drained":
             _log.info("agent_drained", agent=agent_id)
-            self._leader.agent_draining(agent_id)
+            self._deps.draining.mark(agent_id)
             self._cluster.reconcile(now_s)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from prometheus_client import Histogram
 
+from catenary_scheduler.agents.sender import AgentSender
 from catenary_scheduler.dispatch.events import (
     CancelBatch,
     CloseSessions,
@@ -19,8 +20,7 @@ from catenary_scheduler.dispatch.events import (
 from catenary_scheduler.inflight.batches import InFlightBatches
 from catenary_scheduler.inflight.sessions import LiveSessions
 from catenary_scheduler.observed.timelines import Timelines
-from catenary_scheduler.rpc.agent_streams import AgentStreams
-from catenary_scheduler.rpc.gateway_streams import GatewayStreams
+from catenary_scheduler.rpc.gateway_registry import GatewayRegistry
 from catenary_scheduler.wire import messages as wire_messages
 from catenary_scheduler.wire import session_messages
 from catenary_services.domain.ids import Epoch, ModelKey, Nanoseconds, RequestId
@@ -42,8 +42,8 @@ class CommandSender:
 
     def __init__(
         self,
-        gateways: GatewayStreams,
-        agents: AgentStreams,
+        gateways: GatewayRegistry,
+        agents: AgentSender,
         in_flight: tuple[InFlightBatches, LiveSessions, Timelines],
         telemetry: tuple[Metrics, Tracer],
         stamp: Callable[[], DispatchStamp],

@@ -1,17 +1,18 @@
-"""The gateways a leader knows, and what their streams need of the term they belong to."""
+"""The gateways a leader knows, and messages to them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
-from catenary_scheduler.dispatch.events import AdoptedSession, Event
+from catenary_scheduler.dispatch.events import Reject
+from catenary_scheduler.wire.messages import reject_message
 from catenary_scheduler.wire.streams import PeerStream
-from catenary_services.domain.ids import BatchId, Epoch, GatewayId, ModelKey, Nanoseconds, RequestId
-from catenary_services.domain.latency import TokenObjectives
+from catenary_services.domain.ids import GatewayId, Nanoseconds, RequestId
+from catenary_services.telemetry.metrics import Metrics
 
-GatewayStream = PeerStream[scheduler_pb2.SchedulerToGatewayMessage]
+Message = scheduler_pb2.SchedulerToGatewayMessage
+GatewayStream = PeerStream[Message]
 
 
 @dataclass(slots=True)
@@ -38,85 +39,60 @@ class GatewayState:
     """Empty: it did not say."""
 
 
-class GatewayStreamLeader(Protocol):
-    """What the sessions need to know of the term they belong to."""
+class GatewayRegistry:
+    """Every gateway, there or away for a moment.
 
-    @property
-    def epoch(self) -> Epoch:
-        """The present fencing epoch."""
-        ...
+    Attributes:
+        gateways: By their ids.
+        sampled: The requests whose way is traced.
+    """
 
-    def feed(self, event: Event, now: Nanoseconds) -> None:
-        """Gives an event to the dispatcher."""
-        ...
+    def __init__(self) -> None:
+        self.gateways: dict[GatewayId, GatewayState] = {}
+        self.sampled: dict[RequestId, SampledRequest] = {}
 
-    def requests_in(self, batch: BatchId) -> list[RequestId]:
-        """Returns the requests with rows in a batch of this term; none if it is forgotten."""
-        ...
+    def send(self, gateway_id: GatewayId, message: Message) -> None:
+        """Sends to a gateway, if it is there; otherwise it resubmits what it has not heard of."""
+        gateway = self.gateways.get(gateway_id)
+        if gateway is not None and gateway.session is not None:
+            gateway.session.send(message)
 
-    def greet_gateway(self, session: GatewayStream) -> None:
-        """Sends welcome, directory and model table."""
-        ...
+    def broadcast(self, message: Message) -> None:
+        """Sends to every gateway that is there."""
+        for gateway in self.gateways.values():
+            if gateway.session is not None:
+                gateway.session.send(message)
 
-    def gateways_changed(self) -> None:
-        """Called when a gateway came or went."""
-        ...
+    def refuse(self, command: Reject, now: Nanoseconds) -> None:
+        """Tells a gateway that a request fails, and forgets it."""
+        request = command.request
+        self.sampled.pop(request, None)
+        gateway = self.gateways.get(request.gateway)
+        if gateway is not None:
+            gateway.open.discard(request.number)
+            if gateway.session is not None:
+                gateway.session.send(reject_message(command, now))
 
-    def resolve(self, name: str, version: str) -> ModelKey | None:
-        """Returns a deployed model; the version may be empty."""
-        ...
+    def forget(self, request: RequestId) -> None:
+        """A request is not open at its gateway any more, whatever is said of it later."""
+        gateway = self.gateways.get(request.gateway)
+        if gateway is not None:
+            gateway.open.discard(request.number)
+        self.sampled.pop(request, None)
 
-    def is_ready(self, model: ModelKey) -> bool:
-        """True if requests for it can be dispatched now."""
-        ...
+    def connected(self) -> list[GatewayState]:
+        """Returns those that are there."""
+        return [gateway for gateway in self.gateways.values() if gateway.session is not None]
 
-    @property
-    def audits(self) -> GatewayAudit:
-        """What is done about what gateways say they wait for."""
-        ...
+    def known(self) -> frozenset[GatewayId]:
+        """Returns every gateway, there or away for a moment."""
+        return frozenset(self.gateways)
 
-    @property
-    def plausibility(self) -> GatewayPlausibility:
-        """Who knows what cannot be true."""
-        ...
+    def open_requests(self) -> frozenset[RequestId]:
+        """Returns the requests neither finished nor refused."""
+        gateways = self.gateways.values()
+        return frozenset(RequestId(g.gateway_id, number) for g in gateways for number in g.open)
 
-    @property
-    def sessions(self) -> SessionLookup:
-        """What is known of sessions that generate text."""
-        ...
-
-
-class GatewayPlausibility(Protocol):
-    """Who knows what cannot be true."""
-
-    def believes_gateway(self, gateway: GatewayId, message: scheduler_pb2.GatewayMessage) -> bool:
-        """Returns whether what a gateway says may be true."""
-        ...
-
-
-class GatewayAudit(Protocol):
-    """What is done about what gateways say they wait for."""
-
-    def gateway_says(self, gateway: GatewayId, message: scheduler_pb2.Unanswered) -> None:
-        """A gateway answers an audit."""
-        ...
-
-    def gone(self, who: GatewayId) -> None:
-        """A gateway is another one now, or came back: what it said is over."""
-        ...
-
-
-class SessionLookup(Protocol):
-    """What the sessions of gateways need to know of sessions that generate text."""
-
-    def generates(self, model: ModelKey) -> bool:
-        """True if a deployed model generates text."""
-        ...
-
-    def objectives(self, model: ModelKey) -> TokenObjectives | None:
-        """Returns what requests of a model are held to that name no objectives."""
-        ...
-
-    def adopted(self, message: scheduler_pb2.SubmitSession) -> AdoptedSession | None:
-        """Returns the session a request names that generates for it already."""
-        ...
+    def export(self, metrics: Metrics) -> None:
+        """Shows how many are there."""
+        metrics.gateways.set(len(self.connected()))

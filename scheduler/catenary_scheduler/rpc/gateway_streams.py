@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
 
 from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_scheduler.agents.deployments import Deployments
+from catenary_scheduler.cluster.controller import ClusterController
 from catenary_scheduler.dispatch.events import (
-    Reject,
+    AdoptedSession,
+    Event,
     RequestArrived,
     RequestCancelled,
     RequestCompleted,
     SessionRequested,
 )
 from catenary_scheduler.inflight.not_ready_queue import Arrival, NotReadyQueue
+from catenary_scheduler.observed.timelines import Timelines
+from catenary_scheduler.rpc.announcer import Announcer
 from catenary_scheduler.rpc.gateway_registry import (
+    GatewayRegistry,
     GatewayState,
     GatewayStream,
-    GatewayStreamLeader,
+    Message,
     SampledRequest,
 )
+from catenary_scheduler.rpc.plausibility import PlausibilityChecks
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire import messages as wire_messages
 from catenary_scheduler.wire import session_messages
@@ -30,24 +39,75 @@ from catenary_scheduler.wire.streams import (
     first_pack,
     read_packs,
 )
-from catenary_services.domain.ids import GatewayId, ModelKey, Nanoseconds, RequestId
+from catenary_services.domain.ids import (
+    NANOSECONDS_PER_SECOND,
+    GatewayId,
+    ModelKey,
+    Nanoseconds,
+    RequestId,
+)
+from catenary_services.domain.latency import TokenObjectives
 from catenary_services.errors import CatenaryError, InvalidInput, ModelNotFound, Unavailable
 from catenary_services.errors import RequestCancelled as CallerGone
 from catenary_services.log import get_logger
 from catenary_services.telemetry.tracing import is_sampled
 
 _log = get_logger(__name__)
-Message = scheduler_pb2.SchedulerToGatewayMessage
+
+
+class AuditAnswers(Protocol):
+    """What is done about what gateways say they wait for."""
+
+    def gateway_says(self, gateway: GatewayId, message: scheduler_pb2.Unanswered) -> None:
+        """A gateway answers an audit."""
+        ...
+
+    def gone(self, who: GatewayId) -> None:
+        """A gateway is another one now, or came back: what it said is over."""
+        ...
+
+
+class KnownSessions(Protocol):
+    """What is known of sessions that generate text."""
+
+    def generates(self, model: ModelKey) -> bool:
+        """True if a deployed model generates text."""
+        ...
+
+    def objectives(self, model: ModelKey) -> TokenObjectives | None:
+        """Returns what requests of a model are held to that name no objectives."""
+        ...
+
+    def adopted(self, message: scheduler_pb2.SubmitSession) -> AdoptedSession | None:
+        """Returns the session a request names that generates for it already."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayStreamDeps:
+    """Who is asked about requests, and who is told of them."""
+
+    registry: GatewayRegistry
+    announcer: Announcer
+    plausibility: PlausibilityChecks
+    cluster: ClusterController
+    deployments: Deployments
+    timelines: Timelines
+    waiting: NotReadyQueue
+    audits: AuditAnswers
+    sessions: KnownSessions
+    feed: Callable[[Event, Nanoseconds], None]
+    silence_s: float
+    """Who says nothing for so long is gone."""
 
 
 class GatewayStreams:
-    """All gateways of one term."""
+    """The streams of all gateways of one term."""
 
-    def __init__(self, leader: GatewayStreamLeader, waiting: NotReadyQueue) -> None:
-        self._leader = leader
-        self._waiting = waiting
-        self.gateways: dict[GatewayId, GatewayState] = {}
-        self.sampled: dict[RequestId, SampledRequest] = {}
+    def __init__(self, deps: GatewayStreamDeps) -> None:
+        self._deps = deps
+        self._registry = deps.registry
+        self._feed = deps.feed
 
     async def serve(self, stream: GrpcStream[object, object], speaks: Speaks) -> None:
         """Serves one stream until it ends, of a gateway that `speaks` knows.
@@ -77,38 +137,10 @@ class GatewayStreams:
         finally:
             self._left(gateway, session)
 
-    def send(self, gateway_id: GatewayId, message: Message) -> None:
-        """Sends to a gateway, if it is there; otherwise it resubmits what it has not heard of."""
-        gateway = self.gateways.get(gateway_id)
-        if gateway is not None and gateway.session is not None:
-            gateway.session.send(message)
-
-    def broadcast(self, message: Message) -> None:
-        """Sends to every gateway that is there."""
-        for gateway in self.gateways.values():
-            if gateway.session is not None:
-                gateway.session.send(message)
-
-    def refuse(self, command: Reject, now: Nanoseconds) -> None:
-        """Tells a gateway that a request fails, and forgets it."""
-        request = command.request
-        self.sampled.pop(request, None)
-        gateway = self.gateways.get(request.gateway)
-        if gateway is not None:
-            gateway.open.discard(request.number)
-            if gateway.session is not None:
-                gateway.session.send(wire_messages.reject_message(command, now))
-
-    def forget(self, request: RequestId) -> None:
-        """A request is not open at its gateway any more, whatever is said of it later."""
-        gateway = self.gateways.get(request.gateway)
-        if gateway is not None:
-            gateway.open.discard(request.number)
-        self.sampled.pop(request, None)
-
-    def sweep(self, now_s: float, silence_s: float) -> None:
+    def tick(self, now: Nanoseconds) -> None:
         """Ends silent sessions; gives up the requests of gateways that stayed away."""
-        for gateway in list(self.gateways.values()):
+        now_s, silence_s = now / NANOSECONDS_PER_SECOND, self._deps.silence_s
+        for gateway in list(self._registry.gateways.values()):
             session = gateway.session
             if session is not None:
                 if now_s - session.heard_s > silence_s:
@@ -116,12 +148,12 @@ class GatewayStreams:
             elif now_s - gateway.lost_s > silence_s:
                 _log.warning("gateway_lost", gateway=gateway.gateway_id, open=len(gateway.open))
                 self._give_up(gateway, gateway.open)
-                del self.gateways[gateway.gateway_id]
-                self._leader.gateways_changed()
+                del self._registry.gateways[gateway.gateway_id]
+                self._deps.announcer.gateways_changed()
 
     def _joined(self, hello: scheduler_pb2.GatewayHello, session: GatewayStream) -> GatewayState:
         gateway_id = GatewayId(hello.gateway_id)
-        known = self.gateways.get(gateway_id)
+        known = self._registry.gateways.get(gateway_id)
         if known is not None:
             if known.session is not None:
                 known.session.close(Unavailable("a newer session of this gateway took over"))
@@ -132,18 +164,18 @@ class GatewayStreams:
         gateway.peer = hello.peer
         gateway.software_version = hello.software_version
         gateway.session = session
-        self.gateways[gateway_id] = gateway
+        self._registry.gateways[gateway_id] = gateway
         _log.info("gateway_joined", gateway=gateway_id, incarnation=hello.incarnation)
-        self._leader.audits.gone(gateway_id)
-        self._leader.greet_gateway(session)
-        self._leader.gateways_changed()
+        self._deps.audits.gone(gateway_id)
+        self._deps.announcer.greet_gateway(session)
+        self._deps.announcer.gateways_changed()
         return gateway
 
     def _left(self, gateway: GatewayState, session: GatewayStream) -> None:
         if gateway.session is session:
             gateway.session = None
             gateway.lost_s = time.monotonic()
-            self._leader.gateways_changed()
+            self._deps.announcer.gateways_changed()
 
     def _give_up(self, gateway: GatewayState, numbers: Iterable[int]) -> None:
         now = now_ns()
@@ -155,7 +187,7 @@ class GatewayStreams:
     ) -> None:
         now = now_ns()
         for message in messages:
-            if not self._leader.plausibility.believes_gateway(gateway.gateway_id, message):
+            if not self._deps.plausibility.believes_gateway(gateway.gateway_id, message):
                 continue
             kind = message.WhichOneof("kind")
             if kind == "submit":
@@ -164,7 +196,7 @@ class GatewayStreams:
                 self._submit_session(gateway, message.submit_session, now)
             elif kind == "sessions_progressed":
                 progressed = message.sessions_progressed
-                self._leader.feed(
+                self._feed(
                     session_messages.sessions_progressed(gateway.gateway_id, progressed), now
                 )
             elif kind == "finished":
@@ -179,7 +211,7 @@ class GatewayStreams:
                 self._unanswered(gateway, message.unanswered)
             elif kind == "session_failed":
                 lost = message.session_failed
-                self._leader.feed(
+                self._feed(
                     session_messages.session_failed(lost.session_id, lost.failure, None), now
                 )
 
@@ -189,10 +221,15 @@ class GatewayStreams:
         """Ends a batch; a gateway that waits for none of its rows does not want them again."""
         event = wire_messages.batch_failed(failed.batch_id, failed.failure)
         if event.reason == CallerGone.reason:
-            requests = dict.fromkeys(self._leader.requests_in(event.batch))
-            gone = [each.number for each in requests if each.gateway == gateway.gateway_id]
+            entry = self._deps.timelines.entry(event.batch)  # None: it is forgotten
+            requests = [piece.request for piece in entry.command.slices] if entry else ()
+            gone = [
+                each.number
+                for each in dict.fromkeys(requests)
+                if each.gateway == gateway.gateway_id
+            ]
             self._give_up(gateway, gateway.open.intersection(gone))
-        self._leader.feed(event, now)
+        self._feed(event, now)
 
     def _unanswered(self, gateway: GatewayState, message: scheduler_pb2.Unanswered) -> None:
         """Hears what a gateway waits for: asked in an audit, or unasked when it has come back.
@@ -200,7 +237,7 @@ class GatewayStreams:
         Whatever ended while it was away, nobody could tell.
         """
         if message.number:
-            self._leader.audits.gateway_says(gateway.gateway_id, message)
+            self._deps.audits.gateway_says(gateway.gateway_id, message)
         else:
             self._give_up(gateway, gateway.open.difference(r.request_id for r in message.requests))
 
@@ -209,9 +246,9 @@ class GatewayStreams:
     ) -> None:
         request = event.request
         gateway.open.discard(request.number)
-        self.sampled.pop(request, None)
-        if not self._waiting.discard(request):
-            self._leader.feed(event, now)
+        self._registry.sampled.pop(request, None)
+        if not self._deps.waiting.discard(request):
+            self._feed(event, now)
 
     def _submit(
         self, gateway: GatewayState, message: scheduler_pb2.SubmitRequest, now: Nanoseconds
@@ -238,8 +275,8 @@ class GatewayStreams:
         def event() -> SessionRequested:
             model = self._deployed(ModelKey(message.model, message.model_version), generates=True)
             message.model_version = model.version
-            adopted = self._leader.sessions.adopted(message)
-            usual = self._leader.sessions.objectives(model)
+            adopted = self._deps.sessions.adopted(message)
+            usual = self._deps.sessions.objectives(model)
             return session_messages.session_requested(
                 gateway.gateway_id, message, now, adopted, usual
             )
@@ -258,20 +295,20 @@ class GatewayStreams:
         request = RequestId(gateway.gateway_id, number)
         gateway.open.add(number)
         if traceparent and is_sampled(traceparent):
-            self.sampled[request] = SampledRequest(traceparent, time.time_ns())
+            self._registry.sampled[request] = SampledRequest(traceparent, time.time_ns())
         try:
             self._admit(event(), now)
         except CatenaryError as error:
             refusal = wire_messages.rejection(
                 request, error.reason, error.message, error.retry_after_ns
             )
-            self.refuse(refusal, now)
+            self._registry.refuse(refusal, now)
 
     def _deployed(self, named: ModelKey, *, generates: bool) -> ModelKey:
-        model = self._leader.resolve(*named)
+        model = self._deps.deployments.resolve(*named)
         if model is None:
             raise ModelNotFound(f"model {named} is not deployed")
-        if self._leader.sessions.generates(model) != generates:
+        if self._deps.sessions.generates(model) != generates:
             kind = "does not generate text" if generates else "generates text, it does not infer"
             raise InvalidInput("model", f"{model} {kind}")
         return model
@@ -280,7 +317,7 @@ class GatewayStreams:
         # What a dispatcher holds already is resubmitted after a broken session: it compares. A
         # session that goes on needs nothing to be ready.
         goes_on = isinstance(event, SessionRequested) and event.in_flight is not None
-        if goes_on or self._leader.is_ready(event.model):
-            self._leader.feed(event, now)
+        if goes_on or self._deps.cluster.is_ready(event.model):
+            self._feed(event, now)
         else:
-            self._waiting.add(event, now)
+            self._deps.waiting.add(event, now)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, TypeVar
 
 import grpc.aio
 
 from catenary_services.domain.groups import GROUP_METADATA
 from catenary_services.errors import InvalidInput
 
-if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import LeaderRuntime
-
 Context = grpc.aio.ServicerContext[object, object]
+Leader_co = TypeVar("Leader_co", covariant=True)
 
 
-class LeaderLookup(Protocol):
-    """Finds the leader of a group in this process."""
+class LeaderLookup(Protocol[Leader_co]):
+    """Finds the leader of a group in this process, or what the caller needs of one."""
 
-    def leader(self, group: int | None = None) -> LeaderRuntime:
-        """Returns the present term of a group; without one, of the lowest that is led here.
+    def leader(self, group: int | None = None) -> Leader_co:
+        """Returns the present leader of a group; without one, of the lowest that is led here.
 
         Raises:
             InvalidInput: there is no such group.

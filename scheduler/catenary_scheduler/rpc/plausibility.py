@@ -9,21 +9,32 @@ late, or of a predecessor's time, is left to whoever handles it, who ignores wha
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
-from catenary_scheduler.agents.registry import AgentState
+from catenary_scheduler.agents.deployments import Deployments
+from catenary_scheduler.agents.registry import AgentRegistry, AgentState
+from catenary_scheduler.dispatch import CombinedDispatcher
 from catenary_scheduler.dispatch.events import DispatchBatch
+from catenary_scheduler.inflight.sessions import LiveSessions
+from catenary_scheduler.observed.profiles import MeasuredProfiles
+from catenary_scheduler.observed.timelines import Timelines
 from catenary_scheduler.planning.latency import expected_work_ns
+from catenary_scheduler.rpc.peer_quarantine import PeerQuarantine
 from catenary_scheduler.wire.messages import partition_of
 from catenary_scheduler.wire.session_messages import work_of
 from catenary_services.domain.groups import may_be_given_out
-from catenary_services.domain.ids import AgentId, BatchId, GatewayId, Nanoseconds, SessionId
+from catenary_services.domain.ids import (
+    AgentId,
+    BatchId,
+    Epoch,
+    GatewayId,
+    Nanoseconds,
+    SessionId,
+)
 from catenary_services.errors import InvalidMessage
 from catenary_services.security.identity import Role
-
-if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 _SLACK_NS = 50_000_000
 """Clocks of two machines, and how long a message may wait to be read, differ by less."""
@@ -38,11 +49,25 @@ _MOST_PARTITIONS = 4_096
 """On one agent."""
 
 
-class PlausibilityChecks:
-    """What peers of one term say, held against what the term knows."""
+@dataclass(frozen=True, slots=True)
+class PlausibilityDeps:
+    """What is known, and who is told of those who say other."""
 
-    def __init__(self, leader: LeaderRuntime) -> None:
-        self._leader = leader
+    peer_quarantine: PeerQuarantine
+    dispatcher: CombinedDispatcher
+    deployments: Deployments
+    registry: AgentRegistry
+    measured: MeasuredProfiles
+    timelines: Timelines
+    live: LiveSessions
+    epoch: Callable[[], Epoch]
+
+
+class PlausibilityChecks:
+    """What the peers of a leader say, held against what it knows."""
+
+    def __init__(self, deps: PlausibilityDeps) -> None:
+        self._deps = deps
         self._of_agents: dict[str, Callable[[AgentState, Any, Nanoseconds], None]] = {
             "stage_report": self._stage_report,
             "batch_failed": self._batch_failed,
@@ -65,7 +90,7 @@ class PlausibilityChecks:
         try:
             question(record, getattr(message, kind), now)
         except InvalidMessage as error:
-            self._leader.peer_quarantine.accuse(Role.AGENT, record.agent.agent_id, error)
+            self._deps.peer_quarantine.accuse(Role.AGENT, record.agent.agent_id, error)
             return False
         return True
 
@@ -83,7 +108,7 @@ class PlausibilityChecks:
             elif kind == "session_failed":
                 self._gateways_session(gateway, message.session_failed.session_id)
         except InvalidMessage as error:
-            self._leader.peer_quarantine.accuse(Role.GATEWAY, gateway, error)
+            self._deps.peer_quarantine.accuse(Role.GATEWAY, gateway, error)
             return False
         return True
 
@@ -106,7 +131,7 @@ class PlausibilityChecks:
         self, record: AgentState, report: scheduler_pb2.StageReport, now: Nanoseconds
     ) -> None:
         self._is_given_out("StageReport", report.batch_id)
-        entry = self._leader.timelines.entry(BatchId(report.batch_id))
+        entry = self._deps.timelines.entry(BatchId(report.batch_id))
         agent = record.agent.agent_id
         if entry is None:
             return
@@ -124,7 +149,7 @@ class PlausibilityChecks:
         self, record: AgentState, failed: scheduler_pb2.BatchFailed, _: Nanoseconds
     ) -> None:
         self._is_given_out("BatchFailed", failed.batch_id)
-        entry = self._leader.timelines.entry(BatchId(failed.batch_id))
+        entry = self._deps.timelines.entry(BatchId(failed.batch_id))
         if entry is None:
             return
         agents = {hop.agent for hop in entry.command.path}
@@ -139,7 +164,7 @@ class PlausibilityChecks:
         key = partition_of(done.key)
         if key not in record.loaded and len(record.loaded) >= _MOST_PARTITIONS:
             raise InvalidMessage("PartitionLoaded", "key", "nobody has so many partitions")
-        deployment = self._leader.deployments.ready.get(key.model)
+        deployment = self._deps.deployments.ready.get(key.model)
         if deployment is not None and key.last_block > deployment.table.blocks:
             raise InvalidMessage(
                 "PartitionKey", "last_block", f"{key.model} has {deployment.table.blocks} blocks"
@@ -172,9 +197,7 @@ class PlausibilityChecks:
         self, record: AgentState, report: scheduler_pb2.GenerationReport, _: Nanoseconds
     ) -> None:
         """Work that cannot have taken so long, or so little, would spoil the latency lines."""
-        observed = self._leader.measured.observed_at(
-            record.agent.agent_id, partition_of(report.key)
-        )
+        observed = self._deps.measured.observed_at(record.agent.agent_id, partition_of(report.key))
         if observed is None:
             return
         busy_ns = report.decode_ns + report.prefill_ns
@@ -191,7 +214,7 @@ class PlausibilityChecks:
     def _caches_sent(
         self, record: AgentState, sent: scheduler_pb2.CachesSent, _: Nanoseconds
     ) -> None:
-        registry = self._leader.cluster.registry
+        registry = self._deps.registry
         # An agent that was just forgotten is no lie; links to nobody are of no use either.
         known = [link for link in sent.links if AgentId(link.peer_id) in registry]
         for link in known:
@@ -208,7 +231,7 @@ class PlausibilityChecks:
 
     def _delivery_failed(self, gateway: GatewayId, failed: scheduler_pb2.DeliveryFailed) -> None:
         self._is_given_out("DeliveryFailed", failed.batch_id)
-        entry = self._leader.timelines.entry(BatchId(failed.batch_id))
+        entry = self._deps.timelines.entry(BatchId(failed.batch_id))
         if entry is None:
             return
         command = entry.command
@@ -218,20 +241,20 @@ class PlausibilityChecks:
 
     def _gateways_session(self, gateway: GatewayId, number: int) -> None:
         self._is_begun("SessionFailed", number)
-        request = self._leader.live.request_of(SessionId(number))
+        request = self._deps.live.request_of(SessionId(number))
         if request is not None and request.gateway != gateway:
             raise InvalidMessage("SessionFailed", "session_id", "is another gateway's")
 
     # ---- both ----
 
     def _is_given_out(self, kind: str, batch: int) -> None:
-        following = self._leader.dispatcher.pooled.next_batch
-        if not may_be_given_out(batch, following, self._leader.epoch):
+        following = self._deps.dispatcher.pooled.next_batch
+        if not may_be_given_out(batch, following, self._deps.epoch()):
             raise InvalidMessage(kind, "batch_id", f"{batch} was never given out")
 
     def _is_begun(self, kind: str, session: int) -> None:
-        following = self._leader.dispatcher.chained.next_session
-        if not may_be_given_out(session, following, self._leader.epoch):
+        following = self._deps.dispatcher.chained.next_session
+        if not may_be_given_out(session, following, self._deps.epoch()):
             raise InvalidMessage(kind, "session_id", f"{session} was never given out")
 
     def _agents_of(self, session: SessionId) -> set[AgentId]:
@@ -239,7 +262,7 @@ class PlausibilityChecks:
 
         Empty: nothing is known of it.
         """
-        live, chained = self._leader.live, self._leader.dispatcher.chained
+        live, chained = self._deps.live, self._deps.dispatcher.chained
         request = live.request_of(session)
         if request is None:
             return set()

@@ -3,44 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from catenary_protos.catenary.v1 import scheduler_pb2_grpc
+from catenary_scheduler.rpc.agent_streams import AgentStreams
+from catenary_scheduler.rpc.gateway_streams import GatewayStreams
 from catenary_scheduler.rpc.leader_lookup import Context, LeaderLookup, group_of
+from catenary_scheduler.rpc.peer_quarantine import PeerQuarantine
 from catenary_scheduler.wire.streams import GrpcStream, Speaks
 from catenary_services.errors import CatenaryError, InvalidMessage
 from catenary_services.grpc.error_tables import abort, error_of_exception
 from catenary_services.security.identity import Role
 from catenary_services.security.roles import RoleAuthorizer
 
-if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import LeaderRuntime
+
+class ServesStreams(Protocol):
+    """A leader, as far as its streams are concerned."""
+
+    @property
+    def gateway_streams(self) -> GatewayStreams:
+        """The streams of gateways."""
+        ...
+
+    @property
+    def agent_streams(self) -> AgentStreams:
+        """The streams of agents."""
+        ...
+
+    @property
+    def peer_quarantine(self) -> PeerQuarantine:
+        """Peers that said what cannot be."""
+        ...
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     """Long-lived streams of gateways and agents."""
 
-    def __init__(self, leaders: LeaderLookup, authorizer: RoleAuthorizer) -> None:
+    def __init__(self, leaders: LeaderLookup[ServesStreams], authorizer: RoleAuthorizer) -> None:
         self._leaders = leaders
         self._authorizer = authorizer
 
     async def GatewaySession(self, _: object, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Requests up, dispatches down."""
-        await self._serve(context, Role.GATEWAY, lambda leader: leader.gateways.serve)
+        await self._serve(context, Role.GATEWAY, lambda leader: leader.gateway_streams.serve)
 
     async def AgentSession(self, _: object, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Reports up, orders down."""
-        await self._serve(context, Role.AGENT, lambda leader: leader.agents.serve)
+        await self._serve(context, Role.AGENT, lambda leader: leader.agent_streams.serve)
 
     async def _serve(
         self,
         context: Context,
         role: Role,
         server_of: Callable[
-            [LeaderRuntime], Callable[[GrpcStream[object, object], Speaks], Awaitable[None]]
+            [ServesStreams], Callable[[GrpcStream[object, object], Speaks], Awaitable[None]]
         ],
     ) -> None:
-        leader: LeaderRuntime | None = None
+        leader: ServesStreams | None = None
         name = ""
 
         def speaks(claimed: str) -> None:

@@ -11,16 +11,27 @@ taken back first when more are wanted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.agents.registry import is_draining, staying
-from catenary_scheduler.cluster.draining import begin_draining, is_idle, take_back, tell_drained
-from catenary_scheduler.dispatch.events import Event, LatencyRefitted, Scale
+from catenary_scheduler.cluster.draining import Draining
+from catenary_scheduler.dispatch.availability import Availability
+from catenary_scheduler.dispatch.events import (
+    Event,
+    LatencyRefitted,
+    RequestCancelled,
+    RequestCompleted,
+    Scale,
+    SessionRequested,
+    SessionsProgressed,
+)
+from catenary_scheduler.replanning.planner import Planner
 from catenary_scheduler.runtime.session_outcomes import SessionOutcomes
 from catenary_scheduler.runtime.statistics_collector import (
     StatisticsCollector,
+    WorkerDeps,
     model_workers_of,
     workers_of,
 )
@@ -31,15 +42,15 @@ from catenary_scheduler.scaling import (
     last_of_each,
     next_to_go,
 )
+from catenary_scheduler.storage.journal import Fields
+from catenary_scheduler.storage.keys import RedisTable
 from catenary_scheduler.storage.values.codec import encode_document
+from catenary_scheduler.storage.values.stored import StoredPlan
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, Nanoseconds
 from catenary_services.domain.latency import TokenObjectives
 from catenary_services.domain.plan import ModelPlan
 from catenary_services.log import get_logger
 from catenary_services.telemetry.metrics import Metrics
-
-if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 _log = get_logger(__name__)
 _TICK_NS = NANOSECONDS_PER_SECOND
@@ -49,6 +60,20 @@ _DIGITS = 2
 """Of rates and ratios in an advice: it is sent whenever it differs from the one before."""
 
 
+@dataclass(frozen=True, slots=True)
+class ScalingDeps:
+    """What the autoscaler looks at, beside the workers of models, and what it does to agents."""
+
+    workers: WorkerDeps
+    availability: Availability
+    planner: Planner
+    draining: Draining
+    objectives: Callable[[ModelKey], TokenObjectives | None]
+    """Returns what requests of a model are held to that name no objectives."""
+    note: Callable[[str, dict[str, str]], None]
+    """Enters what happened into the event stream."""
+
+
 class Autoscaler:
     """Scaling of one term.
 
@@ -56,12 +81,23 @@ class Autoscaler:
         models: What decides about each model that generates text.
     """
 
-    def __init__(self, leader: LeaderRuntime, policy: ScalingPolicy) -> None:
-        self._leader = leader
+    observes = (
+        SessionsProgressed,
+        RequestCompleted,
+        SessionRequested,
+        RequestCancelled,
+        LatencyRefitted,
+    )
+    table = RedisTable.PLAN
+
+    def __init__(self, deps: ScalingDeps, policy: ScalingPolicy) -> None:
+        self._deps = deps
+        self._settings = deps.workers.settings
+        self._cluster = deps.workers.cluster
         self._policy = policy
         self.models: dict[ModelKey, ModelScaling] = {}
         self._records: dict[str, dict[str, object]] = {}
-        self._statistics = StatisticsCollector(leader)
+        self._statistics = StatisticsCollector(deps.workers)
         self._watch = SessionOutcomes(self._scaling_of, self._usual)
         self._tick_ns: Nanoseconds = 0
         self._wanted = 0
@@ -72,7 +108,7 @@ class Autoscaler:
 
     # ---- what happened ----
 
-    def heard(self, event: Event, now: Nanoseconds) -> None:
+    def on_event(self, event: Event, now: Nanoseconds) -> None:
         """Follows what is asked for and what becomes of it."""
         if isinstance(event, LatencyRefitted):
             self._statistics.refitted(event)
@@ -129,9 +165,9 @@ class Autoscaler:
                 attainment_ratio=round(scaling.attainment(now), _DIGITS),
                 reason=scaling.reason,
             )
-        for agent, record in sorted(self._leader.cluster.registry.items()):
-            if record.session is not None and is_draining(agent, self._leader.availability):
-                advice.retiring.add(agent_id=agent, drained=is_idle(self._leader, agent))
+        for agent, record in sorted(self._cluster.registry.items()):
+            if record.session is not None and is_draining(agent, self._deps.availability):
+                advice.retiring.add(agent_id=agent, drained=self._deps.draining.is_idle(agent))
         return advice
 
     async def changed(self, timeout_s: float) -> None:
@@ -143,7 +179,7 @@ class Autoscaler:
         except TimeoutError:
             return
 
-    def show(self, metrics: Metrics) -> None:
+    def export(self, metrics: Metrics) -> None:
         """Writes the figures that others scale by."""
         now = self._tick_ns
         metrics.agents_wanted.set(self._wanted or self._agents_now)
@@ -158,29 +194,30 @@ class Autoscaler:
 
     # ---- Redis ----
 
-    def record(self) -> str:
+    def records(self) -> Fields:
         """Returns what was learned, for the next leader."""
-        return encode_document(
-            {**self._records, **{str(key): m.to_record() for key, m in self.models.items()}}
-        )
+        if not self.models:
+            return {}
+        learned = {str(key): model.to_record() for key, model in self.models.items()}
+        return {"scaling": encode_document({**self._records, **learned})}
 
-    def restore(self, stored: Mapping[str, Mapping[str, object]]) -> None:
+    def restore(self, plan: StoredPlan) -> None:
         """Takes over what a predecessor learned, by model."""
-        self._records = {model: dict(record) for model, record in stored.items()}
+        self._records = {model: dict(record) for model, record in plan.scaling.items()}
 
     # ---- inside ----
 
     @property
     def _limit(self) -> int:
         """Most agents; 0: nobody is drained here, others decide who goes."""
-        return self._leader.settings.max_agents
+        return self._settings.max_agents
 
     @property
     def _agents_now(self) -> int:
-        return len(staying(self._leader.cluster.registry, self._leader.availability))
+        return len(staying(self._cluster.registry, self._deps.availability))
 
     def _usual(self, model: ModelKey) -> TokenObjectives | None:
-        return self._leader.sessions.objectives(model)
+        return self._deps.objectives(model)
 
     def _scaling_of(self, model: ModelKey) -> ModelScaling:
         found = self.models.get(model)
@@ -197,10 +234,10 @@ class Autoscaler:
     def _ordered(self, order: Scale) -> None:
         statistics = {"model": str(order.model), "workers": str(order.workers), "why": order.reason}
         _log.info("scale", **statistics)
-        self._leader.note("scale", statistics)
+        self._deps.note("scale", statistics)
 
     def _count_agents(self, plans: Iterable[ModelPlan]) -> None:
-        leader, settings = self._leader, self._leader.settings
+        settings = self._settings
         workers_of_models = [
             model_workers_of(plan, self._scaling_of(plan.model).wanted) for plan in plans
         ]
@@ -214,18 +251,18 @@ class Autoscaler:
             wanted = min(wanted, max(self._limit, settings.min_agents))
         if wanted != self._wanted:
             self._wanted = wanted
-            leader.note("agents_wanted", {"agents": str(wanted)})
+            self._deps.note("agents_wanted", {"agents": str(wanted)})
 
     def _move(self, plans: list[ModelPlan]) -> None:
         """Drains an agent too many, or takes one back that was to go."""
-        leader = self._leader
-        registry = leader.cluster.registry
+        deps, cluster = self._deps, self._cluster
+        registry = cluster.registry
         for agent in [a for a in self._drains if a not in registry or registry[a].session is None]:
             del self._drains[agent]
         if self._agents_now < self._wanted:
             self._take_back()
             return
-        is_calm = not leader.cluster.is_switching and not leader.planner.is_thinking
+        is_calm = not cluster.is_switching and not deps.planner.is_thinking
         if self._agents_now <= self._wanted or not plans or not is_calm:
             return
         workers_of_models = {
@@ -233,17 +270,17 @@ class Autoscaler:
             for plan in plans
         }
         pinned = self._statistics.others(workers_of_models.values())
-        able = {record.agent.agent_id for record in staying(registry, leader.availability)}
-        if leader.settings.retire_by_ordinal:
+        able = {record.agent.agent_id for record in staying(registry, deps.availability)}
+        if self._settings.retire_by_ordinal:
             able &= last_of_each(able)
         able -= pinned
-        going = next_to_go(workers_of_models, leader.dispatcher.chained.tokens_by_agent(), able)
+        tokens = deps.workers.dispatcher.chained.tokens_by_agent()
+        going = next_to_go(workers_of_models, tokens, able)
         if going is not None:
             self._drains[going] = 0
-            leader.note(
-                "agent_retires", {"agent": going, "sessions": str(leader.live.count_at(going))}
-            )
-            begin_draining(leader, going)
+            sessions = deps.workers.live.count_at(going)
+            deps.note("agent_retires", {"agent": going, "sessions": str(sessions)})
+            deps.draining.begin(going)
 
     def _take_back(self) -> None:
         for agent, told_ns in list(self._drains.items()):
@@ -252,13 +289,13 @@ class Autoscaler:
             if told_ns and self._tick_ns - told_ns < _STOPPED_NS:
                 continue  # whoever stops it may be doing so this moment
             del self._drains[agent]
-            self._leader.note("agent_stays", {"agent": agent})
+            self._deps.note("agent_stays", {"agent": agent})
             for scaling in self.models.values():
                 scaling.reclaimed()
-            take_back(self._leader, agent)
+            self._deps.draining.take_back(agent)
 
     def _tell_drained(self) -> None:
         for agent, told_ns in self._drains.items():
-            if not told_ns and is_idle(self._leader, agent):
+            if not told_ns and self._deps.draining.is_idle(agent):
                 self._drains[agent] = self._tick_ns
-                tell_drained(self._leader, agent)
+                self._deps.draining.tell_drained(agent)

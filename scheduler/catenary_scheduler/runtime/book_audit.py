@@ -6,11 +6,17 @@ remedies carried out, and everything found is logged once and counted.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.agents.registry import AgentState
+from catenary_scheduler.agents.sender import AgentSender
+from catenary_scheduler.book import Book
 from catenary_scheduler.book.book import agents_of
+from catenary_scheduler.cluster.controller import ClusterController
+from catenary_scheduler.dispatch import CombinedDispatcher
 from catenary_scheduler.dispatch.auditing import (
     AgentHoldings,
     Auditor,
@@ -20,24 +26,27 @@ from catenary_scheduler.dispatch.auditing import (
     SchedulerHoldings,
     remedy_of,
 )
-from catenary_scheduler.dispatch.events import CancelBatch
+from catenary_scheduler.dispatch.events import CancelBatch, Event
+from catenary_scheduler.inflight.batches import InFlightBatches
+from catenary_scheduler.inflight.not_ready_queue import NotReadyQueue
+from catenary_scheduler.inflight.sessions import LiveSessions
+from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire.messages import cancel_batches_message, partition_of
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
     AgentId,
     BatchId,
+    Epoch,
     GatewayId,
     Nanoseconds,
+    PartitionKey,
     RequestId,
     SessionId,
 )
 from catenary_services.domain.plan import ChainHop
 from catenary_services.log import get_logger
 from catenary_services.telemetry.metrics import Metrics
-
-if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 _log = get_logger(__name__)
 _PATIENCE_NS = NANOSECONDS_PER_SECOND
@@ -46,22 +55,63 @@ _CLAIMS_NS = 10 * NANOSECONDS_PER_SECOND
 """After a change of leader gateways and agents have so long to say what is theirs."""
 
 
+class AuditedGateways(Protocol):
+    """The gateways as an audit sees them."""
+
+    def broadcast(self, message: scheduler_pb2.SchedulerToGatewayMessage) -> None:
+        """Sends to every gateway that is there."""
+        ...
+
+    def forget(self, request: RequestId) -> None:
+        """A request is not open at its gateway any more, whatever is said of it later."""
+        ...
+
+    def known(self) -> frozenset[GatewayId]:
+        """Returns every gateway, there or away for a moment."""
+        ...
+
+    def open_requests(self) -> frozenset[RequestId]:
+        """Returns the requests neither finished nor refused."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AuditDeps:
+    """What an audit compares, and whom it asks."""
+
+    settings: SchedulerSettings
+    cluster: ClusterController
+    dispatcher: CombinedDispatcher
+    book: Book
+    in_flight: InFlightBatches
+    live: LiveSessions
+    waiting: NotReadyQueue
+    gateways: AuditedGateways
+    agents: AgentSender
+    epoch: Callable[[], Epoch]
+    first_id: int
+    """Of the batches and sessions of this deps."""
+    feed: Callable[[Event, Nanoseconds], None]
+    let_cached: Callable[[AgentId, PartitionKey, int], None]
+    """Called with the tokens an agent says that it has cached for a partition."""
+
+
 class BookAudits:
-    """The audits of one term.
+    """The audits of one deps.
 
     Attributes:
         leaks_mended: How many leaks were found and are gone.
     """
 
-    def __init__(self, leader: LeaderRuntime, metrics: Metrics) -> None:
+    def __init__(self, deps: AuditDeps, metrics: Metrics) -> None:
         """The first audit is due one interval from now."""
-        settings = leader.settings
+        settings = deps.settings
         self.leaks_mended = 0
-        self._leader = leader
+        self._deps = deps
         self._metrics = metrics
         self._interval_ns = round(settings.audit_interval_s * NANOSECONDS_PER_SECOND)
         self._auditor = Auditor(round(settings.audit_grace_s * NANOSECONDS_PER_SECOND))
-        self._number = leader.epoch << 20
+        self._number = deps.epoch() << 20
         self._began_ns = self._asked_ns = now_ns()
 
     @property
@@ -86,7 +136,7 @@ class BookAudits:
         for each in message.partitions:
             partition = partition_of(each.key)
             if partition in record.loaded:
-                self._leader.sessions.let_cached(agent, partition, each.cached_block_tokens)
+                self._deps.let_cached(agent, partition, each.cached_block_tokens)
         if message.number == self._number:
             self._auditor.agent_says(agent, holdings_of(agent, message))
 
@@ -102,19 +152,19 @@ class BookAudits:
     # ---- inside ----
 
     def _ask(self, now: Nanoseconds) -> None:
-        leader = self._leader
+        deps = self._deps
         self._number += 1
-        self._auditor.begin(scheduler_holdings(leader, settled=now - self._began_ns >= _CLAIMS_NS))
+        self._auditor.begin(scheduler_holdings(deps, settled=now - self._began_ns >= _CLAIMS_NS))
         held = scheduler_pb2.ReportHoldings(number=self._number)
-        leader.agents.broadcast(
-            scheduler_pb2.SchedulerToAgentMessage(epoch=leader.epoch, report_holdings=held)
+        deps.agents.broadcast(
+            scheduler_pb2.SchedulerToAgentMessage(epoch=deps.epoch(), report_holdings=held)
         )
         wanted = scheduler_pb2.ReportUnanswered(number=self._number)
-        leader.gateways.broadcast(scheduler_pb2.SchedulerToGatewayMessage(report_unanswered=wanted))
+        deps.gateways.broadcast(scheduler_pb2.SchedulerToGatewayMessage(report_unanswered=wanted))
 
     def _judge(self, now: Nanoseconds) -> None:
         settled = now - self._began_ns >= _CLAIMS_NS
-        leaks = self._auditor.end(scheduler_holdings(self._leader, settled=settled), now)
+        leaks = self._auditor.end(scheduler_holdings(self._deps, settled=settled), now)
         self._metrics.book_audits.inc()
         for leak in self._auditor.mended:
             self.leaks_mended += 1
@@ -125,44 +175,43 @@ class BookAudits:
             self._mend(leak, now)
 
     def _mend(self, leak: Leak, now: Nanoseconds) -> None:
-        leader, remedy = self._leader, remedy_of(leak)
+        deps, remedy = self._deps, remedy_of(leak)
         if leak.request is not None and leak.session is None:
-            leader.gateways.forget(leak.request)
-            if leader.waiting.discard(leak.request):
+            deps.gateways.forget(leak.request)
+            if deps.waiting.discard(leak.request):
                 return  # the dispatcher never heard of it
         if isinstance(remedy, CancelBatch):
-            message = cancel_batches_message([remedy.batch], leader.epoch)
+            message = cancel_batches_message([remedy.batch], deps.epoch())
             for agent in remedy.agents:
-                leader.agents.send(agent, message)
+                deps.agents.send(agent, message)
         elif remedy is not None:
-            leader.feed(remedy, now)
+            deps.feed(remedy, now)
         elif leak.batch is not None:
-            leader.in_flight.over(leak.batch)
+            deps.in_flight.over(leak.batch)
         elif leak.partition is not None and leak.agent is not None:
-            leader.cluster.partition_lost(leak.agent, leak.partition)
+            deps.cluster.partition_lost(leak.agent, leak.partition)
 
 
-def scheduler_holdings(leader: LeaderRuntime, *, settled: bool) -> SchedulerHoldings:
-    """Returns what a term believes at this moment."""
-    dispatcher, book = leader.dispatcher, leader.book
+def scheduler_holdings(deps: AuditDeps, *, settled: bool) -> SchedulerHoldings:
+    """Returns what a leader believes at this moment."""
+    dispatcher, book = deps.dispatcher, deps.book
     followed = frozenset(dispatcher.pooled.followed())
-    gateways = leader.gateways.gateways.values()
-    registry = leader.cluster.registry
+    registry = deps.cluster.registry
     open_requests = (*dispatcher.pooled.open_requests(), *dispatcher.chained.open_requests())
     return SchedulerHoldings(
         sessions={claim.session: claim for claim in dispatcher.chained.claims()},
-        split=frozenset(leader.live.split()),
+        split=frozenset(deps.live.split()),
         followed=followed,
         booked={
             batch: agents_of(book.ahead(batch)) for batch in book.batches() if batch not in followed
         },
-        in_flight=frozenset(leader.in_flight.batches()),
-        requests=frozenset((*open_requests, *leader.waiting.requests())),
-        open=frozenset(RequestId(g.gateway_id, number) for g in gateways for number in g.open),
+        in_flight=frozenset(deps.in_flight.batches()),
+        requests=frozenset((*open_requests, *deps.waiting.requests())),
+        open=deps.gateways.open_requests(),
         agents=frozenset(a for a, record in registry.items() if record.session is not None),
-        gateways=frozenset(leader.gateways.gateways),
+        gateways=deps.gateways.known(),
         hosted={agent: frozenset(record.loaded) for agent, record in registry.items()},
-        first_id=leader.first_id,
+        first_id=deps.first_id,
         settled=settled,
     )
 

@@ -7,7 +7,8 @@ dispatch queued on the way out, before the next message is looked at. No tasks, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from catenary_scheduler.dispatch.events import (
     Command,
@@ -29,29 +30,78 @@ _SHORTEST_SLEEP_NS = 100_000
 
 _log = get_logger(__name__)
 Route = Callable[[Command, Nanoseconds], None]
+Handler = Callable[[Event, Nanoseconds], None]
+
+
+class EventObserver(Protocol):
+    """Whoever follows what happens, beside the dispatcher."""
+
+    @property
+    def observes(self) -> tuple[type[Event], ...]:
+        """The kinds of events it is told of."""
+        ...
+
+    def on_event(self, event: Event, now: Nanoseconds) -> None:
+        """An event of one of these kinds happened."""
+        ...
 
 
 class DispatchLoop:
-    """One dispatcher on one event loop."""
+    """One dispatcher on one event loop, and those who follow its events."""
 
     def __init__(self, dispatcher: Dispatcher, route: Route, metrics: Metrics) -> None:
         self._dispatcher = dispatcher
         self._route = route
-        self._observe = metrics.dispatch_seconds.observe
+        self._before: dict[type[Event], tuple[Handler, ...]] = {}
+        self._after: dict[type[Event], tuple[Handler, ...]] = {}
+        self._fed: Callable[[], object] = lambda: None
+        self._observe_seconds = metrics.dispatch_seconds.observe
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns: Nanoseconds = 0
         self._rearming = False
         self._closed = False
 
-    def feed(self, event: Event, now: Nanoseconds, route: Route | None = None) -> None:
-        """Gives one event to the dispatcher and carries out what it asks for.
+    def observe(
+        self,
+        *,
+        before: Iterable[EventObserver] = (),
+        after: Iterable[EventObserver] = (),
+        fed: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Has observers join; each is told of an event in this order.
+
+        Args:
+            before: Those who are told before the dispatcher decides.
+            after: Those who are told when its commands are carried out.
+            fed: Called after every event that came from outside.
+        """
+        self._before = _by_kind(before)
+        self._after = _by_kind(after)
+        self._fed = fed
+
+    def feed(self, event: Event, now: Nanoseconds) -> None:
+        """Gives one event to observers and dispatcher, and carries out what it asks for.
 
         Args:
             event: What happened.
             now: The moment it is handled.
-            route: Where commands go instead of the usual way, if anywhere else.
         """
+        kind = type(event)
+        for on_event in self._before.get(kind, ()):
+            on_event(event, now)
+        self._dispatch(event, now)
+        for on_event in self._after.get(kind, ()):
+            on_event(event, now)
+        self._fed()
+
+    def close(self) -> None:
+        """Stops the timer; the dispatcher hears of no later event."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _dispatch(self, event: Event, now: Nanoseconds) -> None:
         if self._closed:
             return
         try:
@@ -61,23 +111,16 @@ class DispatchLoop:
             _log.error("dispatcher_failed", event_kind=type(event).__name__, exc_info=True)
             self._refuse(event, now)
             return
-        self._observe((now_ns() - now) / NANOSECONDS_PER_SECOND)
-        carry_out = route or self._route
+        self._observe_seconds((now_ns() - now) / NANOSECONDS_PER_SECOND)
         for command in commands:
             try:
-                carry_out(command, now)
+                self._route(command, now)
             except Exception:
                 # What one peer is not told must not keep others from being told theirs.
                 _log.error("command_failed", kind=type(command).__name__, exc_info=True)
         if not self._rearming:  # once for all the events of a packed message
             self._rearming = True
             self._loop.call_soon(self._rearm)
-
-    def close(self) -> None:
-        """Stops the timer; later events are ignored."""
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
 
     def _refuse(self, event: Event, now: Nanoseconds) -> None:
         if isinstance(event, RequestArrived | SessionRequested):
@@ -101,6 +144,15 @@ class DispatchLoop:
         self._timer = None
         now, wakeup = now_ns(), self._dispatcher.next_wakeup()
         if wakeup is not None and wakeup <= now:
-            self.feed(Tick(), now)
+            self._dispatch(Tick(), now)
         else:
             self._rearm()
+
+
+def _by_kind(observers: Iterable[EventObserver]) -> dict[type[Event], tuple[Handler, ...]]:
+    """Returns who is told of each kind of event: looked up once an event, and never made anew."""
+    found: dict[type[Event], list[Handler]] = {}
+    for observer in observers:
+        for kind in observer.observes:
+            found.setdefault(kind, []).append(observer.on_event)
+    return {kind: tuple(handlers) for kind, handlers in found.items()}

@@ -1,29 +1,41 @@
-"""What is known of the workers of a model at one moment, from all over a term."""
+"""What is known of the workers of a model at one moment."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
+from catenary_scheduler.cluster.controller import ClusterController
+from catenary_scheduler.dispatch import CombinedDispatcher
 from catenary_scheduler.dispatch.events import LatencyRefitted
+from catenary_scheduler.inflight.not_ready_queue import NotReadyQueue
+from catenary_scheduler.inflight.sessions import LiveSessions
 from catenary_scheduler.planning import requirements
 from catenary_scheduler.scaling import ModelWorkers, SessionLengths, WorkerStatistics
+from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.ids import AgentId, ModelKey
 from catenary_services.domain.latency import LatencyLines
 from catenary_services.domain.plan import Chain, ChainHop, ModelPlan
 
-if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import LeaderRuntime
-
 _UNLIMITED = 1_000_000
 
 
-class StatisticsCollector:
-    """Looks at a term, whose scaling is about."""
+@dataclass(frozen=True, slots=True)
+class WorkerDeps:
+    """What is looked at to know the workers of a model."""
 
-    def __init__(self, leader: LeaderRuntime) -> None:
-        self._leader = leader
+    settings: SchedulerSettings
+    cluster: ClusterController
+    dispatcher: CombinedDispatcher
+    live: LiveSessions
+    waiting: NotReadyQueue
+
+
+class StatisticsCollector:
+    """Figures of models that generate text."""
+
+    def __init__(self, deps: WorkerDeps) -> None:
+        self._deps = deps
         self._refits: dict[ModelKey, dict[tuple[ChainHop, ...], LatencyLines]] = {}
         """Lines of chains that were fitted anew since the plan was made."""
 
@@ -33,12 +45,12 @@ class StatisticsCollector:
 
     def plans(self) -> list[ModelPlan]:
         """Returns the models that generate text, as they are served now."""
-        active = self._leader.cluster.active
+        active = self._deps.cluster.active
         return [model for model in active.plan.models if workers_of(model)] if active else []
 
     def others(self, workers_of_models: Iterable[ModelWorkers]) -> set[AgentId]:
         """Returns the agents that are needed for something else than these crews' chains."""
-        active = self._leader.cluster.active
+        active = self._deps.cluster.active
         generating = {
             agent for model_workers in workers_of_models for agent in model_workers.agents
         }
@@ -46,23 +58,23 @@ class StatisticsCollector:
 
     def of(self, plan: ModelPlan) -> WorkerStatistics:
         """Returns what is known of the workers of a model."""
-        leader, settings = self._leader, self._leader.settings
+        deps, settings = self._deps, self._deps.settings
         workers = workers_of(plan)
         expected = SessionLengths(settings.expected_prompt_tokens, settings.expected_output_tokens)
-        queued = leader.waiting.count(plan.model) + leader.dispatcher.chained.queued(plan.model)
+        queued = deps.waiting.count(plan.model) + deps.dispatcher.chained.queued(plan.model)
         return WorkerStatistics(
             workers=len(workers),
-            sessions=leader.live.by_model()[plan.model],
+            sessions=deps.live.by_model()[plan.model],
             slots=sum(sessions_of(each, plan.session_tokens, expected) for each in workers),
             queued=queued,
-            forced=leader.dispatcher.statistics().get("forced_placements", 0),
+            forced=deps.dispatcher.statistics().get("forced_placements", 0),
             lines=self._lines(plan.model, workers),
             service_ns=workers[0].service_ns,
             objectives=plan.objectives,
             least=1,
             most=self._most(plan),
             expected=expected,
-            packed=leader.dispatcher.chained.chains_needed(plan.model),
+            packed=deps.dispatcher.chained.chains_needed(plan.model),
         )
 
     def _lines(self, model: ModelKey, workers: list[Chain]) -> LatencyLines | None:
@@ -76,10 +88,10 @@ class StatisticsCollector:
 
     def _most(self, plan: ModelPlan) -> int:
         """Returns how many workers there may be beside what others need."""
-        if not self._leader.settings.max_agents:
+        if not self._deps.settings.max_agents:
             return _UNLIMITED
         model_workers = model_workers_of(plan)
-        left = self._leader.settings.max_agents - len(self.others([model_workers]))
+        left = self._deps.settings.max_agents - len(self.others([model_workers]))
         return max(1, left * len(model_workers.workers) // len(model_workers.agents))
 
 

@@ -5,6 +5,7 @@ Memory is authoritative; Redis is written behind and never waited for by a dispa
 * `keys` - the key layout, all of one cluster under one hash tag (see `docs/redis.md`).
 * `lease` - who leads, and the epoch that fences everyone who no longer does.
 * `journal` - what changed since the last write, coalesced and bounded.
+* `stored_part` - what every part that is stored implements; `book_records` is that of the book.
 * `store` - one fenced batch of changes in; everything of a cluster out.
 * `values` - how values look in Redis, table by table.
 * `reading`, `quarantine`, `repair` - what is unreadable is put aside, and the rest is read.

@@ -22,6 +22,7 @@ from catenary_services.domain.ids import Epoch
 from catenary_services.errors import StaleEpoch
 from catenary_services.log import get_logger
 from catenary_services.redis.redis_client import problem_of
+from catenary_services.telemetry.metrics import Metrics
 
 _REDIS_FAILURES = (RedisError, OSError, TimeoutError)
 _log = get_logger(__name__)
@@ -114,6 +115,11 @@ class WriteBehind:
             except _REDIS_FAILURES as failure:
                 pass_cancellation()
                 await self._back_off(failure)
+
+    def export(self, metrics: Metrics) -> None:
+        """Shows whether Redis answers, and how much waits for it."""
+        metrics.redis_connected.set(self.connected)
+        metrics.redis_pending.set(len(self._journal))
 
     async def flush(self) -> None:
         """Writes what is pending now; errors of the connection pass through."""

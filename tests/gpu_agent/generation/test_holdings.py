@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from catenary_agent.generation.holdings import HoldingsAnswer
+from catenary_agent.generation.state.holdings import HoldingsAnswer
 from tests.support.agent_harness import until
 from tests.support.ring_harness import BLOCKS, opening, toy
 

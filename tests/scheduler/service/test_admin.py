@@ -117,7 +117,7 @@ async def test_what_sessions_are_moved_for_is_a_wish_of_the_model(
             return str(json.loads(plan.plan_json)["models"][0]["packing"])
 
         def is_served() -> bool:
-            return process.leader().is_ready(ModelKey("llm", "1"))
+            return process.leader().cluster.is_ready(ModelKey("llm", "1"))
 
         await until(is_served, "it is served")
         assert await goal() == "pack"  # agents may be given back

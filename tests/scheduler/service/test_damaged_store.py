@@ -74,7 +74,7 @@ async def test_a_leader_begins_with_what_is_whole_and_says_what_is_not(
         assert "llm:x:1" in process.leader().deployments.problems  # wanted, and not here
         found = {fields[b"table"] for _, fields in await redis.xrange(KEYS.quarantine)}
         assert found == {b"epoch", *(table.encode() for table in tables)}
-        metric = process.leader()._around.metrics.registry.get_sample_value
+        metric = process.leader().metrics.registry.get_sample_value
         assert metric("catenary_quarantined_records_total", {"table": "plan"}) == 3
         assert metric("catenary_spoiled_epochs_total") == 1
         await served(process, crowd)

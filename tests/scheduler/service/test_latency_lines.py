@@ -11,7 +11,6 @@ from prometheus_client import generate_latest
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
 from catenary_scheduler.dispatch.events import LatencyRefitted, PlanActivated
 from catenary_scheduler.leadership.leader import LeaderRuntime
-from catenary_scheduler.runtime.periodic import _show
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.telemetry.metrics import Metrics
 from chain_harness import chains, file_of, serving
@@ -44,15 +43,15 @@ def report_of(first: int, last: int, lone_ns: int, steps: int = 100) -> schedule
 
 
 def events_of(leader: LeaderRuntime, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Returns a list that gets every event the term feeds from now on."""
+    """Returns a list that gets every event the dispatcher is given from now on."""
     fed: list[Any] = []
-    feed = leader.feed
+    handle = leader.dispatcher.handle
 
-    def noting(event: Any, now: int) -> None:
+    def noting(event: Any, now: int) -> Any:
         fed.append(event)
-        feed(event, now)
+        return handle(event, now)
 
-    monkeypatch.setattr(leader, "feed", noting)
+    monkeypatch.setattr(leader.dispatcher, "handle", noting)
     return fed
 
 
@@ -101,7 +100,7 @@ async def test_a_slower_agent_changes_the_lines_of_its_chain(
         assert hops == chain.hops
         assert lines.decode(1, 500) == pytest.approx(200 * MS, rel=0.05)
         # The same plan again (a switch lets go of something) does not bring the old lines back.
-        leader.dispatch_by(active.plan)
+        leader._callbacks.dispatch_by(active.plan)
         activated = next(e for e in reversed(fed) if isinstance(e, PlanActivated))
         assert activated.plan.models[0].chains[0].lines == lines
         (model,) = (await stub.GetStatus(admin_pb2.GetStatusRequest())).models
@@ -110,7 +109,7 @@ async def test_a_slower_agent_changes_the_lines_of_its_chain(
         assert model.chains[0].lines.prefill_error_ratio == -1.0
         assert 0.0 < model.chains[0].lines.decode_error_ratio < 20
         metrics = Metrics()
-        _show(leader, metrics)
+        leader.sessions.latency.export(metrics)
         page = generate_latest(metrics.registry).decode()
         assert 'coefficient="decode_lone_ns",model="llm"' in page
         assert 'catenary_latency_prediction_error_ratio{kind="decode",model="llm"}' in page

@@ -272,7 +272,7 @@ async def test_a_new_leader_remembers_who_planned_and_what_happened_last(
         agents.append(await crowd.agent(old.port, "l4-1", FAST))
         await until(lambda: old.leader().cluster.last_switch, "planned with two")
         before = await shown(stub)
-        await until(lambda: old.leader().unwritten == 0, "written")
+        await until(lambda: len(old.leader()._journal) == 0, "written")
         await old.leader().write_behind.flush()
         loaded = [list(agent.loaded.values()) for agent in agents]
     async with (

@@ -48,7 +48,7 @@ def test_a_session_is_there_until_the_book_has_nothing_of_it() -> None:
     assert START.session in live
     assert not live.uses_agent(A)
     book.slots.release(START.session)
-    live.expire()
+    live.tick(0)
     assert len(live) == 0
 
 
@@ -75,11 +75,11 @@ def test_what_redis_is_told_tells_a_successor_the_partitions() -> None:
     assert written == live.records()
     again = LiveSessions(Book().slots)
     odd = {"8": "nonsense", "9": "{}", "10": '{"hops": [[1]]}'}
-    again.remember(stored_of(RedisTable.SESSIONS, {**written, **odd}))
+    again.restore(stored_of(RedisTable.SESSIONS, {**written, **odd}))
     assert again.remembered(START.session) == HOPS
     assert again.remembered(SessionId(8)) == ()
     book.slots.release(START.session)
-    live.expire()
+    live.tick(0)
     live.collect(journal)
     assert journal.take().tables[RedisTable.SESSIONS] == {"7": None}
 
@@ -106,7 +106,7 @@ def test_the_partition_behind_a_hop_is_found_in_redis_in_the_plan_or_guessed() -
     donor = LiveSessions(donor_book.slots)
     booked(donor_book)
     donor.started(START)
-    live.remember(stored_of(RedisTable.SESSIONS, donor.records()))
+    live.restore(stored_of(RedisTable.SESSIONS, donor.records()))
     assert (
         routes.hops(
             START.session,

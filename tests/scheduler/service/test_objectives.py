@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import grpc.aio
 import pytest
@@ -29,14 +28,15 @@ def held_to(tmp_path: Path, objectives: TokenObjectives) -> None:
 
 
 def listening(process: SchedulerProcess) -> list[events.Event]:
-    """Everything the gateways' streams tell the dispatcher from now on."""
-    leader, heard = process.leader(), []
+    """Everything the dispatcher is told from now on."""
+    dispatcher, heard = process.leader().dispatcher, list[events.Event]()
+    handle = dispatcher.handle
 
-    def feed(event: events.Event, now: int, *rest: Any) -> None:
+    def noting(event: events.Event, now: int) -> list[events.Command]:
         heard.append(event)
-        type(leader).feed(leader, event, now, *rest)
+        return handle(event, now)
 
-    leader.feed = feed  # type: ignore[method-assign]
+    dispatcher.handle = noting  # type: ignore[method-assign]
     return heard
 
 

@@ -10,6 +10,7 @@ import pytest
 from catenary_protos.catenary.v1 import common_pb2
 from catenary_scheduler.agents.directory import PeerDirectory
 from catenary_scheduler.agents.load_orders import LoadOrders
+from catenary_scheduler.book import Reservation
 from catenary_scheduler.dispatch import events
 from catenary_scheduler.inflight.batches import InFlightBatches
 from catenary_scheduler.inflight.not_ready_queue import NotReadyQueue
@@ -25,6 +26,7 @@ from catenary_scheduler.planning.latency import WorkTotals
 from catenary_scheduler.planning.live import GenerationCost
 from catenary_scheduler.planning.requirements import agents_of, missing, wanted_of, without
 from catenary_scheduler.runtime.dispatch_loop import DispatchLoop
+from catenary_scheduler.runtime.dispatch_metrics import DispatchMetrics
 from catenary_scheduler.storage.journal import Journal
 from catenary_scheduler.storage.keys import RedisTable
 from catenary_scheduler.storage.values.records import measurements_of
@@ -82,7 +84,7 @@ def test_a_batch_over_before_the_flush_costs_one_deletion() -> None:
     in_flight.collect(journal)
     assert journal.take().tables == {RedisTable.BATCHES: {"1": None}}
     in_flight.dispatched(batch(2, A, finish=5))
-    in_flight.expire(now=10**12)
+    in_flight.tick(10**12)
     assert in_flight.records() == {}
 
 
@@ -230,8 +232,8 @@ def test_a_peer_stays_in_the_directory_for_a_moment() -> None:
     peers.left("a", 10.0)
     assert not peers.sweep(12.0)
     assert [peer.peer_id for peer in peers.directory().peers] == ["a"]
-    again = PeerDirectory(linger_s=3.0)
-    again.restore(stored_of(RedisTable.PEERS, {**peers.records(), "bad": "?"}), now_s=0.0)
+    again = PeerDirectory(linger_s=3.0, clock_s=lambda: 0.0)
+    again.restore(stored_of(RedisTable.PEERS, {**peers.records(), "bad": "?"}))
     assert again.directory() == peers.directory()
     assert peers.sweep(14.0)
     assert not peers.directory().peers
@@ -295,14 +297,27 @@ async def test_a_bug_in_the_dispatcher_refuses_one_request_and_no_more() -> None
     engine.close()
 
 
-def test_what_the_dispatcher_counted_is_added_once() -> None:
-    from catenary_scheduler.runtime.periodic import _count
+class Counting:
+    """A dispatcher that booked nothing."""
 
+    def __init__(self, counted: dict[str, int]) -> None:
+        self.counted = counted
+
+    def statistics(self) -> dict[str, int]:
+        return self.counted
+
+    def snapshot(self) -> list[Reservation]:
+        return []
+
+
+def test_what_the_dispatcher_counted_is_added_once() -> None:
     metrics = Metrics()
-    first = {"drift_ns_sum": 2 * SECOND, "corrections": 4, "displaced_batches": 1}
-    told = _count(first, {}, metrics)
-    told = _count(first, told, metrics)
-    _count({**first, "corrections": 9}, told, metrics)
+    counting = Counting({"drift_ns_sum": 2 * SECOND, "corrections": 4, "displaced_batches": 1})
+    counted = DispatchMetrics(counting)
+    counted.export(metrics)
+    counted.export(metrics)
+    counting.counted = {**counting.counted, "corrections": 9}
+    counted.export(metrics)
     value = metrics.registry.get_sample_value
     assert value("catenary_reservation_drift_seconds_total") == 2.0
     assert value("catenary_reservation_corrections_total") == 9

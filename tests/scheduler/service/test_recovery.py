@@ -73,7 +73,7 @@ async def test_a_new_scheduler_adopts_rows_in_flight_and_sends_the_others(
         )
         await back.submit(1, in_flight=[in_flight], budget_ns=9_000 * MS)
         await back.submit(2)
-        assert not leader.cluster.is_ready(leader.resolve("toy", "1"))  # type: ignore[arg-type]
+        assert not leader.cluster.is_ready(leader.deployments.resolve("toy", "1"))  # type: ignore[arg-type]
         second = await crowd.agent(new.port, "agent-1", hosting(2, 4, epoch=1))
         fresh = await back.dispatched(2)
         assert (fresh.epoch, fresh.batch_id >> 40) == (2, 2)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
-from catenary_scheduler.cluster.draining import begin_draining, is_idle, take_back
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.keys import RedisTable
 from catenary_services.domain.ids import AgentId, GatewayId, RequestId, SessionId
@@ -254,7 +253,7 @@ async def test_metrics_count_moves_and_the_caches_that_were_sent(
         await agents[0].send(scheduler_pb2.AgentMessage(caches_sent=sent))
 
         def shown() -> dict[str, float]:
-            registry = process.leader()._around.metrics.registry
+            registry = process.leader().metrics.registry
             return {
                 f"{sample.name}{sorted(sample.labels.values())}": sample.value
                 for family in registry.collect()
@@ -332,12 +331,12 @@ async def test_an_agent_that_is_taken_back_is_used_again(
     async with scheduler(generating(plan_file=file_of(tmp_path, TWO))) as process:
         gateway, _ = await serving(process, crowd, AgentScript(), AgentScript())
         leader = process.leader()
-        begin_draining(leader, AgentId("agent-0"))
-        assert is_idle(leader, AgentId("agent-0"))
+        leader.draining.begin(AgentId("agent-0"))
+        assert leader.draining.is_idle(AgentId("agent-0"))
         for number in (1, 2):
             await gateway.submit_session(number)
             assert (await gateway.started(number)).route[0].agent_id == "agent-1"
-        take_back(leader, AgentId("agent-0"))
+        leader.draining.take_back(AgentId("agent-0"))
         for number in (3, 4):
             await gateway.submit_session(number)
             assert (await gateway.started(number)).route[0].agent_id == "agent-0"

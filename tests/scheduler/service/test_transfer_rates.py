@@ -11,7 +11,6 @@ from catenary_scheduler.feedback.transfer_rates import TransferRates
 from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_scheduler.observed.links import MeasuredLinks
 from catenary_scheduler.observed.profiles import MeasuredProfiles
-from catenary_scheduler.runtime.periodic import _show
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.keys import RedisTable
 from catenary_scheduler.storage.values.records import measurements_of
@@ -39,7 +38,7 @@ class Heard:
         self.events: list[Event] = []
         self.kept = 0
         nothing: Any = None
-        self.desk = TransferRates(MeasuredLinks(), nothing, self._feed, self._keep)
+        self.desk = TransferRates(MeasuredLinks(), nothing, self._feed, self._keep, {})
 
     def _feed(self, event: Event, now: int) -> None:
         self.events.append(event)
@@ -97,7 +96,7 @@ async def test_the_dispatcher_knows_links_and_caches_also_after_a_restart(
             lambda: migration_budget(leader).rate("agent-0>agent-1") == 100 * MIB, "measured"
         )
         metrics = Metrics()
-        _show(leader, metrics)
+        leader.migration_budget.export(metrics)
         link: dict[str, str] = {"source": A, "target": B}
         shown = metrics.registry.get_sample_value
         assert shown("catenary_link_bytes_per_second", link) == 100 * MIB

@@ -33,7 +33,7 @@ class Setting:
     def __init__(self) -> None:
         self.source = Predictors()
         self.now_s = 0.0
-        self.records = LengthRecords(self.source, lambda: self.now_s, period_s=10.0)
+        self.records = LengthRecords(self.source, (ONE, OTHER), lambda: self.now_s, 10.0)
         self.journal = Journal()
 
     def learn(self, model: ModelKey, answer: int, times: int = 1) -> None:
@@ -57,9 +57,7 @@ def test_a_successor_predicts_what_its_predecessor_did(setting: Setting) -> None
     text = setting.written()["one:1"]
     assert text is not None
     successor = Setting()
-    successor.records.restore(
-        stored_of(RedisTable.LENGTHS, {"one:1": text, "gone:1": text}), [ONE, OTHER]
-    )
+    successor.records.restore(stored_of(RedisTable.LENGTHS, {"one:1": text, "gone:1": text}))
     assert set(successor.source.known) == {ONE}
     expected = setting.source.known[ONE].predict(100)
     assert successor.source.known[ONE].predict(100) == pytest.approx(expected, rel=1e-3)
@@ -94,5 +92,5 @@ def test_what_a_snapshot_holds_is_not_written_again(setting: Setting) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"everywhere": [], "buckets": {"a": []}}'])
 def test_what_cannot_be_read_is_learned_again(setting: Setting, text: str) -> None:
-    setting.records.restore(stored_of(RedisTable.LENGTHS, {"one:1": text}), [ONE])
+    setting.records.restore(stored_of(RedisTable.LENGTHS, {"one:1": text}))
     assert setting.source.known == {}

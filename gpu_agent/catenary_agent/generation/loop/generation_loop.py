@@ -21,7 +21,6 @@ from catenary_agent.decoders.sampling.sampling import NO_TOKEN
 from catenary_agent.devices.device_errors import failure
 from catenary_agent.generation import admission
 from catenary_agent.generation.cache.cache_budget import affordable
-from catenary_agent.generation.holdings import HoldingsAnswer
 from catenary_agent.generation.migration.migrations import Migrations
 from catenary_agent.generation.state.events import (
     CacheArrived,
@@ -40,6 +39,7 @@ from catenary_agent.generation.state.events import (
     TokenArrived,
     TokenOut,
 )
+from catenary_agent.generation.state.holdings import HoldingsAnswer
 from catenary_agent.generation.state.session import ArrivalTime, HiddenChunk, SessionWork
 from catenary_agent.generation.state.sessions import REPORT_NS, SessionTable
 from catenary_agent.supervision.steps import RunningSteps, StepKind

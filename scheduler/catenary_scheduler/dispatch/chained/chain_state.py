@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 from catenary_scheduler.book.caches import Cache, SlotClaims
 from catenary_scheduler.book.slots import SlotLedger
-from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_services.domain.decoder import CACHE_BLOCK_TOKENS
 from catenary_services.domain.ids import Nanoseconds
 from catenary_services.domain.plan import ChainHop, ChainRole, Plan
@@ -27,7 +25,7 @@ class ChainState:
         service_ns: Expected time of one session, T_k = 1 / mu_k.
         index: Its place in the plan; settles ties.
         running: Sessions that hold slots on it.
-        waiting: Requests bound to it that have not started; empty under a central queue.
+        bound: Requests bound to it that have not started; 0 under a central queue.
         role: What it is planned for.
         halves: Of a pair (split phase): where prompts are run, and where the rest is generated.
             Sessions of a pair count there, not on it.
@@ -40,6 +38,7 @@ class ChainState:
     """
 
     __slots__ = (
+        "bound",
         "cache_tokens",
         "capacity",
         "chain_id",
@@ -57,7 +56,6 @@ class ChainState:
         "service_ns",
         "tokens",
         "tokens_per_ns",
-        "waiting",
     )
 
     def __init__(
@@ -76,7 +74,7 @@ class ChainState:
         self.service_ns = service_ns
         self.index = index
         self.running = 0
-        self.waiting: deque[SequenceRequest] = deque()
+        self.bound = 0
         self.rank = -1
         """Its place in the order of who chooses; -1 if it must not be chosen."""
         self.listed = False
@@ -115,7 +113,7 @@ class ChainState:
     @property
     def jobs(self) -> int:
         """Sessions on it and requests bound to it, Z_k."""
-        return self.running + len(self.waiting)
+        return self.running + self.bound
 
 
 def paired(prefill: ChainState, decode: ChainState) -> ChainState:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.events import MoveMode, SessionRequested
 from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, RequestId, SessionId
 from catenary_services.domain.plan import ChainHop
 
 if TYPE_CHECKING:
-    from catenary_scheduler.dispatch.chained.chain_state import ChainState
     from catenary_scheduler.dispatch.placing.best_fit import PlacementRequest
 
 _FEWEST_STALE = 64

@@ -1,0 +1,146 @@
+"""What gateways and agents are told unasked: who leads, who is there, which models there are."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_scheduler.agents.deployments import Deployments
+from catenary_scheduler.agents.directory import PeerDirectory
+from catenary_scheduler.agents.registry import AgentState
+from catenary_scheduler.agents.sender import AgentSender
+from catenary_scheduler.cluster.controller import ClusterController
+from catenary_scheduler.cluster.drain_marks import DrainMarks
+from catenary_scheduler.rpc.gateway_registry import GatewayRegistry, GatewayStream
+from catenary_scheduler.rpc.model_table import model_table
+from catenary_scheduler.storage.lease import Lease
+from catenary_services.domain.ids import Nanoseconds
+
+ToAgent = scheduler_pb2.SchedulerToAgentMessage
+ToGateway = scheduler_pb2.SchedulerToGatewayMessage
+
+
+@dataclass(frozen=True, slots=True)
+class AnnouncerDeps:
+    """What is announced, and to whom."""
+
+    scheduler_id: str
+    lease: Lease
+    peers: PeerDirectory
+    cluster: ClusterController
+    deployments: Deployments
+    marks: DrainMarks
+    gateways: GatewayRegistry
+    agents: AgentSender
+    heed: Callable[[], None]
+    """Has the dispatcher act on what changed of the availability."""
+    release: Callable[[], None]
+    """Hands on the requests whose models are ready now."""
+    keep: Callable[[], None]
+    """Called when there is something new to write down."""
+
+
+class Announcer:
+    """Greets who comes, beats like a heart, and publishes what changed."""
+
+    def __init__(self, deps: AnnouncerDeps) -> None:
+        self._deps = deps
+        self._directory = b""
+        self._models = b""
+        """As they were published last."""
+        self._changed = asyncio.Event()
+
+    # ---- greetings ----
+
+    def greet_gateway(self, session: GatewayStream) -> None:
+        """Sends welcome, directory and model table."""
+        session.send(ToGateway(welcome=self._welcome()))
+        session.send(ToGateway(directory=self._everyone()))
+        session.send(ToGateway(models=self._model_table()))
+
+    def greet_agent(self, record: AgentState, hello: scheduler_pb2.AgentHello) -> None:
+        """Sends welcome and directory."""
+        assert record.session is not None
+        deps = self._deps
+        deps.peers.joined(record.agent.agent_id, record.peer)
+        deps.marks.arrived(record, says_so=hello.draining)
+        record.session.send(self.agent_welcome())
+        record.session.send(ToAgent(epoch=deps.lease.epoch, directory=self._everyone()))
+
+    def agent_welcome(self) -> ToAgent:
+        """Returns what greets an agent."""
+        return ToAgent(epoch=self._deps.lease.epoch, welcome=self._welcome())
+
+    # ---- news ----
+
+    def tick(self, now: Nanoseconds) -> None:
+        """Tells everyone that the leader lives."""
+        beat = scheduler_pb2.Heartbeat()
+        self._deps.gateways.broadcast(ToGateway(heartbeat=beat))
+        self._deps.agents.broadcast(ToAgent(epoch=self._deps.lease.epoch, heartbeat=beat))
+
+    def gateways_changed(self) -> None:
+        """Called when a gateway came or went."""
+        now_s, peers = time.monotonic(), self._deps.peers
+        for gateway in self._deps.gateways.gateways.values():
+            if gateway.session is not None:
+                peers.joined(gateway.gateway_id, gateway.peer)
+            else:
+                peers.left(gateway.gateway_id, now_s)
+        self.cluster_changed()
+
+    def cluster_changed(self) -> None:
+        """Tells everyone who wants to know, if there is anything new."""
+        deps, now_s = self._deps, time.monotonic()
+        for agent_id, record in deps.cluster.registry.items():
+            if record.session is None:
+                deps.peers.left(agent_id, now_s)
+        deps.heed()
+        self._publish()
+        deps.release()
+
+    async def changed(self, timeout_s: float) -> None:
+        """Returns when anything about the cluster changed, or after `timeout_s`."""
+        waiter = self._changed
+        try:
+            async with asyncio.timeout(max(0.0, timeout_s)):
+                await waiter.wait()
+        except TimeoutError:
+            return
+
+    # ---- inside ----
+
+    def _publish(self) -> None:
+        deps, directory, models = self._deps, self._everyone(), self._model_table()
+        as_bytes = (
+            directory.SerializeToString(deterministic=True),
+            models.SerializeToString(deterministic=True),
+        )
+        if as_bytes[0] != self._directory:
+            deps.gateways.broadcast(ToGateway(directory=directory))
+            deps.agents.broadcast(ToAgent(epoch=deps.lease.epoch, directory=directory))
+        if as_bytes[1] != self._models:
+            deps.gateways.broadcast(ToGateway(models=models))
+        self._directory, self._models = as_bytes
+        deps.keep()
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _welcome(self) -> scheduler_pb2.Welcome:
+        lease = self._deps.lease
+        return scheduler_pb2.Welcome(
+            scheduler_id=self._deps.scheduler_id, epoch=lease.epoch, leader=lease.token
+        )
+
+    def _everyone(self) -> scheduler_pb2.Directory:
+        directory = self._deps.peers.directory()
+        directory.gateways = len(self._deps.gateways.gateways)
+        return directory
+
+    def _model_table(self) -> scheduler_pb2.ModelTable:
+        active = self._deps.cluster.active
+        plan = active.plan if active is not None else None
+        return model_table(self._deps.deployments, self._deps.cluster.reason, plan)

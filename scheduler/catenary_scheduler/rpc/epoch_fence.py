@@ -1,0 +1,56 @@
+"""Whether an agent can be led that says which epoch it obeys."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from catenary_scheduler.agents.epoch_claims import ClaimDecision, EpochClaim, EpochClaims
+from catenary_scheduler.rpc.peer_quarantine import PeerQuarantine
+from catenary_scheduler.storage.clock import now_ns
+from catenary_scheduler.storage.lease import Lease
+from catenary_services.domain.groups import EPOCH_FIELD
+from catenary_services.errors import CatenaryError, InvalidInput, InvalidMessage, StaleEpoch
+from catenary_services.security.identity import Role
+
+
+class RaisesEpoch(Protocol):
+    """Whoever makes our epoch go beyond another one."""
+
+    def go_beyond(self, epoch: int, *, shared: bool = False) -> None:
+        """Makes the epoch exceed one that an agent obeys."""
+        ...
+
+
+class EpochFence:
+    """The claims made to one leader in one term.
+
+    Args:
+        lease: Ours, with our epoch.
+        peer_quarantine: Is told of who claims what cannot be true.
+        raises: Is told of a claim that is to be followed.
+    """
+
+    def __init__(self, lease: Lease, peer_quarantine: PeerQuarantine, raises: RaisesEpoch) -> None:
+        self._claims = EpochClaims()
+        self._lease = lease
+        self._offenders = peer_quarantine
+        self._raises = raises
+
+    def refusal_of(self, claim: EpochClaim) -> CatenaryError | None:
+        """Returns why an agent cannot be led that obeys this epoch; None if it can.
+
+        A claim that is to be followed makes our own epoch go beyond it soon. Who claims what cannot
+        be true is put in quarantine for a while.
+        """
+        epoch = self._lease.epoch
+        verdict = self._claims.judge(claim, epoch, self._lease.token, now_ns())
+        if verdict is ClaimDecision.OBEYS:
+            return None
+        if verdict is ClaimDecision.LIE:
+            why = f"it says that it obeys {claim.epoch}; ours is {epoch}"
+            lie = InvalidMessage("AgentHello", "epoch", why)
+            self._offenders.accuse(Role.AGENT, claim.agent, lie, at_once=True)
+            return InvalidInput(EPOCH_FIELD, f"{claim.epoch} cannot be true here; forget it")
+        if verdict is ClaimDecision.FOLLOW:
+            self._raises.go_beyond(claim.epoch, shared=bool(claim.leader))
+        return StaleEpoch(f"{claim.agent} obeys epoch {claim.epoch}, not yet ours")

@@ -1,0 +1,85 @@
+"""What the dispatcher counts, as metrics: it counts by itself, and is asked now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from catenary_scheduler.book import Reservation
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
+from catenary_services.telemetry.metrics import Metrics
+
+_PLACEMENTS = {
+    "placed": "placed_requests",
+    "forced": "forced_placements",
+    "inadmissible": "inadmissible_requests",
+    "rebalanced": "rebalanced_sessions",
+    "preempted": "preempted_sessions",
+}
+"""Label of the metric: counter of the dispatcher."""
+_PACKING = {
+    "begun": "packing_moves",
+    "full": "packing_full",
+    "harmful": "packing_harmful",
+    "worthless": "packing_worthless",
+    "deferred": "packing_deferred",
+}
+_MIGRATIONS = {"kv": "kv_moves", "tokens": "tokens_moves"}
+_MIGRATION_FAILURES = {
+    reason: f"failed_moves_{reason}" for reason in ("deadline", "agent", "lost", "closed", "over")
+}
+
+
+class Counting(Protocol):
+    """A dispatcher, as far as it is counted."""
+
+    def statistics(self) -> dict[str, int]:
+        """Returns everything it counted so far, and some figures of now."""
+        ...
+
+    def snapshot(self) -> list[Reservation]:
+        """Returns every reservation there is."""
+        ...
+
+
+class DispatchMetrics:
+    """Exports the counters of one dispatcher; what was exported once is not added again."""
+
+    def __init__(self, dispatcher: Counting) -> None:
+        self._dispatcher = dispatcher
+        self._told: dict[str, int] = {}
+
+    def export(self, metrics: Metrics) -> None:
+        """Adds what was counted since the last call, and shows what there is now."""
+        metrics.live_reservations.set(len(self._dispatcher.snapshot()))
+        now = self._dispatcher.statistics()
+        _add(now, self._told, metrics)
+        self._told = now
+
+
+def _add(now: Mapping[str, int], told: Mapping[str, int], metrics: Metrics) -> None:
+    """Adds what the dispatcher counted since it was last asked."""
+
+    def since(name: str) -> int:
+        return now.get(name, 0) - told.get(name, 0)
+
+    metrics.reservation_drift.inc(since("drift_ns_sum") / NANOSECONDS_PER_SECOND)
+    metrics.reservation_corrections.inc(since("corrections"))
+    metrics.reservation_conflicts.inc(since("displaced_batches"))
+    metrics.circuits_opened.inc(since("opened_circuits"))
+    metrics.requests_to_blame.inc(since("failed_requests"))
+    metrics.sessions_stalled.inc(since("stalled_sessions"))
+    for outcome, name in _PLACEMENTS.items():
+        metrics.placements.labels(outcome).inc(since(name))
+    for outcome, name in _PACKING.items():
+        metrics.packing_moves.labels(outcome).inc(since(name))
+    metrics.packed_chains.set(now.get("packed_chains", 0))
+    metrics.packed_chains_in_use.set(now.get("packed_chains_in_use", 0))
+    for mode, name in _MIGRATIONS.items():
+        metrics.migrations.labels(mode).inc(since(name))
+    for reason, name in _MIGRATION_FAILURES.items():
+        metrics.migration_failures.labels(reason).inc(since(name))
+    metrics.sessions_moving.set(now.get("moving_sessions", 0))
+    metrics.sessions_stray.set(now.get("stray_sessions", 0))
+    if "theta_millionths" in now:
+        metrics.placement_theta.set(now["theta_millionths"] / 1e6)
