@@ -16,8 +16,7 @@ from catenary_services.domain.plan import Agent, ModelPlan, Plan
 from catenary_services.errors import InvalidInput
 from catenary_simulator.arrivals import merged
 from catenary_simulator.core.devices import Device, Link, StageCost
-from catenary_simulator.core.loop import Loop
-from catenary_simulator.core.noise import Factors
+from catenary_simulator.core.noise import Factors, Noise
 from catenary_simulator.core.requests import DROPPED, FINISHED, LATE, Requests
 from catenary_simulator.core.world import World
 from catenary_simulator.options import Options, SimulatedDispatcher, offered_rps
@@ -65,9 +64,7 @@ def run(
     duration_ns = round(options.duration_s * NANOSECONDS_PER_SECOND)
     requests = _requests(setting.plan, options)
     disturbance = options.disturbance
-    world = World(
-        _devices(setting, options),
-        requests,
+    noise = Noise(
         Factors(
             disturbance.compute_cv,
             disturbance.straggler_probability,
@@ -77,12 +74,12 @@ def run(
         ),
         Factors(disturbance.transfer_cv, 0.0, 1.0, options.seed, _TRANSFER),
         disturbance.report_delay_ns,
-        duration_ns,
     )
     dispatcher = _dispatcher(setting, options)
-    loop = Loop(wrap(dispatcher) if wrap else dispatcher, world, requests)
+    watched = wrap(dispatcher) if wrap else dispatcher
+    world = World(watched, _devices(setting, options), requests, noise, duration_ns)
     begin = time.thread_time()
-    loop.run()
+    world.run()
     seconds = time.thread_time() - begin
     decisions = dispatcher.take_decision_times()
     times = np.percentile(decisions, (50, 99)) / 1000 if decisions else None
@@ -90,7 +87,7 @@ def run(
         _models(setting.plan, options, requests, world),
         _utilisation(setting, world, duration_ns),
         (float(times[0]), float(times[1])) if times is not None else None,
-        loop.events + world.events,
+        world.told + world.ends,
         seconds,
         dispatcher.statistics(),
     )

@@ -28,8 +28,7 @@ from catenary_services.domain.ids import (
 )
 from catenary_services.errors import InternalError
 from catenary_simulator.core.devices import Device, Link, StageCost
-from catenary_simulator.core.loop import Loop
-from catenary_simulator.core.noise import Factors
+from catenary_simulator.core.noise import Factors, Noise
 from catenary_simulator.core.requests import DROPPED, FINISHED, LATE, Requests
 from catenary_simulator.core.world import World
 
@@ -115,9 +114,10 @@ def play(
         [0] * len(arrivals_ms),
         [round(slo_ms * MS)],
     )
-    world = World(devices(*names), requests, EXACT, EXACT, round(delay_ms * MS), 10**12)
     script = script or Script(answers)
-    Loop(script, world, requests).run()
+    noise = Noise(EXACT, EXACT, round(delay_ms * MS))
+    world = World(script, devices(*names), requests, noise, 10**12)
+    world.run()
     return script, requests, world
 
 
