@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, at_least, at_most, table
-from catenary_lab.scenarios.jobs import run_all
 from catenary_lab.scenarios.placement import fewest
 from catenary_lab.scenarios.placement.jobs import run_of
 from catenary_lab.scenarios.placement.schema import Fewest, load_scenario
 from catenary_lab.scenarios.placement.settings import rows_of
+from catenary_lab.scenarios.pools.jobs import run_all
 from catenary_simulator.placement.serve import serve_placement
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "placement"

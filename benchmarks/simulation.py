@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.figures import Figure, at_least, at_most, table
+from catenary_lab.pools.compared import Planner
 from catenary_lab.scenarios.data import data_folder
-from catenary_lab.scenarios.jobs import (
+from catenary_lab.scenarios.pools.jobs import (
     Dispatch,
     Job,
     Load,
@@ -26,8 +27,7 @@ from catenary_lab.scenarios.jobs import (
     Served,
     run_all,
 )
-from catenary_lab.scenarios.planners import Planner
-from catenary_lab.scenarios.serving import Search
+from catenary_lab.scenarios.pools.serving import Search
 from catenary_scheduler.planning.pooled import plan_pools
 from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from catenary_lab.scenarios.output import present, tell
-from catenary_lab.scenarios.runs import DOCUMENT, Form, run_scenarios
-from catenary_lab.scenarios.schema import json_schema
+from catenary_lab.scenarios.pools.runs import DOCUMENT, Form, run_scenarios
+from catenary_lab.scenarios.pools.schema import json_schema
 
 
 def run_command(flags: Mapping[str, Any], *, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from catenary_lab.scenarios.jobs import Job, run_all
+from catenary_lab.scenarios.pools.jobs import Job, run_all
 from catenary_services.errors import InvalidInput
 
 Progress = Callable[[str], None]

@@ -16,9 +16,9 @@ from catenary_agent.decoders.emulated import EmulatedDecoder
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.executors.device import Device
 from catenary_gateway.generation.text_codec import TextCodec
-from catenary_lab.live.chains import ChainsMeasured, ChainsRun, asked_of
-from catenary_lab.live.chains_emulation import KEY, VOCABULARY, Emulation, plan_document
-from catenary_lab.live.chains_load import Answered, ChainsOutcome
+from catenary_lab.live.chains.emulation import KEY, VOCABULARY, Emulation, plan_document
+from catenary_lab.live.chains.load import Answered, ChainsOutcome
+from catenary_lab.live.chains.run import ChainsMeasured, ChainsRun, asked_of
 from catenary_lab.scenarios.chains import live_chains, serve
 from catenary_lab.scenarios.chains.jobs import Outcome
 from catenary_lab.scenarios.chains.schema import Serve, load_scenario

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from catenary_lab.live.packing import plan_document
-from catenary_lab.live.packing_figures import (
+from catenary_lab.live.packing.figures import (
     Answer,
     Change,
     Drained,
@@ -17,7 +16,8 @@ from catenary_lab.live.packing_figures import (
     PackingMeasured,
     spread,
 )
-from catenary_lab.live.packing_load import prompt_of
+from catenary_lab.live.packing.load import prompt_of
+from catenary_lab.live.packing.run import plan_document
 from catenary_lab.scenarios.packing.live_moves import _run_of, report
 from catenary_lab.scenarios.packing.live_schema import LiveMoves
 from catenary_lab.scenarios.packing.schema import parse_scenario

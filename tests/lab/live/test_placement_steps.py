@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from catenary_lab.live.placement_load import Answered
-from catenary_lab.live.placement_steps import (
+from catenary_lab.live.placement.load import Answered
+from catenary_lab.live.placement.steps import (
     AgentsAt,
     Drawn,
     Step,

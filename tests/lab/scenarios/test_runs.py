@@ -11,7 +11,7 @@ import yaml
 from click.testing import CliRunner
 
 from catenary_lab.scenarios.output import write
-from catenary_lab.scenarios.runs import DOCUMENT, Form, run_scenarios
+from catenary_lab.scenarios.pools.runs import DOCUMENT, Form, run_scenarios
 from catenary_services.errors import InvalidInput
 from catenaryd.command_line import cli
 

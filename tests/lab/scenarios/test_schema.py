@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from catenary_lab.scenarios.schema import (
+from catenary_lab.scenarios.pools.schema import (
     Attainment,
     Live,
     LoadFactors,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from catenary_lab.scenarios.jobs import (
+from catenary_lab.scenarios.pools.jobs import (
     Load,
     LoadFactorJob,
     OfInstance,
@@ -17,7 +17,7 @@ from catenary_lab.scenarios.jobs import (
     prepared,
     run_all,
 )
-from catenary_lab.scenarios.serving import Search, at_load, capacity_rps, search
+from catenary_lab.scenarios.pools.serving import Search, at_load, capacity_rps, search
 from catenary_simulator.load_factor import search as full_search
 
 PLAN_OF = OfInstance("set/even/G/tiny")

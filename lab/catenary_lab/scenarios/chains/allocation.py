@@ -14,7 +14,7 @@ import numpy as np
 from catenary_lab.scenarios.chains.jobs import Setting
 from catenary_lab.scenarios.chains.schema import Allocation
 from catenary_lab.scenarios.chains.settings import runs_of
-from catenary_lab.scenarios.jobs import Job
+from catenary_lab.scenarios.pools.jobs import Job
 from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table
 from catenary_scheduler.planning.chains import Composition, compose, gbp_cr
 from catenary_services.errors import InternalError

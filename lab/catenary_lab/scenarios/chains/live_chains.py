@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from catenary_lab.live.chains import ChainsMeasured, ChainsRun, run_live
-from catenary_lab.live.chains_emulation import Emulation
+from catenary_lab.live.chains.emulation import Emulation
+from catenary_lab.live.chains.run import ChainsMeasured, ChainsRun, run_live
 from catenary_lab.scenarios.chains import serve
 from catenary_lab.scenarios.chains.jobs import Outcome, SystemJob
 from catenary_lab.scenarios.chains.schema import Scenario, Serve
 from catenary_lab.scenarios.chains.schema_parts import LiveSpec
-from catenary_lab.scenarios.jobs import Job
-from catenary_lab.scenarios.live_report import until_told
+from catenary_lab.scenarios.pools.jobs import Job
+from catenary_lab.scenarios.pools.live_report import until_told
 from catenary_lab.scenarios.report import Bars, Cell, Figure, Report, Table
 from catenary_scheduler.dispatch.chained import POLICIES
 from catenary_services.errors import InvalidInput

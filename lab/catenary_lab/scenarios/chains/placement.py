@@ -13,7 +13,7 @@ import numpy as np
 from catenary_lab.scenarios.chains.jobs import Setting
 from catenary_lab.scenarios.chains.schema import Placement
 from catenary_lab.scenarios.chains.settings import cases_of
-from catenary_lab.scenarios.jobs import Job
+from catenary_lab.scenarios.pools.jobs import Job
 from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table
 from catenary_scheduler.planning.chains import ChainTask, gbp_cr
 

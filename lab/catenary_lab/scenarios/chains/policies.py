@@ -9,7 +9,7 @@ from typing import Any
 from catenary_lab.scenarios.chains.jobs import Outcome, PolicyJob
 from catenary_lab.scenarios.chains.schema import Policies
 from catenary_lab.scenarios.chains.settings import runs_of
-from catenary_lab.scenarios.jobs import Job
+from catenary_lab.scenarios.pools.jobs import Job
 from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table
 from catenary_simulator.chains.result import together
 

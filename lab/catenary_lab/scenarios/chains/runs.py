@@ -23,8 +23,8 @@ from catenary_lab.scenarios.chains.schema import (
     Tuning,
     load_scenario,
 )
-from catenary_lab.scenarios.jobs import Job
 from catenary_lab.scenarios.named import Named, Progress, load_all, run_jobs
+from catenary_lab.scenarios.pools.jobs import Job
 from catenary_lab.scenarios.report import Report
 from catenary_services.errors import InvalidInput
 

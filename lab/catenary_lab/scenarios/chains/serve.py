@@ -11,7 +11,7 @@ from catenary_lab.scenarios.chains.jobs import Outcome, SystemJob
 from catenary_lab.scenarios.chains.schema import Serve
 from catenary_lab.scenarios.chains.schema_parts import System, WorkloadSpec
 from catenary_lab.scenarios.chains.settings import Case, cases_of, requests_of
-from catenary_lab.scenarios.jobs import Job
+from catenary_lab.scenarios.pools.jobs import Job
 from catenary_lab.scenarios.report import Bars, Cell, Figure, Report, Table
 from catenary_simulator.chains.result import together
 

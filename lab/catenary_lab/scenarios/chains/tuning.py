@@ -10,7 +10,7 @@ from typing import Any
 from catenary_lab.scenarios.chains.schema import Tuning
 from catenary_lab.scenarios.chains.settings import runs_of
 from catenary_lab.scenarios.chains.tuning_job import MEASURES, Tuned, TuningJob
-from catenary_lab.scenarios.jobs import Job
+from catenary_lab.scenarios.pools.jobs import Job
 from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table
 
 _CURVE_TOP = 3.0

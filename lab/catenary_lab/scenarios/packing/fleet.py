@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from catenary_lab.scenarios.jobs import Job
 from catenary_lab.scenarios.packing.facts import (
     Facts,
     bars,
@@ -16,6 +15,7 @@ from catenary_lab.scenarios.packing.facts import (
 )
 from catenary_lab.scenarios.packing.schema import Fleet
 from catenary_lab.scenarios.packing.settings import PackingJob, Row, cases_of, rows_of
+from catenary_lab.scenarios.pools.jobs import Job
 from catenary_lab.scenarios.report import Cell, Figure, Report, Table
 
 _TABLES = {"decisions": ("decision_p50_us", "decision_p99_us")}

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from catenary_lab.live.packing import run_live
-from catenary_lab.live.packing_figures import (
+from catenary_lab.live.packing.figures import (
     RESTART,
     Answer,
     Drained,
@@ -19,9 +18,10 @@ from catenary_lab.live.packing_figures import (
     PackingRun,
     spread,
 )
-from catenary_lab.live.packing_load import MODES
-from catenary_lab.scenarios.live_report import until_told
+from catenary_lab.live.packing.load import MODES
+from catenary_lab.live.packing.run import run_live
 from catenary_lab.scenarios.packing.live_schema import LayoutSpec, LiveMoves
+from catenary_lab.scenarios.pools.live_report import until_told
 from catenary_lab.scenarios.report import Cell, Report, Table
 from catenary_services.log import configure_logging
 

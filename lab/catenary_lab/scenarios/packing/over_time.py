@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from catenary_lab.scenarios.jobs import Job
 from catenary_lab.scenarios.packing.facts import facts_of, seeds_note, table
 from catenary_lab.scenarios.packing.schema import OverTime
 from catenary_lab.scenarios.packing.settings import PackingJob, case_of, rows_of
+from catenary_lab.scenarios.pools.jobs import Job
 from catenary_lab.scenarios.report import Figure, Lines, Report, Table
 from catenary_simulator.packing.result import PackingResult
 

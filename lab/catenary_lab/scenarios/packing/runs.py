@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from catenary_lab.scenarios.jobs import Job
 from catenary_lab.scenarios.named import Named, Progress, load_all, refuse_live, run_jobs
 from catenary_lab.scenarios.packing import fleet, live_moves, over_time, serving, targets
 from catenary_lab.scenarios.packing.live_schema import LiveMoves
@@ -19,6 +18,7 @@ from catenary_lab.scenarios.packing.schema import (
     load_scenario,
 )
 from catenary_lab.scenarios.packing.settings import PackingJob
+from catenary_lab.scenarios.pools.jobs import Job
 from catenary_lab.scenarios.report import Report
 
 DOCUMENT = "kv-packing.md"

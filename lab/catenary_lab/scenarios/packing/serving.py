@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from catenary_lab.scenarios.jobs import Job
 from catenary_lab.scenarios.packing.facts import (
     bars,
     facts_of,
@@ -15,6 +14,7 @@ from catenary_lab.scenarios.packing.facts import (
 )
 from catenary_lab.scenarios.packing.schema import Serving
 from catenary_lab.scenarios.packing.settings import PackingJob, rows_of
+from catenary_lab.scenarios.pools.jobs import Job
 from catenary_lab.scenarios.report import Figure, Report
 
 _MEASURES = ("undisturbed", "held", "ended", "preemptions_per_s", "migrations_per_s")

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from catenary_lab.scenarios.jobs import Job
 from catenary_lab.scenarios.packing.facts import (
     MEASURES,
     Facts,
@@ -19,6 +18,7 @@ from catenary_lab.scenarios.packing.facts import (
 from catenary_lab.scenarios.packing.schema import Targets
 from catenary_lab.scenarios.packing.schema_parts import LimitSpec
 from catenary_lab.scenarios.packing.settings import PackingJob, case_of, rows_of
+from catenary_lab.scenarios.pools.jobs import Job
 from catenary_lab.scenarios.report import Cell, Report, Table
 
 _TABLES = ("gpus_mean", "gpus_peak", "utilisation", "migrations_per_s", "preemptions_per_s")

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from catenary_lab.scenarios.jobs import Job
 from catenary_lab.scenarios.placement.jobs import Figures, ServeJob
 from catenary_lab.scenarios.placement.schema import Attainment, Demand, Overhead
 from catenary_lab.scenarios.placement.settings import Row, rows_of
+from catenary_lab.scenarios.pools.jobs import Job
 from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table
 
 ByLoad = Attainment | Demand | Overhead

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from catenary_lab.scenarios.jobs import Job
 from catenary_lab.scenarios.placement.jobs import FewestJob, Figures
 from catenary_lab.scenarios.placement.schema import Fewest
 from catenary_lab.scenarios.placement.schema_parts import PolicySpec
 from catenary_lab.scenarios.placement.settings import Row, rows_of
+from catenary_lab.scenarios.pools.jobs import Job
 from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table
 
 Found = dict[tuple[str, str, float, int], Figures | None]

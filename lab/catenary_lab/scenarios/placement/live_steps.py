@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from catenary_lab.live.placement import run_live
-from catenary_lab.live.placement_load import Answered
-from catenary_lab.live.placement_steps import Drawn, Step, StepsMeasured, StepsRun, changes
-from catenary_lab.scenarios.live_report import until_told
+from catenary_lab.live.placement.load import Answered
+from catenary_lab.live.placement.run import run_live
+from catenary_lab.live.placement.steps import Drawn, Step, StepsMeasured, StepsRun, changes
 from catenary_lab.scenarios.placement.live_schema import LiveSteps
+from catenary_lab.scenarios.pools.live_report import until_told
 from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table
 from catenary_services.log import configure_logging
 

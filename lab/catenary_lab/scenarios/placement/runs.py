@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from catenary_lab.scenarios.jobs import Job
 from catenary_lab.scenarios.named import Named, Progress, load_all, refuse_live, run_jobs
 from catenary_lab.scenarios.placement import by_load, fewest, live_steps, scaling
 from catenary_lab.scenarios.placement.live_schema import LiveSteps
@@ -19,6 +18,7 @@ from catenary_lab.scenarios.placement.schema import (
     Scenario,
     load_scenario,
 )
+from catenary_lab.scenarios.pools.jobs import Job
 from catenary_lab.scenarios.report import Report
 
 DOCUMENT = "slo-placement.md"

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from catenary_lab.scenarios.jobs import Job
 from catenary_lab.scenarios.placement.jobs import Figures, figures_of, run_of
 from catenary_lab.scenarios.placement.schema import Scaling
 from catenary_lab.scenarios.placement.schema_parts import ClusterSpec
 from catenary_lab.scenarios.placement.settings import Case, Row, rows_of
+from catenary_lab.scenarios.pools.jobs import Job
 from catenary_lab.scenarios.report import Bars, Cell, Figure, Report, Table
 from catenary_scheduler.scaling.workers_line import Lengths as MeanLengths
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND

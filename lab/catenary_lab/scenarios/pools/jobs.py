@@ -10,11 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Generic, Literal, Protocol, TypeVar
 
+from catenary_lab.pools import compared
+from catenary_lab.pools.problems import single_model, with_gpus
 from catenary_lab.pools.reactive import ReactiveDispatcher
 from catenary_lab.pools.reference import reference_plan
-from catenary_lab.scenarios import planners
-from catenary_lab.scenarios.problems import single_model, with_gpus
-from catenary_lab.scenarios.serving import Search, at_load, search
+from catenary_lab.scenarios.pools.serving import Search, at_load, search
 from catenary_scheduler.dispatch import PooledDispatcher
 from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
@@ -71,7 +71,7 @@ class OfModel:
         )
         names = [each.name for each in problem.classes]
         problem = with_gpus(problem, dict(zip(names, self.gpus, strict=True)))
-        return planners.complete(problem, max_partitions)
+        return compared.complete(problem, max_partitions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Plan:
 
     dataset: Path
     task: OfInstance | OfModel
-    planner: planners.Planner
+    planner: compared.Planner
     max_partitions: int | None = None
     margin: float | None = None
     """Of our planner on an instance; None: its usual one."""
@@ -193,7 +193,7 @@ def planned(plan: Plan) -> tuple[PoolingProblem, PooledPlan]:
     if plan.planner == "catenary" and isinstance(plan.task, OfInstance):
         margin = OWN_MARGIN if plan.margin is None else plan.margin
         problem = with_margin(problem, margin)
-    return problem, planners.make(problem, plan.planner)
+    return problem, compared.make(problem, plan.planner)
 
 
 @lru_cache(maxsize=64)

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from catenary_lab.scenarios.context import Context
-from catenary_lab.scenarios.jobs import Job, Load, LoadFactorJob, OfModel, Plan, Served, dataset_at
-from catenary_lab.scenarios.planners import Planner
-from catenary_lab.scenarios.problems import known_models
+from catenary_lab.pools.compared import Planner
+from catenary_lab.pools.problems import known_models
+from catenary_lab.scenarios.pools.context import Context
+from catenary_lab.scenarios.pools.jobs import (
+    Job,
+    Load,
+    LoadFactorJob,
+    OfModel,
+    Plan,
+    Served,
+    dataset_at,
+)
+from catenary_lab.scenarios.pools.schema import Sensitivity, matching
+from catenary_lab.scenarios.pools.serving import Search
 from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table, mean, percent
-from catenary_lab.scenarios.schema import Sensitivity, matching
-from catenary_lab.scenarios.serving import Search
 from catenary_services.errors import InvalidInput
 from catenary_simulator.result import ModelResult
 

@@ -1,6 +1,6 @@
 """The load generator of live server chains: a process of its own, open loop, over real gRPC.
 
-`python -m catenary_lab.live.chains_load ORDER ANSWER` sends the sessions of the order file at their
+`python -m catenary_lab.live.chains.load ORDER ANSWER` sends the sessions of the order file at their
 moments, whatever became of those before, and writes what came of each. Response times count from
 the moment a session was due to its last token here: a stalled server cannot hide behind a stalled
 generator.
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import catenary
-from catenary_lab.live.chains_emulation import VOCABULARY
+from catenary_lab.live.chains.emulation import VOCABULARY
 from catenary_lab.live.generator import generate_load
 from catenary_lab.live.load import LEAD_S
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
@@ -88,7 +88,7 @@ async def run_load(order: ChainsOrder, folder: Path) -> ChainsOutcome:
     Raises:
         Unavailable: it did not end well.
     """
-    document = await generate_load("catenary_lab.live.chains_load", asdict(order), folder)
+    document = await generate_load("catenary_lab.live.chains.load", asdict(order), folder)
     sessions = tuple(Answered(**entry) for entry in document.pop("sessions"))
     return ChainsOutcome(sessions, **document)
 

@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from catenary_lab.scenarios import (
+from catenary_lab.scenarios.pools import (
     attainment,
     live_report,
     load_factors,
     planner_scaling,
     sensitivity,
 )
-from catenary_lab.scenarios.context import Context, context_of
-from catenary_lab.scenarios.jobs import Job, run_all
-from catenary_lab.scenarios.report import Report
-from catenary_lab.scenarios.schema import (
+from catenary_lab.scenarios.pools.context import Context, context_of
+from catenary_lab.scenarios.pools.jobs import Job, run_all
+from catenary_lab.scenarios.pools.schema import (
     Attainment,
     Live,
     LoadFactors,
@@ -28,6 +27,7 @@ from catenary_lab.scenarios.schema import (
     Utilisation,
     load_scenario,
 )
+from catenary_lab.scenarios.report import Report
 from catenary_services.errors import InvalidInput
 
 DOCUMENT = "pooled-pipelines.md"

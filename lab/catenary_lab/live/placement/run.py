@@ -22,8 +22,8 @@ from typing import Any
 import grpc.aio
 
 from catenary_lab.live.cluster import AS_SIMULATED
-from catenary_lab.live.placement_load import Asked, StepsOrder, run_load
-from catenary_lab.live.placement_steps import (
+from catenary_lab.live.placement.load import Asked, StepsOrder, run_load
+from catenary_lab.live.placement.steps import (
     AgentsAt,
     StepsMeasured,
     StepsRun,

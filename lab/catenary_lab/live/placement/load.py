@@ -1,6 +1,6 @@
 """The load generator of live placement: a process of its own, open loop, through the SDK.
 
-`python -m catenary_lab.live.placement_load ORDER ANSWER` sends the requests of the order file at
+`python -m catenary_lab.live.placement.load ORDER ANSWER` sends the requests of the order file at
 their moments, whatever became of those before, and writes what came of each. A request names no
 objectives: those of the model hold. What was predicted, measured and met is what the gateway says
 of it at its end; that all its tokens came is checked here.
@@ -87,7 +87,7 @@ async def run_load(order: StepsOrder, folder: Path) -> StepsOutcome:
     Raises:
         Unavailable: it did not end well.
     """
-    document = await generate_load("catenary_lab.live.placement_load", asdict(order), folder)
+    document = await generate_load("catenary_lab.live.placement.load", asdict(order), folder)
     requests = tuple(Answered(**entry) for entry in document["requests"])
     return StepsOutcome(requests, document["send_lag_p99_s"])
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from catenary_lab.live.scenario import LiveFindings, LiveRun, LiveScenario, LiveTask, SearchPlan
-from catenary_lab.scenarios import planners
-from catenary_lab.scenarios.context import Context
-from catenary_lab.scenarios.jobs import dataset_at
-from catenary_lab.scenarios.problems import only, with_gpus
+from catenary_lab.pools import compared
+from catenary_lab.pools.problems import only, with_gpus
+from catenary_lab.scenarios.pools.context import Context
+from catenary_lab.scenarios.pools.jobs import dataset_at
+from catenary_lab.scenarios.pools.schema import Live, matching
 from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table, mean
-from catenary_lab.scenarios.schema import Live, matching
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
 
 Found = TypeVar("Found")
@@ -32,10 +32,10 @@ def tasks_of(scenario: Live, context: Context) -> list[LiveTask]:
 
 def _task(scenario: Live, problem: PoolingProblem, names: list[str]) -> LiveTask:
     problem = with_gpus(only(problem, names), scenario.gpus, levels=(1,))
-    problem = planners.complete(problem, None)
+    problem = compared.complete(problem, None)
     return LiveTask(
         problem,
-        planners.make(problem, "catenary"),
+        compared.make(problem, "catenary"),
         scenario.dilation,
         scenario.duration_s,
         scenario.warm_up_s,

@@ -20,7 +20,7 @@ import aiohttp
 
 import catenary
 from catenary_lab.live.cluster import AS_SIMULATED
-from catenary_lab.live.packing_figures import (
+from catenary_lab.live.packing.figures import (
     Answer,
     Drained,
     Layout,
@@ -28,8 +28,8 @@ from catenary_lab.live.packing_figures import (
     PackingMeasured,
     PackingRun,
 )
-from catenary_lab.live.packing_load import MODES, Mover, Streams, answer_of
-from catenary_lab.live.placement import install
+from catenary_lab.live.packing.load import MODES, Mover, Streams, answer_of
+from catenary_lab.live.placement.run import install
 from catenary_services.errors import Unavailable
 from catenaryd.local_cluster import ClusterOptions, LocalCluster, free_port
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from catenary_lab.scenarios import planners, published
-from catenary_lab.scenarios.context import Context
-from catenary_lab.scenarios.jobs import Job, dataset_at
-from catenary_lab.scenarios.problems import of_classes
+from catenary_lab.pools import compared
+from catenary_lab.pools.problems import of_classes
+from catenary_lab.scenarios.pools import published
+from catenary_lab.scenarios.pools.context import Context
+from catenary_lab.scenarios.pools.jobs import Job, dataset_at
+from catenary_lab.scenarios.pools.schema import PlannerScaling
 from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table
-from catenary_lab.scenarios.schema import PlannerScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class PlanningJob:
         """Does it."""
         problem = dataset_at(self.dataset).problem(self.instance, self.max_partitions)
         problem = of_classes(problem, self.classes, self.gpus, self.first_share, self.server_gbps)
-        plan = planners.make(problem, "catenary")
+        plan = compared.make(problem, "catenary")
         gap = plan.bound / plan.objective - 1 if plan.objective > 0 else 0.0
         return Planned(plan.seconds, plan.objective, max(0.0, gap), plan.solver)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from catenary_lab.scenarios.context import Context, arrivals_name, loads_of, plan_of
-from catenary_lab.scenarios.jobs import AttainmentJob, Job, Served
+from catenary_lab.scenarios.pools.context import Context, arrivals_name, loads_of, plan_of
+from catenary_lab.scenarios.pools.jobs import AttainmentJob, Job, Served
+from catenary_lab.scenarios.pools.schema import Attainment, Policy
 from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table, mean
-from catenary_lab.scenarios.schema import Attainment, Policy
 
 
 def jobs(scenario: Attainment, context: Context) -> list[Job[Served]]:

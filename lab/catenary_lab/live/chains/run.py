@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from catenary_lab.live.chains_emulation import KEY, Emulation, plan_document
-from catenary_lab.live.chains_load import Asked, ChainsOrder, ChainsOutcome, run_load
+from catenary_lab.live.chains.emulation import KEY, Emulation, plan_document
+from catenary_lab.live.chains.load import Asked, ChainsOrder, ChainsOutcome, run_load
 from catenary_lab.live.cluster import AS_SIMULATED, LiveCluster
 from catenary_scheduler.planning.chains import Composition
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from catenary_lab.scenarios import published
-from catenary_lab.scenarios.context import Context, arrivals_name, loads_of, plan_of
-from catenary_lab.scenarios.jobs import Job, LoadFactorJob, Served
+from catenary_lab.scenarios.pools import published
+from catenary_lab.scenarios.pools.context import Context, arrivals_name, loads_of, plan_of
+from catenary_lab.scenarios.pools.jobs import Job, LoadFactorJob, Served
+from catenary_lab.scenarios.pools.schema import LoadFactors, Policy, Utilisation
+from catenary_lab.scenarios.pools.serving import Search
 from catenary_lab.scenarios.report import Bars, Cell, Figure, Report, Table, mean, percent
-from catenary_lab.scenarios.schema import LoadFactors, Policy, Utilisation
-from catenary_lab.scenarios.serving import Search
 
 ALL = "all"
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from catenary_lab.scenarios.data import data_folder
-from catenary_lab.scenarios.jobs import Load, OfInstance, Plan, dataset_at
-from catenary_lab.scenarios.published import Measured, read_measured
-from catenary_lab.scenarios.schema import Attainment, LoadFactors, Policy, matching
+from catenary_lab.scenarios.pools.jobs import Load, OfInstance, Plan, dataset_at
+from catenary_lab.scenarios.pools.published import Measured, read_measured
+from catenary_lab.scenarios.pools.schema import Attainment, LoadFactors, Policy, matching
 
 
 @dataclass(frozen=True, slots=True)
