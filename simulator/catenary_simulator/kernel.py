@@ -50,6 +50,7 @@ class Kernel:
         "_dispatcher",
         "_events",
         "_heap",
+        "_is_stopped",
         "_periodic_from",
         "_sequence",
         "_ticks",
@@ -77,6 +78,7 @@ class Kernel:
         self._heap: list[tuple[int, int, int, object]] = []
         """Moment, order at one moment, sequence, what is due."""
         self._sequence = 0
+        self._is_stopped = False
         self._events: list[Event] = []
         """What the dispatcher is to be told now."""
 
@@ -99,7 +101,7 @@ class Kernel:
         raise NotImplementedError
 
     def is_over(self) -> bool:
-        """Returns whether the simulation ends; asked before everything that happens."""
+        """Returns whether the simulation ends; asked once everything has arrived."""
         raise NotImplementedError
 
     # What it does for them
@@ -125,16 +127,23 @@ class Kernel:
         """Returns whether nothing is due any more."""
         return not self._heap
 
+    def stop(self) -> None:
+        """Ends the simulation, whatever is open: its outcome is known."""
+        self._is_stopped = True
+
     def run(self) -> None:
-        """Runs until all is over.
+        """Runs until all is over, or the simulation was stopped.
 
         Raises:
             InternalError: If requests are left that nothing will ever answer.
         """
-        heap = self._heap
-        never = NEVER * self._ticks
-        arrival, wake, idle = self._next_arrival(), self._wakeup(), 0
-        while not self.is_over():
+        heap, events, ticks = self._heap, self._events, self._ticks
+        arrivals, count, never = self._arrivals_ns, len(self._arrivals_ns), NEVER * self._ticks
+        arrival = arrivals[0] * ticks if count else never
+        wake, idle = self._wakeup(), 0
+        while not self._is_stopped:
+            if arrival >= never and self.is_over():
+                return
             due = heap[0][0] if heap else never
             if due <= arrival and due <= wake:
                 if due >= never:
@@ -146,36 +155,32 @@ class Kernel:
             elif arrival <= wake:
                 self.now = arrival
                 idle = 0
-                if self.sweep is not None and self.arrived % _SWEPT == 0:
+                number = self.arrived
+                if self.sweep is not None and number % _SWEPT == 0:
                     self.sweep()
-                self.arrived += 1
-                self.arrive(self.arrived - 1)
-                arrival = self._next_arrival()
+                self.arrived = number + 1
+                self.arrive(number)
+                arrival = arrivals[number + 1] * ticks if number + 1 < count else never
             else:
                 self.now = max(self.now, wake)
                 idle += 1
-                self._events.append(Tick())
-            if self._events:
+                events.append(Tick())
+            if events:
                 self._tell()
                 wake = self._wakeup()
             if idle > _MOST_IDLE:
                 raise InternalError(f"{self.unanswered()} requests wait and nothing happens")
 
     def _tell(self) -> None:
-        dispatcher, now = self._dispatcher, self.now_ns()
+        dispatcher, events, now = self._dispatcher, self._events, self.now_ns()
         assert dispatcher is not None  # nobody tells anything where there is none
-        while self._events:
-            events, self._events = self._events, []
-            self.told += len(events)
-            for event in events:
-                commands = dispatcher.handle(event, now)
-                if commands:
-                    self.carry_out(commands)
+        for event in events:  # and what is told meanwhile, which comes behind
+            commands = dispatcher.handle(event, now)
+            if commands:
+                self.carry_out(commands)
+        self.told += len(events)
+        events.clear()
 
     def _wakeup(self) -> int:
         moment = None if self._dispatcher is None else self._dispatcher.next_wakeup()
         return (NEVER if moment is None or moment > NEVER else moment) * self._ticks
-
-    def _next_arrival(self) -> int:
-        known = self.arrived < len(self._arrivals_ns)
-        return (self._arrivals_ns[self.arrived] if known else NEVER) * self._ticks

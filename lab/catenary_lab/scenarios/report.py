@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from catenary_lab.scenarios.schema import Scenario
 
 Cell = str | float | None
 
@@ -63,8 +65,25 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
+class Findings:
+    """What came of a scenario.
+
+    Attributes:
+        tables: One after the other.
+        panels: Of its picture; none: there is no picture.
+        notes: Sentences below the tables.
+        facts: What `--json` prints.
+    """
+
+    tables: tuple[Table, ...]
+    panels: tuple[Panel, ...] = ()
+    notes: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
-    """One scenario's findings."""
+    """One scenario's findings under its name and title."""
 
     name: str
     """Of the scenario's file, without suffix."""
@@ -75,6 +94,17 @@ class Report:
     """Sentences below the tables."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What `--json` prints."""
+
+    def beside(self, more: Findings) -> Report:
+        """Returns the report with what was found in another way; its picture is the new one."""
+        picture = (Figure(self.name, more.panels, self.title),) if more.panels else self.figures
+        return replace(
+            self,
+            tables=(*self.tables, *more.tables),
+            figures=picture,
+            notes=(*self.notes, *more.notes),
+            facts={**self.facts, **more.facts},
+        )
 
     def text(self) -> str:
         """Returns everything but the pictures, to be printed."""
@@ -88,6 +118,20 @@ class Report:
         if self.notes:
             parts.append("\n".join(f"- {note}" for note in self.notes))
         return "\n\n".join(parts)
+
+
+def report_of(name: str, scenario: Scenario, findings: Findings) -> Report:
+    """Returns the report of a scenario; sentences of its file come last.
+
+    Args:
+        name: Of the scenario's file, without suffix.
+        scenario: It.
+        findings: What came of it.
+    """
+    picture = Figure(name, findings.panels, scenario.title)
+    notes = (*findings.notes, *getattr(scenario, "notes", ()))
+    figures = (picture,) if findings.panels else ()
+    return Report(name, scenario.title, findings.tables, figures, notes, findings.facts)
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -136,7 +136,7 @@ class SessionLoop(Kernel):
             return
         if now < running.end_ns:
             self.tell(SessionsProgressed((self._progress(running, now),)))
-            self._look_again(session, running.end_ns)
+            self.at(min(now + _REPORT_NS, running.end_ns), order, None)
             return
         # The last token is out: the gateway has everything, every agent will free its slots.
         del self._running[session]
@@ -161,7 +161,7 @@ class SessionLoop(Kernel):
 
     def is_over(self) -> bool:
         """Returns whether every session has ended or was rejected."""
-        return not self._running and not self.has_arrivals() and self.unanswered() == 0
+        return not self._running and self.unanswered() == 0
 
     def _progress(self, running: _Running, now: Nanoseconds) -> SessionProgress:
         """Returns how far a session is, as if its tokens came evenly.
@@ -176,12 +176,9 @@ class SessionLoop(Kernel):
         return SessionProgress(RequestId(GATEWAY, number), got, waited_ns, since_ns)
 
     def _start(self, command: StartSession) -> None:
-        number = command.request.number
-        self.started_ns[number] = self.now
-        end_ns = self.now + self._durations.of(number, command.hops)
-        self._running[command.session] = _Running(number, self.now, end_ns)
-        self._look_again(command.session, end_ns)
-
-    def _look_again(self, session: SessionId, end_ns: Nanoseconds) -> None:
+        number, now = command.request.number, self.now
+        self.started_ns[number] = now
+        end_ns = now + self._durations.of(number, command.hops)
+        self._running[command.session] = _Running(number, now, end_ns)
         # At one moment sessions end in the order of their ids.
-        self.at(min(self.now + _REPORT_NS, end_ns), session, None)
+        self.at(min(now + _REPORT_NS, end_ns), command.session, None)

@@ -192,15 +192,15 @@ class PlacementLoop(Kernel):
                 if number in self._open:
                     del self._open[number]
                     self.rejected.append(number)
-                    self.missed += 1
+                    self._miss()
 
     def unanswered(self) -> int:
         """Returns how many requests that have arrived are not answered yet."""
         return len(self._open)
 
     def is_over(self) -> bool:
-        """Returns whether every request has ended, or too many have missed."""
-        return self.missed > self.may_miss or not (self._open or self.has_arrivals())
+        """Returns whether every request has ended."""
+        return not self._open
 
     # What happens
 
@@ -224,14 +224,15 @@ class PlacementLoop(Kernel):
         """No cache of the worker could ever hold it: the gateway gets an error."""
         number = session.request.number
         self.rejected.append(number)
-        self.missed += 1
+        self._miss()
         del self._open[number]
         self._later(RequestCompleted(session.request))
 
     def _ended(self, worker: SimulatedWorker, over: list[SimulatedSession]) -> None:
         for session in over:
             self.ended.append(session)
-            self.missed += not self.attained(session)
+            if not self.attained(session):
+                self._miss()
             del self._open[session.request.number]
             if self.overseer is not None:
                 self.overseer.ended(session, self.now_ns())
@@ -311,6 +312,11 @@ class PlacementLoop(Kernel):
         if worker.ends_ps >= 0 and worker.ends_ps != worker.announced_ps:
             worker.announced_ps = worker.ends_ps
             self.at(worker.ends_ps, _BOUNDARY, worker)
+
+    def _miss(self) -> None:
+        self.missed += 1
+        if self.decided:
+            self.stop()
 
     def _count_used(self, change: int) -> None:
         self.used_area += self.used * (self.now - self._used_since)

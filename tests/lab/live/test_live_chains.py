@@ -21,7 +21,7 @@ from catenary_lab.live.chains.load import Answered, ChainsOutcome
 from catenary_lab.live.chains.run import ChainsMeasured, ChainsRun, asked_of
 from catenary_lab.scenarios.chains import live_chains, serve
 from catenary_lab.scenarios.chains.jobs import Outcome
-from catenary_lab.scenarios.chains.schema import Serve, load_scenario
+from catenary_lab.scenarios.chains.schema import FILES, Serve
 from catenary_lab.scenarios.chains.schema_parts import System
 from catenary_lab.scenarios.chains.settings import cases_of
 from catenary_lab.scenarios.report import Report
@@ -47,7 +47,7 @@ TOKENS = 8192
 
 @pytest.fixture(scope="module")
 def cluster() -> Cluster:
-    scenario = load_scenario(SCENARIO)
+    scenario = FILES.load(SCENARIO)
     assert isinstance(scenario, Serve)
     return cases_of(scenario, [1], 4.0)[0].settings[0].cluster()
 
@@ -192,7 +192,7 @@ def test_sessions_are_asked_at_dilated_moments_and_must_fit(cluster: Cluster) ->
 
 
 def test_a_round_trip_once_per_session_cannot_be_emulated() -> None:
-    scenario = load_scenario(SCENARIO)
+    scenario = FILES.load(SCENARIO)
     assert isinstance(scenario, Serve)
     setting = cases_of(scenario, [1])[0].settings[0]
     other = replace(setting, communication=Communication("session", 18.0)).cluster()
@@ -203,7 +203,7 @@ def test_a_round_trip_once_per_session_cannot_be_emulated() -> None:
 def test_live_scenarios_name_systems_the_scheduler_has() -> None:
     for path in sorted(SCENARIO.parent.glob("*live*.yaml")):
         for quick in (False, True):
-            scenario = load_scenario(path, quick=quick)
+            scenario = FILES.load(path, quick=quick)
             assert isinstance(scenario, Serve)
             assert scenario.live is not None
             assert all(
@@ -221,7 +221,7 @@ def test_live_without_anything_to_serve_live_is_refused_at_once() -> None:
 def test_the_report_sets_live_beside_simulated_and_counts_what_was_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    scenario = load_scenario(SCENARIO, quick=True)
+    scenario = FILES.load(SCENARIO, quick=True)
     assert isinstance(scenario, Serve)
     row = next(serve.rows(scenario))
     (job,) = row.jobs(scenario.systems[0])
@@ -237,8 +237,8 @@ def test_the_report_sets_live_beside_simulated_and_counts_what_was_lost(
         return slower
 
     monkeypatch.setattr(live_chains, "run_live", measured)
-    empty = Report("small", scenario.title, (), ())
-    report = live_chains.with_live(scenario, {job: outcome}, empty, lambda _line: None)
+    found = live_chains.beside(scenario, {job: outcome}, lambda _line: None)
+    report = Report("small", scenario.title, (), ()).beside(found)
     (facts,) = report.facts["live"]
     assert facts["live"]["mean_service_s"] == pytest.approx(1.1 * 4.0)
     assert facts["service_ratio"] == pytest.approx({"p10": 1.1, "p50": 1.1, "p90": 1.1})

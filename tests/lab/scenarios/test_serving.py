@@ -15,9 +15,9 @@ from catenary_lab.scenarios.pools.jobs import (
     Plan,
     planned,
     prepared,
-    run_all,
 )
 from catenary_lab.scenarios.pools.serving import Search, at_load, capacity_rps, search
+from catenary_lab.scenarios.runner import run_all
 from catenary_simulator.load_factor import search as full_search
 
 PLAN_OF = OfInstance("set/even/G/tiny")
@@ -54,9 +54,9 @@ def test_equal_jobs_are_done_once_and_by_any_number_of_processes(tiny: Path) -> 
         LoadFactorJob(Plan(tiny, PLAN_OF, planner), LOAD, "reservation", Search(step=0.25))
         for planner in ("catenary", "np", "catenary")
     ]
-    done = []
-    here = run_all(jobs, 1, lambda number, of: done.append((number, of)))
-    assert done == [(1, 2), (2, 2)]
+    done: list[str] = []
+    here = run_all(jobs, 1, done.append)
+    assert done == ["1 of 2 simulations", "2 of 2 simulations"]
     elsewhere = run_all(jobs, 2)
     assert [here[job].models for job in jobs] == [elsewhere[job].models for job in jobs]
 

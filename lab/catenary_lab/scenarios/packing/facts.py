@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from catenary_lab.scenarios.kinds import Results
 from catenary_lab.scenarios.packing.schema import Simulated
 from catenary_lab.scenarios.packing.settings import Row, cases_of
-from catenary_lab.scenarios.pools.jobs import Job
 from catenary_lab.scenarios.report import Bars, Cell, Table, mean
 from catenary_simulator.packing.result import PackingResult
 
@@ -44,7 +44,7 @@ MEASURES: Mapping[str, Measure] = {
 }
 
 
-def facts_of(rows: Iterable[Row], results: Mapping[Job[Any], Any]) -> list[Facts]:
+def facts_of(rows: Iterable[Row], results: Results) -> list[Facts]:
     """Returns the figures of every run with its names."""
     facts = []
     for row in rows:

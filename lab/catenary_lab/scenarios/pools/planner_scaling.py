@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from catenary_lab.pools import compared
 from catenary_lab.pools.problems import of_classes
+from catenary_lab.scenarios.kinds import Job, Results
 from catenary_lab.scenarios.pools import published
-from catenary_lab.scenarios.pools.context import Context
-from catenary_lab.scenarios.pools.jobs import Job, dataset_at
+from catenary_lab.scenarios.pools.context import Context, context_of
+from catenary_lab.scenarios.pools.jobs import dataset_at
 from catenary_lab.scenarios.pools.schema import PlannerScaling
-from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table
+from catenary_lab.scenarios.report import Cell, Findings, Lines, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,9 @@ class PlanningJob:
         return Planned(plan.seconds, plan.objective, max(0.0, gap), plan.solver)
 
 
-def jobs(scenario: PlannerScaling, context: Context) -> list[Job[Planned]]:
+def jobs(scenario: PlannerScaling) -> list[Job[Planned]]:
     """Returns one job per mix of classes and size."""
+    context = context_of(scenario)
     return [job for classes in scenario.classes for job in _sizes(scenario, context, classes)]
 
 
@@ -67,13 +68,9 @@ def _sizes(scenario: PlannerScaling, context: Context, classes: list[str]) -> li
     ]
 
 
-def report(
-    name: str,
-    scenario: PlannerScaling,
-    context: Context,
-    results: Mapping[Job[Planned], Planned],
-) -> Report:
+def report(scenario: PlannerScaling, results: Results) -> Findings:
     """Returns seconds and gaps by size and mix."""
+    context = context_of(scenario)
     seconds: list[tuple[Cell, ...]] = []
     gaps: list[tuple[Cell, ...]] = []
     curves: dict[str, tuple[tuple[float, float], ...]] = {}
@@ -90,14 +87,12 @@ def report(
     paper = ", ".join(
         f"{count} classes {value:g} s" for count, value in published.PAPER_PLANNER_SECONDS.items()
     )
-    return Report(
-        name,
-        scenario.title,
+    return Findings(
         (
             Table("Planning time in seconds, enumeration included", header, tuple(seconds)),
             Table("Proven gap to the optimum (solver)", header, tuple(gaps)),
         ),
-        (Figure(name, (panel,), scenario.title),),
+        (panel,),
         (f"The paper (Gurobi, 100 GPUs, up to 2 partitions): {paper}.",),
         {"plans": facts},
     )

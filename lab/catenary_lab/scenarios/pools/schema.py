@@ -1,31 +1,24 @@
-"""Scenario files: what to plan, what to serve, what to compare. Typed, closed, with a JSON schema.
-
-A scenario is a YAML mapping; `kind` says which of the classes below it is. Unknown keys are errors.
-`quick` replaces keys for the short form that CI runs.
-"""
+"""Scenario files of pooled pipelines: what to plan, what to serve, what to compare."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field
 
+from catenary_lab.scenarios.schema import (
+    Closed,
+    Count,
+    Positive,
+    Scenario,
+    ScenarioFiles,
+    Share,
+)
 from catenary_services.errors import InvalidInput
 
-Positive = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(gt=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
 
-
-class _Closed(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Policy(_Closed):
+class Policy(Closed):
     """One curve: who plans and who dispatches."""
 
     label: str = Field(min_length=1, description="Name in tables and plots.")
@@ -48,20 +41,15 @@ class Policy(_Closed):
     )
 
 
-class _Scenario(_Closed):
-    title: str = Field(min_length=1, description="One line, for the report.")
-    figure: str = Field("", description="Figure of the paper it reproduces.")
+class _Planned(Scenario):
     dataset: str = Field(
         "ppipe",
         description="Folder in the format of tests/data/ppipe; looked up below CATENARY_DATA, then "
         "tests/data.",
     )
-    quick: dict[str, Any] = Field(
-        default_factory=dict, description="Keys to replace in the short form."
-    )
 
 
-class _Served(_Scenario):
+class _Served(_Planned):
     """A scenario that serves requests of the data set's instances."""
 
     instances: list[str] = Field(min_length=1, description="Instance ids; * matches any part.")
@@ -105,7 +93,7 @@ class Attainment(_Served):
     load_factors: list[Positive] = Field(min_length=1, description="Loads to serve.")
 
 
-class Sensitivity(_Scenario):
+class Sensitivity(_Planned):
     """Load factors of single models on a small cluster while one thing changes (Fig. 13)."""
 
     kind: Literal["sensitivity"]
@@ -125,7 +113,7 @@ class Sensitivity(_Scenario):
     step: Positive = Field(0.05, description="Of the search for the load factor.")
 
 
-class PlannerScaling(_Scenario):
+class PlannerScaling(_Planned):
     """How long planning takes as clusters grow (Fig. 14)."""
 
     kind: Literal["planner_scaling"]
@@ -139,7 +127,7 @@ class PlannerScaling(_Scenario):
     max_partitions: Count = Field(3, description="Longest pipeline.")
 
 
-class Live(_Scenario):
+class Live(_Planned):
     """The same plan and arrivals in the simulator and on real processes."""
 
     kind: Literal["live"]
@@ -162,50 +150,10 @@ class Live(_Scenario):
     runs: Count = Field(6, description="Most live runs of each seed.")
 
 
-Scenario = Annotated[
-    LoadFactors | Utilisation | Attainment | Sensitivity | PlannerScaling | Live,
-    Field(discriminator="kind"),
-]
-_ADAPTER: TypeAdapter[Scenario] = TypeAdapter(Scenario)
-KINDS = frozenset(
-    {"load_factors", "utilisation", "attainment", "sensitivity", "planner_scaling", "live"}
+PoolsScenario = LoadFactors | Utilisation | Attainment | Sensitivity | PlannerScaling | Live
+FILES: ScenarioFiles[PoolsScenario] = ScenarioFiles(
+    Annotated[PoolsScenario, Field(discriminator="kind")]
 )
-
-
-def json_schema() -> dict[str, Any]:
-    """Returns the JSON schema of scenario files."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_ADAPTER.json_schema()}
-
-
-def parse_scenario(document: object, where: str = "scenario", *, quick: bool = False) -> Scenario:
-    """Returns the scenario a document describes.
-
-    Args:
-        document: A mapping, as YAML or JSON gives it.
-        where: Named in errors.
-        quick: The short form.
-
-    Raises:
-        InvalidInput: If a key is missing, unknown or of the wrong kind; the field names it.
-    """
-    if not isinstance(document, Mapping):
-        raise InvalidInput(where, "must be a mapping of a scenario's keys")
-    scenario = _validated(document, where)
-    if quick and scenario.quick:
-        scenario = _validated({**document, **scenario.quick}, f"{where}.quick")
-    return scenario
-
-
-def load_scenario(path: Path, *, quick: bool = False) -> Scenario:
-    """Returns the scenario of a YAML file; raises InvalidInput naming what is wrong in it."""
-    try:
-        document = yaml.safe_load(path.read_text("utf-8"))
-    except OSError as error:
-        raise InvalidInput(str(path), f"cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        text = str(error).replace("\n", " ")
-        raise InvalidInput(path.name, f"is not YAML: {text}") from None
-    return parse_scenario(document, path.name, quick=quick)
 
 
 def matching(patterns: list[str], names: list[str], where: str) -> list[str]:
@@ -218,19 +166,3 @@ def matching(patterns: list[str], names: list[str], where: str) -> list[str]:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise InvalidInput(where, f"nothing is called {pattern!r}")
     return [name for name in names if any(fnmatchcase(name, each) for each in patterns)]
-
-
-def _validated(document: Mapping[Any, Any], where: str) -> Scenario:
-    kind = document.get("kind")
-    if kind is None:
-        raise InvalidInput(f"{where}.kind", "is missing")
-    if kind not in KINDS:
-        raise InvalidInput(f"{where}.kind", f"{kind!r} is none of {', '.join(sorted(KINDS))}")
-    try:
-        return _ADAPTER.validate_python(dict(document))
-    except ValidationError as error:
-        first = error.errors()[0]
-        # pydantic's path begins with the kind; the file's does not.
-        path = [str(part) for part in first["loc"][1:]]
-        text = first["msg"].removeprefix("Value error, ")
-        raise InvalidInput(".".join([where, *path]), text) from None
