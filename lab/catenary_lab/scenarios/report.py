@@ -28,6 +28,29 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
+class Measure:
+    """A figure that is tabled and perhaps drawn.
+
+    Attributes:
+        key: In the facts of a run.
+        caption: Of its table, with the unit.
+        scale: What the fact is multiplied by to be in that unit.
+        digits: Behind the point.
+        drawn: There is a panel of it.
+    """
+
+    key: str
+    caption: str
+    scale: float = 1.0
+    digits: int = 1
+    drawn: bool = True
+
+    def text(self, value: float | None) -> str | None:
+        """Returns the fact as a cell has it."""
+        return None if value is None else f"{self.scale * value:.{self.digits}f}"
+
+
+@dataclass(frozen=True, slots=True)
 class Bars:
     """Groups of bars: one series per colour, one value per group (None: no bar)."""
 

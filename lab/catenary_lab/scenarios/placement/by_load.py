@@ -5,28 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from catenary_lab.scenarios.kinds import Results
 from catenary_lab.scenarios.placement.jobs import Figures, ServeJob
 from catenary_lab.scenarios.placement.schema import Attainment, Demand, Overhead
 from catenary_lab.scenarios.placement.settings import Row, rows_of
-from catenary_lab.scenarios.report import Cell, Findings, Lines, Table
+from catenary_lab.scenarios.report import Cell, Findings, Lines, Measure, Table
 
 ByLoad = Attainment | Demand | Overhead
 Facts = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """One figure that is tabled and perhaps drawn."""
-
-    key: str
-    caption: str
-    scale: float = 1.0
-    digits: int = 1
-    drawn: bool = True
 
 
 _ATTAINED = Measure("attainment", "SLO attainment (%)", 100.0)
@@ -116,11 +105,7 @@ def _table(scenario: ByLoad, facts: list[Facts], measure: Measure) -> Table:
                 )
                 for policy in scenario.policies
             ]
-            texts = [
-                None if value is None else f"{measure.scale * value:.{measure.digits}f}"
-                for value in values
-            ]
-            rows.append((engine.label, f"{rate:g}", *texts))
+            rows.append((engine.label, f"{rate:g}", *map(measure.text, values)))
     header = ("engine", "req/s", *(policy.label for policy in scenario.policies))
     return Table(measure.caption, header, tuple(rows))
 
