@@ -24,12 +24,12 @@ from catenary_lab.scenarios.pools.jobs import (
     OfInstance,
     Plan,
 )
-from catenary_lab.scenarios.pools.serving import Search
 from catenary_lab.scenarios.runner import run_all
 from catenary_scheduler.planning.pooled import plan_pools
 from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from catenary_simulator import Options, SimulationResult, simulate
+from catenary_simulator.load_factor import Search
 
 LIMIT_EVENTS_PER_SECOND = 100_000.0
 LIMIT_P50_US, LIMIT_P99_US = 10.0, 40.0

@@ -117,7 +117,7 @@ class Kernel:
 
     def now_ns(self) -> Nanoseconds:
         """Returns the moment, rounded up to a nanosecond."""
-        return self.now if self._ticks == 1 else -(-self.now // self._ticks)
+        return -(-self.now // self._ticks)
 
     def has_arrivals(self) -> bool:
         """Returns whether requests are still to arrive."""
@@ -166,20 +166,22 @@ class Kernel:
                 idle += 1
                 events.append(Tick())
             if events:
-                self._tell()
-                wake = self._wakeup()
+                wake = self._tell()
             if idle > _MOST_IDLE:
                 raise InternalError(f"{self.unanswered()} requests wait and nothing happens")
 
-    def _tell(self) -> None:
-        dispatcher, events, now = self._dispatcher, self._events, self.now_ns()
+    def _tell(self) -> int:
+        """Tells the dispatcher what there is to tell; returns when it wants to be woken."""
+        dispatcher, events = self._dispatcher, self._events
         assert dispatcher is not None  # nobody tells anything where there is none
+        now = self.now if self._ticks == 1 else self.now_ns()
         for event in events:  # and what is told meanwhile, which comes behind
             commands = dispatcher.handle(event, now)
             if commands:
                 self.carry_out(commands)
         self.told += len(events)
         events.clear()
+        return self._wakeup()
 
     def _wakeup(self) -> int:
         moment = None if self._dispatcher is None else self._dispatcher.next_wakeup()

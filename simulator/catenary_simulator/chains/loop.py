@@ -22,7 +22,6 @@ from catenary_services.domain.ids import (
     ModelKey,
     Nanoseconds,
     RequestId,
-    SessionId,
 )
 from catenary_services.domain.plan import ChainHop
 from catenary_simulator.chains.cluster import Cluster
@@ -109,7 +108,8 @@ class SessionLoop(Kernel):
         self._model = model
         self._workload = workload
         self._durations = durations
-        self._running: dict[SessionId, _Running] = {}
+        self._running: dict[int, _Running] = {}
+        """By the id of the session."""
         self.started_ns: list[Nanoseconds] = [-1] * len(workload)
         """-1: rejected."""
         self.ended_ns: list[Nanoseconds] = [-1] * len(workload)
@@ -130,8 +130,8 @@ class SessionLoop(Kernel):
 
     def happen(self, order: int, what: object) -> None:
         """Reports or ends the session whose id the order is."""
-        session, now = SessionId(order), self.now
-        running = self._running.get(session)
+        now = self.now
+        running = self._running.get(order)
         if running is None:  # it was closed, and its request started again
             return
         if now < running.end_ns:
@@ -139,7 +139,7 @@ class SessionLoop(Kernel):
             self.at(min(now + _REPORT_NS, running.end_ns), order, None)
             return
         # The last token is out: the gateway has everything, every agent will free its slots.
-        del self._running[session]
+        del self._running[order]
         self.ended_ns[running.number] = now
         self.tell(RequestCompleted(RequestId(GATEWAY, running.number)))
 

@@ -16,9 +16,11 @@ from catenary_lab.scenarios.pools.jobs import (
     planned,
     prepared,
 )
-from catenary_lab.scenarios.pools.serving import Search, at_load, capacity_rps, search
 from catenary_lab.scenarios.runner import run_all
-from catenary_simulator.load_factor import search as full_search
+from catenary_simulator.load_factor import Search, capacity_rps, search
+from catenary_simulator.options import Options
+from catenary_simulator.result import ModelResult
+from catenary_simulator.simulate import Setting, run
 
 PLAN_OF = OfInstance("set/even/G/tiny")
 LOAD = Load("poisson", "own", 2.0, 1)
@@ -28,6 +30,16 @@ def test_factors_go_down_to_nothing() -> None:
     assert list(Search(step=0.25).factors(2.0)) == [1.0, 0.75, 0.5, 0.25, 0.0]
     assert list(Search(step=0.25).factors(0.6)) == [0.5, 0.25, 0.0]
     assert list(Search(highest=0.3, step=0.1).factors(1.0)) == [0.3, 0.2, 0.1, 0.0]
+
+
+def full_search(setting: Setting, options: Options) -> dict[str, ModelResult]:
+    """Tries every factor there is."""
+    found: dict[str, ModelResult] = {}
+    for step in range(20, -1, -1):
+        for model in run(setting, replace(options, load=round(step * 0.05, 2))).models:
+            if model.attainment >= 0.99:
+                found.setdefault(model.name, model)
+    return found
 
 
 @pytest.mark.parametrize("planner", ["catenary", "np", "dart-r"])
@@ -80,5 +92,8 @@ def test_a_smaller_margin_promises_more_but_never_exceeds_the_instances(tiny: Pa
 def test_noise_reaches_the_simulator(tiny: Path) -> None:
     quiet = prepared(Plan(tiny, PLAN_OF, "catenary"), LOAD, "reservation")
     noisy = prepared(Plan(tiny, PLAN_OF, "catenary"), replace(LOAD, noise=0.3), "reservation")
-    latencies = [at_load(*each, 0.5).models[0].p99_ms for each in (quiet, noisy)]
+    latencies = [
+        run(setting, replace(options, load=0.5)).models[0].p99_ms
+        for setting, options in (quiet, noisy)
+    ]
     assert latencies[0] != latencies[1]

@@ -12,16 +12,16 @@ from catenary_lab.pools import compared
 from catenary_lab.pools.problems import single_model, with_gpus
 from catenary_lab.pools.reactive import ReactiveDispatcher
 from catenary_lab.pools.reference import reference_plan
-from catenary_lab.scenarios.pools.serving import Search, at_load, search
 from catenary_scheduler.dispatch import PooledDispatcher
 from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from catenary_services.errors import PlanInfeasible
 from catenary_simulator.arrivals import parse_arrivals
+from catenary_simulator.load_factor import Search, search
 from catenary_simulator.options import DispatcherFactory, Disturbance, Options
 from catenary_simulator.pools import OWN_MARGIN, reference_rates, with_margin
 from catenary_simulator.result import ModelResult
-from catenary_simulator.simulate import Setting, set_up
+from catenary_simulator.simulate import Setting, run, set_up
 
 Dispatch = Literal["reservation", "reactive"]
 _DISPATCHERS: dict[Dispatch, DispatcherFactory] = {
@@ -130,7 +130,7 @@ class AttainmentJob:
     def run(self) -> Served:
         """Does it."""
         setting, options = prepared(self.plan, self.load, self.dispatch)
-        result = at_load(setting, options, self.factor)
+        result = run(setting, replace(options, load=self.factor))
         return Served(result.models, options.base_rps, result.utilisation)
 
 

@@ -16,8 +16,8 @@ from catenary_lab.scenarios.pools.context import (
 )
 from catenary_lab.scenarios.pools.jobs import LoadFactorJob, Served
 from catenary_lab.scenarios.pools.schema import LoadFactors, Policy, Utilisation
-from catenary_lab.scenarios.pools.serving import Search
 from catenary_lab.scenarios.report import Bars, Cell, Findings, Table, mean, percent
+from catenary_simulator.load_factor import Search
 
 ALL = "all"
 

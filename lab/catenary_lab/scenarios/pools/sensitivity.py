@@ -17,9 +17,9 @@ from catenary_lab.scenarios.pools.jobs import (
     dataset_at,
 )
 from catenary_lab.scenarios.pools.schema import Sensitivity, matching
-from catenary_lab.scenarios.pools.serving import Search
 from catenary_lab.scenarios.report import Cell, Findings, Lines, Table, mean, percent
 from catenary_services.errors import InvalidInput
+from catenary_simulator.load_factor import Search
 from catenary_simulator.result import ModelResult
 
 _PLANNERS: dict[str, Planner] = {"Catenary": "catenary", "NP": "np"}
