@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from catenary_scheduler.dispatch.events import Command, Event, Reject, SessionsProgressed, Tick
 from catenary_services.domain.ids import RequestId
 from catenary_services.errors import InternalError
-from catenary_simulator.kernel import GATEWAY, NEVER, Kernel
 
+SOURCE = Path(__file__).parents[2] / "simulator" / "catenary_simulator" / "kernel.py"
+
+
+def plain(source: Path) -> ModuleType:
+    """A module of its source: no class of a test may inherit from a compiled one."""
+    loader = SourceFileLoader("plain_kernel", str(source))
+    module = ModuleType(loader.name)
+    loader.exec_module(module)
+    return module
+
+
+kernel_module = plain(SOURCE)
+GATEWAY, NEVER, Kernel = kernel_module.GATEWAY, kernel_module.NEVER, kernel_module.Kernel
 REJECTED: Command = Reject(RequestId(GATEWAY, 0), "QUEUE_FULL", "no")
 NEWS = SessionsProgressed(())
 
