@@ -23,6 +23,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from benchmarks.__main__ import MODULES
 from benchmarks.figures import Figure
+from catenary_lab.scenarios import document
 from catenary_lab.scenarios.record import picture_digest, report_of, sealed, settings_of
 from docs_build import truth_figures
 from docs_build.truth_settings import unlike_deployment
@@ -74,14 +75,9 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
     measured = benches(root)
 
     def section(name: str) -> str:
-        return "\n".join(
-            [
-                f"<!-- begin generated: {name} -->\n",
-                report_of(name, found[name]).markdown().strip(),
-                f"\n{origin(found[name], files[name].relative_to(root).as_posix())}\n",
-                f"<!-- end generated: {name} -->",
-            ]
-        )
+        below = origin(found[name], files[name].relative_to(root).as_posix())
+        content = f"{report_of(name, found[name]).markdown().strip()}\n\n{below}"
+        return document.section(name, content)
 
     def cell(name: str, table: int, row: str, column: str) -> float:
         return truth_figures.cell(found[name]["page"]["tables"][table], row, column)

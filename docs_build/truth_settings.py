@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from catenary_lab.live.scenario import SAFETY_MARGIN_MS
-from catenary_lab.scenarios.schema import Sensitivity
+from catenary_lab.scenarios.pools.schema import Sensitivity
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND
 from catenary_simulator.options import SIMULATED

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, at_least, at_most, table
-from catenary_lab.scenarios.chains.runs import run_scenarios
 from catenary_lab.scenarios.data import data_file
+from catenary_lab.scenarios.runner import run_scenarios
 from catenary_scheduler.planning.chains import best_composition
 from catenary_services.errors import InvalidInput
 from catenary_simulator.arrivals import PoissonArrivals
@@ -47,7 +47,7 @@ def run(quick: bool) -> list[Figure]:
         names.append("trace-tuned")
     paths = [SCENARIOS / f"{name}.yaml" for name in names]
     policies, tuning, systems, *tuned = (
-        report.facts["policies"] for report in run_scenarios(paths, quick=quick)
+        report.facts["policies"] for report in run_scenarios("chains", paths, quick=quick)
     )
     figures += [_policies(policies), _regret(tuning), *_systems(systems)]
     return [*figures, *map(_trace, tuned)]

@@ -6,17 +6,15 @@ and chunks. The quick form takes one seed, two rates and whole prompts.
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, at_least, at_most, table
-from catenary_lab.scenarios.jobs import run_all
-from catenary_lab.scenarios.placement import fewest
 from catenary_lab.scenarios.placement.jobs import run_of
-from catenary_lab.scenarios.placement.schema import Fewest, load_scenario
+from catenary_lab.scenarios.placement.schema import FILES, Fewest
 from catenary_lab.scenarios.placement.settings import rows_of
+from catenary_lab.scenarios.runner import findings_of
 from catenary_simulator.placement.serve import serve_placement
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios" / "placement"
@@ -32,7 +30,7 @@ def run(quick: bool) -> list[Figure]:
     """Returns the figures of this bench."""
     figures = _speed()
     for model in MODELS:
-        scenario = load_scenario(SCENARIOS / f"out-of-sample-{model}.yaml", quick=quick)
+        scenario = FILES.load(SCENARIOS / f"out-of-sample-{model}.yaml", quick=quick)
         assert isinstance(scenario, Fewest)
         figures += _savings(model, scenario)
     return figures
@@ -41,8 +39,7 @@ def run(quick: bool) -> list[Figure]:
 def _savings(model: str, scenario: Fewest) -> list[Figure]:
     compared = [each for each in scenario.policies if each.label in ("slo", "jsq", "power-of-two")]
     scenario = scenario.model_copy(update={"policies": compared})
-    results = run_all(list(fewest.jobs(scenario)), os.cpu_count() or 1)
-    savings: list[dict[str, Any]] = fewest.report(model, scenario, results).facts["savings"]
+    savings: list[dict[str, Any]] = findings_of("placement", scenario).facts["savings"]
     figures = []
     for each in savings:
         name = f"{model}, {each['engine']} prompts, slo beside {each['beside']}"
@@ -60,7 +57,7 @@ def _savings(model: str, scenario: Fewest) -> list[Figure]:
 
 def _speed() -> list[Figure]:
     """Returns the ratio of virtual to CPU time in one run, and the time of its decisions."""
-    scenario = load_scenario(SCENARIOS / "out-of-sample-13b.yaml")
+    scenario = FILES.load(SCENARIOS / "out-of-sample-13b.yaml")
     assert isinstance(scenario, Fewest)
     figures = []
     for policy in ("slo", "jsq"):

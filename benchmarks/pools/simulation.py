@@ -8,30 +8,28 @@ short one has one instance per cluster, one seed and 5 s.
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.figures import Figure, at_least, at_most, table
+from catenary_lab.pools.compared import Planner
 from catenary_lab.scenarios.data import data_folder
-from catenary_lab.scenarios.jobs import (
+from catenary_lab.scenarios.kinds import Results
+from catenary_lab.scenarios.pools.jobs import (
     Dispatch,
-    Job,
     Load,
     LoadFactorJob,
     OfInstance,
     Plan,
-    Served,
-    run_all,
 )
-from catenary_lab.scenarios.planners import Planner
-from catenary_lab.scenarios.serving import Search
+from catenary_lab.scenarios.runner import run_all
 from catenary_scheduler.planning.pooled import plan_pools
 from catenary_scheduler.planning.pooled.dataset import PlanningDataset, load_dataset
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from catenary_simulator import SimulationOptions, SimulationResult, simulate
+from catenary_simulator.load_factor import Search
 
 LIMIT_EVENTS_PER_SECOND = 100_000.0
 LIMIT_P50_US, LIMIT_P99_US = 10.0, 40.0
@@ -151,7 +149,7 @@ def _serving(main: Runs, bursty: Runs, ablation: Runs) -> list[Figure]:
     reserved, reactive = ablation.of("reference"), ablation.of("reference", "reactive")
     everything: list[LoadFactorJob] = [*theirs, *ours, *reserved, *reactive]
     everything += [job for jobs in bursts.values() for job in jobs]
-    results = run_all(everything, os.cpu_count() or 1)
+    results = run_all(everything)
     factor = _mean(results, theirs)
     figures = [
         at_least("load factor, reference's plans", factor, "", LIMIT_REFERENCE_PLANS),
@@ -177,7 +175,7 @@ def _serving(main: Runs, bursty: Runs, ablation: Runs) -> list[Figure]:
     return figures
 
 
-def _mean(results: dict[Job[Served], Served], jobs: Iterable[LoadFactorJob]) -> float:
+def _mean(results: Results, jobs: Iterable[LoadFactorJob]) -> float:
     return statistics.mean(model.load_factor for job in jobs for model in results[job].models)
 
 

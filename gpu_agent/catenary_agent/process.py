@@ -94,7 +94,6 @@ class AgentProcess:
             EngineLimits(
                 settings.max_held_bytes,
                 settings.max_assemblies,
-                settings.max_unpushed_batches,
                 settings.push_timeout_s,
                 settings.link_bytes_per_second if settings.emulated_link else None,
                 FaultInjector(settings.faults_file),

@@ -89,9 +89,6 @@ class AgentSettings(ProcessSettings):
     max_assemblies: int = Field(
         256, gt=0, description="Batches waiting for rows of other gateways at a time."
     )
-    max_unpushed_batches: int = Field(
-        4, ge=1, description="Computed batches on their way out; more pause the device."
-    )
     decoder: Literal["auto", "onnx", "torch"] = Field(
         "auto",
         description="Library language models run on; auto: ONNX Runtime on a CPU, PyTorch on CUDA.",

@@ -3,7 +3,7 @@
 Nothing of the product imports this package; it gives the product's commands what they offer beside
 their own by entry points (docs/adr/0028-product-and-lab.md).
 
-scenarios   scenario files, their kinds, and what becomes of them: tables, plots, pages
+scenarios   one framework of scenario files: schema, runner, report; a folder for each kind
 live        the same on real processes: clusters of emulated agents, loads, figures
 pools       planners and dispatchers that pooled pipelines are compared with, the artifact's rules
 chains      PETALS and BPRR: placed, routed and served as these systems would

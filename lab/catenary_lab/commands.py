@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from catenary_lab.scenarios.kinds import Kind, run_command
+from catenary_lab.scenarios.kinds import DOCUMENTS, kind_named
 
 
-def _command(
-    name: str, document: str, live: str, text: str, run: Callable[..., None]
-) -> click.Command:
+def _command(name: str, live: str, text: str) -> click.Command:
     """Returns the command of one kind of scenario files.
 
     Args:
         name: Of the kind.
-        document: Of the results.
         live: Help of `--live`.
         text: Help of the command.
-        run: Takes the files and the options.
     """
+
+    def run(
+        scenarios: tuple[Path, ...], schema: bool, out: Path | None, as_json: bool, **form: Any
+    ) -> None:
+        from catenary_lab.scenarios.output import present, tell
+        from catenary_lab.scenarios.runner import run_scenarios
+
+        kind = kind_named(name)
+        if schema:
+            click.echo(json.dumps(kind.files.json_schema(), indent=2))
+            return
+        if not scenarios:
+            raise click.UsageError("give scenario files, or --schema")
+        reports = run_scenarios(kind, scenarios, progress=tell, **form)
+        quick = form["quick"]
+        present(reports, kind.document, out, as_json=as_json, paths=scenarios, quick=quick)
+
     return click.Command(
         name,
         callback=run,
@@ -39,7 +52,7 @@ def _command(
             click.Option(
                 ["--out"],
                 type=click.Path(path_type=Path, file_okay=False),
-                help=f"Folder for plots, facts and the tables in {document}.",
+                help=f"Folder for plots, facts and the tables in {DOCUMENTS[name]}.",
             ),
             click.Option(
                 ["--workers"],
@@ -53,43 +66,13 @@ def _command(
     )
 
 
-def _run_pools(scenarios: tuple[Path, ...], **flags: Any) -> None:
-    from catenary_lab.scenarios.command import run_command as run_pools
-
-    run_pools({"scenarios": scenarios, **flags}, as_json=flags["as_json"])
-
-
-def _run_chains(scenarios: tuple[Path, ...], **flags: Any) -> None:
-    from catenary_lab.scenarios.chains.runs import DOCUMENT, run_scenarios
-    from catenary_lab.scenarios.chains.schema import json_schema
-
-    run_command(Kind(DOCUMENT, json_schema, run_scenarios), scenarios, **flags)
-
-
-def _run_placement(scenarios: tuple[Path, ...], **flags: Any) -> None:
-    from catenary_lab.scenarios.placement.runs import DOCUMENT, run_scenarios
-    from catenary_lab.scenarios.placement.schema import json_schema
-
-    run_command(Kind(DOCUMENT, json_schema, run_scenarios), scenarios, **flags)
-
-
-def _run_packing(scenarios: tuple[Path, ...], **flags: Any) -> None:
-    from catenary_lab.scenarios.packing.runs import DOCUMENT, run_scenarios
-    from catenary_lab.scenarios.packing.schema import json_schema
-
-    run_command(Kind(DOCUMENT, json_schema, run_scenarios), scenarios, **flags)
-
-
 pools = _command(
     "pools",
-    "pooled-pipelines.md",
     "Run scenarios that can on real processes as well.",
     "Serves pooled pipelines, by scenario files; `catenaryd simulate pools` asks it.",
-    _run_pools,
 )
 chains = _command(
     "chains",
-    "server-chains.md",
     "Serve on real processes, too, what has a `live` section: an emulated agent per server.",
     """Serves sessions over composed server chains, by scenario files; - reads standard input.
 
@@ -97,11 +80,9 @@ chains = _command(
 
     Example: catenaryd simulate chains scenarios/chains/table-1-live.yaml --live
     """,
-    _run_chains,
 )
 placement = _command(
     "placement",
-    "slo-placement.md",
     "Start real agents, for scenarios of kind live: a real model under a load in steps.",
     """Places sessions on workers under objectives, by scenario files; - reads standard input.
 
@@ -111,11 +92,9 @@ placement = _command(
 
     Example: catenaryd simulate placement scenarios/placement/live-steps.yaml --live --json
     """,
-    _run_placement,
 )
 packing = _command(
     "packing",
-    "kv-packing.md",
     "Start real agents, for scenarios of kind live: running sessions of a real model move.",
     """Packs the caches of sessions onto few GPUs, by scenario files; - reads standard input.
 
@@ -125,5 +104,4 @@ packing = _command(
 
     Example: catenaryd simulate packing scenarios/packing/packing-live.yaml --live --json
     """,
-    _run_packing,
 )

@@ -9,7 +9,6 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from catenary_scheduler.dispatch import ChainedConfig, PooledConfig
-from catenary_scheduler.dispatch.breaker import BreakerConfig
 from catenary_scheduler.observed.stuck_agents import StuckRules
 from catenary_scheduler.packing.transfers.migration_budget import MigrationBudgetConfig
 from catenary_scheduler.scaling import DemandPolicy, ReplanPolicy, ScalingPolicy, SessionLoad
@@ -339,21 +338,6 @@ class SchedulerSettings(ProcessSettings):
         description="A session that got no token for this long, though its "
         "agents seem well, is started again elsewhere; before its first one, for four times this.",
     )
-    breaker_failures: int = Field(
-        default=3,
-        ge=1,
-        description="An agent whose device fails so often in a row, or half of "
-        "the time, gets no more than a try now and then, if there are others.",
-    )
-    breaker_pause_s: float = Field(
-        default=0.5,
-        gt=0.0,
-        description="First pause before such a try; doubled with each that "
-        "fails, up to `breaker_longest_pause_s`.",
-    )
-    breaker_longest_pause_s: float = Field(
-        default=30.0, gt=0.0, description="See `breaker_pause_s`."
-    )
     overdue_grace_ms: float = Field(
         default=100.0,
         ge=0.0,
@@ -398,15 +382,6 @@ class SchedulerSettings(ProcessSettings):
             else round(self.max_linger_ms * NANOSECONDS_PER_MILLISECOND),
             safety_margin_ns=round(self.safety_margin_ms * NANOSECONDS_PER_MILLISECOND),
             overdue_grace_ns=round(self.overdue_grace_ms * NANOSECONDS_PER_MILLISECOND),
-            breaker=self.breaker(),
-        )
-
-    def breaker(self) -> BreakerConfig:
-        """Returns when agents whose devices fail are left alone, and for how long."""
-        return BreakerConfig(
-            in_a_row=self.breaker_failures,
-            first_pause_ns=int(self.breaker_pause_s * NANOSECONDS_PER_SECOND),
-            longest_pause_ns=int(self.breaker_longest_pause_s * NANOSECONDS_PER_SECOND),
         )
 
     def stuck_rules(self) -> StuckRules:
@@ -422,7 +397,6 @@ class SchedulerSettings(ProcessSettings):
         return ChainedConfig(
             claim_grace_ns=int(self.claim_grace_s * NANOSECONDS_PER_SECOND),
             rebalance=self.rebalance,
-            breaker=self.breaker(),
             stall_ns=int(self.token_stall_s * NANOSECONDS_PER_SECOND),
             max_moves=self.max_moves,
             max_moves_per_agent=self.max_moves_per_agent,

@@ -8,8 +8,11 @@ simulated, so that a policy can be tried at 100 GPUs, or 100,000, on a laptop.
     simulate      one run
     load_factor   the largest load that keeps the SLOs
     result        what was found
-    core          the hot loop: event heap, devices, links
-    chains        the same for generation over server chains: loop, clusters, workloads, baselines
+    kernel        the clock of all kinds: what is due, arrivals, the dispatcher's wake-ups
+    core          pooled pipelines: devices and links
+    chains        sessions over server chains: loop, clusters, workloads
+    placement     sessions placed on workers under objectives
+    packing       where caches live and how they move, epoch by epoch
 """
 
 from catenary_simulator.arrivals import (

@@ -16,8 +16,7 @@ from catenary_services.domain.plan import Agent, ModelPlan, Plan
 from catenary_services.errors import InvalidInput
 from catenary_simulator.arrivals import merged
 from catenary_simulator.core.devices import SimulatedDevice, SimulatedLink, StageCost
-from catenary_simulator.core.loop import BatchLoop
-from catenary_simulator.core.noise import NoiseFactors
+from catenary_simulator.core.noise import Noise, NoiseFactors
 from catenary_simulator.core.requests import DROPPED, FINISHED, LATE, SimulatedRequests
 from catenary_simulator.core.world import SimulatedCluster
 from catenary_simulator.options import SimulatedDispatcher, SimulationOptions, offered_rps
@@ -69,9 +68,7 @@ def run(
     duration_ns = round(options.duration_s * NANOSECONDS_PER_SECOND)
     requests = _requests(setting.plan, options)
     disturbance = options.disturbance
-    world = SimulatedCluster(
-        _devices(setting, options),
-        requests,
+    noise = Noise(
         NoiseFactors(
             disturbance.compute_cv,
             disturbance.straggler_probability,
@@ -81,12 +78,12 @@ def run(
         ),
         NoiseFactors(disturbance.transfer_cv, 0.0, 1.0, options.seed, _TRANSFER),
         disturbance.report_delay_ns,
-        duration_ns,
     )
     dispatcher = _dispatcher(setting, options)
-    loop = BatchLoop(wrap(dispatcher) if wrap else dispatcher, world, requests)
+    watched = wrap(dispatcher) if wrap else dispatcher
+    world = SimulatedCluster(watched, _devices(setting, options), requests, noise, duration_ns)
     begin = time.thread_time()
-    loop.run()
+    world.run()
     seconds = time.thread_time() - begin
     decisions = dispatcher.take_decision_times()
     times = np.percentile(decisions, (50, 99)) / 1000 if decisions else None
@@ -94,7 +91,7 @@ def run(
         _models(setting.plan, options, requests, world),
         _utilisation(setting, world, duration_ns),
         (float(times[0]), float(times[1])) if times is not None else None,
-        loop.events + world.events,
+        world.told + world.ends,
         seconds,
         dispatcher.statistics(),
     )

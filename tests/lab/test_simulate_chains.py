@@ -10,9 +10,9 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from catenary_lab.scenarios.chains.runs import DOCUMENT
-from catenary_lab.scenarios.chains.schema import KINDS, load_scenario, parse_scenario
+from catenary_lab.scenarios.chains.schema import FILES
 from catenary_lab.scenarios.document import sections
+from catenary_lab.scenarios.kinds import DOCUMENTS
 from catenary_services.errors import InvalidInput
 from catenaryd.command_line import cli
 from cluster_harness import ROOT
@@ -67,7 +67,7 @@ def file_of(folder: Path, scenario: str, **changes: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FILES.kinds)
 def test_every_kind_prints_tables_and_one_json_object(tmp_path: Path, kind: str) -> None:
     path = str(file_of(tmp_path, kind))
     text = run(path, "--workers", "1")
@@ -111,12 +111,12 @@ def test_the_same_file_gives_the_same_facts_however_many_processes(tmp_path: Pat
 def test_out_writes_facts_plots_and_the_document(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / "out"
-    paths = [str(file_of(tmp_path, kind)) for kind in KINDS]
+    paths = [str(file_of(tmp_path, kind)) for kind in FILES.kinds]
     done = run(*paths, "--workers", "1", "--out", str(out))
     assert done.exit_code == 0, done.output
     assert done.output == ""
-    assert sections((out / DOCUMENT).read_text()) == list(KINDS)
-    for kind in KINDS:
+    assert sections((out / DOCUMENTS["chains"]).read_text()) == list(FILES.kinds)
+    for kind in FILES.kinds:
         assert (out / f"{kind}.png").stat().st_size > 1000
         assert json.loads((out / f"{kind}.json").read_text())["policies"]
 
@@ -153,7 +153,7 @@ def test_what_is_wrong_in_a_file_is_named(
     tmp_path: Path, changes: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(InvalidInput, match=field):
-        load_scenario(file_of(tmp_path, "serve", **changes))
+        FILES.load(file_of(tmp_path, "serve", **changes))
 
 
 def test_errors_are_one_sentence_and_exit_1(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_errors_are_one_sentence_and_exit_1(tmp_path: Path) -> None:
 
 def test_the_schema_is_printed_and_has_every_kind() -> None:
     schema = json.loads(run("--schema").output)
-    assert set(schema["discriminator"]["mapping"]) == set(KINDS)
+    assert set(schema["discriminator"]["mapping"]) == set(FILES.kinds)
 
 
 def test_an_unplaceable_model_is_said_to_be_so(tmp_path: Path) -> None:
@@ -186,6 +186,6 @@ def test_every_scenario_of_the_project_has_a_short_form_that_runs(path: Path) ->
 
 def test_quick_replaces_keys_and_is_validated_too() -> None:
     document = {"kind": "serve", **BASE, **OF_KIND["serve"], "quick": {"seeds": [5]}}
-    assert parse_scenario(document, quick=True).seeds == [5]  # type: ignore[union-attr]
+    assert FILES.parse(document, quick=True).seeds == [5]  # type: ignore[union-attr]
     with pytest.raises(InvalidInput, match=r"scenario\.quick\.seeds"):
-        parse_scenario({**document, "quick": {"seeds": []}}, quick=True)
+        FILES.parse({**document, "quick": {"seeds": []}}, quick=True)

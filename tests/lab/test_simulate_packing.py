@@ -11,8 +11,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from catenary_lab.scenarios.document import sections
-from catenary_lab.scenarios.packing.runs import DOCUMENT
-from catenary_lab.scenarios.packing.schema import KINDS, Targets, load_scenario, parse_scenario
+from catenary_lab.scenarios.kinds import DOCUMENTS
+from catenary_lab.scenarios.packing.schema import FILES, Targets
 from catenary_lab.scenarios.packing.settings import rows_of
 from catenary_services.errors import InvalidInput
 from catenaryd.command_line import cli
@@ -143,28 +143,28 @@ def test_plots_facts_and_sections_are_written(tmp_path: Path) -> None:
     done = run(str(file_of(tmp_path, "over_time")), "--out", str(out), "--workers", "1")
     assert done.exit_code == 0, done.output
     assert sorted(each.name for each in out.iterdir()) == [
-        DOCUMENT,
+        DOCUMENTS["packing"],
         "over_time.json",
         "over_time.png",
     ]
-    assert sections((out / DOCUMENT).read_text()) == ["over_time"]
+    assert sections((out / DOCUMENTS["packing"]).read_text()) == ["over_time"]
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_every_scenario_of_the_project_is_valid_in_both_forms(path: Path) -> None:
-    assert load_scenario(path).title
-    assert load_scenario(path, quick=True).kind == load_scenario(path).kind
+    assert FILES.load(path).title
+    assert FILES.load(path, quick=True).kind == FILES.load(path).kind
 
 
 def test_the_figures_of_the_paper_are_all_there() -> None:
-    figures = {figure for path in SCENARIOS for figure in load_scenario(path).figure.split(", ")}
+    figures = {figure for path in SCENARIOS for figure in FILES.load(path).figure.split(", ")}
     assert figures >= {"6", "11", "12", "13", "14", "15"}
 
 
 def test_targets_are_those_of_the_project_in_and_out_of_sample() -> None:
     limits = []
     for name in ("packing-targets", "packing-out-of-sample"):
-        scenario = load_scenario(ROOT / "scenarios" / "packing" / f"{name}.yaml")
+        scenario = FILES.load(ROOT / "scenarios" / "packing" / f"{name}.yaml")
         assert isinstance(scenario, Targets)
         limits.append(scenario.limits)
         assert scenario.policy == "pack"
@@ -181,7 +181,7 @@ def test_targets_are_those_of_the_project_in_and_out_of_sample() -> None:
 
 def test_the_schema_is_printed_and_knows_every_kind() -> None:
     schema = json.loads(run("--schema").output)
-    assert set(schema["discriminator"]["mapping"]) == set(KINDS)
+    assert set(schema["discriminator"]["mapping"]) == set(FILES.kinds)
     for name in schema["discriminator"]["mapping"].values():
         assert schema["$defs"][name.rpartition("/")[2]]["additionalProperties"] is False
 
@@ -219,7 +219,7 @@ def test_the_schema_is_printed_and_knows_every_kind() -> None:
 )
 def test_a_wrong_key_is_named(kind: str, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidInput, match=named):
-        parse_scenario({"kind": kind, **BASE, **OF_KIND.get(kind, {}), **changes})
+        FILES.parse({"kind": kind, **BASE, **OF_KIND.get(kind, {}), **changes})
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_what_cannot_be_served_is_named_before_anything_runs(
 
 
 def test_each_seed_of_a_trace_begins_elsewhere() -> None:
-    scenario = load_scenario(ROOT / "scenarios" / "packing" / "packing-targets.yaml")
+    scenario = FILES.load(ROOT / "scenarios" / "packing" / "packing-targets.yaml")
     jobs = [row.job for row in rows_of(scenario) if row.workload == "Azure"]
     assert len(set(jobs)) == len(jobs)
     firsts = {job.skip: job.sessions() for job in jobs}

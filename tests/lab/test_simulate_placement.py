@@ -11,13 +11,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from catenary_lab.scenarios.document import sections
-from catenary_lab.scenarios.placement.runs import DOCUMENT
-from catenary_lab.scenarios.placement.schema import (
-    KINDS,
-    json_schema,
-    load_scenario,
-    parse_scenario,
-)
+from catenary_lab.scenarios.kinds import DOCUMENTS
+from catenary_lab.scenarios.placement.schema import FILES
 from catenary_lab.scenarios.placement.settings import rows_of
 from catenary_services.errors import InvalidInput
 from catenaryd.command_line import cli
@@ -125,32 +120,32 @@ def test_plots_facts_and_sections_are_written(tmp_path: Path) -> None:
     assert sorted(each.name for each in out.iterdir()) == [
         "attainment.json",
         "attainment.png",
-        DOCUMENT,
+        DOCUMENTS["placement"],
     ]
-    assert sections((out / DOCUMENT).read_text()) == ["attainment"]
+    assert sections((out / DOCUMENTS["placement"]).read_text()) == ["attainment"]
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_every_scenario_of_the_project_is_valid_in_both_forms(path: Path) -> None:
-    assert load_scenario(path).title
-    assert load_scenario(path, quick=True).kind == load_scenario(path).kind
+    assert FILES.load(path).title
+    assert FILES.load(path, quick=True).kind == FILES.load(path).kind
 
 
 def test_the_figures_of_the_paper_are_all_there() -> None:
-    assert {load_scenario(path).figure for path in SCENARIOS} >= {"9", "10", "11", "12", "13"}
+    assert {FILES.load(path).figure for path in SCENARIOS} >= {"9", "10", "11", "12", "13"}
 
 
 def test_out_of_sample_are_twelve_cells_of_fresh_seeds() -> None:
     for model in ("13b", "70b"):
-        scenario = load_scenario(ROOT / "scenarios" / "placement" / f"out-of-sample-{model}.yaml")
+        scenario = FILES.load(ROOT / "scenarios" / "placement" / f"out-of-sample-{model}.yaml")
         assert len(scenario.rates_per_s) * len(scenario.seeds) == 12
         assert scenario.seeds == [201, 202, 203, 204]
 
 
 def test_the_schema_is_printed_and_knows_every_kind() -> None:
     schema = json.loads(run("--schema").output)
-    assert schema == json_schema()
-    assert set(schema["discriminator"]["mapping"]) == set(KINDS)
+    assert schema == FILES.json_schema()
+    assert set(schema["discriminator"]["mapping"]) == set(FILES.kinds)
     for name in schema["discriminator"]["mapping"].values():
         assert schema["$defs"][name.rpartition("/")[2]]["additionalProperties"] is False
 
@@ -169,7 +164,7 @@ def test_the_schema_is_printed_and_knows_every_kind() -> None:
 )
 def test_a_wrong_key_is_named(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidInput, match=named):
-        parse_scenario({"kind": "attainment", **BASE, **OF_KIND["attainment"], **changes})
+        FILES.parse({"kind": "attainment", **BASE, **OF_KIND["attainment"], **changes})
 
 
 def test_data_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +177,7 @@ def test_data_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_recorded_lengths_are_halved() -> None:
     path = ROOT / "scenarios" / "placement" / "out-of-sample-13b.yaml"
-    case = rows_of(load_scenario(path, quick=True))[0].case
+    case = rows_of(FILES.load(path, quick=True))[0].case
     learned, served = case.halves
     assert abs(len(learned.prompts) - len(served.prompts)) <= 1
     assert set(case.workload().prompts) <= set(served.prompts)

@@ -28,8 +28,7 @@ from catenary_services.domain.ids import (
 )
 from catenary_services.errors import InternalError
 from catenary_simulator.core.devices import SimulatedDevice, SimulatedLink, StageCost
-from catenary_simulator.core.loop import BatchLoop
-from catenary_simulator.core.noise import NoiseFactors
+from catenary_simulator.core.noise import Noise, NoiseFactors
 from catenary_simulator.core.requests import DROPPED, FINISHED, LATE, SimulatedRequests
 from catenary_simulator.core.world import SimulatedCluster
 
@@ -118,9 +117,10 @@ def play(
         [0] * len(arrivals_ms),
         [round(slo_ms * MS)],
     )
-    world = SimulatedCluster(devices(*names), requests, EXACT, EXACT, round(delay_ms * MS), 10**12)
     script = script or Script(answers)
-    BatchLoop(script, world, requests).run()
+    noise = Noise(EXACT, EXACT, round(delay_ms * MS))
+    world = SimulatedCluster(script, devices(*names), requests, noise, 10**12)
+    world.run()
     return script, requests, world
 
 

@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 import catenary
-from catenary_lab.live.packing_figures import RESTART, Answer
-from catenary_lab.live.packing_load import MODES, Mover, answer_of
+from catenary_lab.live.packing.figures import RESTART, Answer
+from catenary_lab.live.packing.load import MODES, Mover, answer_of
 from cluster_harness import RunningCluster, running_cluster
 from language_model import install
 

@@ -25,8 +25,8 @@ import aiohttp
 import catenary
 from benchmarks.gpu.models.models import Wanted, make
 from benchmarks.gpu.stage import Context
-from catenary_lab.live.packing_figures import Answer
-from catenary_lab.live.packing_load import Mover, answer_of
+from catenary_lab.live.packing.figures import Answer
+from catenary_lab.live.packing.load import Mover, answer_of
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 
 _START_S = 100.0

@@ -50,13 +50,16 @@ if TYPE_CHECKING:
 _log = get_logger("catenary_agent.engine")
 
 
+_MOST_UNPUSHED_BATCHES = 4
+"""Computed batches on their way out; more pause the device."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
     """How much an engine holds and how long it waits."""
 
     max_held_bytes: int = 1 << 30
     max_assemblies: int = 256
-    max_unpushed_batches: int = 4
     push_timeout_s: float = 2.0
     emulated_link_bytes_per_second: int | None = None
     """Frames between agents take as long as on a link of this speed; None: as long as they do."""
@@ -89,9 +92,7 @@ class BatchEngine:
         speed = limits.emulated_link_bytes_per_second
         self._link = None if speed is None else EmulatedLink(speed)
         self._outbound = OutputSender(hub, agent_id, limits.push_timeout_s, self._link)
-        self._feeder = Feeder(
-            self._outbound.stage, self._failed, limits.max_unpushed_batches, deque()
-        )
+        self._feeder = Feeder(self._outbound.stage, self._failed, _MOST_UNPUSHED_BATCHES, deque())
         self._arrivals = BatchReceiver(
             agent_id,
             self.partitions,

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -21,8 +21,33 @@ from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 
 AS_SIMULATED = {"fair_share": False}
 """Simulations have no gateway in front that refuses what might be late."""
-_PATIENT = {"heartbeat_s": 2.0, "silence_s": 20.0}
-"""Nineteen processes on two cores must not take each other for dead."""
+EMULATED = {"heartbeat_s": 2.0, "silence_s": 20.0}
+"""A dozen processes and more on two cores must not take each other for dead."""
+REAL = {"heartbeat_s": 1.0, "silence_s": 15.0}
+"""The same where agents have a real model, and there are fewer of them."""
+
+ClusterT = TypeVar("ClusterT", bound=LocalCluster)
+
+
+def settings(
+    patience: Mapping[str, float], scheduler: Mapping[str, Any], **agent: Any
+) -> dict[str, dict[str, Any]]:
+    """Returns what processes of a live run are told beyond the usual, by their role."""
+    return {
+        "gateway": dict(AS_SIMULATED),
+        "agent": {**patience, **agent},
+        "scheduler": {**patience, **scheduler},
+    }
+
+
+@asynccontextmanager
+async def serving(cluster: ClusterT, progress: Callable[[str], None]) -> AsyncIterator[ClusterT]:
+    """Starts a cluster and stops it at the end."""
+    try:
+        await cluster.start(progress)
+        yield cluster
+    finally:
+        await cluster.stop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +119,10 @@ async def running(
             grpc_port=0,
             http_port=0,
             data_dir=folder,
-            extra={
-                "gateway": dict(AS_SIMULATED),
-                "agent": dict(_PATIENT),
-                "scheduler": {**_PATIENT, **scheduler},
-            },
+            extra=settings(EMULATED, scheduler),
             each_agent=agent_settings(agents, profiles),
         )
     )
-    try:
-        await cluster.start(progress)
-        slo_ms = {model.name: model.slo_us / 1e3 for model in problem.models}
+    slo_ms = {model.name: model.slo_us / 1e3 for model in problem.models}
+    async with serving(cluster, progress):
         yield LiveCluster(cluster, slo_ms, folder)
-    finally:
-        await cluster.stop()

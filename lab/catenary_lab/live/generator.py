@@ -1,6 +1,8 @@
-"""Runs a load generator as a process of its own: it shares no event loop with what it loads.
+"""Load generators: processes of their own, open loop, that share no event loop with what they load.
 
-The module is called as `python -m MODULE ORDER ANSWER`: it reads the one file and writes the other.
+A generator's module is called as `python -m MODULE ORDER ANSWER`: it reads the one file and writes
+the other. What it sends goes at its moment, whatever became of what went before, and times count
+from that moment: a stalled server cannot hide behind a stalled generator.
 """
 
 from __future__ import annotations
@@ -8,11 +10,18 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from catenary_services.errors import Unavailable
+from catenaryd.local.supervisor import end_with_parent
+
+T = TypeVar("T")
+LEAD_S = 0.5
+"""Between the start of the process and the first arrival."""
 
 
 async def generate_load(module: str, order: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -44,3 +53,44 @@ async def generate_load(module: str, order: Mapping[str, Any], folder: Path) -> 
         raise Unavailable(f"the load generator failed: {' '.join(last)}")
     written: dict[str, Any] = json.loads(await asyncio.to_thread(answer.read_text))
     return written
+
+
+async def send_all(
+    due_s: Sequence[float], send: Callable[[int, float], Awaitable[T]]
+) -> tuple[list[T], float]:
+    """Returns what became of everything that was sent, and how late it was sent (p99, seconds).
+
+    Args:
+        due_s: When each is to be sent, ascending, from about now.
+        send: Sends what has this number, which is due at this moment of `time.monotonic`.
+    """
+    lags_s = [0.0]
+
+    async def sent(number: int, due: float) -> T:
+        lags_s.append(time.monotonic() - due)
+        return await send(number, due)
+
+    start = time.monotonic() + LEAD_S
+    tasks: list[asyncio.Task[T]] = []
+    async with asyncio.TaskGroup() as group:
+        for number, moment in enumerate(due_s):
+            due = start + moment
+            if (delay := due - time.monotonic()) > 0:
+                await asyncio.sleep(delay)
+            tasks.append(group.create_task(sent(number, due)))
+    lags_s.sort()
+    return [task.result() for task in tasks], lags_s[int(0.99 * (len(lags_s) - 1))]
+
+
+def run_generator(generate: Callable[[dict[str, Any]], Coroutine[Any, Any, Any]]) -> None:
+    """Runs the process of a generator.
+
+    Args:
+        generate: Sends what the order's document says; returns a dataclass of the outcome.
+    """
+    import uvloop
+
+    end_with_parent()
+    order, answer = (Path(each) for each in sys.argv[1:])
+    outcome = uvloop.run(generate(json.loads(order.read_text())))
+    answer.write_text(json.dumps(asdict(outcome)))

@@ -1,34 +1,26 @@
 """The load generator of a live scenario: a process of its own, open loop, over real gRPC.
 
-`python -m catenary_lab.live.load ORDER ANSWER` sends the requests of the order file at their
-moments, whatever became of those before, and writes what came of them. A request is in time if its
-result is here within the SLO, counted from the moment it was due: a stalled server cannot hide
-behind a stalled generator.
+A request is in time if its result is here within the SLO, counted from the moment it was due.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import catenary
 from catenary_lab.live.emulation import FEATURES, INPUT
-from catenary_lab.live.generator import generate_load
-from catenaryd.local.supervisor import end_with_parent
+from catenary_lab.live.generator import generate_load, run_generator, send_all
 
 Moments = Mapping[str, Sequence[float]]
 """Per model, seconds from the start, ascending."""
 
-LEAD_S = 0.5
-"""Between the start of the process and the first arrival."""
 _PATIENCE_S = 60.0
 
 
@@ -96,25 +88,15 @@ class _Generator:
         }
         self._latencies: dict[str, list[float]] = {name: [] for name in order.slo_ms}
         self._refused: dict[str, Counter[str]] = {name: Counter() for name in order.slo_ms}
-        self._lags_ms: list[float] = [0.0]
+        moments = order.moments.items()
+        self._sequence = sorted((at, name) for name, times in moments for at in times)
 
     async def run(self) -> LoadOutcome:
-        moments = self._order.moments
-        sequence = sorted((at, name) for name, times in moments.items() for at in times)
-        start = time.monotonic() + LEAD_S
-        async with asyncio.TaskGroup() as group:
-            for at, name in sequence:
-                due = start + at
-                if (delay := due - time.monotonic()) > 0:
-                    await asyncio.sleep(delay)
-                group.create_task(self._call(name, due))
-        return LoadOutcome(
-            {name: self._outcome(name) for name in self._order.slo_ms},
-            float(np.percentile(self._lags_ms, 99)),
-        )
+        _, lag_s = await send_all([at for at, _ in self._sequence], self._call)
+        return LoadOutcome({name: self._outcome(name) for name in self._order.slo_ms}, lag_s * 1e3)
 
-    async def _call(self, name: str, due: float) -> None:
-        self._lags_ms.append((time.monotonic() - due) * 1e3)
+    async def _call(self, number: int, due: float) -> None:
+        name = self._sequence[number][1]
         try:
             await self._client.send(self._requests[name], timeout_s=_PATIENCE_S)
         except catenary.CatenaryError as error:
@@ -134,21 +116,12 @@ class _Generator:
         )
 
 
-async def _generate(order: LoadOrder) -> LoadOutcome:
+async def _generate(document: dict[str, Any]) -> LoadOutcome:
+    order = LoadOrder(**document)
     async with catenary.AsyncClient(order.target) as client:
         await client.ready()  # the connection is open before the first request is due
         return await _Generator(client, order).run()
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Entry point of the process."""
-    import uvloop
-
-    end_with_parent()
-    order = LoadOrder(**json.loads(Path(arguments[0]).read_text()))
-    outcome = uvloop.run(_generate(order))
-    Path(arguments[1]).write_text(json.dumps(asdict(outcome)))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_generator(_generate)

@@ -18,6 +18,12 @@ def sections(text: str) -> list[str]:
     return re.findall(r"^<!-- begin generated: ([\w-]+) -->$", text, flags=re.MULTILINE)
 
 
+def section(name: str, content: str) -> str:
+    """Returns a generated section with its marks."""
+    begin, end = f"<!-- begin generated: {name} -->\n", f"<!-- end generated: {name} -->"
+    return f"{begin}\n{content.strip()}\n\n{end}"
+
+
 def replaced(text: str, name: str, content: str) -> str:
     """Returns the document with another content of one section.
 
@@ -31,7 +37,7 @@ def replaced(text: str, name: str, content: str) -> str:
     _, found, after = rest.partition(end)
     if not found:
         raise InvalidInput("document", f"does not end its section {name!r}")
-    return f"{before}{begin}\n{content.strip()}\n\n{end}{after}"
+    return f"{before}{section(name, content)}{after}"
 
 
 def update(path: Path, name: str, content: str) -> None:

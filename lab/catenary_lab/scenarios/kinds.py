@@ -1,54 +1,96 @@
-"""`catenaryd simulate KIND SCENARIO.yaml ...`: what all kinds of scenario files have in common."""
+"""Kinds of scenario files as plug-ins: what a kind has to say so that the runner can run it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from importlib import import_module
+from typing import Any, Generic, Protocol, TypeVar
 
-import click
+from catenary_lab.scenarios.report import Findings
+from catenary_lab.scenarios.schema import Scenario, ScenarioFiles
 
-from catenary_lab.scenarios.output import present, tell
-from catenary_lab.scenarios.report import Report
+DOCUMENTS = {
+    "chains": "server-chains.md",
+    "packing": "kv-packing.md",
+    "placement": "slo-placement.md",
+    "pools": "pooled-pipelines.md",
+}
+"""The page of each kind's results."""
+
+ResultT_co = TypeVar("ResultT_co", covariant=True)
+Progress = Callable[[str], None]
+
+
+class Job(Hashable, Protocol, Generic[ResultT_co]):
+    """A run: a case and a seed. It says everything by itself, so that equal ones are done once."""
+
+    def run(self) -> ResultT_co:
+        """Returns what the run found."""
+        ...
+
+
+Results = Mapping[Job[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """What is done with the scenarios of one class.
+
+    Attributes:
+        scenario: The class.
+        jobs: Returns the runs of a scenario; raises InvalidInput if its data is not there.
+        report: Returns what the results of these runs come to.
+        alone: Times are measured: nothing may run beside these jobs.
+        with_live: Returns what real processes make of a scenario that has been simulated, to be
+            set beside; the scenario says by a section `live` whether it wants that.
+    """
+
+    scenario: type[Any]
+    jobs: Callable[[Any], Iterable[Job[Any]]]
+    report: Callable[[Any, Results], Findings]
+    alone: bool = False
+    with_live: Callable[[Any, Results, Progress], Findings] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LiveExperiment:
+    """What is done with scenarios that need real processes.
+
+    Attributes:
+        scenario: Their class.
+        serve: Returns what the processes make of a scenario.
+    """
+
+    scenario: type[Any]
+    serve: Callable[[Any, Progress], Findings]
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of scenario files."""
+    """A kind of scenario files.
 
-    document: str
-    """Of the results."""
-    json_schema: Callable[[], dict[str, Any]]
-    run_scenarios: Callable[..., list[Report]]
-    """Takes paths, and by name `quick`, `workers`, `live` and `progress`."""
-
-
-def run_command(
-    kind: Kind,
-    paths: tuple[Path, ...],
-    *,
-    schema: bool,
-    out: Path | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
-    """Runs scenario files and prints or writes what they found.
-
-    Args:
-        kind: Their kind.
-        paths: The files.
-        schema: Print the JSON schema of such files instead.
-        out: Folder for plots, facts and the document; None: tables are printed.
-        as_json: Print facts instead of tables.
-        **options: For `run_scenarios`.
+    Attributes:
+        name: As `catenaryd simulate` has it.
+        files: Reads them.
+        experiments: By the values of `kind`.
     """
-    if schema:
-        click.echo(json.dumps(kind.json_schema(), indent=2))
-        return
-    if not paths:
-        raise click.UsageError("give scenario files, or --schema")
-    reports = kind.run_scenarios(paths, progress=tell, **options)
-    quick = options["quick"]
-    present(reports, kind.document, out, as_json=as_json, paths=paths, quick=quick)
+
+    name: str
+    files: ScenarioFiles[Any]
+    experiments: tuple[Experiment | LiveExperiment, ...]
+
+    @property
+    def document(self) -> str:
+        """The page of its results."""
+        return DOCUMENTS[self.name]
+
+    def experiment(self, scenario: Scenario) -> Experiment | LiveExperiment:
+        """Returns what is done with a scenario: that of its very class."""
+        return next(each for each in self.experiments if each.scenario is type(scenario))
+
+
+def kind_named(name: str) -> Kind:
+    """Returns a kind by its name; only now is its code imported."""
+    kind: Kind = import_module(f"catenary_lab.scenarios.{name}.kind").KIND
+    return kind

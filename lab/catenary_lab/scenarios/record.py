@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from catenary_lab.scenarios.report import Figure, Report, Table
-from catenary_lab.scenarios.yaml_files import read_mapping
+from catenary_lab.scenarios.schema import read_mapping
 
 _LINE = 160
 _CODE = Path(__file__).resolve().parent

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from catenary_lab.scenarios.schema import Scenario
 
 Cell = str | float | None
 
@@ -23,6 +25,29 @@ class Table:
         lines.append("|" + "|".join(["---", *["---:"] * (len(self.header) - 1)]) + "|")
         lines += [_line([_text(cell) for cell in row]) for row in self.rows]
         return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A figure that is tabled and perhaps drawn.
+
+    Attributes:
+        key: In the facts of a run.
+        caption: Of its table, with the unit.
+        scale: What the fact is multiplied by to be in that unit.
+        digits: Behind the point.
+        drawn: There is a panel of it.
+    """
+
+    key: str
+    caption: str
+    scale: float = 1.0
+    digits: int = 1
+    drawn: bool = True
+
+    def text(self, value: float | None) -> str | None:
+        """Returns the fact as a cell has it."""
+        return None if value is None else f"{self.scale * value:.{self.digits}f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +88,25 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
+class Findings:
+    """What came of a scenario.
+
+    Attributes:
+        tables: One after the other.
+        panels: Of its picture; none: there is no picture.
+        notes: Sentences below the tables.
+        facts: What `--json` prints.
+    """
+
+    tables: tuple[Table, ...]
+    panels: tuple[Panel, ...] = ()
+    notes: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
-    """One scenario's findings."""
+    """One scenario's findings under its name and title."""
 
     name: str
     """Of the scenario's file, without suffix."""
@@ -75,6 +117,17 @@ class Report:
     """Sentences below the tables."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What `--json` prints."""
+
+    def beside(self, more: Findings) -> Report:
+        """Returns the report with what was found in another way; its picture is the new one."""
+        picture = (Figure(self.name, more.panels, self.title),) if more.panels else self.figures
+        return replace(
+            self,
+            tables=(*self.tables, *more.tables),
+            figures=picture,
+            notes=(*self.notes, *more.notes),
+            facts={**self.facts, **more.facts},
+        )
 
     def text(self) -> str:
         """Returns everything but the pictures, to be printed."""
@@ -88,6 +141,20 @@ class Report:
         if self.notes:
             parts.append("\n".join(f"- {note}" for note in self.notes))
         return "\n\n".join(parts)
+
+
+def report_of(name: str, scenario: Scenario, findings: Findings) -> Report:
+    """Returns the report of a scenario; sentences of its file come last.
+
+    Args:
+        name: Of the scenario's file, without suffix.
+        scenario: It.
+        findings: What came of it.
+    """
+    picture = Figure(name, findings.panels, scenario.title)
+    notes = (*findings.notes, *getattr(scenario, "notes", ()))
+    figures = (picture,) if findings.panels else ()
+    return Report(name, scenario.title, findings.tables, figures, notes, findings.facts)
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -1,15 +1,16 @@
-"""Scenario files: what to plan, what to serve, what to compare. Typed, closed, with a JSON schema.
+"""Scenario files: typed, closed, with a JSON schema; what all kinds of them have in common.
 
-A scenario is a YAML mapping; `kind` says which of the classes below it is. Unknown keys are errors.
-`quick` replaces keys for the short form that CI runs.
+A scenario is a YAML mapping; `kind` says which of a kind's classes it is. Unknown keys are errors,
+and an error names its field. The end of a key says its unit: `_s`, `_ms`, `_gb`, `_rps`, `_per_s`,
+`_tokens`. `quick` replaces keys for the short form that CI runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from fnmatch import fnmatchcase
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -17,220 +18,122 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from catenary_services.errors import InvalidInput
 
 Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Load = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
-class _Closed(BaseModel):
+class Closed(BaseModel):
+    """Part of a scenario; unknown keys are errors."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Policy(_Closed):
-    """One curve: who plans and who dispatches."""
+class Scenario(Closed):
+    """The keys every scenario has; its own class adds `kind` and what it is about."""
 
-    label: str = Field(min_length=1, description="Name in tables and plots.")
-    planner: Literal["catenary", "reference", "np", "dart-r"] = Field(
-        "catenary", description="Whose plan; `reference` is the one of the paper's artifact."
-    )
-    dispatch: Literal["reservation", "reactive"] = Field(
-        "reservation", description="Book every resource ahead, or choose at every stage anew."
-    )
-    max_partitions: Count | None = Field(
-        None, description="Longest pipeline of our planner; empty: 3, as in the data set's best."
-    )
-    margin: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        None,
-        description="Share of the SLO our planner keeps free, at most the instance's own;"
-        " empty: the planner's choice.",
-    )
-    seeds: list[int] | None = Field(
-        None, min_length=1, description="Its runs, if it is not to have those of all."
-    )
-
-
-class _Scenario(_Closed):
     title: str = Field(min_length=1, description="One line, for the report.")
-    figure: str = Field("", description="Figure of the paper it reproduces.")
-    dataset: str = Field(
-        "ppipe",
-        description="Folder in the format of tests/data/ppipe; looked up below CATENARY_DATA, then "
-        "tests/data.",
-    )
+    figure: str = Field("", description="Figure or table of the paper it reproduces.")
     quick: dict[str, Any] = Field(
         default_factory=dict, description="Keys to replace in the short form."
     )
 
 
-class _Served(_Scenario):
-    """A scenario that serves requests of the data set's instances."""
+class Annotatable(Scenario):
+    """A scenario whose file has sentences for its report."""
 
-    instances: list[str] = Field(min_length=1, description="Instance ids; * matches any part.")
-    policies: list[Policy] = Field(min_length=1, description="What is compared.")
-    arrivals: list[str] = Field(
-        ["poisson"],
-        min_length=1,
-        description="poisson, gamma:CV, onoff:ON_S:OFF_S or a trace file.",
-    )
-    base_rps: Literal["reference", "own"] = Field(
-        "reference",
-        description="Load factor 1: the reference's rate of each model, or weight x objective of "
-        "the plan served.",
-    )
-    duration_s: Positive = Field(30.0, description="Length of a run.")
-    seeds: list[int] = Field([1], min_length=1, description="One run each.")
-    noise: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="Coefficient of variation of compute and transfer times."
-    )
+    notes: list[str] = Field(default_factory=list, description="Sentences below the tables.")
 
 
-class LoadFactors(_Served):
-    """The largest load factor at which enough requests are answered in time (Fig. 6, 10)."""
-
-    kind: Literal["load_factors"]
-    target: Share = Field(0.99, description="Share of requests to answer within their SLO.")
-    highest: Positive = Field(1.0, description="Where the search begins, going down.")
-    step: Positive = Field(0.05, description="Of the search.")
+S = TypeVar("S", bound=Scenario)
 
 
-class Utilisation(LoadFactors):
-    """How busy the GPUs of each class are at those load factors (Fig. 8)."""
-
-    kind: Literal["utilisation"]  # type: ignore[assignment]
-
-
-class Attainment(_Served):
-    """SLO attainment over the load (Fig. 7)."""
-
-    kind: Literal["attainment"]
-    load_factors: list[Positive] = Field(min_length=1, description="Loads to serve.")
-
-
-class Sensitivity(_Scenario):
-    """Load factors of single models on a small cluster while one thing changes (Fig. 13)."""
-
-    kind: Literal["sensitivity"]
-    vary: Literal["slo_scale", "gpu_ratio", "margin"] = Field(
-        description="SLO as a multiple of the latency on the fastest GPU; GPUs per class as "
-        '"4:12"; share of the SLO the planner keeps free.'
-    )
-    values: list[float | str] = Field(min_length=1, description="What it takes.")
-    cluster: str = Field("HC1-L", description="Classes, levels and links are this cluster's.")
-    gpus: list[Count] = Field([4, 12], description="GPUs of each class, the fastest first.")
-    models: list[str] = Field(["*"], description="Names of models; * matches any part.")
-    slo_scale: Positive = Field(5.0, description="Where it is not varied.")
-    margin: Annotated[float, Field(ge=0, lt=1)] = Field(0.4, description="Where it is not varied.")
-    duration_s: Positive = Field(20.0, description="Length of a run.")
-    seeds: list[int] = Field([1], min_length=1, description="One run each.")
-    target: Share = Field(0.99, description="Share of requests to answer within their SLO.")
-    step: Positive = Field(0.05, description="Of the search for the load factor.")
-
-
-class PlannerScaling(_Scenario):
-    """How long planning takes as clusters grow (Fig. 14)."""
-
-    kind: Literal["planner_scaling"]
-    instance: str = Field(description="Whose models, weights and SLOs.")
-    gpus: list[Count] = Field(min_length=1, description="Sizes of the cluster.")
-    classes: list[list[str]] = Field(
-        min_length=1, description="GPU classes of the cluster, the scarcest first."
-    )
-    first_share: Share = Field(0.25, description="Share of the first class; the rest is split.")
-    server_gbps: Positive = Field(6.0, description="Effective rate of a server's link.")
-    max_partitions: Count = Field(3, description="Longest pipeline.")
-
-
-class Live(_Scenario):
-    """The same plan and arrivals in the simulator and on real processes."""
-
-    kind: Literal["live"]
-    instance: str = Field(description="Models, weights and SLOs are this instance's.")
-    models: list[str] = Field(["*"], description="Which of its models.")
-    together: bool = Field(
-        False, description="Serve all models at once; else each alone on the whole cluster."
-    )
-    gpus: dict[str, Count] = Field(description="GPUs of each class; an agent process each.")
-    dilation: Positive = Field(description="Every time is so many times as long.")
-    duration_s: Positive = Field(30.0, description="Length of a run, on the wall clock.")
-    warm_up_s: Positive = Field(5.0, description="Load before the first run, to open all links.")
-    seeds: list[int] = Field([1], min_length=1, description="One run each.")
-    target: Share = Field(0.99, description="Share of requests to answer within their SLO.")
-    step: Positive = Field(0.05, description="Of the search for the load factor.")
-    highest: Positive = Field(1.2, description="No load factor above this is tried.")
-    reply_allowance_ms: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="Part of the SLO (not dilated) kept for the way back to the client."
-    )
-    runs: Count = Field(6, description="Most live runs of each seed.")
-
-
-Scenario = Annotated[
-    LoadFactors | Utilisation | Attainment | Sensitivity | PlannerScaling | Live,
-    Field(discriminator="kind"),
-]
-_ADAPTER: TypeAdapter[Scenario] = TypeAdapter(Scenario)
-KINDS = frozenset(
-    {"load_factors", "utilisation", "attainment", "sensitivity", "planner_scaling", "live"}
-)
-
-
-def json_schema() -> dict[str, Any]:
-    """Returns the JSON schema of scenario files."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_ADAPTER.json_schema()}
-
-
-def parse_scenario(document: object, where: str = "scenario", *, quick: bool = False) -> Scenario:
-    """Returns the scenario a document describes.
+class ScenarioFiles(Generic[S]):
+    """Reads the scenario files of a kind.
 
     Args:
-        document: A mapping, as YAML or JSON gives it.
-        where: Named in errors.
-        quick: The short form.
+        scenarios: The union of their classes, told apart by `kind`.
+    """
+
+    def __init__(self, scenarios: Any) -> None:
+        self._adapter: TypeAdapter[S] = TypeAdapter(scenarios)
+        union = get_args(scenarios)[0]
+        self.kinds: tuple[str, ...] = tuple(
+            sorted(get_args(each.model_fields["kind"].annotation)[0] for each in get_args(union))
+        )
+        """Values of `kind`."""
+
+    def json_schema(self) -> dict[str, Any]:
+        """Returns the JSON schema of these files."""
+        draft = "https://json-schema.org/draft/2020-12/schema"
+        return {"$schema": draft, **self._adapter.json_schema()}
+
+    def load(self, path: Path, *, quick: bool = False) -> S:
+        """Returns the scenario of a YAML file, or its short form; `-` is the standard input.
+
+        Raises:
+            InvalidInput: If it is none; names the key that is missing, unknown or wrong.
+        """
+        return self.parse(read_mapping(path), path.name, quick=quick)
+
+    def parse(self, document: object, where: str = "scenario", *, quick: bool = False) -> S:
+        """Returns the scenario a document describes; see `load`.
+
+        Args:
+            document: A mapping, as YAML or JSON gives it.
+            where: Named in errors.
+            quick: The short form.
+        """
+        if not isinstance(document, Mapping):
+            raise InvalidInput(where, "must be a mapping of a scenario's keys")
+        scenario = self._validated(document, where)
+        if quick and scenario.quick:
+            scenario = self._validated({**document, **scenario.quick}, f"{where}.quick")
+        return scenario
+
+    def _validated(self, document: Mapping[Any, Any], where: str) -> S:
+        kind = document.get("kind")
+        if kind is None:
+            raise InvalidInput(f"{where}.kind", "is missing")
+        if kind not in self.kinds:
+            raise InvalidInput(f"{where}.kind", f"{kind!r} is none of {', '.join(self.kinds)}")
+        try:
+            return self._adapter.validate_python(dict(document))
+        except ValidationError as error:
+            first = error.errors()[0]
+            location = first["loc"][1:]  # pydantic's begins with the kind
+            path = _keys(document, location, missing=first["type"] == "missing")
+            text = first["msg"].removeprefix("Value error, ")
+            raise InvalidInput(".".join([where, *path]), text) from None
+
+
+def read_mapping(path: Path) -> Mapping[Any, Any]:
+    """Returns the mapping of a YAML file; `-` is the standard input.
 
     Raises:
-        InvalidInput: If a key is missing, unknown or of the wrong kind; the field names it.
+        InvalidInput: If the file cannot be read, is not YAML, or holds no mapping.
     """
-    if not isinstance(document, Mapping):
-        raise InvalidInput(where, "must be a mapping of a scenario's keys")
-    scenario = _validated(document, where)
-    if quick and scenario.quick:
-        scenario = _validated({**document, **scenario.quick}, f"{where}.quick")
-    return scenario
-
-
-def load_scenario(path: Path, *, quick: bool = False) -> Scenario:
-    """Returns the scenario of a YAML file; raises InvalidInput naming what is wrong in it."""
     try:
-        document = yaml.safe_load(path.read_text("utf-8"))
+        text = sys.stdin.read() if str(path) == "-" else path.read_text("utf-8")
+        document = yaml.safe_load(text)
     except OSError as error:
         raise InvalidInput(str(path), f"cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         text = str(error).replace("\n", " ")
         raise InvalidInput(path.name, f"is not YAML: {text}") from None
-    return parse_scenario(document, path.name, quick=quick)
+    if not isinstance(document, Mapping):
+        raise InvalidInput(path.name, "must be a mapping of a scenario's keys")
+    return document
 
 
-def matching(patterns: list[str], names: list[str], where: str) -> list[str]:
-    """Returns the names that match any of the patterns, in the names' order.
-
-    Raises:
-        InvalidInput: If a pattern matches none.
-    """
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise InvalidInput(where, f"nothing is called {pattern!r}")
-    return [name for name in names if any(fnmatchcase(name, each) for each in patterns)]
-
-
-def _validated(document: Mapping[Any, Any], where: str) -> Scenario:
-    kind = document.get("kind")
-    if kind is None:
-        raise InvalidInput(f"{where}.kind", "is missing")
-    if kind not in KINDS:
-        raise InvalidInput(f"{where}.kind", f"{kind!r} is none of {', '.join(sorted(KINDS))}")
-    try:
-        return _ADAPTER.validate_python(dict(document))
-    except ValidationError as error:
-        first = error.errors()[0]
-        # pydantic's path begins with the kind; the file's does not.
-        path = [str(part) for part in first["loc"][1:]]
-        text = first["msg"].removeprefix("Value error, ")
-        raise InvalidInput(".".join([where, *path]), text) from None
+def _keys(document: Any, location: Sequence[str | int], *, missing: bool) -> Iterator[str]:
+    """Yields the document's own keys of an error's location, which names classes of unions too."""
+    for at, part in enumerate(location):
+        is_index = isinstance(document, list) and isinstance(part, int) and part < len(document)
+        if is_index or (isinstance(document, Mapping) and part in document):
+            document = document[part]
+            yield str(part)
+        elif missing and at == len(location) - 1:
+            yield str(part)

@@ -1,17 +1,14 @@
-"""The event heap around a dispatcher of sessions: virtual time in, sessions started and ended."""
+"""Sessions on chains, driven by the kernel: started, reported and ended."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from heapq import heappop, heappush
 from typing import NamedTuple
 
 from catenary_scheduler.dispatch.events import (
     CloseSessions,
     Command,
     Dispatcher,
-    Event,
     Reject,
     RequestCompleted,
     SessionProgress,
@@ -19,25 +16,18 @@ from catenary_scheduler.dispatch.events import (
     SessionsClosed,
     SessionsProgressed,
     StartSession,
-    Tick,
 )
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
-    GatewayId,
     ModelKey,
     Nanoseconds,
     RequestId,
-    SessionId,
 )
 from catenary_services.domain.plan import ChainHop
-from catenary_services.errors import InternalError
 from catenary_simulator.chains.cluster import ChainsCluster
 from catenary_simulator.chains.workload import SessionWorkload
+from catenary_simulator.kernel import GATEWAY, NEVER, Kernel
 
-_GATEWAY = GatewayId("simulated")
-_NEVER = 1 << 62
-_SWEPT = 1024
-"""Arrivals between two sweeps."""
 _REPORT_NS = 10 * NANOSECONDS_PER_SECOND
 """Between two reports of a session's tokens. Gateways report far more often; all that depends on it
 here is that a session which generates is not taken for a silent one."""
@@ -94,7 +84,7 @@ class _Running(NamedTuple):
     end_ns: Nanoseconds
 
 
-class SessionLoop:
+class SessionLoop(Kernel):
     """Lets sessions arrive and everything run out.
 
     Args:
@@ -111,89 +101,67 @@ class SessionLoop:
         model: ModelKey,
         workload: SessionWorkload,
         durations: SessionDurations,
-        sweep: Callable[[], object] = lambda: None,
+        sweep: Callable[[], object] | None = None,
     ) -> None:
-        self._sweep = sweep
-        self._dispatcher = dispatcher
+        super().__init__(dispatcher, workload.arrived_ns)
+        self.sweep = sweep
         self._model = model
         self._workload = workload
         self._durations = durations
-        self._due: list[tuple[Nanoseconds, SessionId]] = []
-        """Ends of sessions and reports of long ones; those of closed ones, too, until they come."""
-        self._running: dict[SessionId, _Running] = {}
-        self._events: deque[Event] = deque()
+        self._running: dict[int, _Running] = {}
+        """By the id of the session."""
         self.started_ns: list[Nanoseconds] = [-1] * len(workload)
         """-1: rejected."""
         self.ended_ns: list[Nanoseconds] = [-1] * len(workload)
         self.rejected = 0
-        self.events = 0
 
-    def run(self) -> None:
-        """Runs until every session has ended.
-
-        Raises:
-            InternalError: If sessions are left that nothing will ever start.
-        """
-        arrived, count = self._workload.arrived_ns, len(self._workload)
-        next_arrival, wake = 0, self._wakeup()
-        while True:
-            arrival = arrived[next_arrival] if next_arrival < count else _NEVER
-            due = self._due[0][0] if self._due else _NEVER
-            if due <= arrival and due <= wake and due != _NEVER:
-                now = due
-                self._look(heappop(self._due)[1], now)
-            elif arrival <= wake and arrival != _NEVER:
-                now = arrival
-                self._events.append(self._request(next_arrival))
-                next_arrival += 1
-            elif wake == _NEVER:
-                break
-            else:
-                now = wake
-                self._events.append(Tick())
-            self._tell(now)
-            wake = self._wakeup()
-            if next_arrival == count and not self._running and self._answered(count):
-                return
-            if wake <= now:
-                raise InternalError(f"the dispatcher wants to be woken at {wake} again")
-        if not self._answered(count):
-            raise InternalError(f"{self._waiting(count)} sessions are never started")
-
-    def _answered(self, count: int) -> bool:
-        return self._waiting(count) == 0
-
-    def _waiting(self, count: int) -> int:
-        return self.started_ns.count(-1) - self.rejected if count else 0
-
-    def _wakeup(self) -> Nanoseconds:
-        moment = self._dispatcher.next_wakeup()
-        return _NEVER if moment is None else moment
-
-    def _request(self, number: int) -> SessionRequested:
+    def arrive(self, number: int) -> None:
+        """Asks for a session."""
         work = self._workload
-        if number % _SWEPT == 0:
-            self._sweep()
-        return SessionRequested(
-            RequestId(_GATEWAY, number),
-            self._model,
-            max(1, round(work.inputs[number])),
-            max(1, round(work.outputs[number])),
-            _NEVER,
+        self.tell(
+            SessionRequested(
+                RequestId(GATEWAY, number),
+                self._model,
+                max(1, round(work.inputs[number])),
+                max(1, round(work.outputs[number])),
+                NEVER,
+            )
         )
 
-    def _look(self, session: SessionId, now: Nanoseconds) -> None:
-        running = self._running.get(session)
+    def happen(self, order: int, what: object) -> None:
+        """Reports or ends the session whose id the order is."""
+        now = self.now
+        running = self._running.get(order)
         if running is None:  # it was closed, and its request started again
             return
         if now < running.end_ns:
-            self._events.append(SessionsProgressed((self._progress(running, now),)))
-            heappush(self._due, (min(now + _REPORT_NS, running.end_ns), session))
+            self.tell(SessionsProgressed((self._progress(running, now),)))
+            self.at(min(now + _REPORT_NS, running.end_ns), order, None)
             return
         # The last token is out: the gateway has everything, every agent will free its slots.
-        del self._running[session]
+        del self._running[order]
         self.ended_ns[running.number] = now
-        self._events.append(RequestCompleted(RequestId(_GATEWAY, running.number)))
+        self.tell(RequestCompleted(RequestId(GATEWAY, running.number)))
+
+    def carry_out(self, commands: list[Command]) -> None:
+        """Starts, closes and rejects sessions."""
+        for command in commands:
+            if isinstance(command, StartSession):
+                self._start(command)
+            elif isinstance(command, CloseSessions):
+                for session in command.sessions:
+                    self._running.pop(session, None)
+                self.tell(SessionsClosed(command.agent, command.sessions))
+            elif isinstance(command, Reject):
+                self.rejected += 1
+
+    def unanswered(self) -> int:
+        """Returns how many requests were neither started nor rejected."""
+        return self.started_ns.count(-1) - self.rejected
+
+    def is_over(self) -> bool:
+        """Returns whether every session has ended or was rejected."""
+        return not self._running and self.unanswered() == 0
 
     def _progress(self, running: _Running, now: Nanoseconds) -> SessionProgress:
         """Returns how far a session is, as if its tokens came evenly.
@@ -205,28 +173,12 @@ class SessionLoop:
         since_ns = now - running.started_ns
         got = 1 + (tokens - 1) * since_ns // (running.end_ns - running.started_ns)
         waited_ns = running.started_ns - self._workload.arrived_ns[number]
-        return SessionProgress(RequestId(_GATEWAY, number), got, waited_ns, since_ns)
+        return SessionProgress(RequestId(GATEWAY, number), got, waited_ns, since_ns)
 
-    def _tell(self, now: Nanoseconds) -> None:
-        events, dispatcher = self._events, self._dispatcher
-        while events:
-            self.events += 1
-            for command in dispatcher.handle(events.popleft(), now):
-                self._carry_out(command, now)
-
-    def _carry_out(self, command: Command, now: Nanoseconds) -> None:
-        if isinstance(command, StartSession):
-            self._start(command, now)
-        elif isinstance(command, CloseSessions):
-            for session in command.sessions:
-                self._running.pop(session, None)
-            self._events.append(SessionsClosed(command.agent, command.sessions))
-        elif isinstance(command, Reject):
-            self.rejected += 1
-
-    def _start(self, command: StartSession, now: Nanoseconds) -> None:
-        number = command.request.number
+    def _start(self, command: StartSession) -> None:
+        number, now = command.request.number, self.now
         self.started_ns[number] = now
         end_ns = now + self._durations.of(number, command.hops)
-        heappush(self._due, (min(now + _REPORT_NS, end_ns), command.session))
         self._running[command.session] = _Running(number, now, end_ns)
+        # At one moment sessions end in the order of their ids.
+        self.at(min(now + _REPORT_NS, end_ns), command.session, None)

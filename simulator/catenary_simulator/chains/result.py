@@ -71,7 +71,7 @@ def result_of(
         (started - arrived)[served] / NANOSECONDS_PER_SECOND,
         (ended - started)[served] / NANOSECONDS_PER_SECOND,
         loop.rejected,
-        loop.events,
+        loop.told,
         decision_ns,
     )
 

@@ -1,10 +1,9 @@
-"""The hot loop: a clock, devices and links that execute what a dispatcher orders.
+"""Pooled pipelines: devices and links that execute what a dispatcher orders.
 
     noise     factors by which real durations differ from profiled ones
     devices   devices, links, and the batches on them
     requests  what became of every request
-    world     executes batches: computes, transfers, reports
-    loop      the event heap around a dispatcher
+    world     the kernel's subclass: executes batches: computes, transfers, reports
 
 Plainly typed and without closures, so that it can be compiled together with the dispatcher.
 """

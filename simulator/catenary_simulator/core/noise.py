@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import log, sqrt
 
 import numpy as np
+
+from catenary_services.domain.ids import Nanoseconds
 
 _BLOCK = 4096
 
@@ -44,3 +47,18 @@ class NoiseFactors:
             factors = np.where(slow, factors * self._slow, factors)
         self._block = [float(factor) for factor in factors]
         self._at = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How what happens differs from what was profiled.
+
+    Attributes:
+        compute: Factors of compute times.
+        transfer: Factors of transfer times.
+        report_delay_ns: How long reports and results take to reach the dispatcher.
+    """
+
+    compute: NoiseFactors
+    transfer: NoiseFactors
+    report_delay_ns: Nanoseconds = 0

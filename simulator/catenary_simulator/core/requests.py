@@ -21,7 +21,6 @@ class SimulatedRequests:
 
     __slots__ = (
         "arrived",
-        "at",
         "deadlines",
         "ended",
         "finished_at",
@@ -46,8 +45,6 @@ class SimulatedRequests:
         self.state = bytearray(len(arrived))
         self.finished_at: list[Nanoseconds] = [0] * len(arrived)
         """-1 for requests that were answered with an error."""
-        self.at = 0
-        """The next to arrive."""
         self.ended = 0
 
     def __len__(self) -> int:

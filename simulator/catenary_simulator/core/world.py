@@ -14,12 +14,16 @@ from heapq import heappop, heappush
 
 from catenary_scheduler.dispatch.events import (
     CancelBatch,
+    Command,
     DispatchBatch,
+    Dispatcher,
     Event,
+    Reject,
+    RequestArrived,
     RequestCompleted,
     StageReported,
 )
-from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds, RequestId
 from catenary_simulator.core.devices import (
     BatchHop,
     BatchTransfer,
@@ -27,16 +31,21 @@ from catenary_simulator.core.devices import (
     SimulatedDevice,
     SimulatedLink,
 )
-from catenary_simulator.core.noise import NoiseFactors
+from catenary_simulator.core.noise import Noise
 from catenary_simulator.core.requests import SimulatedRequests
-
-_TRANSFER_ENDS, _COMPUTE_ENDS, _DELIVERED = range(3)
-
-Entry = tuple[Nanoseconds, int, int, SimulatedBatch | None, BatchTransfer | None, Event | None]
+from catenary_simulator.kernel import GATEWAY, Kernel
 
 
-class SimulatedCluster:
-    """Devices, links and the batches on them, on a virtual clock."""
+class SimulatedCluster(Kernel):
+    """Devices, links and the batches on them.
+
+    Args:
+        dispatcher: Has its agents and its plan already.
+        devices: By the name of their agent.
+        requests: What arrives, and what becomes of it.
+        noise: How durations differ from the profiled ones.
+        duration_ns: Later computing does not count as use of a device.
+    """
 
     __slots__ = (
         "_compute_noise",
@@ -48,43 +57,74 @@ class SimulatedCluster:
         "_transfer_noise",
         "batches",
         "devices",
-        "events",
-        "heap",
-        "reports",
+        "ends",
         "requests",
         "rows_of",
-        "transfers",
     )
 
     def __init__(
         self,
+        dispatcher: Dispatcher,
         devices: dict[AgentId, SimulatedDevice],
         requests: SimulatedRequests,
-        compute_noise: NoiseFactors,
-        transfer_noise: NoiseFactors,
-        report_delay_ns: Nanoseconds,
+        noise: Noise,
         duration_ns: Nanoseconds,
     ) -> None:
+        super().__init__(dispatcher, requests.arrived)
         self.devices = devices
         self.requests = requests
-        self.heap: list[Entry] = []
-        self.events = 0
-        """Things that happened: ends of transfers and computes, reports delivered."""
-        self.reports: list[Event] = []
-        """What the dispatcher is to be told now."""
+        self.ends = 0
+        """Of transfers and computes that happened."""
         self.batches: list[int] = [0] * len(requests.models)
         self.rows_of: list[int] = [0] * len(requests.models)
-        self._compute_noise = compute_noise
-        self._transfer_noise = transfer_noise
-        self._delay = report_delay_ns
+        self._compute_noise = noise.compute
+        self._transfer_noise = noise.transfer
+        self._delay = noise.report_delay_ns
         self._duration = duration_ns
         self._numbers = 0
         self._jobs: dict[int, SimulatedBatch] = {}
         self._located: dict[int, SimulatedDevice] = {}
 
+    # The kernel
+
+    def arrive(self, number: int) -> None:
+        """Tells the dispatcher of a request of one row."""
+        requests = self.requests
+        model = requests.models[requests.model_of[number]]
+        self.tell(RequestArrived(RequestId(GATEWAY, number), model, 1, requests.deadlines[number]))
+
+    def happen(self, order: int, what: object) -> None:
+        """Ends a transfer or a compute, or delivers a report."""
+        if isinstance(what, SimulatedBatch):
+            self.ends += 1
+            self._computed(what, self.now)
+        elif isinstance(what, BatchTransfer):
+            self.ends += 1
+            self._transferred(what, self.now)
+        elif isinstance(what, (StageReported, RequestCompleted)):
+            self.tell(what)
+
+    def carry_out(self, commands: list[Command]) -> None:
+        """Sends batches on their way, and has requests rejected and batches forgotten."""
+        for command in commands:
+            if isinstance(command, DispatchBatch):
+                self._dispatch(command, self.now)
+            elif isinstance(command, Reject):
+                self.requests.rejected(command.request.number, command.reason)
+            elif isinstance(command, CancelBatch):
+                self._cancel(command)
+
+    def unanswered(self) -> int:
+        """Returns how many requests have not ended."""
+        return len(self.requests) - self.requests.ended
+
+    def is_over(self) -> bool:
+        """Returns whether every request has ended and nothing is on its way."""
+        return self.requests.ended == len(self.requests) and self.is_empty()
+
     # Orders
 
-    def dispatch(self, order: DispatchBatch, now: Nanoseconds) -> None:
+    def _dispatch(self, order: DispatchBatch, now: Nanoseconds) -> None:
         """Starts a batch on its way."""
         numbers: list[int] = []
         for part in order.slices:
@@ -105,27 +145,11 @@ class SimulatedCluster:
         else:
             self._gather(job, numbers, now)
 
-    def cancel(self, order: CancelBatch) -> None:
+    def _cancel(self, order: CancelBatch) -> None:
         """Has a batch forgotten by the agents it has not reached."""
         job = self._jobs.pop(order.batch, None)
         if job is not None:
             job.cancelled = True
-
-    # Time
-
-    def step(self) -> None:
-        """Lets the next thing happen; what the dispatcher must hear of it is in `reports`."""
-        now, _, kind, job, transfer, event = heappop(self.heap)
-        self.events += 1
-        if kind == _COMPUTE_ENDS:
-            assert job is not None
-            self._computed(job, now)
-        elif kind == _TRANSFER_ENDS:
-            assert transfer is not None
-            self._transferred(transfer, now)
-        else:
-            assert event is not None
-            self.reports.append(event)
 
     # Transfers
 
@@ -170,8 +194,7 @@ class SimulatedCluster:
             length = max(1, int(length * self._transfer_noise.next()))
         if job.transfer_start < 0:
             job.transfer_start = now
-        self._numbers += 1
-        heappush(self.heap, (now + length, self._numbers, _TRANSFER_ENDS, None, transfer, None))
+        self.at(now + length, 0, transfer)
 
     def _transferred(self, transfer: BatchTransfer, now: Nanoseconds) -> None:
         up, down = transfer.sender.uplink, transfer.receiver.downlink
@@ -223,8 +246,7 @@ class SimulatedCluster:
             inside = min(now + length, self._duration) - now
             if inside > 0:
                 device.busy_ns += inside
-            self._numbers += 1
-            heappush(self.heap, (now + length, self._numbers, _COMPUTE_ENDS, job, None, None))
+            self.at(now + length, 0, job)
             return
 
     def _computed(self, job: SimulatedBatch, now: Nanoseconds) -> None:
@@ -244,7 +266,7 @@ class SimulatedCluster:
             job.transfer_start + error if sent else None,
             job.transfer_end + error if sent else None,
         )
-        self._tell(report, now)
+        self._report(report, now)
         if job.position + 1 < len(job.hops):
             job.position += 1
             job.transfer_start = job.transfer_end = -1
@@ -265,12 +287,10 @@ class SimulatedCluster:
             if not final:
                 self._located[request.number] = device
             elif self.requests.computed(request.number, now):
-                self._tell(RequestCompleted(request), now)
+                self._report(RequestCompleted(request), now)
 
-    def _tell(self, event: Event, now: Nanoseconds) -> None:
-        if self._delay == 0:
-            self.events += 1
-            self.reports.append(event)
-            return
-        self._numbers += 1
-        heappush(self.heap, (now + self._delay, self._numbers, _DELIVERED, None, None, event))
+    def _report(self, event: Event, now: Nanoseconds) -> None:
+        if self._delay:
+            self.at(now + self._delay, 0, event)
+        else:
+            self.tell(event)

@@ -10,6 +10,7 @@ from catenary_scheduler.packing.lower_bound import lower_bound
 from catenary_scheduler.packing.moves import EpochResult, Item
 from catenary_scheduler.packing.policies import PackingPolicy
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
+from catenary_simulator.kernel import Kernel
 from catenary_simulator.packing.invariants import broken_rules, violations
 from catenary_simulator.packing.result import PackingCounts
 from catenary_simulator.packing.transfers import EpochTransfers, MachineSlots, RequestedMove
@@ -57,8 +58,8 @@ class _Session:
         return self.prompt + min(self.answer, self.generated + step)
 
 
-class PackingLoop:
-    """One run.
+class PackingLoop(Kernel):
+    """One run: the kernel has an epoch happen after the other.
 
     Sizes are in blocks and are those at the end of the epoch that begins (G14). Whatever happens in
     an epoch is taken up at its end: who arrives is placed then, who ends leaves its room then. A
@@ -82,6 +83,7 @@ class PackingLoop:
         transfers: EpochTransfers | None = None,
         stopwatch: Callable[[], int] | None = None,
     ) -> None:
+        super().__init__(None, ())
         self.counts = PackingCounts()
         self._policy = policy
         self._capacity = capacity
@@ -95,20 +97,31 @@ class PackingLoop:
         self._queued: dict[Item, None] = {}
         self._sizes: dict[Item, int] = {}
         self._measured = False
+        self.at(0, 0, None)
 
-    def run(self) -> None:
-        """Runs all epochs."""
-        for epoch in range(self._pace.epochs):
-            self._measured = epoch >= self._pace.warm_up
-            departed = self._departed()
-            grown = self._grown()
-            arrived = self._arrived(epoch)
-            begin = self._stopwatch() if self._stopwatch else 0
-            result = self._policy.epoch(departed, grown, arrived)
-            if self._stopwatch and self._measured:
-                self.counts.decision_ns.append(self._stopwatch() - begin)
-            self._note(result)
-            self._generate()
+    def happen(self, order: int, what: object) -> None:
+        """Has the epoch of this number begin now."""
+        self._measured = order >= self._pace.warm_up
+        departed = self._departed()
+        grown = self._grown()
+        arrived = self._arrived(order)
+        begin = self._stopwatch() if self._stopwatch else 0
+        result = self._policy.epoch(departed, grown, arrived)
+        if self._stopwatch and self._measured:
+            self.counts.decision_ns.append(self._stopwatch() - begin)
+        self._note(result)
+        self._generate()
+        if order + 1 < self._pace.epochs:
+            next_s = (order + 1) * self._pace.epoch_s
+            self.at(round(next_s * NANOSECONDS_PER_SECOND), order + 1, None)
+
+    def unanswered(self) -> int:
+        """Returns how many sessions are present."""
+        return len(self._present)
+
+    def is_over(self) -> bool:
+        """Returns whether the last epoch has been."""
+        return self.is_empty()
 
     def _departed(self) -> list[Item]:
         """Takes away who has ended or gives up waiting, and returns them."""

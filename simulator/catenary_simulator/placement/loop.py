@@ -1,10 +1,8 @@
-"""The event heap around a dispatcher that places sessions: virtual time in, placements out."""
+"""Sessions on workers, driven by the kernel: placed by a dispatcher, run step by step, reported."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from typing import Protocol
 
 from catenary_scheduler.dispatch.events import (
@@ -19,22 +17,15 @@ from catenary_scheduler.dispatch.events import (
     SessionsClosed,
     SessionsProgressed,
     StartSession,
-    Tick,
 )
-from catenary_services.domain.ids import GatewayId, ModelKey, Nanoseconds, RequestId
+from catenary_services.domain.ids import ModelKey, Nanoseconds, RequestId
 from catenary_services.domain.latency import TokenObjectives
 from catenary_services.errors import InternalError
+from catenary_simulator.kernel import GATEWAY, NEVER, Kernel
 from catenary_simulator.placement.engine import PICOSECONDS, SimulatedSession, SimulatedWorker
 from catenary_simulator.placement.workload import RequestWorkload
 
-_GATEWAY = GatewayId("simulated")
-_NEVER = 1 << 62
-_DEADLINE_NS = 1 << 60
-_SWEPT = 1024
-"""Arrivals between two sweeps."""
-_IDLE_WAKES = 10_000
-
-# What an entry of the heap is; at one moment in this order.
+# What is due; at one moment in this order. The last two come again and again.
 _STARTED = 0
 _TOLD = 1
 _BOUNDARY = 2
@@ -80,8 +71,8 @@ class ReportDelays:
     answer_tokens: int = 2048
 
 
-class PlacementLoop:
-    """Lets requests arrive and everything run out.
+class PlacementLoop(Kernel):
+    """Lets requests arrive and everything run out; its clock counts picoseconds.
 
     Args:
         dispatcher: Has its agents and its plan already.
@@ -101,21 +92,15 @@ class PlacementLoop:
         objectives: TokenObjectives,
         delays: ReportDelays,
     ) -> None:
-        self.sweep: Callable[[], object] | None = None
-        """Called now and then, to throw away what a dispatcher keeps for others."""
+        super().__init__(dispatcher, workload.arrived_ns, PICOSECONDS, periodic_from=_REPORTED)
         self.controller: RunController | None = None
         self.requests = len(workload)
-        self._dispatcher = dispatcher
         self._model = model
         self._workload = workload
         self.workers = workers
         self._by_index = list(workers.values())
         self.objectives = objectives
         self._delays = delays
-        self._heap: list[tuple[int, int, int, int, object]] = []
-        """Moment in ps, kind, sequence, number, what."""
-        self._sequence = 0
-        self._events: list[Event] = []
         self._open: dict[int, SimulatedSession] = {}
         """By the request's number, from its arrival to its end."""
         self.ended: list[SimulatedSession] = []
@@ -124,8 +109,6 @@ class PlacementLoop:
         """Sessions that ended without meeting their objectives, and requests rejected."""
         self.may_miss = len(workload)
         """The run ends when more have missed: its outcome is decided."""
-        self.events = 0
-        self.now_ps = 0
         self.used = 0
         """Workers with a session."""
         self.peak_used = 0
@@ -145,94 +128,86 @@ class PlacementLoop:
         return self.missed > self.may_miss
 
     def run(self) -> None:
-        """Runs until every request has ended, or too many have missed.
-
-        Raises:
-            InternalError: If requests are left that nothing will ever end.
-        """
-        arrived, count = self._workload.arrived_ns, len(self._workload)
-        heap = self._heap
-        next_arrival, idle = 0, 0
-        if self._delays.report_every_ns and count:
-            self._push(self._delays.report_every_ns * PICOSECONDS, _REPORTED, 0, None)
+        """Runs until every request has ended, or too many have missed; see `Kernel.run`."""
+        if self._delays.report_every_ns and self.requests:
+            self.at(self._delays.report_every_ns * PICOSECONDS, _REPORTED, None)
         if self.controller is not None:
-            self._push(self.controller.every_ns * PICOSECONDS, _LOOKED, 0, None)
-        while next_arrival < count or self._open:
-            if self.missed > self.may_miss:
-                return
-            arrival = arrived[next_arrival] * PICOSECONDS if next_arrival < count else _NEVER
-            wake = self._wakeup()
-            moment = heap[0][0] if heap else _NEVER
-            if min(arrival, wake, moment) >= _NEVER:
-                raise InternalError(f"{len(self._open)} requests are never answered")
-            idle += 1
-            if moment <= arrival and moment <= wake:
-                entry = heappop(heap)
-                self._advance(moment)
-                idle = idle if entry[1] >= _REPORTED else 0
-                self._happen(entry[1], entry[3], entry[4])
-            elif arrival <= wake:
-                idle = 0
-                self._advance(arrival)
-                self._arrive(next_arrival)
-                next_arrival += 1
-                if next_arrival == count:
-                    self._all_arrived()
-            else:
-                self._advance(max(wake, self.now_ps))
-                self._events.append(Tick())
-            self._tell()
-            if idle > _IDLE_WAKES:
-                raise InternalError(f"{len(self._open)} requests wait and nothing happens")
+            self.at(self.controller.every_ns * PICOSECONDS, _LOOKED, None)
+        super().run()
 
-    # What happens
+    # The kernel
 
-    def _happen(self, kind: int, number: int, what: object) -> None:
-        if kind == _BOUNDARY:
-            worker = self._by_index[number]
-            # A boundary that was brought forward leaves its old entry behind.
-            if worker.ends_ps == self.now_ps:
-                over = worker.boundary()
-                self._ended(worker, over)
-                self._follow(worker)
-        elif kind == _STARTED:
-            session = self._open.get(number)
-            if session is not None:
-                self._submit(self._by_index[session.worker], session)
-        elif kind == _TOLD:
-            if isinstance(what, (SessionsClosed, RequestCompleted, SessionsProgressed)):
-                self._events.append(what)
-        elif kind == _REPORTED:
-            self._report()
-        else:
-            self._look()
-
-    def _arrive(self, number: int) -> None:
+    def arrive(self, number: int) -> None:
+        """Asks for a session."""
         work = self._workload
-        if self.sweep is not None and number % _SWEPT == 0:
-            self.sweep()
-        request = RequestId(_GATEWAY, number)
-        session = SimulatedSession(request, work.prompts[number], work.answers[number], self.now_ps)
+        request = RequestId(GATEWAY, number)
+        session = SimulatedSession(request, work.prompts[number], work.answers[number], self.now)
         self._open[number] = session
         if self.controller is not None:
-            self.controller.arrived(session, self._now_ns())
+            self.controller.arrived(session, self.now_ns())
         longest = max(self._delays.answer_tokens, session.answer_tokens)
-        self._events.append(
+        self.tell(
             SessionRequested(
                 request,
                 self._model,
                 session.prompt_tokens,
                 longest,
-                _DEADLINE_NS,
-                arrived_ns=self._now_ns(),
+                NEVER,
+                arrived_ns=self.now_ns(),
                 objectives=self.objectives,
             )
         )
+        if not self.has_arrivals():
+            self._all_arrived()
+
+    def happen(self, order: int, what: object) -> None:
+        """Lets a worker's step end, news be there, and whoever looks now and then look."""
+        if order == _BOUNDARY:
+            assert isinstance(what, SimulatedWorker)
+            # A boundary that was brought forward leaves its old entry behind.
+            if what.ends_ps == self.now:
+                self._ended(what, what.boundary())
+                self._follow(what)
+        elif order == _STARTED:
+            assert isinstance(what, SimulatedSession)
+            if what.request.number in self._open:
+                self._submit(self._by_index[what.worker], what)
+        elif order == _TOLD:
+            if isinstance(what, (SessionsClosed, RequestCompleted, SessionsProgressed)):
+                self.tell(what)
+        elif order == _REPORTED:
+            self._report()
+        else:
+            self._look()
+
+    def carry_out(self, commands: list[Command]) -> None:
+        """Starts, closes and rejects sessions."""
+        for command in commands:
+            if isinstance(command, StartSession):
+                self._start(command)
+            elif isinstance(command, CloseSessions):
+                self._later(SessionsClosed(command.agent, command.sessions))
+            elif isinstance(command, Reject):
+                number = command.request.number
+                if number in self._open:
+                    del self._open[number]
+                    self.rejected.append(number)
+                    self._miss()
+
+    def unanswered(self) -> int:
+        """Returns how many requests that have arrived are not answered yet."""
+        return len(self._open)
+
+    def is_over(self) -> bool:
+        """Returns whether every request has ended."""
+        return not self._open
+
+    # What happens
 
     def _all_arrived(self) -> None:
         """Takes what is measured while requests arrive."""
         self._count_used(0)
-        self.arriving_ps, self.arriving_area = self.now_ps, self.used_area
+        self.arriving_ps, self.arriving_area = self.now, self.used_area
         self.busy_ps = sum([worker.busy_ps for worker in self._by_index])
 
     def _submit(self, worker: SimulatedWorker, session: SimulatedSession) -> None:
@@ -241,7 +216,7 @@ class PlacementLoop:
             return
         if worker.sessions == 0:
             self._count_used(1)
-        over = worker.submit(session, self.now_ps)
+        over = worker.submit(session, self.now)
         self._ended(worker, over)
         self._follow(worker)
 
@@ -249,17 +224,18 @@ class PlacementLoop:
         """No cache of the worker could ever hold it: the gateway gets an error."""
         number = session.request.number
         self.rejected.append(number)
-        self.missed += 1
+        self._miss()
         del self._open[number]
         self._later(RequestCompleted(session.request))
 
     def _ended(self, worker: SimulatedWorker, over: list[SimulatedSession]) -> None:
         for session in over:
             self.ended.append(session)
-            self.missed += not self.attained(session)
+            if not self.attained(session):
+                self._miss()
             del self._open[session.request.number]
             if self.controller is not None:
-                self.controller.ended(session, self._now_ns())
+                self.controller.ended(session, self.now_ns())
             self._later(
                 RequestCompleted(
                     session.request,
@@ -286,7 +262,7 @@ class PlacementLoop:
         for worker in self._by_index:
             if not worker.running:
                 continue
-            steps, last_step_ps = worker.progress_at(self.now_ps)
+            steps, last_step_ps = worker.progress_at(self.now)
             for session in worker.running:
                 tokens, last_ps = worker.state_of(session, steps, last_step_ps)
                 if tokens > session.reported:
@@ -294,7 +270,7 @@ class PlacementLoop:
                     found.append(self._progress(session, tokens, last_ps))
         if found:
             self._later(SessionsProgressed(tuple(found)))
-        self._push(self.now_ps + every * PICOSECONDS, _REPORTED, 0, None)
+        self.at(self.now + every * PICOSECONDS, _REPORTED, None)
 
     def _progress(self, session: SimulatedSession, tokens: int, last_ps: int) -> SessionProgress:
         return SessionProgress(
@@ -312,68 +288,38 @@ class PlacementLoop:
     def _look(self) -> None:
         controller = self.controller
         if controller is not None:
-            self._events += controller.look(self, self._now_ns())
-            self._push(self.now_ps + controller.every_ns * PICOSECONDS, _LOOKED, 0, None)
-
-    # The dispatcher
-
-    def _tell(self) -> None:
-        now = self._now_ns()
-        while self._events:
-            events, self._events = self._events, []
-            for event in events:
-                self.events += 1
-                commands = self._dispatcher.handle(event, now)
-                for command in commands:
-                    self._carry_out(command)
-
-    def _carry_out(self, command: Command) -> None:
-        if isinstance(command, StartSession):
-            session = self._open.get(command.request.number)
-            if session is None:
-                return
-            if session.session is not None:
-                raise InternalError(f"{command.request} is started again")
-            session.session = command.session
-            agent = (command.decode_hops or command.hops)[0].agent
-            session.worker = self.workers[agent].index
-            moment = self.now_ps + self._delays.start_ns * PICOSECONDS
-            self._push(moment, _STARTED, command.request.number, None)
-        elif isinstance(command, CloseSessions):
-            self._later(SessionsClosed(command.agent, command.sessions))
-        elif isinstance(command, Reject):
-            number = command.request.number
-            if number in self._open:
-                del self._open[number]
-                self.rejected.append(number)
-                self.missed += 1
-
-    def _wakeup(self) -> int:
-        moment = self._dispatcher.next_wakeup()
-        return _NEVER if moment is None or moment >= _DEADLINE_NS else moment * PICOSECONDS
+            for event in controller.look(self, self.now_ns()):
+                self.tell(event)
+            self.at(self.now + controller.every_ns * PICOSECONDS, _LOOKED, None)
 
     # Inside
 
-    def _now_ns(self) -> Nanoseconds:
-        return -(-self.now_ps // PICOSECONDS)
-
-    def _advance(self, moment_ps: int) -> None:
-        self.now_ps = moment_ps
+    def _start(self, command: StartSession) -> None:
+        session = self._open.get(command.request.number)
+        if session is None:
+            return
+        if session.session is not None:
+            raise InternalError(f"{command.request} is started again")
+        session.session = command.session
+        agent = (command.decode_hops or command.hops)[0].agent
+        session.worker = self.workers[agent].index
+        self.at(self.now + self._delays.start_ns * PICOSECONDS, _STARTED, session)
 
     def _later(self, event: Event) -> None:
-        self._push(self.now_ps + self._delays.notice_ns * PICOSECONDS, _TOLD, 0, event)
-
-    def _push(self, moment_ps: int, kind: int, number: int, what: object) -> None:
-        self._sequence += 1
-        heappush(self._heap, (moment_ps, kind, self._sequence, number, what))
+        self.at(self.now + self._delays.notice_ns * PICOSECONDS, _TOLD, event)
 
     def _follow(self, worker: SimulatedWorker) -> None:
         if worker.ends_ps >= 0 and worker.ends_ps != worker.announced_ps:
             worker.announced_ps = worker.ends_ps
-            self._push(worker.ends_ps, _BOUNDARY, worker.index, None)
+            self.at(worker.ends_ps, _BOUNDARY, worker)
+
+    def _miss(self) -> None:
+        self.missed += 1
+        if self.decided:
+            self.stop()
 
     def _count_used(self, change: int) -> None:
-        self.used_area += self.used * (self.now_ps - self._used_since)
-        self._used_since = self.now_ps
+        self.used_area += self.used * (self.now - self._used_since)
+        self._used_since = self.now
         self.used += change
         self.peak_used = max(self.peak_used, self.used)

@@ -16,12 +16,12 @@ from catenary_agent.decoders.emulated import EmulatedDecoder
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.executors.device import Device
 from catenary_gateway.generation.text.text_codec import TextCodec
-from catenary_lab.live.chains import ChainsMeasured, ChainsRun, asked_of
-from catenary_lab.live.chains_emulation import KEY, VOCABULARY, Emulation, plan_document
-from catenary_lab.live.chains_load import Answered, ChainsOutcome
+from catenary_lab.live.chains.emulation import KEY, VOCABULARY, Emulation, plan_document
+from catenary_lab.live.chains.load import Answered, ChainsOutcome
+from catenary_lab.live.chains.run import ChainsMeasured, ChainsRun, asked_of
 from catenary_lab.scenarios.chains import live_chains, serve
 from catenary_lab.scenarios.chains.jobs import Outcome
-from catenary_lab.scenarios.chains.schema import Serve, load_scenario
+from catenary_lab.scenarios.chains.schema import FILES, Serve
 from catenary_lab.scenarios.chains.schema_parts import System
 from catenary_lab.scenarios.chains.settings import cases_of
 from catenary_lab.scenarios.report import Report
@@ -49,7 +49,7 @@ TOKENS = 8192
 
 @pytest.fixture(scope="module")
 def cluster() -> ChainsCluster:
-    scenario = load_scenario(SCENARIO)
+    scenario = FILES.load(SCENARIO)
     assert isinstance(scenario, Serve)
     return cases_of(scenario, [1], 4.0)[0].settings[0].cluster()
 
@@ -194,7 +194,7 @@ def test_sessions_are_asked_at_dilated_moments_and_must_fit(cluster: ChainsClust
 
 
 def test_a_round_trip_once_per_session_cannot_be_emulated() -> None:
-    scenario = load_scenario(SCENARIO)
+    scenario = FILES.load(SCENARIO)
     assert isinstance(scenario, Serve)
     setting = cases_of(scenario, [1])[0].settings[0]
     other = replace(setting, communication=CommunicationCost("session", 18.0)).cluster()
@@ -205,7 +205,7 @@ def test_a_round_trip_once_per_session_cannot_be_emulated() -> None:
 def test_live_scenarios_name_systems_the_scheduler_has() -> None:
     for path in sorted(SCENARIO.parent.glob("*live*.yaml")):
         for quick in (False, True):
-            scenario = load_scenario(path, quick=quick)
+            scenario = FILES.load(path, quick=quick)
             assert isinstance(scenario, Serve)
             assert scenario.live is not None
             assert all(
@@ -223,7 +223,7 @@ def test_live_without_anything_to_serve_live_is_refused_at_once() -> None:
 def test_the_report_sets_live_beside_simulated_and_counts_what_was_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    scenario = load_scenario(SCENARIO, quick=True)
+    scenario = FILES.load(SCENARIO, quick=True)
     assert isinstance(scenario, Serve)
     row = next(serve.rows(scenario))
     (job,) = row.jobs(scenario.systems[0])
@@ -239,8 +239,8 @@ def test_the_report_sets_live_beside_simulated_and_counts_what_was_lost(
         return slower
 
     monkeypatch.setattr(live_chains, "run_live", measured)
-    empty = Report("small", scenario.title, (), ())
-    report = live_chains.with_live(scenario, {job: outcome}, empty, lambda _line: None)
+    found = live_chains.beside(scenario, {job: outcome}, lambda _line: None)
+    report = Report("small", scenario.title, (), ()).beside(found)
     (facts,) = report.facts["live"]
     assert facts["live"]["mean_service_s"] == pytest.approx(1.1 * 4.0)
     assert facts["service_ratio"] == pytest.approx({"p10": 1.1, "p50": 1.1, "p90": 1.1})

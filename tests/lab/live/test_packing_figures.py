@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from catenary_lab.live.packing import plan_document
-from catenary_lab.live.packing_figures import (
+from catenary_lab.live.packing.figures import (
     Answer,
     Change,
     Drained,
@@ -17,10 +16,11 @@ from catenary_lab.live.packing_figures import (
     PackingMeasured,
     spread,
 )
-from catenary_lab.live.packing_load import prompt_of
+from catenary_lab.live.packing.load import prompt_of
+from catenary_lab.live.packing.run import plan_document
 from catenary_lab.scenarios.packing.live_moves import _run_of, report
 from catenary_lab.scenarios.packing.live_schema import LiveMoves
-from catenary_lab.scenarios.packing.schema import parse_scenario
+from catenary_lab.scenarios.packing.schema import FILES
 from catenary_services.errors import InvalidInput
 
 SCENARIO = {
@@ -88,9 +88,9 @@ def measured(scenario: LiveMoves, *, stall: int = 20, lost: bool = False) -> Pac
 
 
 def test_a_report_shows_targets_beside_figures() -> None:
-    scenario = parse_scenario(SCENARIO)
+    scenario = FILES.parse(SCENARIO)
     assert isinstance(scenario, LiveMoves)
-    facts = report("live", scenario, measured(scenario)).facts["live"]
+    facts = report(scenario, measured(scenario)).facts["live"]
     json.dumps(facts)
     whole, cut = facts["layouts"]
     assert (whole["equal"], whole["lost"], whole["restarts"]) == (1, 0, 0)
@@ -111,9 +111,9 @@ def test_a_report_shows_targets_beside_figures() -> None:
     ],
 )
 def test_a_target_that_is_missed_is_said(facts: dict[str, object], missed: str) -> None:
-    scenario = parse_scenario(SCENARIO)
+    scenario = FILES.parse(SCENARIO)
     assert isinstance(scenario, LiveMoves)
-    found = report("live", scenario, measured(scenario, **facts)).facts["live"]
+    found = report(scenario, measured(scenario, **facts)).facts["live"]
     assert not found["met"]
     assert missed in {each["what"] for each in found["targets"] if not each["met"]}
 
@@ -127,13 +127,13 @@ def test_wrong_scenarios_are_refused() -> None:
         {**SCENARIO, "layouts": []},
     ):
         with pytest.raises(InvalidInput):
-            parse_scenario(wrong)
-    quick = parse_scenario(SCENARIO, quick=True)
+            FILES.parse(wrong)
+    quick = FILES.parse(SCENARIO, quick=True)
     assert [each.label for each in quick.layouts] == ["few"]
 
 
 def test_a_layout_becomes_a_plan() -> None:
-    scenario = parse_scenario(SCENARIO)
+    scenario = FILES.parse(SCENARIO)
     run = _run_of(scenario)
     document = plan_document(run, run.layouts[1])
     (chain,) = document["models"][0]["chains"]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from catenary_lab.live.placement_load import Answered
-from catenary_lab.live.placement_steps import (
+from catenary_lab.live.placement.load import Answered
+from catenary_lab.live.placement.steps import (
     AgentsAt,
     Drawn,
     Step,
@@ -20,7 +20,8 @@ from catenary_lab.live.placement_steps import (
 )
 from catenary_lab.scenarios.placement.live_schema import LiveSteps
 from catenary_lab.scenarios.placement.live_steps import report
-from catenary_lab.scenarios.placement.schema import load_scenario
+from catenary_lab.scenarios.placement.schema import FILES
+from catenary_lab.scenarios.report import report_of
 from catenary_scheduler.scaling.workers.workers_line import WorkerCapability
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenaryd.command_line import cli
@@ -83,12 +84,12 @@ def measured(*requests: Answered) -> StepsMeasured:
 
 
 def test_a_report_compares_what_was_predicted_with_what_was_measured() -> None:
-    scenario = load_scenario(SCENARIO)
+    scenario = FILES.load(SCENARIO)
     assert isinstance(scenario, LiveSteps)
     good = Answered(0, 1.0, 20, "", 220.0, 30.0, 200.0, 24.0, True, True)
     slow = Answered(1, 30.0, 20, "", 480.0, 50.0, 400.0, 50.0, True, False)
     lost = Answered(1, 31.0, 3, "PARTITION_LOST: gone")
-    found = report("live-steps", scenario, measured(good, slow, lost))
+    found = report(scenario, measured(good, slow, lost))
     facts = found.facts["live"]
     assert (facts["requests"], facts["lost"], facts["problems"]) == (3, 1, ["PARTITION_LOST: gone"])
     assert facts["attainment"] == pytest.approx(1 / 3), "who got nothing got nothing in time"
@@ -99,7 +100,7 @@ def test_a_report_compares_what_was_predicted_with_what_was_measured() -> None:
     assert (facts["scale_outs"], facts["scale_ins"]) == (1, 1)
     assert (facts["agents_peak"], facts["agents_last"]) == (2, 1)
     assert facts["objectives"] == {"ttft_ms": 500.0, "atgt_ms": 40.0}
-    text = found.text()
+    text = report_of("live-steps", scenario, found).text()
     assert "Agents started: 1, stopped: 1" in text
     assert "Measured over predicted" in text
 

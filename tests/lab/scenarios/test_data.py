@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from catenary_lab.scenarios.chains.schema import Serve, load_scenario
+from catenary_lab.scenarios.chains.schema import FILES, Serve
 from catenary_lab.scenarios.data import data_file, data_folder
 from catenary_services.errors import InvalidInput
 from catenary_simulator.chains.workload import read_trace
@@ -82,7 +82,7 @@ def test_the_excerpt_is_what_its_readme_says() -> None:
 def test_the_long_forms_ask_for_no_request_that_the_repository_lacks() -> None:
     asked = []
     for path in LONG:
-        scenario = load_scenario(path)
+        scenario = FILES.load(path)
         workloads = scenario.workloads if isinstance(scenario, Serve) else []
         for workload in workloads:
             if (spec := workload.trace) is not None:

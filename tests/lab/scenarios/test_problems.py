@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from catenary_lab.scenarios.problems import (
+from catenary_lab.pools.problems import (
     known_models,
     of_classes,
     only,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from catenary_lab.scenarios.kinds import DOCUMENTS
 from catenary_lab.scenarios.output import write
-from catenary_lab.scenarios.runs import DOCUMENT, Form, run_scenarios
+from catenary_lab.scenarios.report import Report
+from catenary_lab.scenarios.runner import run_scenarios as run_of_kind
 from catenary_services.errors import InvalidInput
 from catenaryd.command_line import cli
 
-HERE = Form(workers=1)
+DOCUMENT = DOCUMENTS["pools"]
 POLICIES = [
     {"label": "Catenary"},
     {"label": "NP", "planner": "np"},
@@ -53,6 +56,12 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 }
 
 
+def run_scenarios(
+    paths: list[Path], told: Callable[[str], None] = lambda _line: None
+) -> list[Report]:
+    return run_of_kind("pools", paths, workers=1, progress=told)
+
+
 @pytest.fixture
 def file(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CATENARY_DATA", str(tiny.parent))
@@ -69,7 +78,7 @@ def file(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("kind", sorted(SCENARIOS))
 def test_a_scenario_is_run_and_written(kind: str, file, tmp_path: Path) -> None:
     path = file(kind)
-    (report,) = run_scenarios([path], HERE)
+    (report,) = run_scenarios([path])
     out = tmp_path / "out"
     written = write([report], [{}], out, DOCUMENT)
     assert {each.name for each in written} == {f"{path.stem}.png", f"{path.stem}.json", DOCUMENT}
@@ -80,7 +89,7 @@ def test_a_scenario_is_run_and_written(kind: str, file, tmp_path: Path) -> None:
 
 
 def test_load_factors_are_those_of_every_policy_and_seed(file) -> None:
-    (report,) = run_scenarios([file("load_factors")], HERE)
+    (report,) = run_scenarios([file("load_factors")])
     found = report.facts["load_factors"]
     assert {(each["policy"], each["seed"]) for each in found} == {
         ("Catenary", 1),
@@ -96,7 +105,7 @@ def test_load_factors_are_those_of_every_policy_and_seed(file) -> None:
 
 
 def test_attainment_falls_with_the_load(file) -> None:
-    (report,) = run_scenarios([file("attainment")], HERE)
+    (report,) = run_scenarios([file("attainment")])
     for curve in report.facts["curves"][0]["attainment"].values():
         (_, low), (_, high) = curve
         assert low > 0.99
@@ -104,21 +113,21 @@ def test_attainment_falls_with_the_load(file) -> None:
 
 
 def test_more_fast_gpus_serve_more(file) -> None:
-    (report,) = run_scenarios([file("sensitivity")], HERE)
+    (report,) = run_scenarios([file("sensitivity")])
     few, many = (float(str(row[4]).split()[0]) for row in report.facts["rows"])
     assert few < many
 
 
 def test_models_without_a_plan_are_left_out(file) -> None:
     path = file("sensitivity", vary="slo_scale", values=[0.1, 5])
-    (report,) = run_scenarios([path], HERE)
+    (report,) = run_scenarios([path])
     none, some = report.facts["rows"]
     assert none == ("0.1", None, None, None, None, "0")
     assert some[-1] == "1"
 
 
 def test_larger_clusters_promise_more(file) -> None:
-    (report,) = run_scenarios([file("planner_scaling")], HERE)
+    (report,) = run_scenarios([file("planner_scaling")])
     promised = [plan["objective"] for plan in report.facts["plans"]]
     assert promised[0] < promised[1]
     assert promised[2] < promised[3]
@@ -127,7 +136,7 @@ def test_larger_clusters_promise_more(file) -> None:
 
 def test_running_again_leaves_prose_alone(file, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    reports = run_scenarios([file("planner_scaling")], HERE)
+    reports = run_scenarios([file("planner_scaling")])
     write(reports, [{}] * len(reports), out, DOCUMENT)
     document = out / DOCUMENT
     document.write_text("# Prose\n" + document.read_text() + "\nMore prose.\n")
@@ -149,7 +158,7 @@ def test_a_live_scenario_is_run_only_when_asked_for(file, tmp_path: Path) -> Non
     file("attainment")
     path.write_text(yaml.safe_dump(live))
     with pytest.raises(InvalidInput, match="--live"):
-        run_scenarios([path], HERE)
+        run_scenarios([path])
 
 
 def test_nothing_is_run_if_one_file_is_wrong(file, tmp_path: Path) -> None:
@@ -157,15 +166,15 @@ def test_nothing_is_run_if_one_file_is_wrong(file, tmp_path: Path) -> None:
     broken = tmp_path / "broken.yaml"
     broken.write_text("kind: party")
     with pytest.raises(InvalidInput, match=r"broken\.yaml\.kind"):
-        run_scenarios([file("attainment"), broken], HERE, ran.append)
+        run_scenarios([file("attainment"), broken], ran.append)
     assert ran == []
 
 
 def test_a_missing_data_set_is_named(file) -> None:
     with pytest.raises(InvalidInput, match="there is no 'elsewhere'"):
-        run_scenarios([file("attainment", dataset="elsewhere")], HERE)
+        run_scenarios([file("attainment", dataset="elsewhere")])
     with pytest.raises(InvalidInput, match="nothing is called 'G9'"):
-        run_scenarios([file("attainment", instances=["G9"])], HERE)
+        run_scenarios([file("attainment", instances=["G9"])])
 
 
 # The command

@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from catenary_lab.scenarios.schema import (
+from catenary_lab.scenarios.pools.schema import (
+    FILES,
     Attainment,
     Live,
     LoadFactors,
-    json_schema,
-    load_scenario,
     matching,
-    parse_scenario,
 )
 from catenary_services.errors import InvalidInput
 
@@ -32,24 +30,24 @@ ATTAINMENT = {
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_scenario_of_the_project_is_valid_in_both_forms(path: Path) -> None:
-    assert load_scenario(path).title
-    assert load_scenario(path, quick=True).kind == load_scenario(path).kind
+    assert FILES.load(path).title
+    assert FILES.load(path, quick=True).kind == FILES.load(path).kind
 
 
 def test_the_figures_of_the_paper_are_all_there() -> None:
-    figures = {load_scenario(path).figure for path in SCENARIOS.glob("*.yaml")}
+    figures = {FILES.load(path).figure for path in SCENARIOS.glob("*.yaml")}
     assert figures >= {"6", "7", "8", "9", "10", "13a", "13b", "13c", "14"}
 
 
 def test_a_scenario_survives_a_round_trip() -> None:
-    scenario = load_scenario(SCENARIOS / "load-factors.yaml")
-    again = parse_scenario(json.loads(scenario.model_dump_json()))
+    scenario = FILES.load(SCENARIOS / "load-factors.yaml")
+    again = FILES.parse(json.loads(scenario.model_dump_json()))
     assert again == scenario
 
 
 def test_defaults_are_the_papers() -> None:
     document = {"kind": "load_factors", "title": "t", "instances": ["*"], "policies": POLICIES}
-    scenario = parse_scenario(document)
+    scenario = FILES.parse(document)
     assert isinstance(scenario, LoadFactors)
     assert (scenario.duration_s, scenario.target, scenario.step) == (30.0, 0.99, 0.05)
     assert scenario.policies[0].dispatch == "reservation"
@@ -57,7 +55,7 @@ def test_defaults_are_the_papers() -> None:
 
 def test_the_short_form_replaces_keys() -> None:
     document = {**ATTAINMENT, "quick": {"load_factors": [0.7]}}
-    full, short = parse_scenario(document), parse_scenario(document, quick=True)
+    full, short = FILES.parse(document), FILES.parse(document, quick=True)
     assert isinstance(full, Attainment)
     assert isinstance(short, Attainment)
     assert (full.load_factors, short.load_factors) == ([0.5, 1.0], [0.7])
@@ -83,7 +81,7 @@ def test_the_short_form_replaces_keys() -> None:
 )
 def test_what_is_wrong_is_named(document: object, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        parse_scenario(document, quick=True)
+        FILES.parse(document, quick=True)
     assert caught.value.message.startswith(message)
     assert "\n" not in caught.value.message
 
@@ -92,24 +90,24 @@ def test_a_file_that_is_not_yaml_is_named(tmp_path: Path) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text("kind: [")
     with pytest.raises(InvalidInput, match=r"broken\.yaml: is not YAML"):
-        load_scenario(path)
+        FILES.load(path)
     with pytest.raises(InvalidInput, match="cannot be read"):
-        load_scenario(tmp_path / "none.yaml")
+        FILES.load(tmp_path / "none.yaml")
 
 
 def test_the_schema_names_every_kind_and_its_keys() -> None:
-    schema = json_schema()
+    schema = FILES.json_schema()
     text = json.dumps(schema)
     for key in ("load_factors", "dilation", "slo_scale", "first_share", "policies"):
         assert f'"{key}"' in text
     mapping = schema["discriminator"]["mapping"]
-    kinds = {load_scenario(path).kind for path in SCENARIOS.glob("*.yaml")}
+    kinds = {FILES.load(path).kind for path in SCENARIOS.glob("*.yaml")}
     assert set(mapping) == kinds
     assert schema["$defs"]["Live"]["additionalProperties"] is False
 
 
 def test_the_live_scenario_has_one_agent_per_gpu() -> None:
-    scenario = load_scenario(SCENARIOS / "live-16.yaml")
+    scenario = FILES.load(SCENARIOS / "live-16.yaml")
     assert isinstance(scenario, Live)
     assert sum(scenario.gpus.values()) == 16
 

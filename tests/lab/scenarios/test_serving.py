@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from catenary_lab.scenarios.jobs import (
+from catenary_lab.scenarios.pools.jobs import (
     Load,
     LoadFactorJob,
     OfInstance,
@@ -15,10 +15,12 @@ from catenary_lab.scenarios.jobs import (
     Plan,
     planned,
     prepared,
-    run_all,
 )
-from catenary_lab.scenarios.serving import Search, at_load, capacity_rps, search
-from catenary_simulator.load_factor import search as full_search
+from catenary_lab.scenarios.runner import run_all
+from catenary_simulator.load_factor import Search, capacity_rps, search
+from catenary_simulator.options import SimulationOptions
+from catenary_simulator.result import ModelResult
+from catenary_simulator.simulate import SimulationSetup, run
 
 PLAN_OF = OfInstance("set/even/G/tiny")
 LOAD = Load("poisson", "own", 2.0, 1)
@@ -28,6 +30,16 @@ def test_factors_go_down_to_nothing() -> None:
     assert list(Search(step=0.25).factors(2.0)) == [1.0, 0.75, 0.5, 0.25, 0.0]
     assert list(Search(step=0.25).factors(0.6)) == [0.5, 0.25, 0.0]
     assert list(Search(highest=0.3, step=0.1).factors(1.0)) == [0.3, 0.2, 0.1, 0.0]
+
+
+def full_search(setting: SimulationSetup, options: SimulationOptions) -> dict[str, ModelResult]:
+    """Tries every factor there is."""
+    found: dict[str, ModelResult] = {}
+    for step in range(20, -1, -1):
+        for model in run(setting, replace(options, load=round(step * 0.05, 2))).models:
+            if model.attainment >= 0.99:
+                found.setdefault(model.name, model)
+    return found
 
 
 @pytest.mark.parametrize("planner", ["catenary", "np", "dart-r"])
@@ -54,9 +66,9 @@ def test_equal_jobs_are_done_once_and_by_any_number_of_processes(tiny: Path) -> 
         LoadFactorJob(Plan(tiny, PLAN_OF, planner), LOAD, "reservation", Search(step=0.25))
         for planner in ("catenary", "np", "catenary")
     ]
-    done = []
-    here = run_all(jobs, 1, lambda number, of: done.append((number, of)))
-    assert done == [(1, 2), (2, 2)]
+    done: list[str] = []
+    here = run_all(jobs, 1, done.append)
+    assert done == ["1 of 2 simulations", "2 of 2 simulations"]
     elsewhere = run_all(jobs, 2)
     assert [here[job].models for job in jobs] == [elsewhere[job].models for job in jobs]
 
@@ -80,5 +92,8 @@ def test_a_smaller_margin_promises_more_but_never_exceeds_the_instances(tiny: Pa
 def test_noise_reaches_the_simulator(tiny: Path) -> None:
     quiet = prepared(Plan(tiny, PLAN_OF, "catenary"), LOAD, "reservation")
     noisy = prepared(Plan(tiny, PLAN_OF, "catenary"), replace(LOAD, noise=0.3), "reservation")
-    latencies = [at_load(*each, 0.5).models[0].p99_ms for each in (quiet, noisy)]
+    latencies = [
+        run(setting, replace(options, load=0.5)).models[0].p99_ms
+        for setting, options in (quiet, noisy)
+    ]
     assert latencies[0] != latencies[1]

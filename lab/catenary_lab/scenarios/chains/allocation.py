@@ -14,8 +14,8 @@ import numpy as np
 from catenary_lab.scenarios.chains.jobs import Setting
 from catenary_lab.scenarios.chains.schema import Allocation
 from catenary_lab.scenarios.chains.settings import runs_of
-from catenary_lab.scenarios.jobs import Job
-from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table
+from catenary_lab.scenarios.kinds import Results
+from catenary_lab.scenarios.report import Cell, Findings, Lines, Table
 from catenary_scheduler.planning.chains import Composition, compose, gbp_cr
 from catenary_services.errors import InternalError
 
@@ -117,7 +117,7 @@ def jobs(scenario: Allocation) -> Iterator[AllocationJob]:
         yield from _jobs(scenario, load)
 
 
-def report(name: str, scenario: Allocation, results: Mapping[Job[Any], Any]) -> Report:
+def report(scenario: Allocation, results: Results) -> Findings:
     """Returns means over topologies, a plot and facts."""
     facts = [
         _facts(load, [results[job] for job in _jobs(scenario, load)]) for load in scenario.loads
@@ -137,12 +137,10 @@ def report(name: str, scenario: Allocation, results: Mapping[Job[Any], Any]) -> 
         for key, label in LABELS.items()
     }
     panel = Lines(scenario.title, "lambda / nu", "job servers", series)
-    notes = (f"Means over {facts[0]['runs']} topologies.", *scenario.notes)
-    return Report(
-        name,
-        scenario.title,
+    notes = (f"Means over {facts[0]['runs']} topologies.",)
+    return Findings(
         (Table(caption, header, tuple(rows)),),
-        (Figure(name, (panel,), scenario.title),),
+        (panel,),
         notes,
         {"policies": facts},
     )

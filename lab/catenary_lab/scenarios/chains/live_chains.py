@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from catenary_lab.live.chains import ChainsMeasured, ChainsRun, run_live
-from catenary_lab.live.chains_emulation import Emulation
+from catenary_lab.live.chains.emulation import Emulation
+from catenary_lab.live.chains.run import ChainsMeasured, ChainsRun, run_live
 from catenary_lab.scenarios.chains import serve
 from catenary_lab.scenarios.chains.jobs import Outcome, SystemJob
-from catenary_lab.scenarios.chains.schema import Scenario, Serve
+from catenary_lab.scenarios.chains.schema import Serve
 from catenary_lab.scenarios.chains.schema_parts import LiveSpec
-from catenary_lab.scenarios.jobs import Job
-from catenary_lab.scenarios.live_report import until_told
-from catenary_lab.scenarios.report import Bars, Cell, Figure, Report, Table
+from catenary_lab.scenarios.kinds import Progress, Results
+from catenary_lab.scenarios.live import on_processes
+from catenary_lab.scenarios.report import Bars, Cell, Findings, Table
 from catenary_scheduler.dispatch.chained import POLICIES
 from catenary_services.errors import InvalidInput
 from catenary_simulator.chains.result import ChainResult
 
-Progress = Callable[[str], None]
 _FIGURES = {
     "mean_response_s": "mean",
     "median_s": "median",
@@ -53,39 +49,26 @@ class Pair:
         return [float(each) for each in np.percentile(shares, _SHARES)]
 
 
-def is_live(scenario: Scenario) -> bool:
-    """Returns whether a scenario says how it is served by real processes."""
-    return isinstance(scenario, Serve) and scenario.live is not None
-
-
-def with_live(
-    scenario: Scenario, results: Mapping[Job[Any], Any], report: Report, progress: Progress
-) -> Report:
-    """Returns a scenario's report with what real processes made of the same.
+def beside(scenario: Serve, results: Results, progress: Progress) -> Findings:
+    """Returns what real processes make of a scenario with a `live` section.
 
     Args:
-        scenario: Served live if it has a `live` section.
+        scenario: It.
         results: Its simulations.
-        report: Of them.
         progress: Told what is going on.
     """
-    if not isinstance(scenario, Serve) or scenario.live is None:
-        return report
-    pairs = list(_pairs(scenario, scenario.live, results, progress))
     spec = scenario.live
-    figures = (*report.figures, _picture(report.name, scenario, pairs)) if pairs else report.figures
-    return replace(
-        report,
-        tables=(*report.tables, _beside(pairs), _accounts(pairs)),
-        figures=figures[-1:],
-        notes=(*report.notes, *_notes(spec, pairs)),
-        facts={**report.facts, "live": [_facts(pair, spec) for pair in pairs]},
+    assert spec is not None  # the runner sees to it
+    pairs = list(_pairs(scenario, spec, results, progress))
+    return Findings(
+        (_beside(pairs), _accounts(pairs)),
+        (_picture(scenario, pairs),) if pairs else (),
+        _notes(spec, pairs),
+        {"live": [_facts(pair, spec) for pair in pairs]},
     )
 
 
-def _pairs(
-    scenario: Serve, spec: LiveSpec, results: Mapping[Job[Any], Any], progress: Progress
-) -> Iterator[Pair]:
+def _pairs(scenario: Serve, spec: LiveSpec, results: Results, progress: Progress) -> Iterator[Pair]:
     for row in serve.rows(scenario):
         for system in scenario.systems:
             for job in row.jobs(system) if system.planner == "catenary" else ():
@@ -104,8 +87,7 @@ def _serve(job: SystemJob, spec: LiveSpec, progress: Progress) -> ChainsMeasured
     cluster, workload, composition = job.composed()
     emulation = Emulation(cluster, spec.dilation, spec.session_tokens, spec.shared_device)
     run = ChainsRun(emulation, composition, workload, job.system.policy)
-    with tempfile.TemporaryDirectory(prefix="catenary-live-") as folder:
-        return asyncio.run(until_told(run_live(run, Path(folder), progress)))
+    return on_processes(lambda folder: run_live(run, folder, progress))
 
 
 def _beside(pairs: list[Pair]) -> Table:
@@ -155,14 +137,13 @@ def _accounts(pairs: list[Pair]) -> Table:
     return Table("What the processes say of it", header, tuple(rows))
 
 
-def _picture(name: str, scenario: Serve, pairs: list[Pair]) -> Figure:
+def _picture(scenario: Serve, pairs: list[Pair]) -> Bars:
     labels = tuple(pair.label for pair in pairs)
     series = {
         "simulated": tuple(pair.simulated.mean_response_s for pair in pairs),
         "live": tuple(pair.live.result.mean_response_s for pair in pairs),
     }
-    bars = Bars(scenario.title, "mean response (s)", labels, series)
-    return Figure(name, (bars,), scenario.title)
+    return Bars(scenario.title, "mean response (s)", labels, series)
 
 
 def _notes(spec: LiveSpec, pairs: list[Pair]) -> tuple[str, ...]:

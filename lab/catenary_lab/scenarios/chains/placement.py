@@ -13,8 +13,8 @@ import numpy as np
 from catenary_lab.scenarios.chains.jobs import Setting
 from catenary_lab.scenarios.chains.schema import Placement
 from catenary_lab.scenarios.chains.settings import cases_of
-from catenary_lab.scenarios.jobs import Job
-from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table
+from catenary_lab.scenarios.kinds import Results
+from catenary_lab.scenarios.report import Cell, Findings, Lines, Table
 from catenary_scheduler.planning.chains import ChainTask, gbp_cr
 
 _QUANTILES = (0, 25, 50, 75, 100)
@@ -93,7 +93,7 @@ def jobs(scenario: Placement) -> Iterator[PlacementJob]:
             yield from _jobs(scenario, rate, case.label)
 
 
-def report(name: str, scenario: Placement, results: Mapping[Job[Any], Any]) -> Report:
+def report(scenario: Placement, results: Results) -> Findings:
     """Returns quantiles of random placements beside GBP-CR."""
     facts = [
         _facts(
@@ -144,12 +144,10 @@ def report(name: str, scenario: Placement, results: Mapping[Job[Any], Any]) -> R
         for case in cases_of(scenario, [1])
     )
     note = f"Means over {facts[0]['runs']} topologies; feasible: random placements with the rate."
-    return Report(
-        name,
-        scenario.title,
+    return Findings(
         (Table(caption, header, tuple(rows)),),
-        (Figure(name, panels, scenario.title),),
-        (note, *scenario.notes),
+        panels,
+        (note,),
         {"policies": facts},
     )
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from catenary_lab.scenarios.chains.jobs import Outcome, PolicyJob
 from catenary_lab.scenarios.chains.schema import Policies
 from catenary_lab.scenarios.chains.settings import runs_of
-from catenary_lab.scenarios.jobs import Job
-from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table
+from catenary_lab.scenarios.kinds import Results
+from catenary_lab.scenarios.report import Cell, Findings, Lines, Panel, Table
 from catenary_simulator.chains.result import together
 
 
@@ -21,7 +21,7 @@ def jobs(scenario: Policies) -> Iterator[PolicyJob]:
             yield from _jobs(scenario, load, policy)
 
 
-def report(name: str, scenario: Policies, results: Mapping[Job[Any], Any]) -> Report:
+def report(scenario: Policies, results: Results) -> Findings:
     """Returns the table beside the reference, both plots and facts."""
     facts = [
         _facts(load, policy, [results[job] for job in _jobs(scenario, load, policy)])
@@ -33,13 +33,10 @@ def report(name: str, scenario: Policies, results: Mapping[Job[Any], Any]) -> Re
         f"{first['runs']} topologies, {scenario.requests} requests each, c={scenario.c}; on average"
         f" {first['chains']:.1f} chains, C={first['capacity']:.1f} sessions at a time,"
         f" nu={first['total_rate_per_s']:.2f}/s.",
-        *scenario.notes,
     )
-    return Report(
-        name,
-        scenario.title,
+    return Findings(
         (_table(scenario, facts),),
-        (_figure(name, scenario, facts),),
+        _panels(scenario, facts),
         notes,
         {"policies": facts},
     )
@@ -101,7 +98,7 @@ def _table(scenario: Policies, facts: list[dict[str, Any]]) -> Table:
     return Table(caption, header, tuple(rows))
 
 
-def _figure(name: str, scenario: Policies, facts: list[dict[str, Any]]) -> Figure:
+def _panels(scenario: Policies, facts: list[dict[str, Any]]) -> tuple[Panel, ...]:
     by_policy: dict[str, tuple[tuple[float, float], ...]] = {
         policy: tuple(
             (fact["load"], fact["mean_response_s"]) for fact in facts if fact["policy"] == policy
@@ -117,11 +114,10 @@ def _figure(name: str, scenario: Policies, facts: list[dict[str, Any]]) -> Figur
         )
         for which in ("lower", "upper")
     }
-    panels = (
+    return (
         Lines("policies", "load", "mean response (s)", by_policy),
         Lines("bounds", "load", "mean response (s)", {mine: by_policy[mine], **bounds}),
     )
-    return Figure(name, panels, scenario.title)
 
 
 def _number(value: float | None) -> str | None:

@@ -1,39 +1,26 @@
-"""Scenario files of server chains: typed, closed, with a JSON schema.
-
-A scenario is a YAML mapping; `kind` says which of the classes below it is. Unknown keys are errors.
-`quick` replaces keys for the short form that CI runs.
-"""
+"""Scenario files of server chains."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from catenary_lab.scenarios.chains.schema_parts import (
-    Closed,
     CommunicationSpec,
-    Count,
     FixedServer,
     GpuSpec,
     LiveSpec,
-    Load,
     ModelSpec,
     PolicyName,
-    Positive,
     RandomServers,
     System,
     WorkloadSpec,
 )
-from catenary_lab.scenarios.yaml_files import read_mapping
-from catenary_services.errors import InvalidInput
+from catenary_lab.scenarios.schema import Annotatable, Count, Load, Positive, ScenarioFiles
 
 
-class _Scenario(Closed):
-    title: str = Field(min_length=1, description="One line, for the report.")
-    figure: str = Field("", description="Figure or table of the paper it reproduces.")
+class _Simulated(Annotatable):
     model: ModelSpec
     gpus: dict[str, GpuSpec] = Field(min_length=1, description="Kinds of GPUs by name.")
     servers: RandomServers | list[FixedServer] = Field(description="Who serves.")
@@ -44,13 +31,9 @@ class _Scenario(Closed):
         default_factory=dict,
         description="Reference values by row and column of the table, to set beside.",
     )
-    notes: list[str] = Field(default_factory=list, description="Sentences below the tables.")
-    quick: dict[str, Any] = Field(
-        default_factory=dict, description="Keys to replace in the short form."
-    )
 
     @model_validator(mode="after")
-    def _known_gpus(self) -> _Scenario:
+    def _known_gpus(self) -> _Simulated:
         servers = self.servers
         if isinstance(servers, RandomServers):
             named = [servers.big, servers.small]
@@ -66,7 +49,7 @@ class _Scenario(Closed):
         return self
 
 
-class Serve(_Scenario):
+class Serve(_Simulated):
     """Response times of whole systems (Fig. 8, Table 1)."""
 
     kind: Literal["serve"]
@@ -78,7 +61,7 @@ class Serve(_Scenario):
     )
 
 
-class Policies(_Scenario):
+class Policies(_Simulated):
     """Response times of policies over one set of chains and a range of loads (Fig. 5)."""
 
     kind: Literal["policies"]
@@ -88,7 +71,7 @@ class Policies(_Scenario):
     requests: Count = Field(description="Of one run.")
 
 
-class Tuning(_Scenario):
+class Tuning(_Simulated):
     """What c is best, and what c each measure chooses (Fig. 6, 7)."""
 
     kind: Literal["tuning"]
@@ -99,7 +82,7 @@ class Tuning(_Scenario):
     requests: Count = Field(description="Of one run.")
 
 
-class Placement(_Scenario):
+class Placement(_Simulated):
     """c K(c) of GBP-CR beside that of random placements (Fig. 3)."""
 
     kind: Literal["placement"]
@@ -109,7 +92,7 @@ class Placement(_Scenario):
     placements: Count = Field(100, description="Random ones per topology.")
 
 
-class Allocation(_Scenario):
+class Allocation(_Simulated):
     """Job servers that GCA needs for a rate, beside bounds and an integer program (Fig. 4)."""
 
     kind: Literal["allocation"]
@@ -120,54 +103,7 @@ class Allocation(_Scenario):
     target_load: Load = Field(0.7, description="rho_bar; lambda / rho_bar is the rate needed.")
 
 
-Scenario = Annotated[
-    Serve | Policies | Tuning | Placement | Allocation, Field(discriminator="kind")
-]
-KINDS = ("serve", "policies", "tuning", "placement", "allocation")
-_ADAPTER: TypeAdapter[Scenario] = TypeAdapter(Scenario)
-
-
-def json_schema() -> dict[str, Any]:
-    """Returns the JSON schema of scenario files."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_ADAPTER.json_schema()}
-
-
-def load_scenario(path: Path, *, quick: bool = False) -> Scenario:
-    """Returns the scenario of a YAML file; `-` is the standard input.
-
-    Raises:
-        InvalidInput: If it is none; names the key that is missing, unknown or wrong.
-    """
-    return parse_scenario(read_mapping(path), path.name, quick=quick)
-
-
-def parse_scenario(document: object, where: str = "scenario", *, quick: bool = False) -> Scenario:
-    """Returns the scenario a document describes; see `load_scenario`.
-
-    Args:
-        document: A mapping, as YAML or JSON gives it.
-        where: Named in errors.
-        quick: The short form.
-    """
-    if not isinstance(document, Mapping):
-        raise InvalidInput(where, "must be a mapping of a scenario's keys")
-    scenario = _validated(document, where)
-    if quick and scenario.quick:
-        scenario = _validated({**document, **scenario.quick}, f"{where}.quick")
-    return scenario
-
-
-def _validated(document: Mapping[Any, Any], where: str) -> Scenario:
-    kind = document.get("kind")
-    if kind not in KINDS:
-        missing = "is missing" if kind is None else f"{kind!r} is none of {', '.join(KINDS)}"
-        raise InvalidInput(f"{where}.kind", missing)
-    try:
-        return _ADAPTER.validate_python(dict(document))
-    except ValidationError as error:
-        first = error.errors()[0]
-        # pydantic's path begins with the kind and names classes of unions; the file's does not.
-        path = [str(part) for part in first["loc"][1:] if not str(part)[:1].isupper()]
-        path = [part for part in path if not part.startswith(("list[", "literal["))]
-        text = first["msg"].removeprefix("Value error, ")
-        raise InvalidInput(".".join([where, *path]), text) from None
+ChainsScenario = Serve | Policies | Tuning | Placement | Allocation
+FILES: ScenarioFiles[ChainsScenario] = ScenarioFiles(
+    Annotated[ChainsScenario, Field(discriminator="kind")]
+)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Load = Annotated[float, Field(gt=0, lt=1)]
-Count = Annotated[int, Field(ge=1)]
+from catenary_lab.scenarios.schema import (
+    Closed,
+    Count,
+    Fraction,
+    Load,
+    NotNegative,
+    Positive,
+)
+
 PolicyName = Literal["jffc", "jsq", "sa-jsq", "jiq", "sed"]
 Tune = Literal["lower", "upper", "surrogate", "replay"]
-
-
-class Closed(BaseModel):
-    """Part of a scenario; unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ModelSpec(Closed):
@@ -72,7 +70,7 @@ class RandomServers(Closed):
     count: list[Count] = Field([20], min_length=1, description="Servers, J; one case each.")
     big: str = Field(description="The kind of GPU of the lucky ones, of `gpus`.")
     small: str = Field(description="The kind of GPU of the others, of `gpus`.")
-    big_share: list[Share] = Field([0.2], min_length=1, description="eta; one case each.")
+    big_share: list[Fraction] = Field([0.2], min_length=1, description="eta; one case each.")
     topologies: Count = Field(5, description="Independent draws of every case.")
     seed: int = Field(1, ge=0, description="Decides all draws.")
 

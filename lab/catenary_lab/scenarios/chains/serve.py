@@ -11,11 +11,10 @@ from catenary_lab.scenarios.chains.jobs import Outcome, SystemJob
 from catenary_lab.scenarios.chains.schema import Serve
 from catenary_lab.scenarios.chains.schema_parts import System, WorkloadSpec
 from catenary_lab.scenarios.chains.settings import Case, cases_of, requests_of
-from catenary_lab.scenarios.jobs import Job
-from catenary_lab.scenarios.report import Bars, Cell, Figure, Report, Table
+from catenary_lab.scenarios.kinds import Results
+from catenary_lab.scenarios.report import Bars, Cell, Findings, Table
 from catenary_simulator.chains.result import together
 
-Results = Mapping[Job[Any], Any]
 _LOGARITHMIC = 20.0
 """Bars whose heights differ by more than this factor stand on a logarithmic axis."""
 
@@ -50,7 +49,7 @@ def jobs(scenario: Serve) -> Iterator[SystemJob]:
             yield from row.jobs(system)
 
 
-def report(name: str, scenario: Serve, results: Results) -> Report:
+def report(scenario: Serve, results: Results) -> Findings:
     """Returns tables and facts."""
     found = [
         (row, system, [results[job] for job in row.jobs(system)])
@@ -68,12 +67,10 @@ def report(name: str, scenario: Serve, results: Results) -> Report:
     per_run = "; ".join(
         dict.fromkeys(f"{each.requests} requests per run" for each in scenario.workloads)
     )
-    notes = (f"{per_run}; means over {runs} run{'s' if runs > 1 else ''}.", *scenario.notes)
-    return Report(
-        name,
-        scenario.title,
+    notes = (f"{per_run}; means over {runs} run{'s' if runs > 1 else ''}.",)
+    return Findings(
         tuple(table for table in tables if table is not None),
-        (_picture(name, scenario, by_row),),
+        _panels(scenario, by_row),
         notes,
         {"policies": facts},
     )
@@ -164,19 +161,15 @@ def _details(facts: list[dict[str, Any]]) -> Table:
     return Table("Response, waiting and service in s", ("", *keys.values()), lines)
 
 
-def _picture(name: str, scenario: Serve, by_row: Mapping[str, list[dict[str, Any]]]) -> Figure:
+def _panels(scenario: Serve, by_row: Mapping[str, list[dict[str, Any]]]) -> tuple[Bars, ...]:
     """Returns bars per case, a panel for each number of servers (or kind of workload)."""
     panels: dict[str, list[str]] = {}
     for label in by_row:
         head, _, _ = label.rpartition(", ")
         panels.setdefault(head, []).append(label)
-    return Figure(
-        name,
-        tuple(
-            _bars(head or scenario.title, {label: by_row[label] for label in labels})
-            for head, labels in panels.items()
-        ),
-        scenario.title,
+    return tuple(
+        _bars(head or scenario.title, {label: by_row[label] for label in labels})
+        for head, labels in panels.items()
     )
 
 

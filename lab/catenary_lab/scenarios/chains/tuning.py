@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from catenary_lab.scenarios.chains.schema import Tuning
 from catenary_lab.scenarios.chains.settings import runs_of
 from catenary_lab.scenarios.chains.tuning_job import MEASURES, Tuned, TuningJob
-from catenary_lab.scenarios.jobs import Job
-from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table
+from catenary_lab.scenarios.kinds import Results
+from catenary_lab.scenarios.report import Cell, Findings, Lines, Panel, Table
 
 _CURVE_TOP = 3.0
 """The plot of the curve ends at so many times its least simulated response."""
@@ -46,7 +46,7 @@ def jobs(scenario: Tuning) -> Iterator[TuningJob]:
         yield from _jobs(scenario, rate)
 
 
-def report(name: str, scenario: Tuning, results: Mapping[Job[Any], Any]) -> Report:
+def report(scenario: Tuning, results: Results) -> Findings:
     """Returns the chosen c and their regrets beside the references, the curve and facts."""
     loads = [
         _Load(rate, [results[job] for job in _jobs(scenario, rate)])
@@ -57,13 +57,10 @@ def report(name: str, scenario: Tuning, results: Mapping[Job[Any], Any]) -> Repo
         f"{len(loads[0].tuned)} topologies, {scenario.requests} requests per c, the same ones for"
         " every c; regret: simulated response at the chosen c over the best simulated one. A c"
         " whose lower bound is above the best simulated response is not simulated.",
-        *scenario.notes,
     )
-    return Report(
-        name,
-        scenario.title,
+    return Findings(
         (_chosen(scenario, loads), _regrets(scenario, loads)),
-        (_figure(name, scenario, loads, curve),),
+        _panels(scenario, loads, curve),
         notes,
         {
             "policies": [_facts(load) for load in loads],
@@ -129,7 +126,7 @@ def _regrets(scenario: Tuning, loads: list[_Load]) -> Table:
     return Table("Regret of the chosen c in %", ("per second", *MEASURES), tuple(rows))
 
 
-def _figure(name: str, scenario: Tuning, loads: list[_Load], curve: Tuned) -> Figure:
+def _panels(scenario: Tuning, loads: list[_Load], curve: Tuned) -> tuple[Panel, ...]:
     top = _CURVE_TOP * curve.best_s
     series = {
         label: tuple(
@@ -143,7 +140,7 @@ def _figure(name: str, scenario: Tuning, loads: list[_Load], curve: Tuned) -> Fi
         measure: tuple((load.rate_per_s, c) for load in loads if (c := load.c(measure)) is not None)
         for measure in ("simulated", *MEASURES)
     }
-    panels = (
+    return (
         Lines(
             f"one topology at {scenario.curve_rate_per_s:g} per second",
             "c",
@@ -152,7 +149,6 @@ def _figure(name: str, scenario: Tuning, loads: list[_Load], curve: Tuned) -> Fi
         ),
         Lines("chosen c", "arrivals per second", "c", chosen),
     )
-    return Figure(name, panels, scenario.title)
 
 
 def _c(load: _Load, measure: str) -> str | None:

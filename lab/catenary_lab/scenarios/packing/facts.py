@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from catenary_lab.scenarios.jobs import Job
+from catenary_lab.scenarios.kinds import Results
 from catenary_lab.scenarios.packing.schema import Simulated
 from catenary_lab.scenarios.packing.settings import Row, cases_of
-from catenary_lab.scenarios.report import Bars, Cell, Table, mean
+from catenary_lab.scenarios.report import Bars, Cell, Measure, Table, mean
 from catenary_simulator.packing.result import PackingResult
 
 Facts = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """One figure that is tabled."""
-
-    key: str
-    caption: str
-    scale: float = 1.0
-    digits: int = 2
-
-
 MEASURES: Mapping[str, Measure] = {
     each.key: each
     for each in (
-        Measure("gpus_mean", "GPUs, mean over time"),
+        Measure("gpus_mean", "GPUs, mean over time", digits=2),
         Measure("gpus_peak", "GPUs, peak", digits=1),
         Measure("utilisation", "GPU memory in use (%)", 100.0, 1),
-        Measure("migrations_per_s", "migrations per second"),
-        Measure("migrated_bytes_per_s", "caches that change their GPU (GB/s)", 1e-9),
-        Measure("preemptions_per_s", "preemptions per second"),
-        Measure("lower_bound_gpus", "GPUs, lower bound"),
+        Measure("migrations_per_s", "migrations per second", digits=2),
+        Measure("migrated_bytes_per_s", "caches that change their GPU (GB/s)", 1e-9, 2),
+        Measure("preemptions_per_s", "preemptions per second", digits=2),
+        Measure("lower_bound_gpus", "GPUs, lower bound", digits=2),
         Measure("decision_p50_us", "decision of an epoch, median (us)", digits=0),
         Measure("decision_p99_us", "decision of an epoch, 99th percentile (us)", digits=0),
         Measure("undisturbed", "cache held from arrival to end (% of requests)", 100.0, 1),
@@ -44,7 +33,7 @@ MEASURES: Mapping[str, Measure] = {
 }
 
 
-def facts_of(rows: Iterable[Row], results: Mapping[Job[Any], Any]) -> list[Facts]:
+def facts_of(rows: Iterable[Row], results: Results) -> list[Facts]:
     """Returns the figures of every run with its names."""
     facts = []
     for row in rows:
@@ -80,9 +69,9 @@ def table(scenario: Simulated, facts: Sequence[Facts], key: str) -> Table:
     bound = key == "gpus_mean"
     rows: list[tuple[Cell, ...]] = []
     for case in cases_of(scenario):
-        cells = [_text(measure, mean_of(facts, key, case, label)) for label in labels]
+        cells = [measure.text(mean_of(facts, key, case, label)) for label in labels]
         if bound:
-            cells.append(_text(measure, mean_of(facts, "lower_bound_gpus", case, labels[0])))
+            cells.append(measure.text(mean_of(facts, "lower_bound_gpus", case, labels[0])))
         rows.append((case, *cells))
         if case in known:
             columns = [*labels, *(["lower bound"] if bound else [])]
@@ -121,7 +110,3 @@ def violations_of(facts: Iterable[Facts]) -> int:
 
 def _counted(count: int, what: str) -> str:
     return f"one {what}" if count == 1 else f"means of {count} {what}s"
-
-
-def _text(measure: Measure, value: float | None) -> str | None:
-    return None if value is None else f"{measure.scale * value:.{measure.digits}f}"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from catenary_lab.scenarios.jobs import Job
+from catenary_lab.scenarios.kinds import Results
 from catenary_lab.scenarios.packing.facts import (
     Facts,
     bars,
@@ -15,21 +14,20 @@ from catenary_lab.scenarios.packing.facts import (
     violations_of,
 )
 from catenary_lab.scenarios.packing.schema import Fleet
-from catenary_lab.scenarios.packing.settings import PackingJob, Row, cases_of, rows_of
-from catenary_lab.scenarios.report import Cell, Figure, Report, Table
+from catenary_lab.scenarios.packing.settings import PackingJob, cases_of, jobs_of, rows_of
+from catenary_lab.scenarios.report import Cell, Findings, Table
 
 _TABLES = {"decisions": ("decision_p50_us", "decision_p99_us")}
 
 
-def jobs(scenario: Fleet) -> Iterator[PackingJob]:
-    """Yields all runs."""
-    for row in _rows(scenario):
-        yield row.job
+def jobs(scenario: Fleet) -> list[PackingJob]:
+    """Returns all runs."""
+    return jobs_of(scenario, timed=_timed(scenario))
 
 
-def report(name: str, scenario: Fleet, results: Mapping[Job[Any], Any]) -> Report:
+def report(scenario: Fleet, results: Results) -> Findings:
     """Returns a table per measure, plots and facts."""
-    facts = facts_of(_rows(scenario), results)
+    facts = facts_of(rows_of(scenario, timed=_timed(scenario)), results)
     tables: list[Table] = []
     panels = []
     for measure in scenario.measures:
@@ -39,16 +37,12 @@ def report(name: str, scenario: Fleet, results: Mapping[Job[Any], Any]) -> Repor
         keys = _TABLES.get(measure, (measure,))
         tables += [table(scenario, facts, key) for key in keys]
         panels += [bars(scenario, facts, keys[0], gpu) for gpu in scenario.gpus]
-    notes = (
-        f"{seeds_note(scenario)} Violated invariants: {violations_of(facts)}.",
-        *scenario.notes,
-    )
-    figures = (Figure(name, tuple(panels), scenario.title),) if panels else ()
-    return Report(name, scenario.title, tuple(tables), figures, notes, {"policies": facts})
+    notes = (f"{seeds_note(scenario)} Violated invariants: {violations_of(facts)}.",)
+    return Findings(tuple(tables), tuple(panels), notes, {"policies": facts})
 
 
-def _rows(scenario: Fleet) -> list[Row]:
-    return rows_of(scenario, timed="decisions" in scenario.measures)
+def _timed(scenario: Fleet) -> bool:
+    return "decisions" in scenario.measures
 
 
 def _transfers(scenario: Fleet, facts: Sequence[Facts]) -> Table:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from catenary_lab.live.packing import run_live
-from catenary_lab.live.packing_figures import (
+from catenary_lab.live.packing.figures import (
     RESTART,
     Answer,
     Drained,
@@ -19,26 +15,24 @@ from catenary_lab.live.packing_figures import (
     PackingRun,
     spread,
 )
-from catenary_lab.live.packing_load import MODES
-from catenary_lab.scenarios.live_report import until_told
+from catenary_lab.live.packing.load import MODES
+from catenary_lab.live.packing.run import run_live
+from catenary_lab.scenarios.kinds import Progress
+from catenary_lab.scenarios.live import on_processes
 from catenary_lab.scenarios.packing.live_schema import LayoutSpec, LiveMoves
-from catenary_lab.scenarios.report import Cell, Report, Table
-from catenary_services.log import configure_logging
+from catenary_lab.scenarios.report import Cell, Findings, Table
 
 Facts = dict[str, Any]
 
 
-def serve(name: str, scenario: LiveMoves, progress: Callable[[str], None]) -> Report:
+def serve(scenario: LiveMoves, progress: Progress) -> Findings:
     """Returns what real processes made of a scenario.
 
     Raises:
         Unavailable: they were not ready in time, or lost an answer that nothing disturbed.
     """
-    configure_logging("simulate", "local", "error", False)
-    with tempfile.TemporaryDirectory(prefix="catenary-live-") as folder:
-        done = run_live(_run_of(scenario), Path(folder), progress)
-        measured = asyncio.run(until_told(done))
-    return report(name, scenario, measured)
+    run = _run_of(scenario)
+    return report(scenario, on_processes(lambda folder: run_live(run, folder, progress)))
 
 
 def _run_of(scenario: LiveMoves) -> PackingRun:
@@ -62,7 +56,7 @@ def _layout_of(spec: LayoutSpec) -> Layout:
     return Layout(spec.label, chains, spec.moves, spec.drained)
 
 
-def report(name: str, scenario: LiveMoves, measured: PackingMeasured) -> Report:
+def report(scenario: LiveMoves, measured: PackingMeasured) -> Findings:
     """Returns tables and facts of a run."""
     layouts = [layout_facts(each) for each in measured.layouts]
     found = targets(scenario, layouts)
@@ -79,10 +73,9 @@ def report(name: str, scenario: LiveMoves, measured: PackingMeasured) -> Report:
             f"of caches were sent, {each['restarts']} sessions begun again."
             for each in layouts
         ),
-        *scenario.notes,
     ]
     tables = (_moves_table(layouts), _targets_table(found))
-    return Report(name, scenario.title, tables, (), tuple(notes), {"live": facts})
+    return Findings(tables, (), tuple(notes), {"live": facts})
 
 
 def layout_facts(measured: LayoutMeasured) -> Facts:

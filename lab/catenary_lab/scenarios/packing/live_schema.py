@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from catenary_lab.scenarios.chains.schema_parts import Closed, Count, Positive
+from catenary_lab.scenarios.schema import Annotatable, Closed, Count, Positive
 
 
 class HopSpec(Closed):
@@ -38,12 +38,10 @@ class LayoutSpec(Closed):
         return self
 
 
-class LiveMoves(Closed):
+class LiveMoves(Annotatable):
     """A real language model whose running sessions move between real agents; only with --live."""
 
     kind: Literal["live"]
-    title: str = Field(min_length=1, description="One line, for the report.")
-    figure: str = Field("", description="Figure of the paper it reproduces.")
     model: str = Field("smollm2-135m", description="A demo model that generates text.")
     agents: Count = Field(3, description="How many there are.")
     layouts: list[LayoutSpec] = Field(min_length=1, description="A cluster for each.")
@@ -60,10 +58,6 @@ class LiveMoves(Closed):
     )
     most_drain_s: Positive = Field(
         2.0, description="Target: time until a drained agent holds nothing."
-    )
-    notes: list[str] = Field(default_factory=list, description="Sentences below the tables.")
-    quick: dict[str, Any] = Field(
-        default_factory=dict, description="Keys to replace in the short form."
     )
 
     @model_validator(mode="after")

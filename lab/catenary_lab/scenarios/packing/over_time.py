@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-from catenary_lab.scenarios.jobs import Job
+from catenary_lab.scenarios.kinds import Results
 from catenary_lab.scenarios.packing.facts import facts_of, seeds_note, table
 from catenary_lab.scenarios.packing.schema import OverTime
-from catenary_lab.scenarios.packing.settings import PackingJob, case_of, rows_of
-from catenary_lab.scenarios.report import Figure, Lines, Report, Table
+from catenary_lab.scenarios.packing.settings import case_of, rows_of
+from catenary_lab.scenarios.report import Findings, Lines, Table
 from catenary_simulator.packing.result import PackingResult
 
 _POINTS = 200
 """At most so many of a curve are drawn; each is the mean of its stretch."""
 
 
-def jobs(scenario: OverTime) -> Iterator[PackingJob]:
-    """Yields all runs."""
-    for row in rows_of(scenario):
-        yield row.job
-
-
-def report(name: str, scenario: OverTime, results: Mapping[Job[Any], Any]) -> Report:
+def report(scenario: OverTime, results: Results) -> Findings:
     """Returns curves of active GPUs, how often the first policy has the fewest, and facts."""
     rows = rows_of(scenario)
     facts = facts_of(rows, results)
@@ -48,12 +41,10 @@ def report(name: str, scenario: OverTime, results: Mapping[Job[Any], Any]) -> Re
         {"gpu": gpu, "workload": workload, "policy": policy, "gpus": list(found)}
         for (gpu, workload, policy), found in series.items()
     ]
-    notes = (seeds_note(scenario), f"Drawn: seed {scenario.seeds[0]}.", *scenario.notes)
-    return Report(
-        name,
-        scenario.title,
+    notes = (seeds_note(scenario), f"Drawn: seed {scenario.seeds[0]}.")
+    return Findings(
         (table(scenario, facts, "gpus_mean"), _fewest(scenario, series)),
-        (Figure(name, panels, scenario.title),),
+        panels,
         notes,
         {"policies": facts, "over_time": over_time},
     )

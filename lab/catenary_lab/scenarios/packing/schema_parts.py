@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from catenary_lab.packing.policies import PolicyName
-from catenary_lab.scenarios.chains.schema_parts import Closed, Count, NotNegative, Positive
+from catenary_lab.scenarios.schema import Closed, Count, NotNegative, Positive
 
 MeasureName = Literal[
     "gpus_mean",

@@ -168,6 +168,15 @@ def rows_of(scenario: Simulated, *, timed: bool = False) -> list[Row]:
     ]
 
 
+def jobs_of(scenario: Simulated, *, timed: bool = False) -> list[PackingJob]:
+    """Returns the jobs of all runs; raises InvalidInput also where a trace is too short."""
+    jobs = [row.job for row in rows_of(scenario, timed=timed)]
+    for job in dict.fromkeys(jobs):
+        if job.data is not None:
+            job.sessions()
+    return jobs
+
+
 def _beginning(workload: WorkloadSpec, number: int, seed: int) -> tuple[int, int]:
     """Returns what the seed decides, and the requests to skip: a trace's for its number."""
     trace = workload.trace

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from catenary_lab.scenarios.jobs import Job
+from catenary_lab.scenarios.kinds import Results
 from catenary_lab.scenarios.packing.facts import (
     MEASURES,
     Facts,
@@ -18,8 +17,8 @@ from catenary_lab.scenarios.packing.facts import (
 )
 from catenary_lab.scenarios.packing.schema import Targets
 from catenary_lab.scenarios.packing.schema_parts import LimitSpec
-from catenary_lab.scenarios.packing.settings import PackingJob, case_of, rows_of
-from catenary_lab.scenarios.report import Cell, Report, Table
+from catenary_lab.scenarios.packing.settings import case_of, rows_of
+from catenary_lab.scenarios.report import Cell, Findings, Table
 
 _TABLES = ("gpus_mean", "gpus_peak", "utilisation", "migrations_per_s", "preemptions_per_s")
 
@@ -49,13 +48,7 @@ class Verdict:
     met: bool
 
 
-def jobs(scenario: Targets) -> Iterator[PackingJob]:
-    """Yields all runs."""
-    for row in rows_of(scenario):
-        yield row.job
-
-
-def report(name: str, scenario: Targets, results: Mapping[Job[Any], Any]) -> Report:
+def report(scenario: Targets, results: Results) -> Findings:
     """Returns every limit with its verdict, the figures behind them, and facts."""
     facts = facts_of(rows_of(scenario), results)
     verdicts = [
@@ -72,14 +65,13 @@ def report(name: str, scenario: Targets, results: Mapping[Job[Any], Any]) -> Rep
     notes = (
         f"{met} of {len(verdicts)} targets are met. {seeds_note(scenario)} Violated invariants: "
         f"{violations_of(facts)}.",
-        *scenario.notes,
     )
     found = {
         "met": met == len(verdicts),
         "targets": [asdict(each) for each in verdicts],
         "policies": facts,
     }
-    return Report(name, scenario.title, tables, (), notes, found)
+    return Findings(tables, (), notes, found)
 
 
 def _verdict(scenario: Targets, facts: Sequence[Facts], limit: LimitSpec, case: str) -> Verdict:

@@ -5,28 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-from catenary_lab.scenarios.jobs import Job
+from catenary_lab.scenarios.kinds import Results
 from catenary_lab.scenarios.placement.jobs import Figures, ServeJob
 from catenary_lab.scenarios.placement.schema import Attainment, Demand, Overhead
 from catenary_lab.scenarios.placement.settings import Row, rows_of
-from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table
+from catenary_lab.scenarios.report import Cell, Findings, Lines, Measure, Table
 
 ByLoad = Attainment | Demand | Overhead
 Facts = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """One figure that is tabled and perhaps drawn."""
-
-    key: str
-    caption: str
-    scale: float = 1.0
-    digits: int = 1
-    drawn: bool = True
 
 
 _ATTAINED = Measure("attainment", "SLO attainment (%)", 100.0)
@@ -56,14 +45,13 @@ def jobs(scenario: ByLoad) -> Iterator[ServeJob]:
         yield _job(scenario, row)
 
 
-def report(name: str, scenario: ByLoad, results: Mapping[Job[Any], Any]) -> Report:
+def report(scenario: ByLoad, results: Results) -> Findings:
     """Returns a table per measure, plots and facts."""
     facts = [facts_of(row, results[_job(scenario, row)]) for row in rows_of(scenario)]
     seeds = len(scenario.seeds)
     notes = (
         f"{scenario.duration_s:g} s of {scenario.arrivals} arrivals into an empty cluster; "
         + ("one seed." if seeds == 1 else f"means of {seeds} seeds."),
-        *scenario.notes,
     )
     measures = MEASURES[scenario.kind]
     tables = tuple(_table(scenario, facts, measure) for measure in measures)
@@ -73,8 +61,7 @@ def report(name: str, scenario: ByLoad, results: Mapping[Job[Any], Any]) -> Repo
         for measure in measures
         if measure.drawn
     )
-    figure = Figure(name, panels, scenario.title)
-    return Report(name, scenario.title, tables, (figure,), notes, {"policies": facts})
+    return Findings(tables, panels, notes, {"policies": facts})
 
 
 def facts_of(row: Row, figures: Figures) -> Facts:
@@ -118,11 +105,7 @@ def _table(scenario: ByLoad, facts: list[Facts], measure: Measure) -> Table:
                 )
                 for policy in scenario.policies
             ]
-            texts = [
-                None if value is None else f"{measure.scale * value:.{measure.digits}f}"
-                for value in values
-            ]
-            rows.append((engine.label, f"{rate:g}", *texts))
+            rows.append((engine.label, f"{rate:g}", *map(measure.text, values)))
     header = ("engine", "req/s", *(policy.label for policy in scenario.policies))
     return Table(measure.caption, header, tuple(rows))
 

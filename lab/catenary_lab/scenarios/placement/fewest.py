@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from catenary_lab.scenarios.jobs import Job
+from catenary_lab.scenarios.kinds import Results
 from catenary_lab.scenarios.placement.jobs import FewestJob, Figures
 from catenary_lab.scenarios.placement.schema import Fewest
 from catenary_lab.scenarios.placement.schema_parts import PolicySpec
 from catenary_lab.scenarios.placement.settings import Row, rows_of
-from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table
+from catenary_lab.scenarios.report import Cell, Findings, Lines, Panel, Table
 
 Found = dict[tuple[str, str, float, int], Figures | None]
 """By engine, policy, rate and seed."""
@@ -24,7 +24,7 @@ def jobs(scenario: Fewest) -> Iterator[FewestJob]:
         yield _job(scenario, row)
 
 
-def report(name: str, scenario: Fewest, results: Mapping[Job[Any], Any]) -> Report:
+def report(scenario: Fewest, results: Results) -> Findings:
     """Returns the GPUs per cell, what the first policy saves, plots and facts."""
     rows = rows_of(scenario)
     found: Found = {
@@ -43,13 +43,10 @@ def report(name: str, scenario: Fewest, results: Mapping[Job[Any], Any]) -> Repo
         f"other up to {scenario.most_workers}; {scenario.duration_s:g} s of {scenario.arrivals} "
         f"arrivals into an empty cluster, seeds {', '.join(map(str, scenario.seeds))}. Answers are "
         "predicted from one half of the lengths, requests drawn from the other.",
-        *scenario.notes,
     )
-    return Report(
-        name,
-        scenario.title,
+    return Findings(
         tuple(tables),
-        (_figure(name, scenario, found),),
+        _panels(scenario, found),
         notes,
         {"policies": facts, "savings": savings, "lines": _worker_lines(scenario, found)},
     )
@@ -182,7 +179,7 @@ def _summary(scenario: Fewest, savings: list[dict[str, Any]]) -> Table:
     return Table(f"What {mine} saves", header, tuple(rows))
 
 
-def _figure(name: str, scenario: Fewest, found: Found) -> Figure:
+def _panels(scenario: Fewest, found: Found) -> tuple[Panel, ...]:
     panels = []
     for engine in scenario.engines:
         series: dict[str, tuple[tuple[float, float], ...]] = {}
@@ -199,7 +196,7 @@ def _figure(name: str, scenario: Fewest, found: Found) -> Figure:
             series[policy.label] = tuple(points)
         title = f"{engine.label}: GPUs for {scenario.target:.0%}, mean of seeds"
         panels.append(Lines(title, "requests per second", "GPUs", series))
-    return Figure(name, tuple(panels), scenario.title)
+    return tuple(panels)
 
 
 def _gpus(scenario: Fewest, policy: PolicySpec, figures: Figures | None) -> str:

@@ -6,8 +6,15 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from catenary_lab.scenarios.chains.schema_parts import Closed, Count, NotNegative, Positive, Share
 from catenary_lab.scenarios.placement.schema_parts import DrawnLengths
+from catenary_lab.scenarios.schema import (
+    Annotatable,
+    Closed,
+    Count,
+    Fraction,
+    NotNegative,
+    Positive,
+)
 
 
 class StepSpec(Closed):
@@ -19,12 +26,10 @@ class StepSpec(Closed):
     seconds: Positive = Field(description="So long.")
 
 
-class LiveSteps(Closed):
+class LiveSteps(Annotatable):
     """A real language model on real agents under a load in steps; only with --live."""
 
     kind: Literal["live"]
-    title: str = Field(min_length=1, description="One line, for the report.")
-    figure: str = Field("", description="Figure of the paper it reproduces.")
     model: str = Field("smollm2-135m-int8", description="A demo model that generates text.")
     most_agents: Count = Field(2, description="Agents that may be started; one is always there.")
     prompt: DrawnLengths = Field(description="Tokens of prompts.")
@@ -37,14 +42,10 @@ class LiveSteps(Closed):
     first_token_factor: Positive = Field(
         1.0, description="T_pre: so many times a prompt of `session_tokens`, as measured."
     )
-    theta: Share = Field(0.8, description="Share of T_dec that a load of 1 uses.")
+    theta: Fraction = Field(0.8, description="Share of T_dec that a load of 1 uses.")
     steps: list[StepSpec] = Field(min_length=1, description="The load over time.")
     settle_s: NotNegative = Field(60.0, description="Longest wait for the last agent to go.")
     seed: int = Field(1, ge=0, description="Decides arrivals and lengths.")
     scheduler: dict[str, Any] = Field(
         default_factory=dict, description="Settings of the scheduler beyond the usual."
-    )
-    notes: list[str] = Field(default_factory=list, description="Sentences below the tables.")
-    quick: dict[str, Any] = Field(
-        default_factory=dict, description="Keys to replace in the short form."
     )

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from catenary_lab.live.placement import run_live
-from catenary_lab.live.placement_load import Answered
-from catenary_lab.live.placement_steps import Drawn, Step, StepsMeasured, StepsRun, changes
-from catenary_lab.scenarios.live_report import until_told
+from catenary_lab.live.placement.load import Answered
+from catenary_lab.live.placement.run import run_live
+from catenary_lab.live.placement.steps import Drawn, Step, StepsMeasured, StepsRun, changes
+from catenary_lab.scenarios.kinds import Progress
+from catenary_lab.scenarios.live import on_processes
 from catenary_lab.scenarios.placement.live_schema import LiveSteps
-from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table
-from catenary_services.log import configure_logging
+from catenary_lab.scenarios.report import Cell, Findings, Lines, Panel, Table
 
 _QUANTILES = (10, 50, 90)
 
 
-def serve(name: str, scenario: LiveSteps, progress: Callable[[str], None]) -> Report:
+def serve(scenario: LiveSteps, progress: Progress) -> Findings:
     """Returns what real processes made of a scenario.
 
     Raises:
         Unavailable: they were not ready in time.
     """
-    configure_logging("simulate", "local", "error", False)
-    with tempfile.TemporaryDirectory(prefix="catenary-live-") as folder:
-        done = run_live(_run_of(scenario), Path(folder), progress)
-        measured = asyncio.run(until_told(done))
-    return report(name, scenario, measured)
+    run = _run_of(scenario)
+    return report(scenario, on_processes(lambda folder: run_live(run, folder, progress)))
 
 
 def _run_of(scenario: LiveSteps) -> StepsRun:
@@ -53,7 +47,7 @@ def _run_of(scenario: LiveSteps) -> StepsRun:
     )
 
 
-def report(name: str, scenario: LiveSteps, measured: StepsMeasured) -> Report:
+def report(scenario: LiveSteps, measured: StepsMeasured) -> Findings:
     """Returns tables, plot and facts of a run."""
     facts = facts_of(scenario, measured)
     objectives, worker = measured.objectives, measured.worker
@@ -66,16 +60,9 @@ def report(name: str, scenario: LiveSteps, measured: StepsMeasured) -> Report:
         f"requests/s, {worker.sessions:.1f} at a time.",
         f"Agents started: {out}, stopped: {back}. {measured.wall_s:.0f} s in all; the load "
         f"generator was late by {1e3 * measured.send_lag_p99_s:.1f} ms at most times (p99).",
-        *scenario.notes,
     )
-    return Report(
-        name,
-        scenario.title,
-        (_steps_table(facts), _ratios_table(facts)),
-        (_figure(name, scenario, measured),),
-        notes,
-        {"live": facts},
-    )
+    tables = (_steps_table(facts), _ratios_table(facts))
+    return Findings(tables, _panels(scenario, measured), notes, {"live": facts})
 
 
 def facts_of(scenario: LiveSteps, measured: StepsMeasured) -> dict[str, Any]:
@@ -186,7 +173,7 @@ def _ratios_table(facts: dict[str, Any]) -> Table:
     return Table("Measured over predicted", header, tuple(rows))
 
 
-def _figure(name: str, scenario: LiveSteps, measured: StepsMeasured) -> Figure:
+def _panels(scenario: LiveSteps, measured: StepsMeasured) -> tuple[Panel, ...]:
     agents: list[tuple[float, float]] = []
     for seen in measured.agents:
         if agents:
@@ -211,9 +198,7 @@ def _figure(name: str, scenario: LiveSteps, measured: StepsMeasured) -> Figure:
             for each in complete
         ),
     }
-    return Figure(
-        name, (over_time, Lines("Requests", "s", "measured over wanted", times)), scenario.title
-    )
+    return over_time, Lines("Requests", "s", "measured over wanted", times)
 
 
 def _percent(value: float | None) -> str | None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from catenary_lab.scenarios.jobs import Job
+from catenary_lab.scenarios.kinds import Results
 from catenary_lab.scenarios.placement.jobs import Figures, figures_of, run_of
 from catenary_lab.scenarios.placement.schema import Scaling
 from catenary_lab.scenarios.placement.schema_parts import ClusterSpec
 from catenary_lab.scenarios.placement.settings import Case, Row, rows_of
-from catenary_lab.scenarios.report import Bars, Cell, Figure, Report, Table
+from catenary_lab.scenarios.report import Bars, Cell, Findings, Table
 from catenary_scheduler.scaling.workers.workers_line import SessionLengths as MeanLengths
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
 from catenary_simulator.arrivals import parse_arrivals
@@ -83,7 +83,7 @@ def jobs(scenario: Scaling) -> Iterator[ScalingJob]:
             yield _job(scenario, row, cluster)
 
 
-def report(name: str, scenario: Scaling, results: Mapping[Job[Any], Any]) -> Report:
+def report(scenario: Scaling, results: Results) -> Findings:
     """Returns worker-seconds and attainment of every cluster, a plot and facts."""
     facts = [
         _facts(row, cluster, results[_job(scenario, row, cluster)])
@@ -123,13 +123,10 @@ def report(name: str, scenario: Scaling, results: Mapping[Job[Any], Any]) -> Rep
         for cluster in scenario.clusters
     }
     panel = Bars("worker-seconds while requests arrive", "worker-seconds", groups, series)
-    return Report(
-        name,
-        scenario.title,
+    return Findings(
         (Table(caption, header, tuple(rows)),),
-        (Figure(name, (panel,), scenario.title),),
-        tuple(scenario.notes),
-        {"policies": facts},
+        (panel,),
+        facts={"policies": facts},
     )
 
 

@@ -1,18 +1,11 @@
-"""Scenario files of placement under objectives: typed, closed, with a JSON schema.
-
-A scenario is a YAML mapping; `kind` says which of the classes below it is. Unknown keys are errors.
-`quick` replaces keys for the short form that CI runs.
-"""
+"""Scenario files of placement under objectives."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from catenary_lab.scenarios.chains.schema_parts import Closed, Count, NotNegative, Positive, Share
 from catenary_lab.scenarios.placement.live_schema import LiveSteps
 from catenary_lab.scenarios.placement.schema_parts import (
     ClusterSpec,
@@ -23,13 +16,17 @@ from catenary_lab.scenarios.placement.schema_parts import (
     PolicySpec,
     WorkerSpec,
 )
-from catenary_lab.scenarios.yaml_files import read_mapping
-from catenary_services.errors import InvalidInput
+from catenary_lab.scenarios.schema import (
+    Annotatable,
+    Count,
+    Fraction,
+    NotNegative,
+    Positive,
+    ScenarioFiles,
+)
 
 
-class _Scenario(Closed):
-    title: str = Field(min_length=1, description="One line, for the report.")
-    figure: str = Field("", description="Figure of the paper it reproduces.")
+class _Simulated(Annotatable):
     workers: dict[str, WorkerSpec] = Field(min_length=1, description="Kinds of workers by name.")
     engines: list[EngineSpec] = Field(
         default_factory=lambda: [EngineSpec.model_validate({"label": "whole"})],
@@ -52,13 +49,9 @@ class _Scenario(Closed):
         default_factory=dict,
         description="Reference values by row and column of the table, to set beside.",
     )
-    notes: list[str] = Field(default_factory=list, description="Sentences below the tables.")
-    quick: dict[str, Any] = Field(
-        default_factory=dict, description="Keys to replace in the short form."
-    )
 
     @model_validator(mode="after")
-    def _known_workers(self) -> _Scenario:
+    def _known_workers(self) -> _Simulated:
         for policy in self.policies:
             if policy.workers not in self.workers:
                 raise ValueError(f"policies: no kind of workers is called {policy.workers!r}")
@@ -71,36 +64,38 @@ class _Scenario(Closed):
         return self
 
 
-class Fewest(_Scenario):
+class Fewest(_Simulated):
     """The smallest number of workers that reaches an attainment (Fig. 11, 12)."""
 
     kind: Literal["fewest"]
-    target: Share = Field(0.99, description="Share of the requests that must meet both objectives.")
+    target: Fraction = Field(
+        0.99, description="Share of the requests that must meet both objectives."
+    )
     most_workers: Count = Field(120, description="Where the search gives up.")
 
 
-class Attainment(_Scenario):
+class Attainment(_Simulated):
     """Attainment and P99 ATGT of fixed clusters over a range of loads (Fig. 9, 10)."""
 
     kind: Literal["attainment"]
     gpus: Count = Field(4, description="Of the cluster; each kind of worker takes what it says.")
 
 
-class Demand(_Scenario):
+class Demand(_Simulated):
     """Workers that Algorithm 1 opens when it may open as many as it likes."""
 
     kind: Literal["demand"]
     most_workers: Count = Field(120, description="Workers there are.")
 
 
-class Overhead(_Scenario):
+class Overhead(_Simulated):
     """How long decisions take over a range of loads (Fig. 13)."""
 
     kind: Literal["overhead"]
     workers_per_rps: Positive = Field(description="Workers of a run, per request and second.")
 
 
-class Scaling(_Scenario):
+class Scaling(_Simulated):
     """Workers that are started and stopped by the scheduler's own scaling, with cold starts."""
 
     kind: Literal["scaling"]
@@ -114,51 +109,6 @@ class Scaling(_Scenario):
 
 
 Simulated = Fewest | Attainment | Demand | Overhead | Scaling
-Scenario = Annotated[Simulated | LiveSteps, Field(discriminator="kind")]
-KINDS = ("fewest", "attainment", "demand", "overhead", "scaling", "live")
-_ADAPTER: TypeAdapter[Scenario] = TypeAdapter(Scenario)
-
-
-def json_schema() -> dict[str, Any]:
-    """Returns the JSON schema of scenario files."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_ADAPTER.json_schema()}
-
-
-def load_scenario(path: Path, *, quick: bool = False) -> Scenario:
-    """Returns the scenario of a YAML file; `-` is the standard input.
-
-    Raises:
-        InvalidInput: If it is none; names the key that is missing, unknown or wrong.
-    """
-    return parse_scenario(read_mapping(path), path.name, quick=quick)
-
-
-def parse_scenario(
-    document: Mapping[Any, Any], where: str = "scenario", *, quick: bool = False
-) -> Scenario:
-    """Returns the scenario a document describes; see `load_scenario`.
-
-    Args:
-        document: A mapping, as YAML or JSON gives it.
-        where: Named in errors.
-        quick: The short form.
-    """
-    scenario = _validated(document, where)
-    if quick and scenario.quick:
-        scenario = _validated({**document, **scenario.quick}, f"{where}.quick")
-    return scenario
-
-
-def _validated(document: Mapping[Any, Any], where: str) -> Scenario:
-    kind = document.get("kind")
-    if kind not in KINDS:
-        missing = "is missing" if kind is None else f"{kind!r} is none of {', '.join(KINDS)}"
-        raise InvalidInput(f"{where}.kind", missing)
-    try:
-        return _ADAPTER.validate_python(dict(document))
-    except ValidationError as error:
-        first = error.errors()[0]
-        # pydantic's path begins with the kind.
-        path = [str(part) for part in first["loc"][1:]]
-        text = first["msg"].removeprefix("Value error, ")
-        raise InvalidInput(".".join([where, *path]), text) from None
+FILES: ScenarioFiles[Simulated | LiveSteps] = ScenarioFiles(
+    Annotated[Simulated | LiveSteps, Field(discriminator="kind")]
+)

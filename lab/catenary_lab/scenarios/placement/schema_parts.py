@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from catenary_lab.scenarios.chains.schema_parts import Closed, Count, NotNegative, Positive
+from catenary_lab.scenarios.schema import Closed, Count, NotNegative, Positive
 
 PolicyName = Literal["slo", "jsq", "power-of-two", "least-loaded"]
 ScalingName = Literal["fixed", "scaled"]

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
-import tempfile
-from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 from catenary_lab.live.scenario import LiveFindings, LiveRun, LiveScenario, LiveTask, SearchPlan
-from catenary_lab.scenarios import planners
-from catenary_lab.scenarios.context import Context
-from catenary_lab.scenarios.jobs import dataset_at
-from catenary_lab.scenarios.problems import only, with_gpus
-from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table, mean
-from catenary_lab.scenarios.schema import Live, matching
+from catenary_lab.pools import compared
+from catenary_lab.pools.problems import only, with_gpus
+from catenary_lab.scenarios.kinds import Progress
+from catenary_lab.scenarios.live import on_processes
+from catenary_lab.scenarios.pools.context import context_of
+from catenary_lab.scenarios.pools.jobs import dataset_at
+from catenary_lab.scenarios.pools.schema import Live, matching
+from catenary_lab.scenarios.report import Cell, Findings, Lines, Table, mean
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
 
-Found = TypeVar("Found")
 
-
-def tasks_of(scenario: Live, context: Context) -> list[LiveTask]:
+def tasks_of(scenario: Live) -> list[LiveTask]:
     """Returns what a scenario serves: models planned on its cluster, one agent per GPU."""
-    dataset = dataset_at(context.dataset)
+    dataset = dataset_at(context_of(scenario).dataset)
     problem = dataset.problem(scenario.instance)
     names = matching(scenario.models, [model.name for model in problem.models], "models")
     groups = [names] if scenario.together else [[name] for name in names]
@@ -32,10 +27,10 @@ def tasks_of(scenario: Live, context: Context) -> list[LiveTask]:
 
 def _task(scenario: Live, problem: PoolingProblem, names: list[str]) -> LiveTask:
     problem = with_gpus(only(problem, names), scenario.gpus, levels=(1,))
-    problem = planners.complete(problem, None)
+    problem = compared.complete(problem, None)
     return LiveTask(
         problem,
-        planners.make(problem, "catenary"),
+        compared.make(problem, "catenary"),
         scenario.dilation,
         scenario.duration_s,
         scenario.warm_up_s,
@@ -43,31 +38,21 @@ def _task(scenario: Live, problem: PoolingProblem, names: list[str]) -> LiveTask
     )
 
 
-def run_live(
-    scenario: Live, context: Context, progress: Callable[[str], None]
-) -> list[LiveFindings]:
-    """Runs a scenario in the simulator and on real processes, one cluster after the other."""
+def serve(scenario: Live, progress: Progress) -> Findings:
+    """Returns what a scenario comes to in the simulator and on real processes, side by side."""
     wanted = SearchPlan(scenario.target, scenario.step, scenario.highest, scenario.runs)
-    findings = []
-    for task in tasks_of(scenario, context):
-        with tempfile.TemporaryDirectory(prefix="catenary-live-") as folder:
-            both = LiveScenario(task, wanted)
-            done = both.compare(list(scenario.seeds), Path(folder), progress)
-            findings.append(asyncio.run(until_told(done)))
-    return findings
+    seeds = list(scenario.seeds)
+    findings = [
+        _compared(LiveScenario(task, wanted), seeds, progress) for task in tasks_of(scenario)
+    ]
+    return report(scenario, findings)
 
 
-async def until_told(done: Coroutine[Any, Any, Found]) -> Found:
-    """Awaits `done`; SIGTERM ends it like Ctrl-C, so that no process of the cluster stays."""
-    task = asyncio.ensure_future(done)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+def _compared(both: LiveScenario, seeds: list[int], progress: Progress) -> LiveFindings:
+    return on_processes(lambda folder: both.compare(seeds, folder, progress))
 
 
-def report(name: str, scenario: Live, findings: Sequence[LiveFindings]) -> Report:
+def report(scenario: Live, findings: Sequence[LiveFindings]) -> Findings:
     """Returns load factors by model, and attainment and latency by run."""
     simulated_all = {key: f for found in findings for key, f in found.simulated.items()}
     live_all = {key: f for found in findings for key, f in found.live.items()}
@@ -106,11 +91,9 @@ def report(name: str, scenario: Live, findings: Sequence[LiveFindings]) -> Repor
     lag_ms = max((run.live.send_lag_p99_ms for run in runs), default=0.0)
     processes = max((found.processes for found in findings), default=0)
     agents = max((found.agents for found in findings), default=0)
-    return Report(
-        name,
-        scenario.title,
+    return Findings(
         tables,
-        (Figure(name, tuple(_panel(runs, model) for model in models), scenario.title),),
+        tuple(_panel(runs, model) for model in models),
         (
             f"{processes} processes and the load generator, {agents} of them agents;"
             f" time dilated {scenario.dilation:g} times; {scenario.duration_s:g} s per run on the"

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from catenary_lab.live.chains_emulation import KEY, Emulation, plan_document
-from catenary_lab.live.chains_load import Asked, ChainsOrder, ChainsOutcome, run_load
-from catenary_lab.live.cluster import AS_SIMULATED, LiveCluster
+from catenary_lab.live.chains.emulation import KEY, Emulation, plan_document
+from catenary_lab.live.chains.load import Asked, ChainsOrder, ChainsOutcome, run_load
+from catenary_lab.live.cluster import EMULATED, LiveCluster, serving, settings
 from catenary_scheduler.planning.chains import Composition
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
 from catenary_services.errors import InvalidInput
@@ -27,8 +27,6 @@ from catenary_simulator.chains.result import ChainResult
 from catenary_simulator.chains.workload import SessionWorkload
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 
-_PATIENT = {"heartbeat_s": 2.0, "silence_s": 20.0}
-"""A dozen processes on two cores must not take each other for dead."""
 _TIMEOUT_S = 900.0
 Progress = Callable[[str], None]
 
@@ -109,7 +107,6 @@ async def _running(run: ChainsRun, folder: Path, progress: Progress) -> AsyncIte
     plan_file.write_text(json.dumps(plan_document(run.composition, emulation.session_tokens)))
     model = emulation.cluster.model
     scheduler: dict[str, Any] = {
-        **_PATIENT,
         "chain_policy": run.policy,
         # Chains are ranked by the mean session the composition was made for.
         "expected_prompt_tokens": model.input_tokens,
@@ -124,15 +121,12 @@ async def _running(run: ChainsRun, folder: Path, progress: Progress) -> AsyncIte
             grpc_port=0,
             http_port=0,
             data_dir=folder,
-            extra={"gateway": dict(AS_SIMULATED), "agent": dict(_PATIENT), "scheduler": scheduler},
+            extra=settings(EMULATED, scheduler),
             each_agent=emulation.write_agents(folder / "profiles"),
         )
     )
-    try:
-        await cluster.start(progress)
+    async with serving(cluster, progress):
         yield LiveCluster(cluster, {}, folder)
-    finally:
-        await cluster.stop()
 
 
 def _measured(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from catenary_lab.pools.baselines import plan_dart_r, plan_without_partitioning
-from catenary_lab.scenarios.problems import with_batch_building
+from catenary_lab.pools.problems import with_batch_building
 from catenary_scheduler.planning.pooled import plan_pools
 from catenary_scheduler.planning.pooled.dataset import DEFAULT_MAX_PARTITIONS
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem

@@ -1,27 +1,20 @@
 """The load generator of live server chains: a process of its own, open loop, over real gRPC.
 
-`python -m catenary_lab.live.chains_load ORDER ANSWER` sends the sessions of the order file at their
-moments, whatever became of those before, and writes what came of each. Response times count from
-the moment a session was due to its last token here: a stalled server cannot hide behind a stalled
-generator.
+Response times count from the moment a session was due to its last token here.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import catenary
-from catenary_lab.live.chains_emulation import VOCABULARY
-from catenary_lab.live.generator import generate_load
-from catenary_lab.live.load import LEAD_S
+from catenary_lab.live.chains.emulation import VOCABULARY
+from catenary_lab.live.generator import generate_load, run_generator, send_all
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
-from catenaryd.local.supervisor import end_with_parent
 
 _SETTLE_S = 10.0
 _POLL_S = 0.1
@@ -88,7 +81,7 @@ async def run_load(order: ChainsOrder, folder: Path) -> ChainsOutcome:
     Raises:
         Unavailable: it did not end well.
     """
-    document = await generate_load("catenary_lab.live.chains_load", asdict(order), folder)
+    document = await generate_load("catenary_lab.live.chains.load", asdict(order), folder)
     sessions = tuple(Answered(**entry) for entry in document.pop("sessions"))
     return ChainsOutcome(sessions, **document)
 
@@ -97,26 +90,17 @@ class _Generator:
     def __init__(self, client: catenary.AsyncClient, order: ChainsOrder) -> None:
         self._client = client
         self._order = order
-        self._lags_s: list[float] = []
 
     async def run(self) -> ChainsOutcome:
-        sessions = self._order.sessions
-        start = time.monotonic() + LEAD_S
-        calls = []
-        for number, asked in enumerate(sessions):
-            due = start + asked.due_s
-            if (delay := due - time.monotonic()) > 0:
-                await asyncio.sleep(delay)
-            calls.append(asyncio.ensure_future(self._call(number, asked, due)))
-        answered = list(await asyncio.gather(*calls))
+        moments = [each.due_s for each in self._order.sessions]
+        answered, lag_s = await send_all(moments, self._call)
         left = await self._left()
         traced = [await self._traced(number, each) for number, each in enumerate(answered)]
-        lags = sorted(self._lags_s)
-        return ChainsOutcome(tuple(traced), lags[int(0.99 * (len(lags) - 1))], *left)
+        return ChainsOutcome(tuple(traced), lag_s, *left)
 
-    async def _call(self, number: int, asked: Asked, due: float) -> Answered:
+    async def _call(self, number: int, due: float) -> Answered:
+        asked = self._order.sessions[number]
         prompt = [1 + place % (VOCABULARY - 1) for place in range(asked.input_tokens)]
-        self._lags_s.append(time.monotonic() - due)
         stream = self._client.generate(
             self._order.model,
             prompt,
@@ -165,23 +149,14 @@ def _id(number: int) -> str:
     return f"live-{number}"
 
 
-async def _generate(order: ChainsOrder) -> ChainsOutcome:
+async def _generate(document: dict[str, Any]) -> ChainsOutcome:
+    sessions = tuple(Asked(**entry) for entry in document.pop("sessions"))
+    order = ChainsOrder(sessions=sessions, **document)
     client = catenary.AsyncClient(order.target, admin_target=order.admin_target)
     async with client:
         await client.ready()  # the connection is open before the first session is due
         return await _Generator(client, order).run()
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Entry point of the process."""
-    import uvloop
-
-    end_with_parent()
-    document = json.loads(Path(arguments[0]).read_text())
-    sessions = tuple(Asked(**entry) for entry in document.pop("sessions"))
-    outcome = uvloop.run(_generate(ChainsOrder(sessions=sessions, **document)))
-    Path(arguments[1]).write_text(json.dumps(asdict(outcome)))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_generator(_generate)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from catenary_lab.live.placement_load import Answered, Asked
+from catenary_lab.live.placement.load import Answered, Asked
 from catenary_scheduler.scaling.workers.workers_line import WorkerCapability
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 

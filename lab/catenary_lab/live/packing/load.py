@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import catenary
 from catenary import CatenaryError, SessionInfo
-from catenary_lab.live.packing_figures import Answer, Change, Moved
+from catenary_lab.live.packing.figures import Answer, Change, Moved
 
 MODES = ("kv", "tokens")
 _WAIT_S = 60.0

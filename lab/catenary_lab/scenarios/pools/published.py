@@ -6,8 +6,8 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
+from catenary_lab.scenarios.pools.schema import Policy
 from catenary_lab.scenarios.report import mean
-from catenary_lab.scenarios.schema import Policy
 
 CLUSTERS = ("HC1-L", "HC2-L", "HC3-L", "HC4-L")
 

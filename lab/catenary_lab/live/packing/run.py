@@ -19,8 +19,8 @@ from pathlib import Path
 import aiohttp
 
 import catenary
-from catenary_lab.live.cluster import AS_SIMULATED
-from catenary_lab.live.packing_figures import (
+from catenary_lab.live.cluster import REAL, serving, settings
+from catenary_lab.live.packing.figures import (
     Answer,
     Drained,
     Layout,
@@ -28,13 +28,11 @@ from catenary_lab.live.packing_figures import (
     PackingMeasured,
     PackingRun,
 )
-from catenary_lab.live.packing_load import MODES, Mover, Streams, answer_of
-from catenary_lab.live.placement import install
+from catenary_lab.live.packing.load import MODES, Mover, Streams, answer_of
+from catenary_lab.live.placement.run import install
 from catenary_services.errors import Unavailable
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster, free_port
 
-_PATIENT = {"heartbeat_s": 1.0, "silence_s": 15.0}
-"""More processes than cores must not take each other for dead."""
 _MOVE_S = 60.0
 """A move that a slow machine makes wait is not to be given up just as it comes about."""
 _DRAIN_S = 60.0
@@ -62,7 +60,7 @@ async def run_live(run: PackingRun, folder: Path, progress: Progress) -> Packing
             max_batch=run.max_batch,
         )
         async with (
-            _running(run, layout, own, progress) as cluster,
+            serving(_cluster(run, layout, own), progress) as cluster,
             _clients(cluster) as client,
         ):
             measured.append(await _measured(run, layout, cluster, client, progress))
@@ -208,16 +206,13 @@ def _sum_of(metric: str, page: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
-@asynccontextmanager
-async def _running(
-    run: PackingRun, layout: Layout, folder: Path, progress: Progress
-) -> AsyncIterator[_Cluster]:
+def _cluster(run: PackingRun, layout: Layout, folder: Path) -> _Cluster:
     plan_file = None
     if layout.chains:
         plan_file = folder / "plan.json"
         plan_file.write_text(json.dumps(plan_document(run, layout)))
     ports = [free_port() for _ in range(run.agents)]
-    scheduler = {**_PATIENT, "packing": "off", "chain_agents": 1, "move_timeout_s": _MOVE_S}
+    scheduler = {"packing": "off", "chain_agents": 1, "move_timeout_s": _MOVE_S}
     options = ClusterOptions(
         agents=run.agents,
         models=(run.model,),
@@ -225,19 +220,10 @@ async def _running(
         grpc_port=0,
         http_port=0,
         data_dir=folder,
-        extra={
-            "gateway": dict(AS_SIMULATED),
-            "agent": {**_PATIENT, "threads": 1},
-            "scheduler": scheduler,
-        },
+        extra=settings(REAL, scheduler, threads=1),
         each_agent=tuple({"metrics_port": port} for port in ports),
     )
-    cluster = _Cluster(options, ports)
-    try:
-        await cluster.start(progress)
-        yield cluster
-    finally:
-        await cluster.stop()
+    return _Cluster(options, ports)
 
 
 @asynccontextmanager

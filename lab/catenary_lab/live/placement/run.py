@@ -21,9 +21,9 @@ from typing import Any
 
 import grpc.aio
 
-from catenary_lab.live.cluster import AS_SIMULATED
-from catenary_lab.live.placement_load import Asked, StepsOrder, run_load
-from catenary_lab.live.placement_steps import (
+from catenary_lab.live.cluster import REAL, serving, settings
+from catenary_lab.live.placement.load import Asked, StepsOrder, run_load
+from catenary_lab.live.placement.steps import (
     AgentsAt,
     StepsMeasured,
     StepsRun,
@@ -41,8 +41,6 @@ from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 
 KEPT_MODELS = Path(".catenary") / "models"
 """Where `catenaryd up` keeps models by default: importing one takes half a minute, once."""
-_PATIENT = {"heartbeat_s": 1.0, "silence_s": 15.0}
-"""More processes than cores must not take each other for dead."""
 _POLL_S = 0.25
 _KNOWN_S = 30.0
 _TIMEOUT_S = 120.0
@@ -69,7 +67,7 @@ async def run_live(run: StepsRun, folder: Path, progress: Progress) -> StepsMeas
         session_tokens=run.session_tokens,
         max_batch=run.max_batch,
     )
-    async with _running(run, folder, progress) as cluster, _admin(cluster) as admin:
+    async with serving(_cluster(run, folder), progress) as cluster, _admin(cluster) as admin:
         await _warm_up(run, cluster, folder, key)
         lines = await _lines(admin)
         objectives = objectives_for(run, lines)
@@ -118,10 +116,9 @@ async def _warm_up(run: StepsRun, cluster: LocalCluster, folder: Path, key: Mode
     await asyncio.sleep(_REPORTED_S)
 
 
-@asynccontextmanager
-async def _running(run: StepsRun, folder: Path, progress: Progress) -> AsyncIterator[LocalCluster]:
-    scheduler = {**_PATIENT, "chain_policy": "slo", "chain_agents": 1, **run.scheduler}
-    cluster = LocalCluster(
+def _cluster(run: StepsRun, folder: Path) -> LocalCluster:
+    scheduler = {"chain_policy": "slo", "chain_agents": 1, **run.scheduler}
+    return LocalCluster(
         ClusterOptions(
             agents=1,
             max_agents=run.most_agents,
@@ -129,14 +126,9 @@ async def _running(run: StepsRun, folder: Path, progress: Progress) -> AsyncIter
             grpc_port=0,
             http_port=0,
             data_dir=folder,
-            extra={"gateway": dict(AS_SIMULATED), "agent": dict(_PATIENT), "scheduler": scheduler},
+            extra=settings(REAL, scheduler),
         )
     )
-    try:
-        await cluster.start(progress)
-        yield cluster
-    finally:
-        await cluster.stop()
 
 
 def install(model: str, root: Path, *, session_tokens: int, max_batch: int) -> ModelKey:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from catenary_lab.scenarios.context import Context
-from catenary_lab.scenarios.jobs import Job, Load, LoadFactorJob, OfModel, Plan, Served, dataset_at
-from catenary_lab.scenarios.planners import Planner
-from catenary_lab.scenarios.problems import known_models
-from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table, mean, percent
-from catenary_lab.scenarios.schema import Sensitivity, matching
-from catenary_lab.scenarios.serving import Search
+from catenary_lab.pools.compared import Planner
+from catenary_lab.pools.problems import known_models
+from catenary_lab.scenarios.kinds import Job, Results
+from catenary_lab.scenarios.pools.context import Context, context_of
+from catenary_lab.scenarios.pools.jobs import (
+    Load,
+    LoadFactorJob,
+    OfModel,
+    Plan,
+    Served,
+    dataset_at,
+)
+from catenary_lab.scenarios.pools.schema import Sensitivity, matching
+from catenary_lab.scenarios.report import Cell, Findings, Lines, Table, mean, percent
 from catenary_services.errors import InvalidInput
+from catenary_simulator.load_factor import Search
 from catenary_simulator.result import ModelResult
 
 _PLANNERS: dict[str, Planner] = {"Catenary": "catenary", "NP": "np"}
@@ -25,8 +32,9 @@ _HIGHEST = 1.5
 """NP without a margin of its own can carry more than our plan promises."""
 
 
-def jobs(scenario: Sensitivity, context: Context) -> list[Job[Served]]:
+def jobs(scenario: Sensitivity) -> list[Job[Served]]:
     """Returns one search per value, model, planner and seed."""
+    context = context_of(scenario)
     return [
         job
         for value in scenario.values
@@ -75,10 +83,9 @@ def _ratio(value: float | str) -> tuple[int, ...]:
     return counts
 
 
-def report(
-    name: str, scenario: Sensitivity, context: Context, results: Mapping[Job[Served], Served]
-) -> Report:
+def report(scenario: Sensitivity, results: Results) -> Findings:
     """Returns load factors and served rates over the values."""
+    context = context_of(scenario)
     rows: list[tuple[Cell, ...]] = []
     factors: dict[str, list[tuple[float, float]]] = {label: [] for label in _PLANNERS}
     for value in scenario.values:
@@ -104,21 +111,15 @@ def report(
     series = {label: tuple(points) for label, points in factors.items()}
     panel = Lines(scenario.title, _X_LABELS[scenario.vary], "max. load factor", series)
     caption = "Largest load factor, mean over models; 1 is what our plan promises"
-    return Report(
-        name,
-        scenario.title,
-        (Table(caption, header, tuple(rows)),),
-        (Figure(name, (panel,), scenario.title),),
-        (_note(scenario, context),),
-        {"rows": rows},
-    )
+    table = Table(caption, header, tuple(rows))
+    return Findings((table,), (panel,), (_note(scenario, context),), {"rows": rows})
 
 
 def _found(
     scenario: Sensitivity,
     context: Context,
     value: float | str,
-    results: Mapping[Job[Served], Served],
+    results: Results,
 ) -> dict[str, list[ModelResult]]:
     """Returns figures by planner, without the models that not even we can plan.
 

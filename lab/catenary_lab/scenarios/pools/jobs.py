@@ -1,46 +1,33 @@
-"""Independent pieces of work of a scenario, done by a few processes at a time."""
+"""Runs of pooled pipelines: a plan, a load, and what is looked for."""
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Literal
 
+from catenary_lab.pools import compared
+from catenary_lab.pools.problems import single_model, with_gpus
 from catenary_lab.pools.reactive import ReactiveDispatcher
 from catenary_lab.pools.reference import reference_plan
-from catenary_lab.scenarios import planners
-from catenary_lab.scenarios.problems import single_model, with_gpus
-from catenary_lab.scenarios.serving import Search, at_load, search
 from catenary_scheduler.dispatch import PooledDispatcher
 from catenary_scheduler.planning.pooled.dataset import PlanningDataset, load_dataset
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from catenary_services.errors import PlanInfeasible
 from catenary_simulator.arrivals import parse_arrivals
+from catenary_simulator.load_factor import Search, search
 from catenary_simulator.options import DispatcherFactory, Disturbance, SimulationOptions
 from catenary_simulator.pools import OWN_MARGIN, reference_rates, with_margin
 from catenary_simulator.result import ModelResult
-from catenary_simulator.simulate import SimulationSetup, set_up
-from catenaryd.local.supervisor import end_with_parent
+from catenary_simulator.simulate import SimulationSetup, run, set_up
 
 Dispatch = Literal["reservation", "reactive"]
 _DISPATCHERS: dict[Dispatch, DispatcherFactory] = {
     "reservation": PooledDispatcher,
     "reactive": ReactiveDispatcher,
 }
-ResultT_co = TypeVar("ResultT_co", covariant=True)
-T = TypeVar("T")
-
-
-class Job(Hashable, Protocol, Generic[ResultT_co]):
-    """A piece of work that says everything by itself, so that equal ones are done once."""
-
-    def run(self) -> ResultT_co:
-        """Does it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +58,7 @@ class OfModel:
         )
         names = [each.name for each in problem.classes]
         problem = with_gpus(problem, dict(zip(names, self.gpus, strict=True)))
-        return planners.complete(problem, max_partitions)
+        return compared.complete(problem, max_partitions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +67,7 @@ class Plan:
 
     dataset: Path
     task: OfInstance | OfModel
-    planner: planners.Planner
+    planner: compared.Planner
     max_partitions: int | None = None
     margin: float | None = None
     """Of our planner on an instance; None: its usual one."""
@@ -143,7 +130,7 @@ class AttainmentJob:
     def run(self) -> Served:
         """Does it."""
         setting, options = prepared(self.plan, self.load, self.dispatch)
-        result = at_load(setting, options, self.factor)
+        result = run(setting, replace(options, load=self.factor))
         return Served(result.models, options.base_rps, result.utilisation)
 
 
@@ -195,54 +182,9 @@ def planned(plan: Plan) -> tuple[PoolingProblem, PooledPlan]:
     if plan.planner == "catenary" and isinstance(plan.task, OfInstance):
         margin = OWN_MARGIN if plan.margin is None else plan.margin
         problem = with_margin(problem, margin)
-    return problem, planners.make(problem, plan.planner)
+    return problem, compared.make(problem, plan.planner)
 
 
 @lru_cache(maxsize=64)
 def _setting(plan: Plan) -> SimulationSetup:
     return set_up(*planned(plan))
-
-
-def run_all(
-    jobs: Sequence[Job[T]],
-    workers: int,
-    progress: Callable[[int, int], None] = lambda _done, _all: None,
-) -> dict[Job[T], T]:
-    """Returns every job's result; equal jobs are done once.
-
-    Args:
-        jobs: In the order to begin them.
-        workers: Processes; 1 does all here.
-        progress: Told how many are done, of how many.
-    """
-    wanted = list(dict.fromkeys(jobs))
-    if workers <= 1 or len(wanted) == 1:
-        results: dict[Job[T], T] = {}
-        for job in wanted:
-            results[job] = job.run()
-            progress(len(results), len(wanted))
-        return results
-    # Fresh processes: forking one that has started threads (gRPC, solvers) is asking for trouble.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=end_with_parent) as pool:
-        futures: dict[Future[T], Job[T]] = {pool.submit(_run, job): job for job in wanted}
-        try:
-            return _collected(futures, progress)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-def _run(job: Job[T]) -> T:
-    return job.run()
-
-
-def _collected(
-    futures: Mapping[Future[T], Job[T]], progress: Callable[[int, int], None]
-) -> dict[Job[T], T]:
-    results: dict[Job[T], T] = {}
-    done: Iterable[Future[T]] = as_completed(futures)
-    for future in done:
-        results[futures[future]] = future.result()
-        progress(len(results), len(futures))
-    return results

@@ -6,9 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from catenary_lab.scenarios.data import data_folder
-from catenary_lab.scenarios.jobs import Load, OfInstance, Plan, dataset_at
-from catenary_lab.scenarios.published import Measured, read_measured
-from catenary_lab.scenarios.schema import Attainment, LoadFactors, Policy, matching
+from catenary_lab.scenarios.pools.jobs import Load, OfInstance, Plan, dataset_at
+from catenary_lab.scenarios.pools.published import Measured, read_measured
+from catenary_lab.scenarios.pools.schema import (
+    Attainment,
+    LoadFactors,
+    Policy,
+    PoolsScenario,
+    matching,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +36,9 @@ class Context:
         return read_measured(self.dataset)
 
 
-def context_of(dataset: str) -> Context:
-    """Returns the context of a scenario that names this data set.
-
-    Args:
-        dataset: A folder, or the name of one below the folders of data.
-
-    Raises:
-        InvalidInput: If there is no such folder.
-    """
-    return Context(data_folder(dataset, "dataset"))
+def context_of(scenario: PoolsScenario) -> Context:
+    """Returns where a scenario finds its data; raises InvalidInput if there is no such folder."""
+    return Context(data_folder(scenario.dataset, "dataset"))
 
 
 def plan_of(context: Context, instance: str, policy: Policy) -> Plan:

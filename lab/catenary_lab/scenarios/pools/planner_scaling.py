@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from catenary_lab.scenarios import planners, published
-from catenary_lab.scenarios.context import Context
-from catenary_lab.scenarios.jobs import Job, dataset_at
-from catenary_lab.scenarios.problems import of_classes
-from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table
-from catenary_lab.scenarios.schema import PlannerScaling
+from catenary_lab.pools import compared
+from catenary_lab.pools.problems import of_classes
+from catenary_lab.scenarios.kinds import Job, Results
+from catenary_lab.scenarios.pools import published
+from catenary_lab.scenarios.pools.context import Context, context_of
+from catenary_lab.scenarios.pools.jobs import dataset_at
+from catenary_lab.scenarios.pools.schema import PlannerScaling
+from catenary_lab.scenarios.report import Cell, Findings, Lines, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,14 @@ class PlanningJob:
         """Does it."""
         problem = dataset_at(self.dataset).problem(self.instance, self.max_partitions)
         problem = of_classes(problem, self.classes, self.gpus, self.first_share, self.server_gbps)
-        plan = planners.make(problem, "catenary")
+        plan = compared.make(problem, "catenary")
         gap = plan.bound / plan.objective - 1 if plan.objective > 0 else 0.0
         return Planned(plan.seconds, plan.objective, max(0.0, gap), plan.solver)
 
 
-def jobs(scenario: PlannerScaling, context: Context) -> list[Job[Planned]]:
+def jobs(scenario: PlannerScaling) -> list[Job[Planned]]:
     """Returns one job per mix of classes and size."""
+    context = context_of(scenario)
     return [job for classes in scenario.classes for job in _sizes(scenario, context, classes)]
 
 
@@ -66,13 +68,9 @@ def _sizes(scenario: PlannerScaling, context: Context, classes: list[str]) -> li
     ]
 
 
-def report(
-    name: str,
-    scenario: PlannerScaling,
-    context: Context,
-    results: Mapping[Job[Planned], Planned],
-) -> Report:
+def report(scenario: PlannerScaling, results: Results) -> Findings:
     """Returns seconds and gaps by size and mix."""
+    context = context_of(scenario)
     seconds: list[tuple[Cell, ...]] = []
     gaps: list[tuple[Cell, ...]] = []
     curves: dict[str, tuple[tuple[float, float], ...]] = {}
@@ -89,14 +87,12 @@ def report(
     paper = ", ".join(
         f"{count} classes {value:g} s" for count, value in published.PAPER_PLANNER_SECONDS.items()
     )
-    return Report(
-        name,
-        scenario.title,
+    return Findings(
         (
             Table("Planning time in seconds, enumeration included", header, tuple(seconds)),
             Table("Proven gap to the optimum (solver)", header, tuple(gaps)),
         ),
-        (Figure(name, (panel,), scenario.title),),
+        (panel,),
         (f"The paper (Gurobi, 100 GPUs, up to 2 partitions): {paper}.",),
         {"plans": facts},
     )

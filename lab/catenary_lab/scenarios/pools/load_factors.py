@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from catenary_lab.scenarios import published
-from catenary_lab.scenarios.context import Context, arrivals_name, loads_of, plan_of
-from catenary_lab.scenarios.jobs import Job, LoadFactorJob, Served
-from catenary_lab.scenarios.report import Bars, Cell, Figure, Report, Table, mean, percent
-from catenary_lab.scenarios.schema import LoadFactors, Policy, Utilisation
-from catenary_lab.scenarios.serving import Search
+from catenary_lab.scenarios.kinds import Job, Results
+from catenary_lab.scenarios.pools import published
+from catenary_lab.scenarios.pools.context import (
+    Context,
+    arrivals_name,
+    context_of,
+    loads_of,
+    plan_of,
+)
+from catenary_lab.scenarios.pools.jobs import LoadFactorJob, Served
+from catenary_lab.scenarios.pools.schema import LoadFactors, Policy, Utilisation
+from catenary_lab.scenarios.report import Bars, Cell, Findings, Table, mean, percent
+from catenary_simulator.load_factor import Search
 
 ALL = "all"
 
@@ -32,9 +39,9 @@ class Entry:
     utilisation: Mapping[str, float]
 
 
-def jobs(scenario: LoadFactors | Utilisation, context: Context) -> list[Job[Served]]:
+def jobs(scenario: LoadFactors | Utilisation) -> list[Job[Served]]:
     """Returns one search per instance, policy, arrivals and seed."""
-    return [job for _, _, _, job in _runs(scenario, context)]
+    return [job for _, _, _, job in _runs(scenario, context_of(scenario))]
 
 
 def _runs(
@@ -55,9 +62,7 @@ def _runs(
     ]
 
 
-def entries(
-    scenario: LoadFactors | Utilisation, context: Context, results: Mapping[Job[Served], Served]
-) -> list[Entry]:
+def entries(scenario: LoadFactors | Utilisation, context: Context, results: Results) -> list[Entry]:
     """Returns every model's figures."""
     return [
         Entry(
@@ -78,10 +83,9 @@ def entries(
     ]
 
 
-def report(
-    name: str, scenario: LoadFactors, context: Context, results: Mapping[Job[Served], Served]
-) -> Report:
+def report(scenario: LoadFactors, results: Results) -> Findings:
     """Returns load factors by cluster, beside the artifact's and the paper's."""
+    context = context_of(scenario)
     found = entries(scenario, context, results)
     clusters = list(dict.fromkeys(each.cluster for each in found))
     tables, panels = [], []
@@ -91,21 +95,13 @@ def report(
         if len(clusters) > 1 and (gains := _gains(scenario, arrivals, ours, clusters)) is not None:
             tables.append(gains)
         panels.append(_bars(scenario, arrivals, ours, clusters))
-    return Report(
-        name,
-        scenario.title,
-        tuple(tables),
-        (Figure(name, tuple(panels), scenario.title),),
-        _notes(scenario),
-        {"load_factors": [asdict(each) for each in found]},
-    )
+    facts = {"load_factors": [asdict(each) for each in found]}
+    return Findings(tuple(tables), tuple(panels), _notes(scenario), facts)
 
 
-def utilisation_report(
-    name: str, scenario: Utilisation, context: Context, results: Mapping[Job[Served], Served]
-) -> Report:
+def utilisation_report(scenario: Utilisation, results: Results) -> Findings:
     """Returns the utilisation of both classes by cluster, beside the paper's."""
-    found = entries(scenario, context, results)
+    found = entries(scenario, context_of(scenario), results)
     clusters = list(dict.fromkeys(each.cluster for each in found))
     labels = [policy.label for policy in scenario.policies]
     rows: list[tuple[Cell, ...]] = []
@@ -120,11 +116,9 @@ def utilisation_report(
         f"{label} {100 * share:.1f} %"
         for label, share in published.PAPER_LOW_CLASS_UTILISATION.items()
     )
-    return Report(
-        name,
-        scenario.title,
+    return Findings(
         (Table("Share of the GPUs' time spent computing", ("", *clusters, "mean"), tuple(rows)),),
-        (Figure(name, (Bars(scenario.title, "utilisation", tuple(clusters), series),)),),
+        (Bars(scenario.title, "utilisation", tuple(clusters), series),),
         (*_notes(scenario), f"The paper, low class, mean: {paper}."),
         {"utilisation": {str(row[0]): row[1:] for row in rows}},
     )

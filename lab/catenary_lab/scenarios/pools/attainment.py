@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from catenary_lab.scenarios.context import Context, arrivals_name, loads_of, plan_of
-from catenary_lab.scenarios.jobs import AttainmentJob, Job, Served
-from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table, mean
-from catenary_lab.scenarios.schema import Attainment, Policy
+from catenary_lab.scenarios.kinds import Job, Results
+from catenary_lab.scenarios.pools.context import (
+    Context,
+    arrivals_name,
+    context_of,
+    loads_of,
+    plan_of,
+)
+from catenary_lab.scenarios.pools.jobs import AttainmentJob, Served
+from catenary_lab.scenarios.pools.schema import Attainment, Policy
+from catenary_lab.scenarios.report import Cell, Findings, Lines, Table, mean
 
 
-def jobs(scenario: Attainment, context: Context) -> list[Job[Served]]:
+def jobs(scenario: Attainment) -> list[Job[Served]]:
     """Returns one run per instance, policy, arrivals, load factor and seed."""
+    context = context_of(scenario)
     return [
         job
         for arrivals in scenario.arrivals
@@ -33,10 +41,9 @@ def _runs(
     ]
 
 
-def report(
-    name: str, scenario: Attainment, context: Context, results: Mapping[Job[Served], Served]
-) -> Report:
+def report(scenario: Attainment, results: Results) -> Findings:
     """Returns one table and one panel per instance and kind of arrivals."""
+    context = context_of(scenario)
     tables, panels = [], []
     facts = []
     for arrivals in scenario.arrivals:
@@ -55,8 +62,7 @@ def report(
             facts.append({"instance": instance, "arrivals": arrivals, "attainment": curves})
     seeds = ", ".join(map(str, scenario.seeds))
     note = f"Mean over the models; {scenario.duration_s:g} s per run, seeds {seeds}."
-    figure = Figure(name, tuple(panels), scenario.title)
-    return Report(name, scenario.title, tuple(tables), (figure,), (note,), {"curves": facts})
+    return Findings(tuple(tables), tuple(panels), (note,), {"curves": facts})
 
 
 def _table(

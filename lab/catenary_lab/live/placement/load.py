@@ -1,26 +1,18 @@
 """The load generator of live placement: a process of its own, open loop, through the SDK.
 
-`python -m catenary_lab.live.placement_load ORDER ANSWER` sends the requests of the order file at
-their moments, whatever became of those before, and writes what came of each. A request names no
-objectives: those of the model hold. What was predicted, measured and met is what the gateway says
-of it at its end; that all its tokens came is checked here.
+A request names no objectives: those of the model hold. What was predicted, measured and met is what
+the gateway says of it at its end; that all its tokens came is checked here.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 import random
-import sys
-import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import catenary
-from catenary_lab.live.generator import generate_load
-from catenary_lab.live.load import LEAD_S
-from catenaryd.local.supervisor import end_with_parent
+from catenary_lab.live.generator import generate_load, run_generator, send_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +79,7 @@ async def run_load(order: StepsOrder, folder: Path) -> StepsOutcome:
     Raises:
         Unavailable: it did not end well.
     """
-    document = await generate_load("catenary_lab.live.placement_load", asdict(order), folder)
+    document = await generate_load("catenary_lab.live.placement.load", asdict(order), folder)
     requests = tuple(Answered(**entry) for entry in document["requests"])
     return StepsOutcome(requests, document["send_lag_p99_s"])
 
@@ -96,24 +88,19 @@ class _Generator:
     def __init__(self, client: catenary.AsyncClient, order: StepsOrder) -> None:
         self._client = client
         self._order = order
-        self._random = random.Random(order.seed)
-        self._lags_s: list[float] = [0.0]
+        chosen = random.Random(order.seed)
+        self._prompts = [
+            chosen.choices(range(1, order.vocabulary), k=asked.prompt_tokens)
+            for asked in order.requests
+        ]
 
     async def run(self) -> StepsOutcome:
-        start = time.monotonic() + LEAD_S
-        calls = []
-        for asked in self._order.requests:
-            prompt = self._random.choices(range(1, self._order.vocabulary), k=asked.prompt_tokens)
-            due = start + asked.due_s
-            if (delay := due - time.monotonic()) > 0:
-                await asyncio.sleep(delay)
-            calls.append(asyncio.ensure_future(self._call(asked, prompt, due)))
-        answered = await asyncio.gather(*calls)
-        lags = sorted(self._lags_s)
-        return StepsOutcome(tuple(answered), lags[int(0.99 * (len(lags) - 1))])
+        moments = [each.due_s for each in self._order.requests]
+        answered, lag_s = await send_all(moments, self._call)
+        return StepsOutcome(tuple(answered), lag_s)
 
-    async def _call(self, asked: Asked, prompt: list[int], due: float) -> Answered:
-        self._lags_s.append(time.monotonic() - due)
+    async def _call(self, number: int, _due: float) -> Answered:
+        asked, prompt = self._order.requests[number], self._prompts[number]
         stream = self._client.generate(
             self._order.model,
             prompt,
@@ -159,22 +146,13 @@ def _answered(
     )
 
 
-async def _generate(order: StepsOrder) -> StepsOutcome:
+async def _generate(document: dict[str, Any]) -> StepsOutcome:
+    requests = tuple(Asked(**entry) for entry in document.pop("requests"))
+    order = StepsOrder(requests=requests, **document)
     async with catenary.AsyncClient(order.target) as client:
         await client.ready()  # the connection is open before the first request is due
         return await _Generator(client, order).run()
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Entry point of the process."""
-    import uvloop
-
-    end_with_parent()
-    document = json.loads(Path(arguments[0]).read_text())
-    requests = tuple(Asked(**entry) for entry in document.pop("requests"))
-    outcome = uvloop.run(_generate(StepsOrder(requests=requests, **document)))
-    Path(arguments[1]).write_text(json.dumps(asdict(outcome)))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_generator(_generate)

@@ -1,0 +1,1 @@
+"""Server chains on real processes: an emulated agent for each server."""

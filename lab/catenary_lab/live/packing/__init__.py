@@ -1,0 +1,1 @@
+"""Running sessions of a real model that move between real agents."""

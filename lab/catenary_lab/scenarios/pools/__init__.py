@@ -1,0 +1,1 @@
+"""Scenarios of pooled pipelines (PPipe): which load a plan carries, and what changes it."""

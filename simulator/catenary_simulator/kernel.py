@@ -1,0 +1,188 @@
+"""The event kernel: the virtual clock that drives every kind of simulation.
+
+Three things happen in virtual time: what is due (entries of a heap), requests that arrive, and
+wake-ups for which the dispatcher asked. At one moment what is due goes first, by the order its
+entries state and then as they were entered; then arrivals; then the wake-up. The kernel draws no
+random numbers: whoever does has a generator of its own, made from a seed that is an argument.
+
+A kind of simulation is a subclass: what arrives, what becomes of an entry that is due, how commands
+of the dispatcher are carried out, and when all is over. Plainly typed and without closures, so that
+it can be compiled together with the dispatcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+
+from catenary_scheduler.dispatch.events import Command, Dispatcher, Event, Tick
+from catenary_services.domain.ids import GatewayId, Nanoseconds
+from catenary_services.errors import InternalError
+
+GATEWAY = GatewayId("simulated")
+NEVER: Nanoseconds = 1 << 60
+"""Longer than any simulation: a deadline that does not bind, a wake-up that need not come."""
+_SWEPT = 1024
+"""Arrivals between two sweeps."""
+_MOST_IDLE = 10_000
+"""Wake-ups and periodic entries in a row after which a simulation is taken for stuck."""
+
+
+class Kernel:
+    """Lets requests arrive and everything run out.
+
+    Args:
+        dispatcher: Decides; has its agents and its plan already. None: nobody is told anything.
+        arrivals_ns: When each request arrives, ascending.
+        ticks: Of the clock in a nanosecond.
+        periodic_from: Entries of this order or a later one come again and again, whatever happens;
+            a simulation in which nothing else happens any more is stuck.
+
+    Attributes:
+        now: The moment, in ticks.
+        told: Events the dispatcher has handled.
+        arrived: Requests that have arrived.
+        sweep: Called every 1024 arrivals, to throw away what a dispatcher keeps for others.
+    """
+
+    __slots__ = (
+        "_arrivals_ns",
+        "_dispatcher",
+        "_events",
+        "_heap",
+        "_is_stopped",
+        "_periodic_from",
+        "_sequence",
+        "_ticks",
+        "arrived",
+        "now",
+        "sweep",
+        "told",
+    )
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher | None,
+        arrivals_ns: Sequence[Nanoseconds],
+        ticks: int = 1,
+        periodic_from: int = NEVER,
+    ) -> None:
+        self.now = 0
+        self.told = 0
+        self.arrived = 0
+        self._dispatcher = dispatcher
+        self._arrivals_ns = arrivals_ns
+        self._ticks = ticks
+        self.sweep: Callable[[], object] | None = None
+        self._periodic_from = periodic_from
+        self._heap: list[tuple[int, int, int, object]] = []
+        """Moment, order at one moment, sequence, what is due."""
+        self._sequence = 0
+        self._is_stopped = False
+        self._events: list[Event] = []
+        """What the dispatcher is to be told now."""
+
+    # What a kind of simulation says of itself
+
+    def arrive(self, number: int) -> None:
+        """Has the request of this number, counted from 0, arrive now."""
+        raise NotImplementedError
+
+    def happen(self, order: int, what: object) -> None:
+        """Has an entry happen that is due now."""
+        raise NotImplementedError
+
+    def carry_out(self, commands: list[Command]) -> None:
+        """Does what the dispatcher orders."""
+        raise NotImplementedError
+
+    def unanswered(self) -> int:
+        """Returns how many requests are not answered yet, as far as they have arrived."""
+        raise NotImplementedError
+
+    def is_over(self) -> bool:
+        """Returns whether the simulation ends; asked once everything has arrived."""
+        raise NotImplementedError
+
+    # What it does for them
+
+    def at(self, moment: int, order: int, what: object) -> None:
+        """Enters what is due at a moment, in ticks; at one moment the least order comes first."""
+        self._sequence += 1
+        heappush(self._heap, (moment, order, self._sequence, what))
+
+    def tell(self, event: Event) -> None:
+        """Tells the dispatcher something, after what happens now."""
+        self._events.append(event)
+
+    def now_ns(self) -> Nanoseconds:
+        """Returns the moment, rounded up to a nanosecond."""
+        return -(-self.now // self._ticks)
+
+    def has_arrivals(self) -> bool:
+        """Returns whether requests are still to arrive."""
+        return self.arrived < len(self._arrivals_ns)
+
+    def is_empty(self) -> bool:
+        """Returns whether nothing is due any more."""
+        return not self._heap
+
+    def stop(self) -> None:
+        """Ends the simulation, whatever is open: its outcome is known."""
+        self._is_stopped = True
+
+    def run(self) -> None:
+        """Runs until all is over, or the simulation was stopped.
+
+        Raises:
+            InternalError: If requests are left that nothing will ever answer.
+        """
+        heap, events, ticks = self._heap, self._events, self._ticks
+        arrivals, count, never = self._arrivals_ns, len(self._arrivals_ns), NEVER * self._ticks
+        arrival = arrivals[0] * ticks if count else never
+        wake, idle = self._wakeup(), 0
+        while not self._is_stopped:
+            if arrival >= never and self.is_over():
+                return
+            due = heap[0][0] if heap else never
+            if due <= arrival and due <= wake:
+                if due >= never:
+                    raise InternalError(f"{self.unanswered()} requests are never answered")
+                entry = heappop(heap)
+                self.now = due
+                idle = idle + 1 if entry[1] >= self._periodic_from else 0
+                self.happen(entry[1], entry[3])
+            elif arrival <= wake:
+                self.now = arrival
+                idle = 0
+                number = self.arrived
+                if self.sweep is not None and number % _SWEPT == 0:
+                    self.sweep()
+                self.arrived = number + 1
+                self.arrive(number)
+                arrival = arrivals[number + 1] * ticks if number + 1 < count else never
+            else:
+                self.now = max(self.now, wake)
+                idle += 1
+                events.append(Tick())
+            if events:
+                wake = self._tell()
+            if idle > _MOST_IDLE:
+                raise InternalError(f"{self.unanswered()} requests wait and nothing happens")
+
+    def _tell(self) -> int:
+        """Tells the dispatcher what there is to tell; returns when it wants to be woken."""
+        dispatcher, events = self._dispatcher, self._events
+        assert dispatcher is not None  # nobody tells anything where there is none
+        now = self.now if self._ticks == 1 else self.now_ns()
+        for event in events:  # and what is told meanwhile, which comes behind
+            commands = dispatcher.handle(event, now)
+            if commands:
+                self.carry_out(commands)
+        self.told += len(events)
+        events.clear()
+        return self._wakeup()
+
+    def _wakeup(self) -> int:
+        moment = None if self._dispatcher is None else self._dispatcher.next_wakeup()
+        return (NEVER if moment is None or moment > NEVER else moment) * self._ticks
