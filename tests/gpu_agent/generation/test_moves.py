@@ -35,7 +35,7 @@ def spans(prefix: str, cuts):
     return [(f"{prefix}-{index}", *cut) for index, cut in enumerate(cuts)]
 
 
-async def agents_of(rings, *chains, chunk: int = 8, takes_s: float = 0.002, **options):
+async def agents_of(rings, *chains, chunk: int = 8, takes_s: float = 0.005, **options):
     """Returns agents that take a little time for each step, as a device does."""
     nodes = {}
     for agent, first, last in (hop for chain in chains for hop in chain):
