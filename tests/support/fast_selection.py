@@ -47,6 +47,7 @@ _STARTS = (
     "load_decoder",
     "multiprocessing",
     "pty",
+    "redis_servers",
     "spawn",
     "subprocess",
 )

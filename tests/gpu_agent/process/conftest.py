@@ -137,7 +137,7 @@ class Bench:
             scheduler_addresses=[f"127.0.0.1:{port}" for port in ports],
             runtime_dir=self.folder,
             transports=["shm", "tcp"],
-            **options,
+            **{"silence_s": 60.0, **options},  # nothing here sends heartbeats
         )
         process = AgentProcess(settings)
         self._stack.push_async_callback(process.stop)

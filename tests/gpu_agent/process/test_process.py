@@ -88,7 +88,7 @@ async def test_a_chain_of_real_onnx_partitions_equals_the_whole_model(bench):
         data = rows_of(3)
         made = tiny_header("a-0", "a-1", blocks=spans, batch_id=batch_id, rows=3)
         await gateway.send("a-0", made, x=data)
-        result = await gateway.next(10)
+        result = await gateway.next()
         np.testing.assert_allclose(
             result.tensors["y"], reference(bench.repository, data), rtol=1e-5, atol=1e-6
         )
