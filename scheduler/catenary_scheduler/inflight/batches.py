@@ -60,7 +60,7 @@ class InFlightBatches:
             self._dirty.add(batch)
 
     def expire(self, now: Nanoseconds) -> None:
-        """Forgets batches that no agent has reported on for long."""
+        """Forgets batches that should have finished long ago."""
         late = [
             batch
             for batch, entry in self._batches.items()
