@@ -306,7 +306,7 @@ class Planner:
             return self._placement
         return without(self._placement, set(self._availability.impaired_by(Impairment.DRAINING)))
 
-    # ---- who can do what ----
+    # ---- abilities of agents ----
 
     def _fit(self, there: frozenset[AgentId]) -> frozenset[AgentId]:
         """Returns the agents to plan on: unfit ones only if there is no plan without them."""

@@ -166,7 +166,7 @@ class Occupancy:
         """Moment at which all sessions were last looked at."""
         self._stale = True
 
-    # Who is on it
+    # Sessions
 
     def add(self, running: RunningSequence) -> None:
         """Adds a session."""
@@ -237,7 +237,7 @@ class Occupancy:
             self.context_tokens = self.final_tokens = 0.0
             self.now_tokens = 0
 
-    # How it stands
+    # State at a moment
 
     def look(self, now: Nanoseconds) -> None:
         """Updates everything that decisions read."""

@@ -360,7 +360,7 @@ class SessionTable:
             self.find_misplaced()
 
     def find_misplaced(self) -> None:
-        """Finds sessions that became misplaced by a change of agents or plan."""
+        """Called when agents or plan changed; subclasses find the misplaced sessions."""
 
     # Moves
 
