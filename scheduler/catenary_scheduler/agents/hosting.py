@@ -145,7 +145,7 @@ class PartitionHosting:
             self._orders.loaded(agent_id, key)
 
     def lost(self, agent_id: AgentId, key: PartitionKey) -> None:
-        """Handles the loss of a partition on an agent; its orders for it begin anew."""
+        """Handles the loss of a partition on an agent, whose orders and work begin anew."""
         record = self.registry[agent_id]
         record.loaded.pop(key, None)
         record.layouts.pop(key, None)
@@ -286,7 +286,10 @@ class PartitionHosting:
         self._load_commands.load(self.registry, wanted, has_surplus, now_s, epoch)
 
     def _is_excused(self, agent: AgentId, now_s: float) -> bool:
-        """True for a lost agent that is expected back; an agent never seen is waited for."""
+        """True for an agent that is not waited for: a lost one, which comes back by itself.
+
+        An agent never seen is waited for; one of an earlier scheduler's plan only until it is late.
+        """
         record = self.registry.get(agent)
         if record is not None:
             return record.session is None

@@ -115,7 +115,7 @@ class Planner:
         self._retry_at_s, self._retry_s = None, _FIRST_RETRY_S
 
     def rejected(self, present: Placement, problem: str, now_s: float) -> None:
-        """Notes that the proposal failed: the present placement stays, and is tried again later."""
+        """Notes that the proposal failed: `present` stays in force; another plan is made later."""
         self._placement = present
         self.provenance = self._before or self.provenance
         self.problem = f"the last plan was given up: {problem}"

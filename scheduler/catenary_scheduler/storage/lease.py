@@ -25,8 +25,8 @@ from catenary_services.domain.ids import Epoch
 # somebody holds the lease, or -1 if the known epoch is too low. Then the epoch that was known, the
 # ms that the holder's lease has left, and 1 if the epoch was spoiled. It is spoiled if it is no
 # number, out of range, or farther than epochs go from the epoch of the last batch, which is in the
-# clock hash and then counts instead. A lease without an expiry was left half written: it is given
-# one.
+# clock hash and then counts instead. No scheduler writes a lease without an expiry; one that is
+# found is given an expiry.
 _ACQUIRE = RedisScript(
     PRELUDE
     + """

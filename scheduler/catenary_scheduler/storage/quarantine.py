@@ -28,10 +28,10 @@ _NAMED = 16
 _PER_CALL = 256
 
 # put_away(key, shelf, events, name, why): moves a whole key into the quarantine stream; of a text
-# the first part is kept, of anything else the output of DUMP if it is small. valid_epoch(raw): the
-# number, or nil if raw cannot be an epoch. holds(lease, epoch, token, own, shelf, events): 1 if
-# lease and epoch are ours; 0 if not; 2 if they are and the epoch was spoiled: the holder of the
-# lease knows its epoch, so it is restored.
+# the first part is kept, of anything else the output of DUMP if it is small.
+# valid_epoch(raw): the number, or nil if raw cannot be an epoch.
+# holds(lease, epoch, token, own, shelf, events): 1 if lease and epoch are ours, 0 if not, 2 if they
+# are but the epoch was spoiled: the holder of the lease knows its epoch, so it is restored.
 PRELUDE = f"""
 local function shelve(shelf, ...)
   local done = redis.pcall('XADD', shelf, 'MAXLEN', '{ENTRIES_KEPT}', '*', ...)

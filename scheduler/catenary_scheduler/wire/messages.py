@@ -204,6 +204,6 @@ def cancel_batches_message(
 def rejection(
     request: RequestId, reason: str, message: str, retry_after_ns: Nanoseconds | None = None
 ) -> events.Reject:
-    """Returns a refusal outside the dispatcher; `reason` must be one of the error tree."""
+    """Returns a refusal that the dispatcher did not decide; `reason` is one of the error tree."""
     assert error_of_reason(reason, message).reason == reason
     return events.Reject(request, reason, message, retry_after_ns)

@@ -196,7 +196,7 @@ class Move:
         """The session that it becomes, which holds its slots from the beginning."""
         self.mode: MoveMode = mode
         self.reason = reason
-        """The purpose of the move, for statistics."""
+        """The purpose of the move, e.g. "packing"."""
         self.deadline = deadline
         """Moment at which the move counts as failed."""
         hops = source.hops + target.hops

@@ -214,7 +214,7 @@ def _load(worker: Worker, placement_request: PlacementRequest) -> float:
         return _IDLE * step
     if worker.joining:
         step -= _COMPANY * min(worker.tightest_ns, step)
-    return step + len(worker.running_sequences)  # no times are known: the number of sessions counts
+    return step + len(worker.running_sequences)  # decides where no times are known
 
 
 def _in_time(worker: Worker, placement_request: PlacementRequest, now: Nanoseconds) -> bool:

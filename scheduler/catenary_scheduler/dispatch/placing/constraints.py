@@ -154,7 +154,7 @@ def weighted_context(gamma: float, jobs: Iterable[Job]) -> float:
 
 
 def context_limit(lines: LatencyLines, per_token_ns: float, sessions: int) -> float:
-    """Returns l_d(b): most context of so many sessions within a step of `per_token_ns` (eq. 4)."""
+    """Returns l_d(b): the most context of `sessions` in a step of `per_token_ns` (eq. 4)."""
     spare = per_token_ns - lines.decode_ns - lines.decode_session_ns * sessions
     if lines.decode_context_token_ns > 0:
         return spare / lines.decode_context_token_ns

@@ -62,7 +62,7 @@ class Worker(Occupancy):
         return wait + self._late_ns + self.prompt_ns(self.joining_tokens + prompt_tokens, step)
 
     def prompt_ns(self, tokens: int, step_ns: float) -> float:
-        """Returns how long prompts of so many tokens run; in chunks, with a step beside each."""
+        """Returns the nanoseconds that a prompt takes; in chunks, with a step beside each."""
         chunk = self.lines.prefill_chunk_tokens
         if not chunk:
             return self.lines.prefill(tokens)

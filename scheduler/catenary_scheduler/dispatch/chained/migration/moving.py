@@ -30,7 +30,7 @@ class ChainMigration(ChainLedger):
             session_id: The session of a request.
             route: The target, one of `ModelQueue.offered`.
             mode: What travels.
-            reason: The purpose of the move, e.g. "drain".
+            reason: The purpose of the move, e.g. "packing".
 
         Returns:
             True if the move has begun; False, and a count, if it cannot begin (`obstacle` says

@@ -122,7 +122,7 @@ class SessionSnapshot:
 
 
 def in_blocks(tokens: int) -> int:
-    """Returns how many blocks so many tokens take."""
+    """Returns the number of blocks that `tokens` take, rounded up."""
     return -(-tokens // CACHE_BLOCK_TOKENS)
 
 
