@@ -75,7 +75,7 @@ class ChainAdoption(ChainEvacuation):
             return
         named = event.in_flight.session if event.in_flight is not None else None
         if named is not None and named in (session.session_id, session.was):
-            return  # or was it before it moved, and the gateway has no token since
+            return  # if `was`, it has moved and the gateway has no token since
         move = session.moving
         if move is not None and named == move.target.session_id:  # the move was done
             self.arrived(move)
