@@ -1,4 +1,4 @@
-"""What a scheduler can be told."""
+"""Settings of the scheduler process, and the configuration objects derived from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from catenary_services.settings import ProcessSettings
 
 
 class SchedulerSettings(ProcessSettings):
-    """Settings of one scheduler; several with one `redis_url` and `cluster` stand by each other."""
+    """Settings of one scheduler process.
+
+    Schedulers with the same `redis_url` and `cluster` stand by for each other.
+    """
 
     scheduler_id: str = Field(
         default="scheduler-0", description="Name in logs, status and the leader lease."
@@ -361,7 +364,7 @@ class SchedulerSettings(ProcessSettings):
         return self
 
     def redis_address(self) -> RedisAddress:
-        """Returns which Redis holds lease, plan and book, and how to get in."""
+        """Returns the address and the credentials of the Redis that holds lease, plan and book."""
         return RedisAddress(
             self.redis_url,
             password_file=self.redis_password_file,
@@ -374,7 +377,7 @@ class SchedulerSettings(ProcessSettings):
         )
 
     def dispatching(self) -> PooledConfig:
-        """Returns the limits and waiting times of the dispatcher."""
+        """Returns the limits and waiting times of the dispatcher of pooled pipelines."""
         forever = math.isinf(self.max_linger_ms)
         return PooledConfig(
             max_linger_ns=None
@@ -385,7 +388,7 @@ class SchedulerSettings(ProcessSettings):
         )
 
     def stuck_rules(self) -> StuckRules:
-        """Returns when a step of an agent counts as one that does not end."""
+        """Returns how old a step of an agent may be before it counts as one that never ends."""
         return StuckRules(
             int(self.stuck_s * NANOSECONDS_PER_SECOND),
             self.stuck_factor,
@@ -407,13 +410,13 @@ class SchedulerSettings(ProcessSettings):
         )
 
     def packing_goal(self) -> PackingGoal:
-        """Returns what running sessions are moved for, of models that do not say."""
+        """Returns the packing goal of models whose manifest and deployment name none."""
         if self.packing == "auto":
             return "pack" if self.max_agents > 0 else "off"
         return self.packing
 
     def demand_policy(self) -> DemandPolicy:
-        """Returns when the demand for text is a reason to compose chains anew."""
+        """Returns when the demand for generated text is a reason to compose chains anew."""
         usual = SessionLoad(
             self.expected_sessions_per_s, self.expected_prompt_tokens, self.expected_output_tokens
         )
@@ -426,7 +429,7 @@ class SchedulerSettings(ProcessSettings):
         )
 
     def scaling_policy(self) -> ScalingPolicy:
-        """Returns when workers come and go."""
+        """Returns when workers (chains) are added and removed."""
         patience_ns = int(self.scale_patience_s * NANOSECONDS_PER_SECOND)
         return ScalingPolicy(
             attainment=self.scale_attainment,
@@ -439,7 +442,7 @@ class SchedulerSettings(ProcessSettings):
         )
 
     def replan_policy(self) -> ReplanPolicy:
-        """Returns when load is a reason to plan anew."""
+        """Returns when a change of load is a reason to plan anew."""
 
         def ns(seconds: float) -> int:
             return int(seconds * NANOSECONDS_PER_SECOND)

@@ -1,1 +1,1 @@
-"""The agents of a cluster: who is there, what they host, and what they are told to load."""
+"""The agents of a cluster: which are there, what they host, and what they are told to load."""

@@ -1,9 +1,9 @@
-"""Who has other weights than the rest: agents of unlike content are never mixed.
+"""Finds agents that have other weights than the rest: unlike contents of a model are never mixed.
 
-Of every model the cluster serves one content. It is what the leader's own repository says; where
-that says nothing, it is what most agents have (of equally many, those that said so first). An agent
-that says it has loaded another is told to give that up, is named, and hosts nothing of the model
-until it has loaded the right one.
+The cluster serves one content of every model: that of the leader's own repository, or where that
+has none, the one that most agents have (of equally many, the one reported first). An agent that
+reports another one is told to unload it, is named in an event, and hosts nothing of the model until
+it has loaded the right one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from catenary_services.log import get_logger
 _log = get_logger(__name__)
 
 Note = Callable[[str, dict[str, str]], None]
-"""Enters an event, by kind and facts."""
+"""Records an event, given its kind and facts."""
 
 
 class ContentCheck:
-    """What agents have loaded, compared."""
+    """Compares the contents that agents have loaded with the content that is served."""
 
     def __init__(
         self, deployed: Mapping[ModelKey, Deployment], registry: AgentRegistry, note: Note
@@ -34,10 +34,11 @@ class ContentCheck:
         self._note = note
         self._told: dict[AgentId, dict[PartitionKey, str]] = {}
         self._said: dict[ModelKey, dict[AgentId, str]] = {}
-        """What agents that are there have, whether they may serve it or not."""
+        """Digest that each connected agent reported for a model, whether or not the agent may serve
+        it."""
 
     def expected(self, model: ModelKey) -> str:
-        """Returns the digest of what is served of a model; empty if nobody knows."""
+        """Returns the digest of the content that is served of a model; empty if it is unknown."""
         deployment = self._deployed.get(model)
         if deployment is not None and deployment.content:
             return deployment.content
@@ -45,17 +46,17 @@ class ContentCheck:
         return max(votes, key=lambda digest: votes[digest], default="")
 
     def refused(self, agent: AgentId, key: PartitionKey, problem: str, content: str) -> None:
-        """An agent did not load something: what it has, or computes, is not what it should be."""
+        """Handles an agent's refusal to load: its files or results are not what they should be."""
         self.says(agent, key.model, content)
         self.differs(agent, key, f"agent {agent}: {problem}")
 
     def says(self, agent: AgentId, model: ModelKey, content: str) -> None:
-        """An agent says what it has of a model."""
+        """Notes the digest of what an agent has of a model; an empty one is ignored."""
         if content:
             self._said.setdefault(model, {})[agent] = content
 
     def unlike(self) -> list[tuple[AgentId, PartitionKey, str]]:
-        """Returns what agents have loaded that is not what is served, and what to say of it."""
+        """Returns loaded partitions with another content than is served, each with a message."""
         for agent, record in self._registry.items():
             for key, loaded in record.loaded.items():
                 self.says(agent, key.model, loaded.content)
@@ -77,7 +78,7 @@ class ContentCheck:
         return found
 
     def differs(self, agent: AgentId, key: PartitionKey, text: str) -> None:
-        """An agent has, or would have loaded, something else than is served."""
+        """Reports, once per message, that an agent has or would have loaded another content."""
         mine = self._told.setdefault(agent, {})
         if mine.get(key) == text:
             return
@@ -86,11 +87,14 @@ class ContentCheck:
         self._note("content_differs", {"agent": agent, "partition": str(key), "problem": text})
 
     def loaded(self, agent: AgentId, key: PartitionKey) -> None:
-        """An agent has loaded a partition; whether it is the right one, `unlike` says."""
+        """Notes that an agent has loaded a partition.
+
+        `unlike` tells whether it is the right content.
+        """
         self._told.get(agent, {}).pop(key, None)
 
     def gone(self, agent: AgentId) -> None:
-        """An agent is gone; it may come back with another copy."""
+        """Forgets an agent that is gone; it may come back with another copy."""
         self._told.pop(agent, None)
         for said in self._said.values():
             said.pop(agent, None)

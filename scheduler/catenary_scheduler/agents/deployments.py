@@ -1,4 +1,4 @@
-"""The models this cluster is to serve, and what the repository says about them."""
+"""The models that a cluster is to serve, and what the repository says about them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from catenary_services.models.model_repository import ModelRepository
 
 _log = get_logger(__name__)
 _CONTENT_S = 1.0
-"""Nobody waits longer for the digest of a model."""
+"""Longest time for which a deployment waits for the digest of a model, in seconds."""
 DECODER = "decoder"
 SESSIONS_PER_CHAIN = 16
-"""Most at a time, of a model that does not say."""
+"""Most simultaneous sessions of a chain, for models that name no number."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentSpec:
-    """How a model is to be served, as far as somebody said so; 0 or None leave it to the model."""
+    """Options of a deployment; 0 or None leave them to the model."""
 
     slo_ns: Nanoseconds = 0
     max_batch: int = 0
@@ -39,12 +39,12 @@ class DeploymentSpec:
     packing: PackingGoal | None = None
 
     def stored(self) -> StoredDeploymentSpec:
-        """Returns what Redis keeps of it."""
+        """Returns the record that Redis keeps."""
         return StoredDeploymentSpec(self.slo_ns, self.max_batch, self.partitions, self.packing)
 
     @classmethod
     def of(cls, stored: StoredDeploymentSpec) -> DeploymentSpec:
-        """Returns the spec that was stored."""
+        """Returns the spec of a stored record."""
         return cls(stored.slo_ns, stored.max_batch, stored.partitions, stored.packing)
 
 
@@ -56,50 +56,50 @@ class Deployment:
     manifest: ModelManifest
     table: BlockTable
     decoder: DecoderTable | None = None
-    """Set for a model that generates text; `table` then follows from it."""
+    """Blocks and caches of a model that generates text; `table` then follows from it. Else None."""
     profile: ModelProfile | None = None
-    """What its blocks cost on each class of device, if anybody measured or estimated that."""
+    """Cost of its blocks on each class of device; None if nobody measured or estimated it."""
     file_bytes: int = 0
-    """Size of its file; 0 if that is not here."""
+    """Size of the model's file; 0 if it is not in this repository."""
     usual_packing: PackingGoal = "off"
-    """What sessions are moved for where neither spec nor manifest say so."""
+    """Packing goal used where neither spec nor manifest name one."""
     content: str = ""
-    """Digest of its content; empty if the repository here does not have all of it."""
+    """Digest of its content; empty if this repository does not have all of it."""
 
     @property
     def block_weight_bytes(self) -> tuple[int, ...]:
-        """Memory of each block; empty if not known."""
+        """Memory of each block in bytes; empty if it is not known."""
         return self.profile.block_weight_bytes if self.profile is not None else ()
 
     @property
     def assumed_block_bytes(self) -> tuple[int, ...]:
-        """Memory of each block; without a profile, even parts of the model's file."""
+        """Memory of each block in bytes; without a profile, even shares of the model's file."""
         if self.block_weight_bytes or not self.file_bytes:
             return self.block_weight_bytes
         return (-(-self.file_bytes // self.table.blocks),) * self.table.blocks
 
     @property
     def slo_ns(self) -> Nanoseconds:
-        """Deadline of a request that names none."""
+        """Deadline of a request that names none, in nanoseconds."""
         return self.spec.slo_ns or self.manifest.slo_ns
 
     @property
     def packing(self) -> PackingGoal:
-        """What its sessions are moved for; nothing, of a model that generates no text."""
+        """Goal for which its sessions are moved; "off" for a model that generates no text."""
         if self.decoder is None:
             return "off"
         return self.spec.packing or self.manifest.packing or self.usual_packing
 
     @property
     def max_batch(self) -> int:
-        """Largest batch it is planned for; of a model that generates text: sessions per chain."""
+        """Largest batch it is planned for; for a model that generates text, sessions per chain."""
         limit = self.spec.max_batch or self.manifest.max_batch
         if self.decoder is not None and not self.spec.max_batch and limit == 1:
-            return SESSIONS_PER_CHAIN  # a manifest that says nothing of it says 1
+            return SESSIONS_PER_CHAIN  # 1 is what a manifest has that names no number
         return limit if self.table.batched else 1
 
     def for_planning(self) -> DeployedModel:
-        """Returns what the planner wants to know."""
+        """Returns the facts that the planner needs."""
         return DeployedModel(
             key=self.manifest.key,
             table=self.table,
@@ -119,11 +119,11 @@ class Deployment:
 
 
 class Deployments:
-    """Every deployed model; reads the repository off the event loop.
+    """All deployed models; the repository is read off the event loop.
 
     Args:
-        repository: Where models are found.
-        packing: What sessions are moved for, of models that do not say.
+        repository: The repository of models.
+        packing: Packing goal of models that name none.
     """
 
     table = RedisTable.DEPLOYMENTS
@@ -133,15 +133,18 @@ class Deployments:
         self._packing = packing
         self.ready: dict[ModelKey, Deployment] = {}
         self.problems: dict[str, str] = {}
-        """Wanted models that cannot be served, with the reason in words."""
+        """Reasons why wanted models cannot be served, by reference."""
         self.profile_problems: dict[ModelKey, str] = {}
-        """Why profiles that are there cannot be used."""
+        """Reasons why existing profiles cannot be used."""
         self._wanted: dict[str, DeploymentSpec] = {}
         self._recording: dict[ModelKey, asyncio.Future[str]] = {}
-        """Digests that take their time."""
+        """Computations of digests that are still running."""
 
     def resolve(self, name: str, version: str) -> ModelKey | None:
-        """Returns a deployed model; without a version its highest one."""
+        """Returns a deployed model, of the highest version if none is given.
+
+        None if there is none.
+        """
         if version:
             key = ModelKey(name, version)
             return key if key in self.ready else None
@@ -149,7 +152,7 @@ class Deployments:
         return max(found, key=lambda key: (len(key.version), key.version), default=None)
 
     async def want(self, references: Iterable[str]) -> None:
-        """Deploys models by reference; one that cannot be is kept as a problem and retried."""
+        """Deploys models by reference; one that fails is kept as a problem and retried."""
         for reference in references:
             self._wanted.setdefault(reference, DeploymentSpec())
         await self.retry()
@@ -161,19 +164,19 @@ class Deployments:
             try:
                 await self.deploy(reference, spec)
                 changed = True
-            except (CatenaryError, OSError, ValueError) as error:  # whatever a name may lead to
+            except (CatenaryError, OSError, ValueError) as error:  # a name can lead to any of these
                 if self.problems.get(reference) != str(error):
                     _log.warning("model_not_deployed", model=reference, error=str(error))
                 self.problems[reference] = str(error)
         return changed
 
     async def deploy(self, reference: str, spec: DeploymentSpec) -> ModelKey:
-        """Deploys "name" or "name:version", or changes how it is served.
+        """Deploys "name" or "name:version", or changes the options of its deployment.
 
         Raises:
-            ModelNotFound: it is not in the repository.
-            InvalidInput: the repository's files about it are wrong.
-            ContentMismatch: they are not what was recorded.
+            ModelNotFound: The model is not in the repository.
+            InvalidInput: The repository's files about it are wrong, or the options do not fit it.
+            ContentMismatch: Its files differ from what was recorded.
         """
         key, manifest, table, decoder = await asyncio.to_thread(self._read, reference)
         profile = await asyncio.to_thread(self._read_profile, key)
@@ -200,13 +203,13 @@ class Deployments:
                 self.ready[key] = replace(self.ready[key], profile=profile)
 
     async def restore(self, stored: Mapping[str, StoredDeploymentSpec]) -> None:
-        """Deploys what a predecessor had deployed."""
+        """Deploys what an earlier scheduler had deployed."""
         for reference, spec in stored.items():
             self._wanted[reference] = DeploymentSpec.of(spec)
         await self.retry()
 
     def records(self) -> dict[str, str | None]:
-        """Returns what Redis keeps of it: problems are wanted too."""
+        """Returns the records that Redis keeps. Models with a problem are wanted too."""
         deployed = {str(key): each.spec for key, each in self.ready.items()}
         return {
             name: encode_document(spec.stored())
@@ -214,7 +217,7 @@ class Deployments:
         }
 
     def _read_profile(self, key: ModelKey) -> ModelProfile | None:
-        """Returns a model's profile; it can be served without one that is there and wrong."""
+        """Returns a model's profile; None, with the reason noted, if it is absent or wrong."""
         self.profile_problems.pop(key, None)
         try:
             return self._repository.profile(key)
@@ -230,10 +233,10 @@ class Deployments:
             return 0
 
     async def _content_in_time(self, key: ModelKey) -> str:
-        """Returns the digest of a model's content; empty if that takes long: it is entered later.
+        """Returns the digest of a model's content; empty if computing it takes long.
 
-        At the first look every byte is read. No change of leader waits for that; meanwhile the
-        content is what most agents have.
+        The first time every byte is read, and no change of leader waits for that: the digest is
+        entered later. Until then the content that most agents have counts.
         """
         recording = self._recording.pop(key, None)
         if recording is None:
@@ -248,7 +251,7 @@ class Deployments:
 
     def _enter_content(self, key: ModelKey, recording: asyncio.Future[str]) -> None:
         if self._recording.get(key) is not recording:
-            return  # whoever deployed it once more has it
+            return  # a later deployment of the model has the digest
         del self._recording[key]
         if recording.cancelled() or key not in self.ready:
             return
@@ -278,7 +281,7 @@ class Deployments:
 
 
 def _table_of(decoder: DecoderTable) -> BlockTable:
-    """Returns a decoder's blocks in the form of other models; nothing is known of their times."""
+    """Returns a decoder's blocks in the form of other models, without times."""
     hidden = TensorSpec("hidden_states", "FP32", (ANY, decoder.hidden_size))
     boundary = Boundary((hidden,), hidden.nbytes([decoder.hidden_size]))
     return BlockTable(

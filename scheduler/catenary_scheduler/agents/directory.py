@@ -1,7 +1,8 @@
-"""The directory: where frames reach every agent and gateway.
+"""The directory: the addresses at which frames reach every agent and gateway.
 
-It outlives sessions for a moment, and a scheduler by way of Redis: a broken control stream says
-nothing about the data plane, and a directory that lacked half the peers would cut it.
+An entry outlives the peer's control stream for a while, and by way of Redis a change of leader: a
+broken control stream says nothing about the data plane, and a directory that lacked half the peers
+would cut it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
 class _Entry:
     peer: common_pb2.Peer
     gone_s: float | None
-    """Since when nobody is connected; None while somebody is."""
+    """Moment at which its stream ended, in monotonic seconds; None while it is connected."""
 
 
 class PeerDirectory:
@@ -39,11 +40,11 @@ class PeerDirectory:
         self._entries: dict[str, _Entry] = {}
 
     def joined(self, peer_id: str, peer: common_pb2.Peer) -> None:
-        """A peer is there, perhaps at new addresses."""
+        """Notes that a peer is connected, perhaps at new addresses."""
         self._entries[peer_id] = _Entry(peer, None)
 
     def left(self, peer_id: str, now_s: float) -> None:
-        """Its session ended."""
+        """Notes that a peer's stream ended."""
         entry = self._entries.get(peer_id)
         if entry is not None and entry.gone_s is None:
             entry.gone_s = now_s
@@ -53,7 +54,7 @@ class PeerDirectory:
         self.sweep(now / NANOSECONDS_PER_SECOND)
 
     def sweep(self, now_s: float) -> bool:
-        """Forgets who stayed away; True if anybody was forgotten."""
+        """Forgets peers that stayed away too long; True if any was forgotten."""
         late = [
             peer_id
             for peer_id, entry in self._entries.items()
@@ -64,11 +65,11 @@ class PeerDirectory:
         return bool(late)
 
     def directory(self) -> scheduler_pb2.Directory:
-        """Returns the message everyone gets."""
+        """Returns the directory message that all agents and gateways get."""
         return scheduler_pb2.Directory(peers=[entry.peer for entry in self._entries.values()])
 
     def records(self) -> dict[str, str | None]:
-        """Returns what Redis keeps."""
+        """Returns the records that Redis keeps, by peer."""
         return {peer_id: peer_text(entry.peer) for peer_id, entry in self._entries.items()}
 
     def restore(self, peers: Mapping[str, common_pb2.Peer]) -> None:

@@ -1,14 +1,15 @@
-"""What agents say of the epoch they obey: followed, waited with, or a lie.
+"""Judges the epochs that agents claim to obey: followed, waited with, or refused as a lie.
 
-An agent that obeys a higher epoch than ours has met another leader, or Redis forgot an epoch it
-had granted; then ours must go beyond it, or the agent takes no orders. An agent may also be wrong
-or lie, and then going beyond is just what it wants: epochs are numbers, and numbers end. So:
+An agent that obeys a higher epoch than ours has met another leader, or Redis forgot an epoch it had
+granted; then ours must go beyond it, or the agent takes no orders. An agent may also be wrong or
+lie, and then going beyond is just what it wants: epochs are numbers, and numbers end. So:
 
-* what no cluster gets to (`HIGHEST_GRANTED`), or lies too far from ours, is never followed;
-* a claim nearby is followed, but not again and again: who is obeyed has no higher one to claim;
-* a claim in between is followed if no agent contradicts it. When Redis forgot, all agents that
-  were there obey the old epoch; where others obey ours, or one we knew of, it did not forget.
-  Who would contradict may be about to arrive, so that is waited for.
+* A claim that no cluster reaches (`HIGHEST_GRANTED`), or too far from ours, is never followed.
+* A claim nearby is followed, but only a few times per agent: an agent that is obeyed has no higher
+  epoch to claim.
+* A claim in between is followed if no agent contradicts it. When Redis forgot, all agents that were
+  there obey the old epoch; where others obey ours, or one we knew of, it did not forget. An agent
+  that would contradict may be about to connect, so the judgement waits for it.
 """
 
 from __future__ import annotations
@@ -22,30 +23,31 @@ from catenary_services.domain.groups import EPOCH_STRIDE, FARTHEST_EPOCH, HIGHES
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Epoch, Nanoseconds
 
 NEARBY: Final = 1024 * EPOCH_STRIDE
-"""So many epochs a Redis may forget without anybody asking who else remembers them."""
+"""Redis may forget this many epochs without other agents having to confirm the claim."""
 _MOST_CLAIMS: Final = 3
-"""Of one agent in one term, that are followed: a leader that met three others is very unlucky."""
+"""Claims of one agent in one term that are followed; a leader that met three others is very
+unlucky."""
 _HEARING_NS: Final = 2 * NANOSECONDS_PER_SECOND
-"""Agents come back to a new leader within this."""
+"""Time within which agents come back to a new leader."""
 _MOST_AGENTS: Final = 10_000
 
 
 class ClaimDecision(enum.Enum):
-    """What to do about a claim."""
+    """The reaction to a claim."""
 
     OBEYS = enum.auto()
-    """It obeys no other than us."""
+    """The agent obeys no epoch above ours."""
     FOLLOW = enum.auto()
-    """Our epoch must go beyond it."""
+    """Our epoch must go beyond the claimed one."""
     WAIT = enum.auto()
-    """Others are to be heard first; it comes again."""
+    """Other agents are to be heard first; the agent claims again."""
     LIE = enum.auto()
-    """It cannot be true."""
+    """The claim cannot be true."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochClaim:
-    """An agent obeys an epoch, of a leader that it may name; "": it names none."""
+    """An epoch that an agent obeys, and its leader; "" if the agent names none."""
 
     agent: AgentId
     epoch: int
@@ -53,24 +55,24 @@ class EpochClaim:
 
 
 class EpochClaims:
-    """The claims made to one leader in one term. Pure; moments are given."""
+    """The claims made to one leader in one term; moments are passed in, and no I/O is done."""
 
     def __init__(self) -> None:
         self._agreeing: set[AgentId] = set()
-        """Agents that came with an epoch, and it was none above ours."""
+        """Agents that claimed an epoch not above ours."""
         self._followed: Counter[AgentId] = Counter()
         self._since: dict[AgentId, Nanoseconds] = {}
 
     def judge(
         self, claim: EpochClaim, ours: Epoch, own_leader: str, now: Nanoseconds
     ) -> ClaimDecision:
-        """Returns what to do about a claim; asks nobody else.
+        """Returns the reaction to a claim.
 
         Args:
-            claim: What an agent says.
+            claim: The agent's claim.
             ours: The present epoch.
-            own_leader: What names us as its leader.
-            now: Monotonic.
+            own_leader: The name by which agents know this leader.
+            now: The moment, on the monotonic clock.
         """
         agent = claim.agent
         is_shared = claim.epoch == ours and claim.leader not in ("", own_leader)

@@ -1,4 +1,4 @@
-"""The agents of a cluster: who is there, what they host, and what they are told to host."""
+"""The partitions that connected agents host, and the orders that bring them to what is wanted."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from catenary_services.log import get_logger
 _log = get_logger(__name__)
 _NOTHING: Requirements = {}
 _WAIT_FOR_MATES_S = 1.0
-"""A model that could be served waits so long for those of its agents that still load."""
+"""A model that can be served waits this long for those of its agents that still load."""
 
 
 class AgentCallbacks(Protocol):
-    """What the hosting tells the rest of the term, and asks of it."""
+    """Callbacks to the rest of the term."""
 
     @property
     def epoch(self) -> Epoch:
-        """Stamped on every order."""
+        """The epoch stamped on every order."""
         ...
 
     @property
     def availability(self) -> Availability:
-        """Who can be given what."""
+        """The view of which agents can be given work."""
         ...
 
     def agent_joined(self, agent: Agent) -> None:
-        """The dispatcher may use an agent for what it has loaded."""
+        """Tells the dispatcher that an agent is there; it may use what the agent has loaded."""
         ...
 
     def agent_lost(self, agent: AgentId) -> None:
-        """What an agent held and was to do is lost."""
+        """Tells the dispatcher that an agent, and all it held and was to do, is lost."""
         ...
 
     def is_in_use(self, agent: AgentId, partition: PartitionKey) -> bool:
@@ -53,14 +53,17 @@ class AgentCallbacks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HostingGoal:
-    """What the agents should host: the plan in force, the one to come, and the way between."""
+    """Placements that agents host for: the one in force, the next one, and the way between."""
 
     active: Placement
     target: Placement
     switch: PlanRollout | None
 
     def wanted(self) -> Callable[[AgentId], Requirements]:
-        """Returns a function: what must an agent host now. Everything else may go."""
+        """Returns a function that gives what an agent must host now.
+
+        Everything else may be unloaded.
+        """
         active = requirements.wanted_by_agent(self.active)
         target = requirements.wanted_by_agent(self.target)
         switch = self.switch
@@ -79,7 +82,7 @@ class HostingGoal:
 
 
 class PartitionHosting:
-    """Agents and orders of one term."""
+    """The agents of one term, and their orders to load and unload."""
 
     def __init__(
         self,
@@ -99,25 +102,25 @@ class PartitionHosting:
         self.registry: AgentRegistry = {}
 
     def expect_content(self, content_of: Callable[[ModelKey], str]) -> None:
-        """Has agents told by `content_of` which digest what they load must have."""
+        """Makes agents verify the digest that `content_of` gives for a model when they load it."""
         self._load_commands.content_of = content_of
 
     # ---- what happened ----
 
     def inherit(self, placement: Placement, until_s: float) -> None:
-        """The agents of a predecessor's plan are about to report; after `until_s` they are late."""
+        """Expects the agents of an earlier scheduler's plan; after `until_s` they count as late."""
         self._inherited = requirements.agents_of(placement)
         self._recovery_until_s = until_s
 
     def connected(self, record: AgentState) -> None:
-        """An agent said hello, with what it hosts already."""
+        """Handles the hello of an agent, which names what it hosts already."""
         agent_id = record.agent.agent_id
         for key, loaded in record.loaded.items():
             self._learn(agent_id, key, loaded)
         self.registry[agent_id] = record
 
     def disconnected(self, agent_id: AgentId, now_s: float) -> None:
-        """An agent is gone, and what it held is gone with it."""
+        """Handles the loss of an agent, and of all it held."""
         record = self.registry[agent_id]
         record.session = None
         record.since_s = now_s
@@ -130,7 +133,7 @@ class PartitionHosting:
     def loaded(
         self, agent_id: AgentId, key: PartitionKey, loaded: LoadedPartition, now_s: float
     ) -> None:
-        """An order was carried out."""
+        """Handles the answer of an agent that has loaded a partition."""
         record = self.registry[agent_id]
         record.loaded[key] = loaded
         self._learn(agent_id, key, loaded)
@@ -142,7 +145,7 @@ class PartitionHosting:
             self._orders.loaded(agent_id, key)
 
     def lost(self, agent_id: AgentId, key: PartitionKey) -> None:
-        """An agent does not host a partition any more: what it was to do with it begins again."""
+        """Handles the loss of a partition on an agent, whose orders and work begin anew."""
         record = self.registry[agent_id]
         record.loaded.pop(key, None)
         record.layouts.pop(key, None)
@@ -153,7 +156,7 @@ class PartitionHosting:
             self._callbacks.agent_joined(record.agent)
 
     def give_up(self, agent_id: AgentId, key: PartitionKey, problem: str, now_s: float) -> None:
-        """An agent has loaded what it must not serve: it gives that up, and is asked anew."""
+        """Unloads a partition that an agent must not serve; it is ordered again later."""
         self.lost(agent_id, key)
         record = self.registry[agent_id]
         if record.session is not None:
@@ -163,7 +166,7 @@ class PartitionHosting:
     # ---- what is known ----
 
     def draining(self) -> frozenset[AgentId]:
-        """Returns the agents that are to go."""
+        """Returns the agents that are draining."""
         return self._availability.impaired_by(Impairment.DRAINING)
 
     def is_present(self, agent: AgentId) -> bool:
@@ -172,14 +175,14 @@ class PartitionHosting:
         return record is not None and record.session is not None
 
     def missing(self, placement: Placement, now_s: float) -> list[tuple[AgentId, PartitionKey]]:
-        """Returns what a placement lacks, without what need not be waited for.
+        """Returns the partitions that a placement lacks and that are worth waiting for.
 
         Agents that are away are not waited for, nor those that could not load their part, as long
         as every pool, or a chain, has all it needs; they serve if they come or succeed after all.
 
         Args:
-            placement: What is asked about.
-            now_s: On `time.monotonic`.
+            placement: The placement in question.
+            now_s: The moment, on `time.monotonic`.
         """
         unable: set[AgentId] = set()
 
@@ -197,12 +200,12 @@ class PartitionHosting:
     ) -> set[ModelKey]:
         """Returns the models of a placement that can be served.
 
-        Nothing is missing of them, or nothing that they could not be served without for a while
-        already: a model does not wait for the slowest of its agents.
+        Nothing is missing of such a model, or only partitions that it can be served without and has
+        waited for: a model does not wait long for the slowest of its agents.
 
         Args:
-            placement: What is asked about.
-            now_s: On `time.monotonic`.
+            placement: The placement in question.
+            now_s: The moment, on `time.monotonic`.
             resuming: One whole chain is enough for a model that has chains.
         """
         found = set()
@@ -225,7 +228,7 @@ class PartitionHosting:
         now_ns: Nanoseconds,
         now_s: float,
     ) -> ClusterSnapshot:
-        """Returns the cluster as a switch sees it."""
+        """Returns the cluster as a rollout sees it."""
         by_agent = _remembered(requirements.wanted_by_agent)
 
         def surplus(agent: AgentId, placement: Placement) -> list[PartitionKey]:
@@ -254,11 +257,11 @@ class PartitionHosting:
     # ---- what is done ----
 
     def forget_orders(self, agent: AgentId) -> None:
-        """What an agent was asked and refused says nothing any more."""
+        """Forgets what an agent was ordered and refused."""
         self._orders.forget(agent)
 
     def tell_loaded(self, placement: Placement) -> None:
-        """Says who can serve what, as the plan in force needs it: each partition for itself."""
+        """Tells the availability which agents can serve which partitions of the plan in force."""
         wanted = requirements.wanted_by_agent(placement)
         for agent_id, record in self.registry.items():
             if not self._availability.is_connected(agent_id):
@@ -269,7 +272,7 @@ class PartitionHosting:
             record.complete = bool(mine) and all(record.hosts(k, n) for k, n in mine.items())
 
     def host(self, goal: HostingGoal, now_s: float, *, may_unload: bool) -> None:
-        """Has agents load and unload."""
+        """Orders agents to load what is missing and, if `may_unload`, to unload the rest."""
         wanted = goal.wanted()
         target = requirements.wanted_by_agent(goal.target)
 
@@ -283,7 +286,10 @@ class PartitionHosting:
         self._load_commands.load(self.registry, wanted, has_surplus, now_s, epoch)
 
     def _is_excused(self, agent: AgentId, now_s: float) -> bool:
-        """A lost agent comes back by itself; one never seen is part of what is waited for."""
+        """True for an agent that is not waited for: a lost one, which comes back by itself.
+
+        An agent never seen is waited for; one of an earlier scheduler's plan only until it is late.
+        """
         record = self.registry.get(agent)
         if record is not None:
             return record.session is None
@@ -299,12 +305,12 @@ class PartitionHosting:
 def _remembered(
     work: Callable[[Placement], dict[AgentId, Requirements]],
 ) -> Callable[[Placement], dict[AgentId, Requirements]]:
-    """Returns `work` that does each placement once: they are large, and the same few objects."""
+    """Returns `work` with its results cached: the same few large placements are asked about."""
     done: dict[int, tuple[Placement, dict[AgentId, Requirements]]] = {}
 
     def remembered(placement: Placement) -> dict[AgentId, Requirements]:
         if id(placement) not in done:
-            done[id(placement)] = placement, work(placement)  # kept, so that the id stays its own
+            done[id(placement)] = placement, work(placement)  # kept, so that the id is not reused
         return done[id(placement)][1]
 
     return remembered
@@ -313,7 +319,7 @@ def _remembered(
 def agents_by_state(
     registry: Mapping[AgentId, AgentState], availability: Availability
 ) -> dict[str, int]:
-    """Returns how many agents are in each state."""
+    """Returns the number of agents in each state."""
     counts = dict.fromkeys(("joining", "ready", "draining", "lost"), 0)
     for record in registry.values():
         counts[record.state(availability)] += 1

@@ -1,8 +1,8 @@
 """Orders agents to load what they should host and to unload what they should not.
 
-Memory decides whether both plans of a switch fit side by side. Sizes are known of partitions that
-were loaded somewhere, else estimated from the weights in the model's profile; where neither says
-anything the agent is asked to try, and its refusal tells.
+Memory decides whether both plans of a switch fit side by side. The size of a partition is known if
+it was loaded somewhere; else it is estimated from the weights in the model's profile. Where neither
+is known the agent is asked to try, and its refusal tells.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NOTHING: Requirements = {}
 
 
 class LoadCommands:
-    """What agents are told to host."""
+    """Sends agents the orders to load and unload partitions."""
 
     def __init__(
         self, deployments: Deployments, orders: LoadOrders, availability: Availability
@@ -36,10 +36,10 @@ class LoadCommands:
         self._orders = orders
         self._sizes: dict[PartitionKey, int] = {}
         self.content_of: Callable[[ModelKey], str] = lambda model: ""
-        """The digest of what is served of a model; empty if nobody knows."""
+        """Returns the digest of what is served of a model; empty if it is unknown."""
 
     def learn(self, key: PartitionKey, memory_bytes: int) -> None:
-        """An agent reported how large a partition is."""
+        """Notes the size of a partition that an agent reported."""
         self._sizes[key] = max(memory_bytes, self._sizes.get(key, 0))
 
     def load(
@@ -50,12 +50,12 @@ class LoadCommands:
         now_s: float,
         epoch: Epoch,
     ) -> None:
-        """Orders what is missing, as far as it fits where agents are crowded."""
+        """Orders the missing partitions, of crowded agents only those that fit."""
         self._orders.keep(wanted, self._deployments.ready)
         self._orders.expire(now_s)
         for record in staying(registry, self._availability):
             agent_id = record.agent.agent_id
-            # What it failed to load is tried again, although there is a plan without it by now.
+            # What an agent failed to load is tried again, even if there is a plan without it.
             asked = {**self._orders.refused(agent_id), **wanted(agent_id)}
             for key, need in asked.items():
                 if record.hosts(key, need) and record.layouts.get(key) == need.cache:
@@ -72,7 +72,7 @@ class LoadCommands:
         in_use: Callable[[AgentId, PartitionKey], bool],
         epoch: Epoch,
     ) -> None:
-        """Has agents give up what is not wanted of them, once no batch needs it."""
+        """Orders agents to unload what is not wanted of them and not in use."""
         for record in staying(registry, self._availability):
             agent_id = record.agent.agent_id
             keep = wanted(agent_id)
@@ -82,7 +82,7 @@ class LoadCommands:
                 self.give_up(record, key, epoch)
 
     def give_up(self, record: AgentState, key: PartitionKey, epoch: Epoch) -> None:
-        """Has an agent give up a partition; it does so when none of its batches needs it."""
+        """Orders an agent to unload a partition, as soon as none of its batches needs it."""
         record.loaded.pop(key, None)
         record.layouts.pop(key, None)
         assert record.session is not None
@@ -109,7 +109,7 @@ class LoadCommands:
         return used + coming + self._size(record, key, need) <= record.agent.memory_bytes
 
     def is_crowded(self, record: AgentState, wanted: Requirements) -> bool:
-        """True if something is missing that does not fit, and something else could be given up."""
+        """True if something is missing that does not fit, and something else could be unloaded."""
         if all(key in wanted for key in record.loaded):
             return False
         return any(

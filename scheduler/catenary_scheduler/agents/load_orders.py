@@ -1,8 +1,8 @@
-"""Which partitions were ordered from which agents, and when to ask again.
+"""Orders to load that were sent to agents, and the times of their repetition.
 
-Who cannot load something is no obstacle to the others: the availability says so from then on, and
-planner and dispatcher go on without it. It is asked again after a while that doubles every time,
-and at once if it comes anew.
+An agent that cannot load something is no obstacle to the others: the availability says so from then
+on, and planner and dispatcher go on without it. It is asked again after a pause that doubles every
+time, and at once if it connects anew.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ _LONGEST_BACKOFF_S = 30.0
 @dataclass(slots=True)
 class _Order:
     again_s: float
-    """Not to be sent again before this."""
+    """The order is not sent again before this moment."""
     open: bool = False
-    """It was sent, and neither carried out nor refused."""
+    """True if it was sent, and neither carried out nor refused."""
     failures: int = 0
     problem: str = ""
     out_of_memory: bool = False
-    """The last failure would not have been one with other partitions out of the way."""
+    """True if the last failure was for lack of memory, which unloading other partitions may
+    provide."""
     since_s: float = 0.0
-    """When it was sent first, if it is open."""
+    """Moment at which an open order was first sent."""
     need: PartitionRequirement | None = None
-    """How it was ordered last."""
+    """The requirement with which it was last ordered."""
 
 
 class LoadOrders:
-    """Orders under way or failed, by agent and partition.
+    """Orders that are open or failed, by agent and partition.
 
     Args:
         timeout_s: An order not answered for this long has failed.
-        attempts: After so many failures an agent counts as unable.
-        availability: Where that is said.
+        attempts: Number of failures after which an agent counts as unable.
+        availability: Is told which agents are unable.
     """
 
     def __init__(
@@ -80,16 +81,16 @@ class LoadOrders:
         return order is not None and order.open
 
     def open_of(self, agent: AgentId) -> dict[PartitionKey, PartitionRequirement | None]:
-        """Returns what an agent was ordered to load, and how, and has not answered."""
+        """Returns the open orders of an agent, with their requirements."""
         return {k: order.need for k, order in self._orders.get(agent, {}).items() if order.open}
 
     def lacks_memory(self, agent: AgentId, partition: PartitionKey) -> bool:
-        """True if the last attempt failed for want of memory."""
+        """True if the last attempt failed for lack of memory."""
         order = self._of(agent, partition)
         return order is not None and order.out_of_memory and not order.open
 
     def refused(self, agent: AgentId) -> dict[PartitionKey, PartitionRequirement]:
-        """Returns what an agent failed to load, and how it was to."""
+        """Returns the partitions that an agent failed to load, with their requirements."""
         return {
             key: order.need
             for key, order in self._orders.get(agent, {}).items()
@@ -97,7 +98,7 @@ class LoadOrders:
         }
 
     def expire(self, now_s: float) -> None:
-        """Orders without an end have failed: nobody waits for them for ever."""
+        """Counts open orders that timed out as failed."""
         for agent, orders in self._orders.items():
             for partition, order in list(orders.items()):
                 if order.open and now_s - order.since_s >= self._timeout_s:
@@ -105,7 +106,7 @@ class LoadOrders:
                     self.failed(agent, partition, problem, now_s)
 
     def loaded(self, agent: AgentId, partition: PartitionKey) -> None:
-        """The order was carried out."""
+        """Handles an order that was carried out."""
         self._orders.get(agent, {}).pop(partition, None)
         self._availability.may_load(agent, partition)
 
@@ -118,7 +119,7 @@ class LoadOrders:
         *,
         out_of_memory: bool = False,
     ) -> None:
-        """The agent could not; it is asked again after a while that doubles every time."""
+        """Handles a failed order; it is repeated after a pause that doubles every time."""
         order = self._of(agent, partition) or self._new(agent, partition)
         backoff = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2**order.failures)
         order.failures += 1
@@ -131,14 +132,14 @@ class LoadOrders:
             self._availability.cannot_load(agent, partition, problem, until)
 
     def forget(self, agent: AgentId) -> None:
-        """The agent is gone or has made room; what it was ordered or refused says nothing now."""
+        """Forgets all orders of an agent that is gone or has made room."""
         for partition in self._orders.pop(agent, {}):
             self._availability.may_load(agent, partition)
 
     def keep(
         self, wanted: Callable[[AgentId], Container[PartitionKey]], models: Container[ModelKey] = ()
     ) -> None:
-        """Forgets all orders nobody wants any more, but failures of `models` that are served."""
+        """Forgets the orders that are no longer wanted, except failures of the given models."""
         for agent, orders in self._orders.items():
             mine = wanted(agent)
             for key in [key for key in orders if key not in mine]:
@@ -149,7 +150,7 @@ class LoadOrders:
     def problems(
         self, model: ModelKey, server_of: Mapping[AgentId, str] | None = None
     ) -> list[str]:
-        """Returns, in words, what could not be loaded of a model, and on which machine."""
+        """Returns sentences about what could not be loaded of a model, and on which machine."""
         servers = server_of or {}
         where = {agent: f" on server {server}" for agent, server in servers.items()}
         return [

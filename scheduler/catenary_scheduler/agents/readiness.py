@@ -1,4 +1,4 @@
-"""Which models can be served this moment, and in words why the others cannot."""
+"""Tells which models can be served at this moment, and why the others cannot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def judge(
     registry: AgentRegistry,
     availability: Availability,
 ) -> dict[ModelKey, str]:
-    """Returns, for every model, why it is not ready; empty if it is."""
+    """Returns for every model the reason why it is not ready; empty if it is."""
     plans = {each.model: each for each in plan.models} if plan else {}
     serves = availability.can_serve
     problems = {}

@@ -1,4 +1,4 @@
-"""The agents a leader knows, whether they are there or not."""
+"""The agents that a leader knows, connected or not."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class LoadedPartition:
 
     memory_bytes: int
     compute_ns: tuple[int, ...]
-    """Measured at batch 1, 2, .."""
+    """Compute times in nanoseconds, measured at batch 1, 2, .."""
     generation: GenerationCost | None = None
-    """Of decoder blocks, which have no `compute_ns`."""
+    """Cost of text generation in decoder blocks, which have no `compute_ns`; else None."""
     cache: CacheRequirement | None = None
-    """Room for key-value caches, as far as the agent said."""
+    """Room for key-value caches, as far as the agent reported it."""
     content: str = ""
-    """Digest of the model's content; empty if the agent knows nothing of it."""
+    """Digest of the model's content; empty if the agent reported none."""
 
 
 @dataclass(slots=True)
 class AgentState:
-    """One agent process.
+    """State of one agent process.
 
     Invariants: `session` is None while it is not connected; `complete` implies a session.
     """
@@ -44,18 +44,19 @@ class AgentState:
     peer: common_pb2.Peer
     device: str
     since_s: float
-    """When it connected or was lost, on `time.monotonic`."""
+    """Moment at which it connected or was lost, on `time.monotonic`."""
     session: AgentStream | None = None
     complete: bool = False
-    """It hosts all that the plan in force wants of it. What it has, it serves before that."""
+    """True if it hosts all that the plan in force wants of it. It serves what it has before
+    that."""
     loaded: dict[PartitionKey, LoadedPartition] = field(default_factory=dict)
     layouts: dict[PartitionKey, CacheRequirement] = field(default_factory=dict)
-    """What was ordered last of the caches of decoder blocks."""
+    """Cache layouts last ordered for its decoder blocks."""
     software_version: str = ""
-    """Empty: it did not say."""
+    """The release that it runs; empty if it did not say."""
 
     def state(self, availability: Availability) -> str:
-        """Returns for people: "joining", "ready", "draining" or "lost"."""
+        """Returns "joining", "ready", "draining" or "lost", for people."""
         if self.session is None:
             return "lost"
         if is_draining(self.agent.agent_id, availability):
@@ -63,7 +64,7 @@ class AgentState:
         return "ready" if self.complete else "joining"
 
     def hosts(self, partition: PartitionKey, need: PartitionRequirement) -> bool:
-        """True if it has `partition` loaded as it is needed."""
+        """True if it has `partition` loaded in the form that is needed."""
         loaded = self.loaded.get(partition)
         if loaded is None:
             return False
@@ -72,7 +73,7 @@ class AgentState:
         return loaded.cache is not None and loaded.cache.includes(need.cache)
 
     def stored(self, availability: Availability) -> StoredAgent:
-        """Returns what Redis keeps for people and dashboards."""
+        """Returns the record that Redis keeps, for people and dashboards."""
         agent = self.agent
         return StoredAgent(
             server=agent.server,
@@ -97,12 +98,11 @@ def servers_of(registry: AgentRegistry) -> dict[AgentId, ServerId]:
 
 
 def is_draining(agent: AgentId, availability: Availability) -> bool:
-    """Returns whether an agent is to go."""
     return availability.mark_of(agent, Impairment.DRAINING) is not None
 
 
 def staying(registry: AgentRegistry, availability: Availability) -> list[AgentState]:
-    """Returns the agents that are there and not to go."""
+    """Returns the agents that are connected and not draining."""
     return [
         record
         for agent, record in registry.items()
@@ -113,7 +113,7 @@ def staying(registry: AgentRegistry, availability: Availability) -> list[AgentSt
 def hosts_in(
     registry: AgentRegistry,
 ) -> Callable[[AgentId, PartitionKey, PartitionRequirement], bool]:
-    """Returns a test: is an agent there and hosts a partition as it is needed."""
+    """Returns a predicate: an agent is connected and hosts a partition as it is needed."""
 
     def hosts(agent: AgentId, partition: PartitionKey, need: PartitionRequirement) -> bool:
         record = registry.get(agent)

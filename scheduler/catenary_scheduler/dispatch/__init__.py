@@ -1,8 +1,9 @@
 """All dispatch decisions, without I/O: events in, commands out.
 
-`events` is the contract. `pooled` serves pooled pipelines, `chained` server chains, `combined` has
-both over one book. `placing` chooses workers for sessions under objectives, `auditing` compares the
-book with what agents and gateways hold; `availability` and `breaker` say who can be given work.
+`events` is the contract. `pooled` serves pooled pipelines, `chained` serves server chains,
+`combined` has both over one book. `placing` chooses workers for sessions under objectives,
+`auditing` compares the book with what agents and gateways hold; `availability` and `breaker` say
+which agents can be given work.
 """
 
 from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher

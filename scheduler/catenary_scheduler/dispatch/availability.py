@@ -1,14 +1,14 @@
-"""The one view of which agents can be given what: read by planner, dispatcher and status alike.
+"""Tells which agents can be given which work: one view for planner, dispatcher and status.
 
 An agent can serve a partition while it is connected and has the partition loaded. Beyond that,
 something may speak against giving it work: an *impairment*, of the whole agent or of one partition
-on it, from slow to untrustworthy. Whoever chooses among the members of a stage gets those with
-the least serious impairment, so that an impairment steers work to others where there are others,
-and never takes the last member a stage has. The same holds one level up: of the pipelines or
-chains of a model, those are used whose worst stage is the least impaired.
+on it, from slow to untrustworthy. Among the members of a stage, those with the least serious
+impairment are chosen, so that an impairment steers work to other members where there are any, and
+never takes the last one. The same holds one level up: of the pipelines or chains of a model, those
+are used whose worst stage is the least impaired.
 
-Nothing here is asked for each request. `version` tells those who made routes from an earlier
-answer that they have to ask again. Pure; moments are given.
+Nothing here is asked for each request: routes are made from the answers, and are made anew when
+`version` has grown. The module does no I/O and reads no clock: moments are passed in.
 """
 
 from __future__ import annotations
@@ -21,69 +21,70 @@ from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, Partiti
 
 
 class Impairment(enum.IntEnum):
-    """What speaks against giving work to an agent, from the least to the most serious."""
+    """Reasons against giving work to an agent, from the least to the most serious."""
 
     STRAGGLING = 1
-    """It computes much more slowly than is booked for it."""
+    """The agent computes much more slowly than is booked for it."""
     SILENT = 2
-    """It has not been heard of for a while, though its stream is open."""
+    """The agent has not been heard of for a while, though its stream is open."""
     SUSPECTED = 3
-    """Work was just lost there, perhaps because it is about to be found gone."""
+    """The agent just lost work, perhaps because it is gone and this is not yet known."""
     DRAINING = 4
-    """It is to go."""
+    """The agent is to be removed from the cluster."""
     BROKEN = 5
-    """Its executor fails again and again, or is stuck."""
+    """The agent's executor fails again and again, or is stuck."""
     QUARANTINED = 6
-    """It said what cannot be true."""
+    """The agent reported something that cannot be true."""
 
 
 UNFIT = Impairment.BROKEN
-"""Who is impaired like this, or worse, is not planned on while the others suffice."""
+"""An agent with this or a worse impairment is not planned on while the others suffice."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImpairmentMark:
-    """One impairment: until when it holds, and why, in words for people."""
+    """One impairment: how long it holds, and the reason in words for people."""
 
     until: Nanoseconds | None
-    """None: until it is cleared."""
+    """The moment at which it ends; None: it lasts until it is cleared."""
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class ImpairmentReport:
-    """One thing that speaks against an agent, for people."""
+    """One impairment of an agent, for people."""
 
     kind: str
     """Name of the impairment in lower case, "cannot_load", or "severed" (from another agent)."""
     partition: PartitionKey | None
-    """None: all of the agent."""
+    """The partition concerned; None: the whole agent."""
     until: Nanoseconds | None
-    """When it is over, or tried again; None: when it is cleared."""
+    """The moment at which it ends or the agent is tried again; None: it lasts until it is
+    cleared."""
     why: str
 
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of one agent; `None` as a partition stands for all it has."""
+    """Everything known of one agent; `None` as a partition stands for all it has."""
 
     loaded: set[PartitionKey] = field(default_factory=set)
     marks: dict[tuple[PartitionKey | None, Impairment], ImpairmentMark] = field(
         default_factory=dict
     )
     unable: dict[PartitionKey, ImpairmentMark] = field(default_factory=dict)
-    """What it could not load; `until` is when it is asked again."""
+    """Partitions it could not load; `until` is the moment at which it is asked again."""
 
 
 class Availability:
-    """Per agent and partition: connected, loaded, impaired by what.
+    """Agents and partitions that are connected, loaded, and impaired.
 
-    Impairments survive a disconnection: an agent that comes back is as impaired as it went. What
-    it could not load does not: its disk, or its memory, may be another.
+    Impairments survive a disconnection: an agent that comes back is as impaired as it went. A
+    failure to load does not survive it: the agent may have another disk, or other memory.
 
     Args:
-        everything_loaded: Every agent that is connected can serve every partition, as where there
-            are no agents but in a simulation.
+        everything_loaded: Every connected agent can serve every partition. For simulations, which
+            have no agents that load.
     """
 
     def __init__(self, *, everything_loaded: bool = False) -> None:
@@ -91,39 +92,39 @@ class Availability:
         self._agents: dict[AgentId, _Known] = {}
         self._connected: set[AgentId] = set()
         self._severed: dict[frozenset[AgentId], ImpairmentMark] = {}
-        """Pairs between which frames get lost; each end may be well with everybody else."""
+        """Pairs of agents between which frames get lost; each end may work well with all others."""
         self._next_expiry: Nanoseconds | None = None
         self.version = 0
-        """Grows with every change; who has seen this version need not ask again."""
+        """Number of changes; a reader that has seen this version need not ask again."""
 
     # ---- what happened ----
 
     def connected(self, agent: AgentId) -> None:
-        """An agent said hello; it has loaded nothing until that is said."""
+        """Notes that an agent connected; it counts as having nothing loaded."""
         self._connected.add(agent)
         self._begins_anew(agent)
 
     def disconnected(self, agent: AgentId) -> None:
-        """An agent is gone, and what it had loaded with it."""
+        """Notes that an agent is gone, and what it had loaded with it."""
         self._connected.discard(agent)
         self._begins_anew(agent)
 
     def loaded(self, agent: AgentId, partition: PartitionKey) -> None:
-        """An agent can serve a partition."""
+        """Notes that an agent has loaded a partition."""
         known = self._of(agent)
         if partition not in known.loaded:
             known.loaded.add(partition)
             self.version += 1
 
     def unloaded(self, agent: AgentId, partition: PartitionKey) -> None:
-        """An agent does not have a partition any more."""
+        """Notes that an agent does not have a partition any more."""
         known = self._of(agent)
         if partition in known.loaded:
             known.loaded.discard(partition)
             self.version += 1
 
     def hosts(self, agent: AgentId, partitions: Collection[PartitionKey]) -> None:
-        """An agent can serve these partitions, and no others."""
+        """Notes that an agent has loaded these partitions, and no others."""
         known = self._of(agent)
         now = set(partitions)
         if now != known.loaded:
@@ -139,7 +140,7 @@ class Availability:
         partition: PartitionKey | None = None,
         why: str = "",
     ) -> None:
-        """Something speaks against an agent, or against one partition on it."""
+        """Adds an impairment to an agent, or to one partition on it."""
         self._of(agent).marks[partition, impairment] = ImpairmentMark(until, why)
         self._expires(until)
         self.version += 1
@@ -147,7 +148,7 @@ class Availability:
     def clear(
         self, agent: AgentId, impairment: Impairment, *, partition: PartitionKey | None = None
     ) -> None:
-        """It does not any more."""
+        """Removes an impairment of an agent, or of one partition on it."""
         known = self._agents.get(agent)
         if known is not None and known.marks.pop((partition, impairment), None) is not None:
             self._forget_if_nothing_is_known(agent, known)
@@ -156,20 +157,20 @@ class Availability:
     def cannot_load(
         self, agent: AgentId, partition: PartitionKey, why: str, until: Nanoseconds | None = None
     ) -> None:
-        """An agent could not load a partition, and is asked again then."""
+        """Notes that an agent could not load a partition, and is asked again at `until`."""
         unable = self._of(agent).unable
         if unable.get(partition) != ImpairmentMark(until, why):
             unable[partition] = ImpairmentMark(until, why)
             self.version += 1
 
     def may_load(self, agent: AgentId, partition: PartitionKey) -> None:
-        """Nothing says any more that an agent cannot load a partition."""
+        """Forgets that an agent could not load a partition."""
         known = self._agents.get(agent)
         if known is not None and known.unable.pop(partition, None) is not None:
             self.version += 1
 
     def sever(self, one: AgentId, other: AgentId, until: Nanoseconds, why: str = "") -> None:
-        """Frames between two agents were lost: a way over both is as if one were suspected."""
+        """Notes lost frames between two agents: a path over both ranks as if one were suspected."""
         self._severed[frozenset((one, other))] = ImpairmentMark(until, why)
         self._expires(until)
         self.version += 1
@@ -199,16 +200,14 @@ class Availability:
     # ---- what is asked ----
 
     def next_expiry(self) -> Nanoseconds | None:
-        """When `expire` may have something to do."""
+        """Returns the moment at which `expire` next has something to do; None: never."""
         return self._next_expiry
 
     @property
     def connected_agents(self) -> frozenset[AgentId]:
-        """The agents that are there."""
         return frozenset(self._connected)
 
     def is_connected(self, agent: AgentId) -> bool:
-        """True between hello and goodbye of an agent."""
         return agent in self._connected
 
     def impairment_of(
@@ -224,7 +223,7 @@ class Availability:
         return worst
 
     def rank(self, agent: AgentId, partition: PartitionKey | None = None) -> int:
-        """Returns how serious the worst impairment of an agent for a partition is; 0: none."""
+        """Returns the rank of the most serious impairment of an agent for a partition; 0: none."""
         return int(self.impairment_of(agent, partition) or 0)
 
     def mark_of(
@@ -235,11 +234,11 @@ class Availability:
         return known.marks.get((partition, impairment)) if known is not None else None
 
     def are_severed(self, one: AgentId, other: AgentId) -> bool:
-        """True if frames between two agents were lost a while ago at most."""
+        """True if frames between two agents were lost recently."""
         return bool(self._severed) and frozenset((one, other)) in self._severed
 
     def impaired_by(self, impairment: Impairment) -> frozenset[AgentId]:
-        """Returns the agents that are, as a whole, impaired by this."""
+        """Returns the agents that have this impairment as a whole."""
         return frozenset(
             agent for agent, known in self._agents.items() if (None, impairment) in known.marks
         )
@@ -256,7 +255,7 @@ class Availability:
     def members(self, partition: PartitionKey, agents: Iterable[AgentId]) -> tuple[AgentId, ...]:
         """Returns those of `agents` that should be given a partition's work.
 
-        They are those that can serve it and are the least impaired; empty only if nobody can.
+        They are the least impaired of those that can serve it; empty only if none can.
         """
         able = [agent for agent in agents if self.can_serve(agent, partition)]
         return self.least_impaired(able, partition)
@@ -270,16 +269,16 @@ class Availability:
         return tuple([agent for agent, each in ranks.items() if each == best])
 
     def plannable(self, agents: Iterable[AgentId]) -> frozenset[AgentId]:
-        """Returns those of `agents` to plan on: nobody unfit, unless all are.
+        """Returns those of `agents` to plan on: unfit agents only if all are unfit.
 
-        Who is to go is left out in any case; it serves until there is a plan without it.
+        A draining agent is left out in any case; it serves until there is a plan without it.
         """
         staying = [each for each in agents if self.mark_of(each, Impairment.DRAINING) is None]
         fit = frozenset(agent for agent in staying if self.rank(agent) < UNFIT)
         return fit or frozenset(staying)
 
     def failure(self, agent: AgentId, partition: PartitionKey) -> str:
-        """Returns why an agent could not load a partition; empty if nothing says that."""
+        """Returns the reason why an agent could not load a partition; empty if there is none."""
         known = self._agents.get(agent)
         mark = known.unable.get(partition) if known is not None else None
         return mark.why if mark is not None else ""
@@ -293,7 +292,7 @@ class Availability:
         return {model: frozenset(agents) for model, agents in found.items()}
 
     def troubles(self, agent: AgentId) -> list[ImpairmentReport]:
-        """Returns everything that speaks against an agent, the most serious first."""
+        """Returns all impairments of an agent, the most serious first."""
         known = self._agents.get(agent)
         if known is None:
             return []
@@ -323,7 +322,7 @@ class Availability:
         self.version += 1
 
     def _forget_if_nothing_is_known(self, agent: AgentId, known: _Known) -> None:
-        """Keeps nothing of agents that are gone, however many names they come under."""
+        """Drops an empty record of an agent, so that agents that are gone take no memory."""
         if agent not in self._connected and not (known.marks or known.loaded or known.unable):
             self._agents.pop(agent, None)
 

@@ -1,19 +1,21 @@
-"""Circuit breakers: who fails again and again gets no more than a try now and then.
+"""Circuit breakers: an agent that fails again and again gets only occasional tries.
 
-One circuit per agent and partition, after M. Nygard, "Release It!". It begins with the first
-failure of a device there (a lost link or agent is another matter) and says BROKEN to the view of
-availability while it is open; that view, not this module, decides who is given work instead.
-Sessions that were lost for other reasons are `chained.failure_backoff`'s: it says SUSPECTED for a
-moment, to whatever partition, because an agent about to be found gone fails all of them.
+There is one circuit per agent and partition, after M. Nygard, "Release It!". It begins with the
+first failure of a device there (a lost link or agent is another matter). While it is open it marks
+the agent BROKEN in the view of availability; that view, not this module, decides who is given work
+instead. Sessions lost for other reasons are the business of `chained.failure_backoff`: it marks an
+agent SUSPECTED for a moment, for all partitions, because an agent about to be found gone fails them
+all.
 
     CLOSED     some failures, not enough
     OPEN       too many: in a row, or of the last outcomes; impaired until the pause is over
     HALF_OPEN  the pause is over: the next batch or session is a probe
-    PROBING    it is under way; impaired until it has an outcome, or has taken too long for one
+    PROBING    the probe is in flight; impaired until it has an outcome, or has taken too long
 
 A request may be what makes agents fail. Each failure has a piece of evidence, the batch or session
-that failed; when a request turns out to be the cause, its evidence is taken back, and whoever was
-only its victim is trusted again. Pure; moments are given.
+that failed; when a request turns out to be the cause, its evidence is taken back, and agents that
+were only its victims are trusted again. The module does no I/O and reads no clock: moments are
+passed in.
 """
 
 from __future__ import annotations
@@ -34,16 +36,16 @@ from catenary_services.errors import DeviceFailed, DeviceLost, DeviceOutOfMemory
 
 _DEVICE = frozenset({DeviceFailed.reason, DeviceLost.reason, DeviceOutOfMemory.reason})
 AGENTS_OF_A_VERDICT = 2
-"""A request that failed on so many agents is to blame, not they."""
+"""A request that failed on this many agents is to blame, and the agents are not."""
 
 
 def is_of_device(reason: str) -> bool:
-    """True if a failure says something of the device it happened on."""
+    """True if an error reason points to the device on which the failure happened."""
     return reason in _DEVICE
 
 
 class CircuitState(enum.Enum):
-    """Whether work flows."""
+    """State of a circuit: closed circuits let work flow."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -52,24 +54,25 @@ class CircuitState(enum.Enum):
 
 
 class CircuitSignal(enum.Enum):
-    """What a circuit hears."""
+    """Input to the state machine of a circuit."""
 
     FAILED = "failed"
-    """Once more, but not too often."""
+    """A failure, with too few before it to open the circuit."""
     FAILED_TOO_OFTEN = "failed_too_often"
     WORKED = "worked"
     GIVEN = "given"
-    """Work was sent there."""
+    """Work was sent to the agent."""
     PAUSE_OVER = "pause_over"
     FORGIVEN = "forgiven"
-    """What failed there failed for another reason, and the rest is not too often."""
+    """Failures were taken back, as their cause lay elsewhere, and too few are left to open the
+    circuit."""
 
 
 _C, _S = CircuitState, CircuitSignal
 TRANSITIONS: dict[tuple[CircuitState, CircuitSignal], CircuitState] = {
     (_C.CLOSED, _S.FAILED_TOO_OFTEN): _C.OPEN,
     (_C.OPEN, _S.PAUSE_OVER): _C.HALF_OPEN,
-    (_C.OPEN, _S.WORKED): _C.CLOSED,  # the last member of a stage is given work all the time
+    (_C.OPEN, _S.WORKED): _C.CLOSED,  # the last member of a stage gets work although it is open
     (_C.OPEN, _S.FORGIVEN): _C.CLOSED,
     (_C.HALF_OPEN, _S.GIVEN): _C.PROBING,
     (_C.HALF_OPEN, _S.FAILED): _C.OPEN,
@@ -82,29 +85,30 @@ TRANSITIONS: dict[tuple[CircuitState, CircuitSignal], CircuitState] = {
     (_C.PROBING, _S.FORGIVEN): _C.CLOSED,
     (_C.PROBING, _S.PAUSE_OVER): _C.HALF_OPEN,
 }
-"""Any other signal changes nothing."""
+"""Next state by state and signal; all other signals change nothing."""
 _IMPAIRED = frozenset({CircuitState.OPEN, CircuitState.PROBING})
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerConfig:
-    """When circuits open, and for how long."""
+    """Conditions under which circuits open, and the length of their pauses."""
 
     in_a_row: int = 3
-    """So many failures without a success between them open it."""
+    """This many failures without a success between them open the circuit."""
     of_last: int = 16
-    """So many outcomes are remembered; once there are half of these, ..."""
+    """Number of outcomes remembered. Once half of them are known, `failed_share` applies."""
     failed_share: float = 0.5
-    """... this share of failures among them opens it, too."""
+    """This share of failures among the outcomes opens the circuit."""
     first_pause_ns: Nanoseconds = 500 * NANOSECONDS_PER_MILLISECOND
-    """Doubled with every probe that fails."""
+    """The first pause; it doubles with every probe that fails."""
     longest_pause_ns: Nanoseconds = 30 * NANOSECONDS_PER_SECOND
     forgotten_after_ns: Nanoseconds = 600 * NANOSECONDS_PER_SECOND
-    """Without a further failure, of one that may be given work: perhaps it never is again."""
+    """A circuit that may be given work is forgotten after this time without a failure: perhaps no
+    work ever comes to it."""
 
 
 class CircuitBreaker:
-    """One circuit."""
+    """One circuit, of an agent and a partition."""
 
     __slots__ = ("_config", "_failed_at", "_outcomes", "_row", "circuit", "pauses", "until", "why")
 
@@ -112,18 +116,18 @@ class CircuitBreaker:
         self._config = config
         self.circuit = CircuitState.CLOSED
         self.until: Nanoseconds = 0
-        """When its pause, or its probe, is over."""
+        """End of its pause, or of the time for its probe."""
         self.pauses = 0
-        """Times it opened since it was closed."""
+        """Number of times it opened since it was last closed."""
         self.why = ""
         self._outcomes: list[int] = []
-        """Evidence of failures, 0 for a success; the last ones."""
+        """The latest outcomes: evidence of a failure, 0 for a success."""
         self._row = 0
-        """Failures since the last success."""
+        """Number of failures since the last success."""
         self._failed_at: Nanoseconds = 0
 
     def failed(self, evidence: int, now: Nanoseconds, *, at_once: bool, why: str) -> None:
-        """Something failed; `at_once` if that alone opens the circuit."""
+        """Takes in a failure; `at_once` if that alone opens the circuit."""
         self._outcomes.append(evidence)
         del self._outcomes[: -self._config.of_last]
         self._row += 1
@@ -133,7 +137,7 @@ class CircuitBreaker:
         self._hear(CircuitSignal.FAILED_TOO_OFTEN if too_often else CircuitSignal.FAILED, now)
 
     def worked(self, now: Nanoseconds) -> None:
-        """Something was computed."""
+        """Takes in a success."""
         self._outcomes.append(0)
         del self._outcomes[: -self._config.of_last]
         self._row = 0
@@ -144,16 +148,16 @@ class CircuitBreaker:
             self.pauses = 0
 
     def given(self, now: Nanoseconds) -> None:
-        """Work was sent there."""
+        """Takes in that work was sent."""
         self._hear(CircuitSignal.GIVEN, now)
 
     def look(self, now: Nanoseconds) -> None:
-        """Time has passed."""
+        """Takes in that time has passed."""
         if self.circuit in _IMPAIRED and self.until <= now:
             self._hear(CircuitSignal.PAUSE_OVER, now)
 
     def forgive(self, evidence: int, now: Nanoseconds) -> None:
-        """A failure was not its fault."""
+        """Takes a failure back whose cause lay elsewhere."""
         if evidence not in self._outcomes:
             return
         self._outcomes.remove(evidence)
@@ -163,7 +167,7 @@ class CircuitBreaker:
             self.pauses = 0
 
     def is_spotless(self, now: Nanoseconds) -> bool:
-        """True if there is nothing to remember, or nothing that is worth it."""
+        """True if it has nothing to remember, or nothing recent enough."""
         if self.circuit is CircuitState.CLOSED and not any(self._outcomes):
             return True
         is_old = now - self._failed_at > self._config.forgotten_after_ns
@@ -192,8 +196,8 @@ class CircuitBreaker:
 class CircuitBreakers:
     """All circuits of a dispatcher.
 
-    Invariant: an agent is BROKEN for a partition, by this, exactly while its circuit there is open
-    or being probed.
+    Invariant: this class marks an agent BROKEN for a partition exactly while its circuit there is
+    open or being probed.
     """
 
     def __init__(self, availability: Availability, config: BreakerConfig | None = None) -> None:
@@ -201,26 +205,25 @@ class CircuitBreakers:
         self._config = config or BreakerConfig()
         self._breakers: dict[tuple[AgentId, PartitionKey], CircuitBreaker] = {}
         self.opened = 0
-        """How often any was opened."""
+        """Number of times that any circuit opened."""
 
     def __len__(self) -> int:
         return len(self._breakers)
 
     def circuit(self, agent: AgentId, partition: PartitionKey) -> CircuitState:
-        """Returns the state of a circuit."""
         breaker = self._breakers.get((agent, partition))
         return breaker.circuit if breaker is not None else CircuitState.CLOSED
 
     def failed(
         self, agent: AgentId, partition: PartitionKey, evidence: int, reason: str, now: Nanoseconds
     ) -> None:
-        """A device failed to compute.
+        """Takes in that a device failed to compute.
 
         Args:
-            agent: Whose.
-            partition: What.
-            evidence: Positive; names what failed, see `forgive`.
-            reason: Of the error tree.
+            agent: The agent of the device.
+            partition: The partition it should have computed.
+            evidence: Positive number of the batch or session that failed, see `forgive`.
+            reason: Reason from the error tree.
             now: The moment.
         """
         breaker = self._breakers.setdefault((agent, partition), CircuitBreaker(self._config))
@@ -230,7 +233,7 @@ class CircuitBreakers:
         self._show(agent, partition, breaker, was, now)
 
     def worked(self, agent: AgentId, partition: PartitionKey, now: Nanoseconds) -> None:
-        """A device has computed something."""
+        """Takes in that a device computed something."""
         breaker = self._breakers.get((agent, partition))
         if breaker is None:
             return
@@ -239,7 +242,7 @@ class CircuitBreakers:
         self._show(agent, partition, breaker, was, now)
 
     def given(self, agent: AgentId, partition: PartitionKey, now: Nanoseconds) -> None:
-        """Work was sent to an agent."""
+        """Takes in that work was sent to an agent."""
         breaker = self._breakers.get((agent, partition))
         if breaker is None:
             return
@@ -248,7 +251,7 @@ class CircuitBreakers:
         self._show(agent, partition, breaker, was, now)
 
     def forgive(self, evidence: Iterable[int], now: Nanoseconds) -> None:
-        """What these name failed for reasons of its own, wherever it was."""
+        """Takes back the failures of these batches or sessions, which were to blame themselves."""
         for each in evidence:
             for (agent, partition), breaker in list(self._breakers.items()):
                 was = breaker.circuit
@@ -256,7 +259,7 @@ class CircuitBreakers:
                 self._show(agent, partition, breaker, was, now)
 
     def look(self, now: Nanoseconds) -> None:
-        """Time has passed: pauses may be over."""
+        """Takes in that time has passed: pauses may be over."""
         for (agent, partition), breaker in list(self._breakers.items()):
             was = breaker.circuit
             breaker.look(now)
@@ -270,7 +273,7 @@ class CircuitBreakers:
         was: CircuitState,
         now: Nanoseconds,
     ) -> None:
-        """Has the view say what is so now, if that is anything new."""
+        """Passes a changed state of a circuit on to the view of availability."""
         circuit, view = breaker.circuit, self._availability
         if circuit is not was:
             self.opened += circuit is CircuitState.OPEN

@@ -36,15 +36,15 @@ from catenary_services.domain.plan import ModelPlan, Plan
 
 
 class CombinedDispatcher:
-    """Implements `Dispatcher`: hands every event to whom it concerns.
+    """Implements `Dispatcher` by handing every event to the dispatcher it concerns.
 
-    Both must have been made with `book`. It speaks for the book, so that every change in it is
-    reported once, whoever made it.
+    Both must have been made with `book`. This class reports for the book, so that every change in
+    it is reported once, whichever of them made it.
 
     Args:
         pooled: Serves the models with pipelines.
         chained: Serves the models with chains.
-        book: The one they share.
+        book: The book that both share.
     """
 
     def __init__(self, pooled: PooledDispatcher, chained: ChainedDispatcher, book: Book) -> None:
@@ -53,7 +53,7 @@ class CombinedDispatcher:
         self._book = book
 
     def handle(self, event: Event, now: Nanoseconds) -> list[Command]:
-        """Folds one event into the state and returns what is to be done, in order."""
+        """Folds one event into the state and returns the commands that follow, in order."""
         match event:
             case RequestArrived() | StageReported() | BatchFailed():
                 return self.pooled.handle(event, now)
@@ -84,37 +84,39 @@ class CombinedDispatcher:
                 return self.pooled.handle(event, now) + self.chained.handle(event, now)
 
     def next_wakeup(self) -> Nanoseconds | None:
-        """When to send a `Tick` at the latest; None if nothing waits for time to pass."""
+        """Returns when to send a `Tick` at the latest; None if nothing waits for time to pass."""
         moments = (self.pooled.next_wakeup(), self.chained.next_wakeup())
         return min((moment for moment in moments if moment is not None), default=None)
 
     def take_changes(self) -> list[ReservationChange]:
-        """Returns what changed in the book since the last call."""
+        """Returns the changes of the book since the last call."""
         return self._book.take_changes()
 
     def snapshot(self) -> list[Reservation]:
-        """Returns every reservation."""
         return self._book.snapshot()
 
     def restore(self, reservations: Iterable[Reservation]) -> None:
-        """Enters the bookings of the scheduler before this one, their times on this clock."""
+        """Enters the bookings of an earlier scheduler, with times on this clock."""
         self._book.restore(reservations)
         self.chained.restored()
 
     def statistics(self) -> dict[str, int]:
-        """Returns the figures of both; what both count is added up."""
+        """Returns the figures of both dispatchers; figures of the same name are added up."""
         figures = self.pooled.statistics()
         for name, value in self.chained.statistics().items():
             figures[name] = figures.get(name, 0) + value
         return figures
 
     def take_decision_times(self) -> list[Nanoseconds]:
-        """Returns how long each decision since the last call took; empty without stopwatches."""
+        """Returns the nanoseconds that each decision since the last call took.
+
+        It is empty without stopwatches.
+        """
         return self.pooled.take_decision_times() + self.chained.take_decision_times()
 
 
 def _split(plan: Plan) -> tuple[Plan, Plan]:
-    """Returns the models that have chains, and the others."""
+    """Splits a plan into the models that have chains, and the others."""
     chains: list[ModelPlan] = []
     pipelines: list[ModelPlan] = []
     for model in plan.models:

@@ -1,4 +1,4 @@
-"""What a dispatcher is told (events, in the past) and what it asks for (commands).
+"""The inputs of a dispatcher (events, in the past tense) and its outputs (commands).
 
 All times are nanoseconds on the scheduler's monotonic clock. The service feeds these from gRPC and
 a real clock, a simulator from an event heap and a virtual one.
@@ -24,7 +24,7 @@ from catenary_services.domain.plan import Agent, ChainHop, Plan
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """Rows that want to be scheduled before a deadline."""
+    """A request with rows to be computed before a deadline."""
 
     request: RequestId
     model: ModelKey
@@ -32,12 +32,12 @@ class RequestArrived:
     deadline_ns: Nanoseconds
     priority: int = 0
     in_flight: tuple[AdoptedRows, ...] = ()
-    """Rows a previous scheduler already dispatched; only the others are scheduled."""
+    """Rows that an earlier scheduler already dispatched; only the others are scheduled."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdoptedRows:
-    """Rows of a request on their way in a batch this dispatcher did not send."""
+    """Rows of a request that are in flight in a batch this dispatcher did not send."""
 
     batch: BatchId
     request_row: int
@@ -54,16 +54,16 @@ class RequestCancelled:
 
 @dataclass(frozen=True, slots=True)
 class RequestCompleted:
-    """The gateway has every row, or every token."""
+    """The gateway has every row, or every token, of a request."""
 
     request: RequestId
     progress: SessionProgress | None = None
-    """Of a request that generated text."""
+    """Final progress of a request that generated text; else None."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageReported:
-    """One hop of one batch is done, and this is when it really ran."""
+    """One hop of one batch was computed; the times are the real ones."""
 
     batch: BatchId
     position: int
@@ -75,7 +75,7 @@ class StageReported:
 
 @dataclass(frozen=True, slots=True)
 class BatchFailed:
-    """A batch came to an end without a result."""
+    """A batch ended without a result."""
 
     batch: BatchId
     agent: AgentId | None
@@ -92,41 +92,41 @@ class SessionRequested:
     model: ModelKey
     prompt_tokens: int
     max_tokens: int
-    """Most tokens it may generate."""
+    """The most tokens that it may generate."""
     deadline_ns: Nanoseconds
     priority: int = 0
     in_flight: AdoptedSession | None = None
-    """The session a previous scheduler started for it, if it still goes on."""
+    """The session that an earlier scheduler started for it, if that goes on."""
     arrived_ns: Nanoseconds | None = None
-    """When the gateway got it; None: now."""
+    """Moment at which the gateway got it; None: now."""
     objectives: TokenObjectives | None = None
-    """What it is held to; None: the model's, if it has any."""
+    """Objectives that it is held to; None: the model's, if it has any."""
     progress: SessionProgress | None = None
-    """What it generated under a previous scheduler."""
+    """Progress that it made under an earlier scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionProgress:
-    """How far a session is, as its client sees it."""
+    """Progress of a session as its client sees it."""
 
     request: RequestId
     generated_tokens: int
     first_token_ns: Nanoseconds
-    """From the request's arrival to its first token."""
+    """Time from the request's arrival to its first token."""
     decode_ns: Nanoseconds
-    """From its first token to the latest one."""
+    """Time from its first token to its latest one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionsProgressed:
-    """These sessions got tokens."""
+    """Sessions generated tokens since they were last reported."""
 
     sessions: tuple[SessionProgress, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyRefitted:
-    """The latency lines of chains, fitted anew."""
+    """The latency lines of chains were fitted anew."""
 
     model: ModelKey
     lines: tuple[tuple[tuple[ChainHop, ...], LatencyLines], ...]
@@ -134,7 +134,7 @@ class LatencyRefitted:
 
 @dataclass(frozen=True, slots=True)
 class AdoptedSession:
-    """A session this dispatcher did not start."""
+    """A session that this dispatcher did not start."""
 
     session: SessionId
     hops: tuple[ChainHop, ...]
@@ -150,7 +150,7 @@ class SessionsClosed:
 
 @dataclass(frozen=True, slots=True)
 class SessionsHeld:
-    """An agent said hello: it holds these sessions and no others. Comes before `AgentJoined`."""
+    """A connecting agent holds these sessions and no others; comes before `AgentJoined`."""
 
     agent: AgentId
     sessions: tuple[AdoptedSession, ...]
@@ -158,7 +158,7 @@ class SessionsHeld:
 
 @dataclass(frozen=True, slots=True)
 class SessionsFound:
-    """An agent that is there holds these sessions, too; each hop says with how many slots."""
+    """A connected agent holds these sessions too; each hop says with how many slots."""
 
     agent: AgentId
     sessions: tuple[AdoptedSession, ...]
@@ -166,94 +166,94 @@ class SessionsFound:
 
 @dataclass(frozen=True, slots=True)
 class SessionFailed:
-    """An agent or a link failed a session; the request goes on elsewhere if that may help."""
+    """An agent or a link failed a session; the request is started elsewhere if that may help."""
 
     session: SessionId
     agent: AgentId | None
-    """Who is to blame: it failed, or could not be reached; None: the gateway found no way in."""
+    """The agent to blame: it failed, or could not be reached. None: the gateway found no way in."""
     reason: str
     message: str
     retryable: bool
     told_by: AgentId | None = None
-    """The agent that says so; None: a gateway, or this scheduler."""
+    """The agent that reports it; None: a gateway, or this scheduler."""
 
 
 MoveMode = Literal["kv", "tokens"]
-"""What travels when a session moves: its caches, or its tokens to compute them again."""
+"""The data that travel when a session moves: its caches, or its tokens to compute them again."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoveRequested:
-    """A session that generates should go on, on another chain, without a pause of its stream.
+    """A session that generates should continue on another chain, without a pause of its stream.
 
-    It is begun if the session runs, is not moving, and the chain has room; else nothing happens but
-    a count.
+    The move begins if the session runs, is not moving, and the chain has room; otherwise it is only
+    counted as refused.
     """
 
     session: SessionId
     chain_id: str = ""
-    """Where to; empty: wherever is best."""
+    """The chain to move to; empty: the best one."""
     mode: MoveMode | None = "kv"
-    """None: whatever is faster."""
+    """The data that travel; None: whatever is faster."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionMoved:
-    """A session was handed over: the one it became generates, the one it was is over."""
+    """A session was handed over: its successor generates, and it is over."""
 
     session: SessionId
-    """What it became."""
+    """The successor, which generates now."""
     moved: SessionId
-    """What it was."""
+    """The session that is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoveCostsMeasured:
-    """What moves cost is known, or known better than before."""
+    """The costs of moves became known, or better known."""
 
     links: tuple[tuple[AgentId, AgentId, int], ...] = ()
-    """Caches travel from the first agent to the second with so many bytes per second."""
+    """Rates of links: sender, receiver, bytes of caches per second."""
     cache_bytes: tuple[tuple[ModelKey, int], ...] = ()
-    """Key and value of one token of a model take so many bytes in one block, as agents send them of
-    which nobody knows how they hold it."""
+    """Bytes of key and value of one token in one block, by model, for agents whose runtime is
+    unknown."""
     held_bytes: tuple[tuple[ModelKey, str, int], ...] = ()
-    """The same, of agents with a runtime."""
+    """The same by model and runtime, for agents that report one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachesReported:
-    """An agent says how much it has cached for a partition."""
+    """The amount that an agent has cached for a partition."""
 
     agent: AgentId
     partition: PartitionKey
     block_tokens: int
-    """Tokens, each counted once per block, in whole cache blocks."""
+    """Cached tokens in whole cache blocks, each counted once per decoder block."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentJoined:
-    """An agent is there, and said what it holds; what it can be given, its availability says."""
+    """An agent connected and has said what it holds; its availability says what it can be given."""
 
     agent: Agent
 
 
 @dataclass(frozen=True, slots=True)
 class AgentLost:
-    """An agent is gone; what it held is gone with it."""
+    """An agent is gone, and all it held with it."""
 
     agent: AgentId
 
 
 @dataclass(frozen=True, slots=True)
 class PlanActivated:
-    """Dispatch by this plan from now on, as far as its partitions are loaded."""
+    """A plan to dispatch by from now on, as far as its partitions are loaded."""
 
     plan: Plan
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed; `next_wakeup` was reached."""
+    """The moment of `next_wakeup` has come."""
 
 
 Event = (
@@ -300,12 +300,13 @@ class PlannedHop:
     duration_ns: Nanoseconds
     transfer_start_ns: Nanoseconds = 0
     transfer_ns: Nanoseconds = 0
-    """Of the transfer into it, on the links of both servers; 0 if nothing is booked."""
+    """Duration of the transfer into this hop, on the links of both servers; 0 if nothing is
+    booked."""
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchBatch:
-    """Send these rows down this path."""
+    """Order to send these rows down this path."""
 
     batch: BatchId
     rows: int
@@ -316,7 +317,7 @@ class DispatchBatch:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Answer this request with an error; `reason` is one of `catenary_services.errors`."""
+    """Order to answer a request with an error; `reason` is one of `catenary_services.errors`."""
 
     request: RequestId
     reason: str
@@ -328,7 +329,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class CancelBatch:
-    """These agents may forget this batch."""
+    """Permission for these agents to forget a batch."""
 
     batch: BatchId
     agents: tuple[AgentId, ...]
@@ -336,18 +337,21 @@ class CancelBatch:
 
 @dataclass(frozen=True, slots=True)
 class StartSession:
-    """Open a session for this request on this chain; one it had before is over, unless it moves."""
+    """Order to open a session for a request on a chain.
+
+    An earlier session of the request is over, unless it `moves`.
+    """
 
     session: SessionId
     request: RequestId
     chain_id: str
     hops: tuple[ChainHop, ...]
     decode_hops: tuple[ChainHop, ...] = ()
-    """Split phase: the chain that generates once `hops` have run the prompt."""
+    """The chain that generates once `hops` have run the prompt (split phase); else empty."""
     objectives: TokenObjectives | None = None
-    """What it is held to."""
+    """The objectives that the session is held to."""
     predicted_first_token_ns: Nanoseconds = 0
-    """From its arrival; 0 if nothing is known."""
+    """Predicted time from arrival to the first token; 0 if nothing is known."""
     predicted_per_token_ns: Nanoseconds = 0
     moves: SessionId | None = None
     """The session that generates for the request now, and goes on until this one has taken over."""
@@ -356,7 +360,7 @@ class StartSession:
 
 @dataclass(frozen=True, slots=True)
 class CloseSessions:
-    """This agent must free the slots of these sessions, and say so."""
+    """Order to an agent to free the slots of these sessions, and to confirm it."""
 
     agent: AgentId
     sessions: tuple[SessionId, ...]
@@ -364,7 +368,7 @@ class CloseSessions:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A model should have so many workers (chains)."""
+    """Wish that a model should have this many workers (chains)."""
 
     model: ModelKey
     workers: int
@@ -378,9 +382,9 @@ class Dispatcher(Protocol):
     """All decisions of one kind of plan, without I/O."""
 
     def handle(self, event: Event, now: Nanoseconds) -> list[Command]:
-        """Folds one event into the state and returns what is to be done."""
+        """Folds one event into the state and returns the commands that follow."""
         ...
 
     def next_wakeup(self) -> Nanoseconds | None:
-        """When to send a `Tick` at the latest; None if nothing waits for time to pass."""
+        """Returns when to send a `Tick` at the latest; None if nothing waits for time to pass."""
         ...

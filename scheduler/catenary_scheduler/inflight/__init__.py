@@ -1,1 +1,1 @@
-"""Batches and sessions on their way, and requests that wait for their model to be ready."""
+"""Batches and sessions in flight, and requests that wait for their model to be ready."""

@@ -1,7 +1,7 @@
-"""Keeps what was learned of answer lengths in Redis, so that a successor need not learn it anew.
+"""Keeps what was learned of answer lengths in Redis, so that the next leader need not relearn it.
 
-Lengths change with every answer, and their record is some 10 KB: a model's is written when it
-changed, but not more often than every few seconds, and one model at a time. What was learned since
+Lengths change with every answer, and the record of a model takes some 10 KB. So a record is written
+only when it changed, one model at a time, and at most one every few seconds. What was learned since
 the last write is lost with the scheduler; the next answers teach it again.
 """
 
@@ -21,19 +21,19 @@ _PERIOD_S = 10.0
 
 
 class LengthSource(Protocol):
-    """Whoever predicts, as this module sees it."""
+    """The part of the dispatcher that predicts answer lengths."""
 
     def length_predictors(self) -> Mapping[ModelKey, LengthPredictor]:
-        """Returns what is known of every model that generates text."""
+        """Returns the predictor of every model that generates text."""
         ...
 
     def restore_lengths(self, model: ModelKey, predictor: LengthPredictor) -> None:
-        """This is what a predecessor knew of a model."""
+        """Takes over the predictor that an earlier scheduler had for a model."""
         ...
 
 
 class LengthRecords:
-    """Writes the predictors of one term to the journal, and reads those of its predecessor."""
+    """Writes the predictors of one term to the journal, and reads those of the term before."""
 
     table = RedisTable.LENGTHS
 
@@ -44,7 +44,7 @@ class LengthRecords:
         clock_s: Callable[[], float] = time.monotonic,
         period_s: float = _PERIOD_S,
     ) -> None:
-        """Makes one that has written nothing.
+        """Makes a writer that has written nothing.
 
         Args:
             source: Who predicts.
@@ -58,10 +58,10 @@ class LengthRecords:
         self._period_s = period_s
         self._next_s = 0.0
         self._written: dict[ModelKey, int] = {}
-        """How much a predictor had learned when it was written last, the longest ago first."""
+        """The `learned` count of each predictor when it was last written, the longest ago first."""
 
     def collect(self, journal: Journal) -> None:
-        """Writes the model that has waited longest, if any changed and it is time."""
+        """Writes the model whose record waited longest, if any changed and the period is over."""
         now_s = self._clock_s()
         if now_s < self._next_s:
             return
@@ -83,7 +83,7 @@ class LengthRecords:
         self._next_s = now_s + self._period_s
 
     def records(self) -> Fields:
-        """Returns what Redis is to hold now, for a snapshot."""
+        """Returns the records of all models, for a snapshot."""
         known = self._source.length_predictors()
         self._written = {}
         return {str(model): self._record(model, each) for model, each in known.items()}

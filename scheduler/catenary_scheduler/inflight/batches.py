@@ -1,4 +1,4 @@
-"""The batches on their way: for Redis, for draining an agent, for taking a partition away."""
+"""The batches in flight: recorded in Redis, and asked about before an agent or partition goes."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _FORGET_AFTER_NS = 10 * NANOSECONDS_PER_SECOND
 class _Entry:
     command: DispatchBatch
     done: int = 0
-    """Hops reported as computed."""
+    """Number of hops reported as computed."""
 
 
 class InFlightBatches:
-    """Every batch from its dispatch to the report of its last hop or its failure."""
+    """Every batch from its dispatch until its last hop is reported or it fails."""
 
     observes = (StageReported, BatchFailed)
     table = RedisTable.BATCHES
@@ -59,12 +59,11 @@ class InFlightBatches:
             self.over(event.batch)
 
     def dispatched(self, command: DispatchBatch) -> None:
-        """Notes a new batch."""
         self._batches[command.batch] = _Entry(command)
         self._dirty.add(command.batch)
 
     def stage_done(self, batch: BatchId, position: int) -> None:
-        """Notes that a hop was computed; after the last one the batch is over."""
+        """Notes that a hop was computed; after the last hop the batch is over."""
         entry = self._batches.get(batch)
         if entry is None:
             return
@@ -92,7 +91,7 @@ class InFlightBatches:
         metrics.batches_in_flight.set(len(self._batches))
 
     def batches(self) -> list[BatchId]:
-        """Returns every batch under way."""
+        """Returns the ids of all batches in flight."""
         return list(self._batches)
 
     def by_agent(self) -> Counter[AgentId]:
@@ -112,7 +111,7 @@ class InFlightBatches:
         return any(hop.agent == agent and hop.partition == partition for hop in self._hops_ahead())
 
     def lost(self, agent: AgentId) -> None:
-        """Forgets the batches that an agent took with it."""
+        """Forgets the batches that needed a lost agent."""
         gone = [
             batch
             for batch, entry in self._batches.items()
@@ -122,7 +121,10 @@ class InFlightBatches:
             self.over(batch)
 
     def collect(self, journal: Journal) -> None:
-        """Writes what changed since the last call; short-lived batches cost nothing."""
+        """Writes the batches that changed since the last call.
+
+        A batch that came and went costs nothing.
+        """
         for batch in self._dirty:
             entry = self._batches.get(batch)
             journal.put(
@@ -131,7 +133,7 @@ class InFlightBatches:
         self._dirty.clear()
 
     def records(self) -> dict[str, str | None]:
-        """Returns all of it, for a snapshot."""
+        """Returns the records of all batches, for a snapshot."""
         self._dirty.clear()
         return {str(key): batch_text(entry.command) for key, entry in self._batches.items()}
 

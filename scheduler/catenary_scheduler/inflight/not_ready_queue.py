@@ -1,4 +1,4 @@
-"""Requests whose model is not ready this moment wait here, neither for ever nor in any number."""
+"""Waiting room for requests whose model is not ready, bounded in time and in number."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from catenary_services.domain.ids import ModelKey, Nanoseconds, RequestId
 from catenary_services.errors import Overloaded
 
 _BEFORE_DEADLINE_NS = 100_000_000
-"""Refused this long before its deadline, a request is told why; at its deadline, only that it was
-too late."""
+"""A request is refused this long before its deadline, so that it learns the reason. At the deadline
+it would learn only that it was too late."""
 
 Arrival = RequestArrived | SessionRequested
 
@@ -34,14 +34,14 @@ class NotReadyQueue:
         return len(self._waiting)
 
     def requests(self) -> list[RequestId]:
-        """Returns who waits."""
+        """Returns the waiting requests."""
         return list(self._waiting)
 
     def add(self, event: Arrival, now: Nanoseconds) -> None:
         """Lets a request wait.
 
         Raises:
-            Overloaded: as many wait as may.
+            Overloaded: The queue holds `capacity` requests already.
         """
         if len(self._waiting) >= self._capacity:
             raise Overloaded(f"{self._capacity} requests wait for a model to be ready")
@@ -53,19 +53,19 @@ class NotReadyQueue:
         return self._waiting.pop(request, None) is not None
 
     def release(self, is_ready: Callable[[ModelKey], bool]) -> list[Arrival]:
-        """Returns, in order, the requests whose model is ready now."""
+        """Removes and returns, in order, the requests whose model is ready now."""
         ready = [entry.event for entry in self._waiting.values() if is_ready(entry.event.model)]
         for event in ready:
             del self._waiting[event.request]
         return ready
 
     def expire(self, now: Nanoseconds) -> list[Arrival]:
-        """Returns the requests that waited as long as they may."""
+        """Removes and returns the requests that have waited as long as they may."""
         late = [entry.event for entry in self._waiting.values() if entry.until_ns <= now]
         for event in late:
             del self._waiting[event.request]
         return late
 
     def count(self, model: ModelKey) -> int:
-        """Returns how many wait for one model."""
+        """Returns how many requests wait for one model."""
         return sum(entry.event.model == model for entry in self._waiting.values())

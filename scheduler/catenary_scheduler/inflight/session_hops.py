@@ -1,4 +1,7 @@
-"""Which partitions the hops of a session on the wire run on: hops only say what is processed."""
+"""Finds the partitions that the hops of a session run on.
+
+A hop of a route on the wire names the blocks to process, not the partition that holds them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,11 @@ from catenary_services.domain.plan import ChainHop
 
 
 class SessionHops:
-    """Reads routes. The book of a predecessor says it; else the agents do, or the plan."""
+    """Turns routes of messages into hops with partitions.
+
+    A partition is looked up in the records of the previous scheduler, then in the plan and in what
+    agents have loaded.
+    """
 
     def __init__(self, live: LiveSessions, registry: AgentRegistry) -> None:
         self._live = live
@@ -28,9 +35,9 @@ class SessionHops:
         """Returns the hops of a session.
 
         Args:
-            session: Whose.
-            route: As a gateway or an agent names it.
-            placement: In force, or a predecessor's.
+            session: The session.
+            route: Its hops as a gateway or an agent names them.
+            placement: The placement in force, or that of the previous scheduler.
         """
         noted = {(h.agent, h.first_block, h.last_block): h for h in self._live.remembered(session)}
         wanted = self._wanted(placement)
@@ -48,7 +55,7 @@ class SessionHops:
         return tuple(found)
 
     def _wanted(self, placement: Placement) -> dict[AgentId, Requirements]:
-        """Returns who hosts what, done once: after a fail-over all sessions are asked for."""
+        """Returns what each agent is to host; cached, as every session asks after a fail-over."""
         if self._known is None or self._known[0] is not placement:
             self._known = placement, wanted_by_agent(placement)
         return self._known[1]

@@ -1,4 +1,4 @@
-"""Moves of running sessions as operators see them: asked for, waited for, measured."""
+"""Moves of running sessions as operators see them: begun, awaited, measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from catenary_services.telemetry.metrics import Metrics
 
 _REMEMBERED = 256
 _LOOK_S = 0.02
-"""Failures are not told here, so they are looked for this often by whoever waits."""
+"""Interval at which `ended` looks for the outcome of a move: failures raise no event here."""
 _FAILURES = {
     "deadline": "it took too long",
     "agent": "an agent or its gateway could not go on with it",
@@ -30,13 +30,13 @@ _FAILURES = {
 
 @dataclass(frozen=True, slots=True)
 class OngoingMove:
-    """A move under way.
+    """A move that is not over yet.
 
     Attributes:
-        session: What the session becomes.
-        moved: What it is.
-        chain_id: Where to.
-        mode: What travels.
+        session: The session that takes over.
+        moved: The session that generates until then.
+        chain_id: The chain the session moves to.
+        mode: What travels, "kv" or "tokens".
     """
 
     session: SessionId
@@ -47,15 +47,15 @@ class OngoingMove:
 
 @dataclass(frozen=True, slots=True)
 class FinishedMove:
-    """What became of a move.
+    """The outcome of a move.
 
     Attributes:
         outcome: "moved", "failed", or "begun" if it is not over yet.
-        problem: Why it failed.
-        tokens: That were cached when it was handed over.
-        rounds: Of sending before that.
-        duration_ns: From the order to the hand-over.
-        held_ns: The part of it in which no token was computed.
+        problem: Why it failed; empty if it did not.
+        tokens: Tokens in the cache when the session was handed over.
+        rounds: Rounds of sending before the hand-over.
+        duration_ns: Time from the order to the hand-over.
+        held_ns: The part of `duration_ns` in which no token was computed.
     """
 
     outcome: str
@@ -67,12 +67,12 @@ class FinishedMove:
 
 
 class SessionMoves:
-    """Moves of one term.
+    """The moves of running sessions in one term.
 
     Args:
-        dispatcher: Who moves them.
-        feed: Gives it an event.
-        metrics: Where durations go.
+        dispatcher: Decides about the moves and carries them out.
+        feed: Hands an event to the dispatcher.
+        metrics: Receives the durations.
     """
 
     def __init__(
@@ -85,10 +85,10 @@ class SessionMoves:
         self._feed = feed
         self._metrics = metrics
         self._done: dict[SessionId, FinishedMove] = {}
-        """The last ones, by what the sessions became."""
+        """The latest finished moves, by the session that took over."""
 
     def moved(self, message: scheduler_pb2.SessionMoved) -> None:
-        """An agent says that it has handed a session over."""
+        """Handles an agent's message that it handed a session over."""
         event = session_moved(message)
         self._done[event.session] = FinishedMove(
             "moved", "", message.tokens, message.rounds, message.duration_ns, message.held_ns
@@ -104,7 +104,7 @@ class SessionMoves:
         self._feed(event, now_ns())
 
     def caches_sent(self, message: scheduler_pb2.CachesSent) -> None:
-        """An agent says what caches it sent lately."""
+        """Handles an agent's message about the caches it sent lately."""
         self._metrics.migration_bytes.inc(sum(link.bytes for link in message.links))
 
     def sessions(self) -> list[SessionView]:
@@ -114,11 +114,11 @@ class SessionMoves:
     def begin(
         self, session: SessionId | RequestId, chain_id: str = "", mode: MoveMode | None = None
     ) -> OngoingMove:
-        """Has a session go on, on another chain.
+        """Begins to move a session to another chain.
 
         Args:
-            session: Its id, or whose it is.
-            chain_id: Where to; empty: wherever is best.
+            session: The id of the session, or of the request it generates for.
+            chain_id: The chain to move to; empty: the best one.
             mode: What travels; None: whatever is faster.
 
         Raises:
@@ -136,7 +136,7 @@ class SessionMoves:
         raise Unavailable(f"session {found.session} cannot be moved: {problem}")
 
     async def ended(self, move: OngoingMove, timeout_s: float) -> FinishedMove:
-        """Returns what became of a move once it is over, or after `timeout_s`."""
+        """Returns the outcome of a move once it is over, or after `timeout_s`."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         while True:
@@ -147,7 +147,7 @@ class SessionMoves:
             if why:
                 return FinishedMove("failed", _FAILURES[why])
             view = self._dispatcher.view(move.session)
-            if view is not None:  # its gateway named it, and nobody said how long it took
+            if view is not None:  # the gateway named it, and no agent said how long it took
                 return FinishedMove("moved")
             if loop.time() >= deadline_s:
                 return FinishedMove("begun")

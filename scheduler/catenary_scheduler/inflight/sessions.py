@@ -1,6 +1,6 @@
-"""The sessions that generate text: for Redis, for draining, for taking a partition away.
+"""The sessions that generate text: recorded in Redis, and asked about before an agent goes.
 
-What they hold is in the book; here is which request and which chain they belong to.
+The book says what they hold; this module knows the request and the chain of each.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ from catenary_services.domain.ids import (
 class _Entry:
     request: RequestId
     chain_id: str
-    """Empty for a session of a predecessor; "first+second" for one with two chains."""
+    """The chain, or "first+second" for a session with two; empty for a session of an earlier
+    scheduler."""
     hops: Hops
     prompt_hops: int = 0
-    """Split phase: so many of the hops, the first ones, only run its prompt."""
+    """Number of leading hops that only run the prompt (split phase); 0: every hop also
+    generates."""
 
 
 class LiveSessions:
@@ -83,13 +85,12 @@ class LiveSessions:
                 self.adopted(view.session, view.request, view.hops)
 
     def started(self, command: StartSession) -> None:
-        """Notes a new session."""
         hops = command.hops + command.decode_hops
         prompt_hops = len(command.hops) if command.decode_hops else 0
         self._enter(command.session, _Entry(command.request, command.chain_id, hops, prompt_hops))
 
     def adopted(self, session: SessionId, request: RequestId, hops: Hops) -> None:
-        """Notes a session of a predecessor; the book has it by now if it goes on."""
+        """Notes a session of an earlier scheduler if the book says that it still holds slots."""
         if session not in self._sessions and session in self._slots:
             self._enter(session, _Entry(request, "", hops))
 
@@ -105,11 +106,11 @@ class LiveSessions:
         self.may_be_over(list(self._sessions))
 
     def uses_agent(self, agent: AgentId) -> bool:
-        """True if a session holds something of an agent."""
+        """True if a session holds cache slots at an agent."""
         return any(cache.used for cache in self._slots.caches() if cache.agent == agent)
 
     def count_at(self, agent: AgentId) -> int:
-        """Returns how many hold something of an agent."""
+        """Returns how many sessions hold cache slots at an agent."""
         return len(self._slots.sessions_at(agent))
 
     def uses_partition(self, agent: AgentId, partition: PartitionKey) -> bool:
@@ -133,21 +134,21 @@ class LiveSessions:
         ]
 
     def request_of(self, session: SessionId) -> RequestId | None:
-        """Returns whose a session is; None if it is not known."""
+        """Returns the request of a session; None if it is not known."""
         entry = self._sessions.get(session)
         return entry.request if entry is not None else None
 
     def hops_of(self, session: SessionId) -> Hops:
-        """Returns where a session runs; nowhere if it is not known."""
+        """Returns the hops of a session; none if it is not known."""
         entry = self._sessions.get(session)
         return entry.hops if entry is not None else ()
 
     def split(self) -> list[SessionId]:
-        """Returns those whose prompts are run on another chain than the rest."""
+        """Returns the sessions whose prompts run on another chain than their decode steps."""
         return [session for session, entry in self._sessions.items() if entry.prompt_hops]
 
     def by_chain(self) -> Counter[str]:
-        """Returns how many there are of each chain."""
+        """Returns the number of sessions of each chain."""
         found: Counter[str] = Counter()
         for session, entry in self._sessions.items():
             if not entry.prompt_hops:
@@ -162,14 +163,20 @@ class LiveSessions:
         return found
 
     def by_model(self) -> Counter[ModelKey]:
-        """Returns how many requests of each model have one; one that moves has two."""
+        """Returns the number of requests with a session by model.
+
+        A session that moves counts once.
+        """
         models = {each.request: each.hops[0].partition.model for each in self._sessions.values()}
         return Counter(models.values())
 
     # ---- Redis ----
 
     def collect(self, journal: Journal) -> None:
-        """Writes what changed since the last call; short-lived sessions cost nothing."""
+        """Writes the sessions that changed since the last call.
+
+        One that came and went costs nothing.
+        """
         for session in self._dirty:
             entry = self._sessions.get(session)
             journal.put(
@@ -178,7 +185,7 @@ class LiveSessions:
         self._dirty.clear()
 
     def records(self) -> dict[str, str | None]:
-        """Returns all of it, for a snapshot."""
+        """Returns the records of all sessions, for a snapshot."""
         self._dirty.clear()
         return {str(session): _record(entry) for session, entry in self._sessions.items()}
 
@@ -187,7 +194,10 @@ class LiveSessions:
         self._remembered.update(sessions)
 
     def remembered(self, session: SessionId) -> Hops:
-        """Returns the hops of a predecessor's session; none if it did not write them down."""
+        """Returns the hops of an earlier scheduler's session.
+
+        None if it did not write them down.
+        """
         return self._remembered.get(session, ())
 
     def _enter(self, session: SessionId, entry: _Entry) -> None:

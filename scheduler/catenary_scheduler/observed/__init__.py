@@ -1,1 +1,1 @@
-"""What is measured of agents and links: how long they take, how busy, slow or stuck they are."""
+"""Measurements of agents and links: how long they take, how busy, slow or stuck they are."""

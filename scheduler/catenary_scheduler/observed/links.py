@@ -1,4 +1,4 @@
-"""How fast caches travel between agents: measured as sessions move, and remembered."""
+"""Rates at which caches travel between agents: measured as sessions move, and remembered."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from catenary_services.domain.ids import AgentId, Nanoseconds
 
 _KEPT = 10_000
 _NOTABLE = 0.05
-"""A rate is told again when it has changed by so much of what was told last."""
+"""A rate is reported again when it differs from the last reported one by more than this share."""
 
 
 class MeasuredLinks:
-    """Rates by sender and receiver; those heard of first are forgotten first."""
+    """Bytes per second by sender and receiver; the link measured first is forgotten first."""
 
     def __init__(self) -> None:
         self._rates: dict[Link, LinkRate] = {}
         self._told: dict[Link, int] = {}
 
     def observe(self, link: Link, size: int, sending_ns: Nanoseconds) -> int | None:
-        """Takes in what an agent sent.
+        """Adds one transfer to the rate of a link.
 
         Args:
-            link: From whom to whom.
-            size: Bytes of caches.
+            link: The sending and the receiving agent.
+            size: Bytes of caches that were sent.
             sending_ns: Time in which at least one frame of them was on its way.
 
         Returns:
-            Bytes per second, if that is notably other than was told before.
+            The rate in bytes per second if it differs notably from the last one returned, else
+                None.
         """
         rate = self._rates.get(link) or LinkRate()
         if not rate.add(size, sending_ns):
@@ -43,16 +44,16 @@ class MeasuredLinks:
         return rate.bytes_per_second
 
     def rates(self) -> Iterator[tuple[AgentId, AgentId, int]]:
-        """Yields the links that were measured, and the bytes per second that were told of each."""
+        """Yields sender, receiver and the last reported bytes per second of every measured link."""
         for (source, target), bytes_per_second in self._told.items():
             yield source, target, bytes_per_second
 
     def records(self) -> dict[str, str | None]:
-        """Returns what Redis keeps."""
+        """Returns the fields that Redis keeps: a rate in bytes per second for each link."""
         return {link_name(source, target): str(rate) for source, target, rate in self.rates()}
 
     def restore(self, links: Mapping[Link, int]) -> None:
-        """Takes over bytes per second that a predecessor measured."""
+        """Takes over the rates, in bytes per second, that an earlier scheduler measured."""
         for link, bytes_per_second in links.items():
             self._rates[link] = LinkRate(bytes_per_second)
             self._tell(link, bytes_per_second)

@@ -1,6 +1,7 @@
-"""How long partitions take on agents: measured when loaded, remembered across schedulers.
+"""Compute times of partitions on agents: measured when loaded, kept across schedulers.
 
-What generating costs is also reported all the time; the cost of decoder blocks follows that.
+Agents also report the work of text generation continuously, and the cost of decoder blocks follows
+these reports.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ class MeasuredProfiles:
         self.links = MeasuredLinks()
 
     def put(self, agent: AgentId, partition: PartitionKey, times: Sequence[Nanoseconds]) -> None:
-        """Remembers a measurement; an empty one tells nothing."""
+        """Remembers compute times in nanoseconds at batch 1, 2, ...
+
+        An empty sequence is ignored.
+        """
         if times:
             self._times[agent, partition] = tuple(times)
         while len(self._times) > _KEPT:
@@ -57,19 +61,25 @@ class MeasuredProfiles:
             self._enter(agent, partition, ObservedCost(cost))
 
     def observe(self, agent: AgentId, partition: PartitionKey, work: WorkTotals) -> bool:
-        """Takes in what an agent says it did; True if its cost is notably another than was told."""
+        """Adds reported work to a cost.
+
+        True if the cost has changed notably since it was last told.
+        """
         known = self._generation.get((agent, partition))
-        if known is None:  # it never said what it costs: of another version, or in a strange order
+        if known is None:  # an older release, or reports out of order
             return False
         known.add(work)
         return known.take_change()
 
     def generation(self) -> dict[Place, GenerationCost]:
-        """Returns what all decoder blocks cost by now."""
+        """Returns the present cost of every range of decoder blocks, by agent and partition."""
         return {place: observed.cost for place, observed in self._generation.items()}
 
     def observed_at(self, agent: AgentId, partition: PartitionKey) -> ObservedCost | None:
-        """Returns what is known of one range of decoder blocks on one agent."""
+        """Returns the observed cost of a range of decoder blocks on one agent.
+
+        None if there is none.
+        """
         return self._generation.get((agent, partition))
 
     def observed(self) -> Iterator[tuple[AgentId, PartitionKey, ObservedCost]]:
@@ -78,11 +88,11 @@ class MeasuredProfiles:
             yield agent, partition, observed
 
     def everything(self) -> dict[Place, Times]:
-        """Returns every measurement there is."""
+        """Returns all compute times, in nanoseconds at batch 1, 2, .., by agent and partition."""
         return dict(self._times)
 
     def for_placement(self, placement: Placement) -> dict[Place, Times]:
-        """Returns times for every agent of every stage.
+        """Returns compute times for every agent of every stage of a placement.
 
         An agent that is away and was never measured is assumed to be as slow as the slowest of its
         pool, until it comes and is measured.
@@ -97,7 +107,7 @@ class MeasuredProfiles:
         return found
 
     def records(self) -> dict[str, str | None]:
-        """Returns what Redis keeps."""
+        """Returns the fields that Redis keeps: times, generation costs and link rates."""
         records: dict[str, str | None] = {
             place_name(*place): times_text(times) for place, times in self._times.items()
         }
@@ -110,7 +120,7 @@ class MeasuredProfiles:
         return {**records, **self.links.records()}
 
     def restore(self, stored: StoredMeasurements) -> None:
-        """Takes over what a predecessor measured."""
+        """Takes over what an earlier scheduler measured."""
         self.links.restore(stored.links)
         for (agent, partition), times in stored.times.items():
             self.put(agent, partition, times)

@@ -1,4 +1,4 @@
-"""How much slower agents compute than was booked for them."""
+"""Ratios of real to booked compute time, by agent."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanose
 _WINDOW_NS = 20 * NANOSECONDS_PER_SECOND
 _MOST_REPORTS = 64
 _FEWEST_REPORTS = 3
-"""Of fewer, a single late batch would look like a slow agent."""
+"""No ratio is given for fewer reports: a single late batch would look like a slow agent."""
 
 
 @dataclass(slots=True)
 class _Window:
     reports: deque[tuple[Nanoseconds, Nanoseconds, Nanoseconds]] = field(default_factory=deque)
-    """Moment, real and booked time."""
+    """Moment of the report, real and booked time of each, in nanoseconds."""
     real_ns: Nanoseconds = 0
     booked_ns: Nanoseconds = 0
 
@@ -27,7 +27,7 @@ class _Window:
 
 
 class Slowdowns:
-    """Real by booked compute time of each agent's last reports."""
+    """The ratio of real to booked compute time over each agent's latest reports."""
 
     def __init__(self) -> None:
         self._windows: dict[AgentId, _Window] = {}
@@ -35,7 +35,7 @@ class Slowdowns:
     def reported(
         self, agent: AgentId, real_ns: Nanoseconds, booked_ns: Nanoseconds, now: Nanoseconds
     ) -> None:
-        """An agent took so long for what was booked, or predicted, to take so long."""
+        """Adds a report: `real_ns` of computing, for which `booked_ns` were booked or predicted."""
         if booked_ns <= 0 or real_ns < 0:
             return
         window = self._windows.get(agent)
@@ -48,9 +48,11 @@ class Slowdowns:
             window.drop_oldest()
 
     def ratio(self, agent: AgentId, now: Nanoseconds) -> float:
-        """Returns the mean of real by booked time of late; 1 as booked, 0 if too little is known.
+        """Returns the recent ratio of real to booked time.
 
-        Long batches count by their length, so that the noise of short ones does not.
+        1 is as booked, 0 if too little is known.
+
+        Batches count by their length, so that the noise of short ones does not dominate.
         """
         window = self._windows.get(agent)
         if window is None:
@@ -62,5 +64,5 @@ class Slowdowns:
         return window.real_ns / window.booked_ns
 
     def forget(self, agent: AgentId) -> None:
-        """An agent is gone; whoever comes by its name may be another."""
+        """Drops the reports of an agent that is gone; another agent may come under its name."""
         self._windows.pop(agent, None)

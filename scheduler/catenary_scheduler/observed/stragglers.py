@@ -1,22 +1,23 @@
-"""Agents that compute much more slowly than they themselves did a while ago.
+"""Detection of agents that compute much more slowly than they themselves did a while ago.
 
-A slow agent is worse than a lost one: every batch goes to whoever seems to be free first, and that
-is what a slow agent seems to be until its report comes. What is merely slower than planned is
-learned (`BookedTimes`); here are found those that *became* slow, and that neither the noise of
-their host explains nor a slowness that all share:
+A slow agent is worse than a lost one: every batch goes to the agent that seems to be free first,
+and a slow agent seems free until its report comes. An agent that is merely slower than planned is
+handled by learning its times (`BookedTimes`). This module finds agents that *became* slow, where
+neither the noise of their host nor a slowness shared by all explains it:
 
-* Times are compared with a reference of the same agent, partition and batch size, that follows
-  reports by one per cent a second at most, and then with what its windows of the last minutes were.
-* The middle one of the reports of half a second counts, so that a pause of the host, which hits
-  the batch in work, says nothing.
-* Four such windows in a row must be slower by the factor, on average, than what the others of its
-  pools take, none of them by less than half of it (as logarithms go), and all of them farther out
-  than its own windows scatter (their median, and their median absolute deviation).
-* An agent that turned out to be itself when it was tried again was no straggler: it takes twice as
-  many windows in a row the next time.
+* A time is compared with a reference of the same agent, partition and batch size, which follows the
+  reports by one per cent a second at most, and then with the agent's own windows of the last
+  minutes.
+* Each window of half a second counts with its median report, so that a pause of the host, which
+  delays only the batch in hand, has no effect.
+* Four such windows in a row must be slower by the factor, on average, than those of the other
+  agents in its pools; none of them by less than half the factor (on a logarithmic scale); and each
+  must lie farther out than the agent's own windows scatter (median and median absolute deviation).
+* An agent that computes as usual when it is tried again was no straggler: the next time it takes
+  twice as many windows in a row.
 
-A straggler is tried again after a while, and left alone for twice as long if it is still slow.
-Pure; moments are given.
+A straggler is tried again after a while, and avoided for twice as long if it is still slow. The
+module does no I/O and reads no clock: moments are passed in.
 """
 
 from __future__ import annotations
@@ -36,31 +37,32 @@ from catenary_services.domain.ids import (
 
 _WINDOW_NS = 500 * NANOSECONDS_PER_MILLISECOND
 _FEWEST_REPORTS = 3
-"""A window is over when it is long enough and has so many."""
+"""A window ends when it is long enough and has at least this many reports."""
 _WINDOWS = 4
-"""So many slow windows in a row make a straggler."""
+"""An agent is a straggler after this many slow windows in a row."""
 _MOST_WINDOWS = 32
 _HISTORY = 240
 _LEAST_HISTORY = 4
-"""Of an agent with fewer windows it is not known what is usual."""
+"""An agent with fewer windows than this is not judged: its usual times are unknown."""
 _SCATTER = 2.5
-"""A slow window is so many standard deviations out, as the median absolute deviation tells it."""
+"""A slow window lies this many standard deviations out, estimated by the median absolute
+deviation."""
 _TO_DEVIATION = 1.4826
 _LEAST_DEVIATION = 0.05
 _RECENT_NS = 5 * NANOSECONDS_PER_SECOND
-"""What others took longer ago says nothing of now."""
+"""Windows of other agents that are older than this are not compared with."""
 _DRIFT_PER_S = 0.01
 _LONGEST_STEP_NS = 100 * NANOSECONDS_PER_MILLISECOND
 _FIRST_REPORTS = 8
 _FIRST_HOLD_NS = 5 * NANOSECONDS_PER_SECOND
 _LONGEST_HOLD_NS = 60 * NANOSECONDS_PER_SECOND
 _TRUSTED_AGAIN_NS = 600 * NANOSECONDS_PER_SECOND
-"""After so long without a mistake an agent is judged as quickly as any other."""
+"""After this long without a mistake an agent is judged as quickly as any other."""
 
 
 @dataclass(slots=True)
 class _Reference:
-    """What a batch of one size took before."""
+    """The usual time of batches of one size on one agent, as a logarithm of nanoseconds."""
 
     first: list[float] = field(default_factory=list)
     log_ns: float = 0.0
@@ -79,20 +81,21 @@ class _Reference:
 
 @dataclass(slots=True)
 class _Record:
-    """One agent."""
+    """Everything remembered of one agent."""
 
     references: dict[tuple[PartitionKey, int], _Reference] = field(default_factory=dict)
     partitions: set[PartitionKey] = field(default_factory=set)
     window: list[float] = field(default_factory=list)
-    """Logarithms of real by reference time."""
+    """Logarithms of the ratio of real to reference time, one per report."""
     since: Nanoseconds = 0
     latest: tuple[Nanoseconds, float] | None = None
-    """The last window that is over."""
+    """Moment and value (a logarithm) of the last window that ended."""
     history: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
     usual: float = 0.0
-    """The middle one of these."""
+    """The median of `history`."""
     run: list[tuple[float, float, float]] = field(default_factory=list)
-    """Windows in a row that were slow; by how much; and by how much more than those of others."""
+    """The present run of slow windows: value, change from the usual, and excess of that change over
+    the change of other agents. All are logarithms."""
     needed: int = _WINDOWS
     hold_ns: Nanoseconds = _FIRST_HOLD_NS
     aside_until: Nanoseconds | None = None
@@ -106,20 +109,20 @@ class _Record:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """An agent to be left alone until then."""
+    """An agent that is avoided until a moment."""
 
     agent: AgentId
     until: Nanoseconds
     ratio: float
-    """Of its times to what they were."""
+    """The agent's times in relation to its earlier ones: 2 means twice as slow."""
 
 
 class StragglerDetector:
-    """Finds those who became slow.
+    """Finds agents that became slow.
 
     Args:
-        factor: An agent is slow if it takes `factor` times what it took before, and what others of
-            its pools take of what they did. 0: nobody is.
+        factor: An agent is slow if its times grew by this factor, both compared with its earlier
+            times and with those of others in its pools. 0: no agent is ever slow.
     """
 
     def __init__(self, factor: float) -> None:
@@ -128,7 +131,7 @@ class StragglerDetector:
 
     @property
     def slow(self) -> frozenset[AgentId]:
-        """The agents that are left alone."""
+        """The agents that are avoided now."""
         return frozenset(a for a, r in self._records.items() if r.aside_until is not None)
 
     def reported(
@@ -139,7 +142,7 @@ class StragglerDetector:
         real_ns: Nanoseconds,
         now: Nanoseconds,
     ) -> Straggler | None:
-        """A batch took so long; returns the agent if that makes it a straggler."""
+        """Adds the compute time of a batch; returns the agent if that makes it a straggler."""
         if not self._factor:
             return None
         record = self._records.get(agent)
@@ -152,7 +155,7 @@ class StragglerDetector:
         log_ns = math.log(max(1, real_ns))
         is_known = len(reference.first) == _FIRST_REPORTS
         distance = log_ns - reference.log_ns
-        if record.aside_until is None:  # else it is of a batch that it had before
+        if record.aside_until is None:  # an avoided agent still reports batches from before
             reference.follow(log_ns, now)
         if not is_known:
             return None
@@ -180,7 +183,7 @@ class StragglerDetector:
         return found
 
     def forget(self, agent: AgentId) -> None:
-        """An agent is gone; whoever comes by its name may be another."""
+        """Drops what is known of an agent that is gone; another may come under its name."""
         self._records.pop(agent, None)
 
     def _judge(
@@ -219,7 +222,10 @@ class StragglerDetector:
             record.needed = _WINDOWS
 
     def _others(self, agent: AgentId, mine: _Record, now: Nanoseconds) -> float | None:
-        """Returns what the others of its pools take, as a logarithm; None if there are none."""
+        """Returns the median change of the other agents in its pools, as a logarithm.
+
+        None if no other agent was measured lately.
+        """
         found = [
             record.latest[1] - record.usual
             for other, record in self._records.items()
@@ -234,7 +240,7 @@ class StragglerDetector:
 def _deviation(values: deque[float], middle: float) -> float:
     if not values:
         return _LEAST_DEVIATION
-    # Of the quicker half: a slowness that has begun must not explain itself.
+    # Only the quicker half counts, so that a slowness that has begun does not explain itself.
     return max(
         _LEAST_DEVIATION, _TO_DEVIATION * median([middle - v for v in values if v <= middle])
     )

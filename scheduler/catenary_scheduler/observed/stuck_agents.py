@@ -1,7 +1,8 @@
-"""Which agents compute a step that does not end, by what their heartbeats say. Pure.
+"""Detection of agents whose present step does not end, from what their heartbeats say.
 
-A device driver may never return from a call, and the process beats on: its event loop is another
-thread. So every heartbeat says what is computed, for how long, and how long it was booked for.
+A device driver may never return from a call while the process still sends heartbeats: its event
+loop is another thread. So every heartbeat says what is being computed, for how long, and how long
+it was booked for. The module does no I/O.
 """
 
 from __future__ import annotations
@@ -13,39 +14,39 @@ from catenary_services.domain.ids import AgentId, Nanoseconds
 
 _BOOKED = frozenset({scheduler_pb2.STEP_KIND_BATCH, scheduler_pb2.STEP_KIND_GENERATION})
 _BEATS = 2
-"""A step is stuck when so many heartbeats in a row say so: a process that was stopped for a while
-beats before its step has had a chance to end."""
+"""A step is stuck when this many heartbeats in a row say so: a process that was stopped for a while
+sends a heartbeat before its step has had a chance to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class StuckRules:
-    """How old a step may be."""
+    """Limits on the age of a step, by kind."""
 
     floor_ns: Nanoseconds
     factor: float
-    """Times what is booked, if that is more."""
+    """A booked step may take this many times the booked time, but `floor_ns` at least."""
     load_ns: Nanoseconds
-    """Loading and measuring, for which nothing is booked."""
+    """Limit for loading and measuring a partition, for which nothing is booked."""
 
     def bound_ns(self, step: scheduler_pb2.StepInHand) -> Nanoseconds:
-        """Returns how old a step may be."""
+        """Returns the age in nanoseconds above which a step counts as stuck."""
         if step.kind not in _BOOKED:
             return self.load_ns
         return max(self.floor_ns, round(self.factor * step.booked_ns))
 
 
 class StuckAgents:
-    """Hears heartbeats, and remembers who was told to end."""
+    """Judges heartbeats, and remembers which processes were told to end."""
 
     def __init__(self, rules: StuckRules) -> None:
         self._rules = rules
         self._beats: dict[AgentId, int] = {}
-        """Heartbeats in a row with a step that is too old."""
+        """Number of successive heartbeats whose step was too old, by agent."""
         self._ended: dict[AgentId, int] = {}
-        """Incarnations that were told to end."""
+        """The incarnation of each agent that was told to end."""
 
     def heard(self, agent: AgentId, beat: scheduler_pb2.Heartbeat) -> str:
-        """Takes a heartbeat in; returns why the agent is stuck, in words, or nothing."""
+        """Takes a heartbeat in; returns why the agent is stuck, in words, or an empty text."""
         late = [step for step in beat.steps if step.age_ns > self._rules.bound_ns(step)]
         if not late:
             self._beats.pop(agent, None)
@@ -54,16 +55,19 @@ class StuckAgents:
         return _described(late[0]) if beats >= _BEATS else ""
 
     def told_to_end(self, agent: AgentId, incarnation: int) -> None:
-        """A process was told to end: it is not to be worked with any more."""
+        """Notes that a process was told to end; it gets no more work."""
         self._beats.pop(agent, None)
         self._ended[agent] = incarnation
 
     def must_end(self, agent: AgentId, incarnation: int) -> bool:
-        """True for a process that was told to end, and came again."""
+        """True if this incarnation was told to end and has connected again."""
         return self._ended.get(agent) == incarnation
 
     def came(self, agent: AgentId) -> bool:
-        """A process said hello that may stay; True if it replaces one that was told to end."""
+        """Notes that a process connected and may stay.
+
+        True if it replaces one that was told to end.
+        """
         self._beats.pop(agent, None)
         return self._ended.pop(agent, None) is not None
 

@@ -1,7 +1,7 @@
-"""What devices and links were booked for lately, and what agents say they really did.
+"""Recent bookings of devices and links, and the times that agents report for them.
 
-Noting a dispatch is one entry in a queue: commands are immutable and say everything as it was
-booked. All else is done when somebody asks.
+Noting a dispatch costs one entry in a queue: commands are immutable and say everything as it was
+booked. All other work is done when somebody asks.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from catenary_services.domain.ids import (
 )
 
 LONGEST_NS = 30 * NANOSECONDS_PER_SECOND
-"""Nobody can ask for what is further back."""
+"""Batches that were to end longer ago than this are forgotten."""
 _MOST_BATCHES = 16_384
 _MOST_SPANS = 8_192
 _ROUND_NS = 20_000_000
-"""Reports of an agent that come within so long of each other are of the same time."""
+"""Reports of one agent within this time of each other describe the same stretch of time."""
 
 Kind = Literal["gpu", "link"]
 Interval = tuple[Nanoseconds, Nanoseconds]
@@ -37,13 +37,13 @@ class ResourceUse:
 
     Attributes:
         kind: "gpu", or "link" for the uplink of `sender`'s server and the downlink of `agent`'s.
-        agent: Who computes, or receives.
-        sender: Who sends; None for a device.
-        batch: 0 for generation, which is not booked by time.
-        model: Whose work it is.
-        rows: Of the batch.
-        booked: As dispatched; None if it was not booked.
-        real: As reported; None while it has not been.
+        agent: The agent that computes, or receives.
+        sender: The agent that sends; None for a device.
+        batch: The batch; 0 for text generation, which is not booked by time.
+        model: The model whose work it is.
+        rows: Rows of the batch.
+        booked: Start and end as dispatched; None if it was not booked.
+        real: Start and end as reported; None before the report.
     """
 
     kind: Kind
@@ -57,7 +57,7 @@ class ResourceUse:
 
 
 class TimelineEntry:
-    """A dispatched batch, and when its hops really ran: computing, then the transfer before it."""
+    """A dispatched batch, and when each hop really ran: computing, and the transfer before it."""
 
     __slots__ = ("command", "dispatched_ns", "real")
 
@@ -67,7 +67,7 @@ class TimelineEntry:
         self.real: dict[int, tuple[Interval, Interval | None]] = {}
 
     def uses(self) -> Iterator[ResourceUse]:
-        """Yields what it uses, hop by hop."""
+        """Yields the uses of devices and links, hop by hop."""
         command, sender = self.command, None
         for position, hop in enumerate(command.path):
             model, rows = hop.partition.model, command.rows
@@ -84,7 +84,7 @@ class TimelineEntry:
 
 
 class Timelines:
-    """The batches and steps of the last half minute, in bounded memory."""
+    """The batches and generation steps of the last half minute, in bounded memory."""
 
     def __init__(self, most_batches: int = _MOST_BATCHES, most_spans: int = _MOST_SPANS) -> None:
         self._most = most_batches
@@ -92,11 +92,11 @@ class Timelines:
         self._by_id: dict[BatchId, TimelineEntry] = {}
         self._spans: deque[ResourceUse] = deque(maxlen=most_spans)
         self._rounds: dict[AgentId, tuple[Nanoseconds, Nanoseconds, Nanoseconds]] = {}
-        """Of an agent: the last reports, the ones before, and where those of the last begin."""
+        """Moment of the latest reports, moment of the reports before, and start of the work that
+        the latest ones describe, by agent."""
         self._complete_since: Nanoseconds = 0
 
     def dispatched(self, command: DispatchBatch, now: Nanoseconds) -> None:
-        """Notes a new batch."""
         entry = TimelineEntry(command, now)
         entries = self._entries
         entries.append(entry)
@@ -109,7 +109,10 @@ class Timelines:
             self._complete_since = oldest.expected_finish_ns
 
     def reported(self, event: StageReported) -> PlannedHop | None:
-        """Notes when a hop really ran; returns it as it was booked, if that is known."""
+        """Notes when a hop really ran, and returns the hop as booked.
+
+        None if it is not remembered.
+        """
         entry = self._by_id.get(event.batch)
         if entry is None or event.position >= len(entry.command.path):
             return None
@@ -120,16 +123,16 @@ class Timelines:
         return entry.command.path[event.position]
 
     def rows_of(self, batch: BatchId) -> int:
-        """Returns how many rows a batch has; 0 if it is not remembered."""
+        """Returns the number of rows of a batch; 0 if it is not remembered."""
         entry = self._by_id.get(batch)
         return entry.command.rows if entry is not None else 0
 
     def generated(
         self, agent: AgentId, model: ModelKey, busy_ns: Nanoseconds, now: Nanoseconds
     ) -> None:
-        """An agent was busy generating for so long since it last reported.
+        """Notes that an agent generated for `busy_ns` since its last report.
 
-        The steps themselves are not known: they are shown as one, that ends with the report.
+        The single steps are not known: they are shown as one use that ends with the report.
         """
         if busy_ns <= 0:
             return
@@ -147,17 +150,17 @@ class Timelines:
         return list(self._entries)
 
     def spans(self) -> list[ResourceUse]:
-        """Returns what was generated, as far as it is remembered."""
+        """Returns the remembered stretches of text generation."""
         return list(self._spans)
 
     def is_complete(self, since: Nanoseconds) -> bool:
-        """True if nothing of the time since then had to be forgotten."""
+        """True if everything since that moment is still remembered."""
         full = len(self._spans) == self._spans.maxlen and self._spans[0].real is not None
         spans_since = self._spans[0].real[0] if full and self._spans[0].real else 0
         return since >= max(self._complete_since, spans_since)
 
     def entry(self, batch: BatchId) -> TimelineEntry | None:
-        """Returns what is remembered of a batch."""
+        """Returns the entry of a batch; None if it is not remembered."""
         return self._by_id.get(batch)
 
     def __contains__(self, batch: BatchId) -> bool:

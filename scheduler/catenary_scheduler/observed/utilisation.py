@@ -1,4 +1,4 @@
-"""How busy each device, or each link, was in the last seconds."""
+"""The share of the last seconds in which each device, or each link, was busy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Utilisation:
         self._began_s: float | None = None
 
     def add(self, name: str, duration_ns: Nanoseconds) -> None:
-        """It computed, or sent, for so long."""
+        """Adds busy time of a device or a link."""
         self._current[name] = self._current.get(name, 0) + duration_ns
 
     def tick(self, now: Nanoseconds) -> None:
@@ -32,7 +32,7 @@ class Utilisation:
         self._current, self._began_s = {}, now_s
 
     def ratio(self, name: str) -> float:
-        """Returns the share of the last rounds in which it was busy, 0 to 1."""
+        """Returns the share of the last rounds in which a device or link was busy, 0 to 1."""
         seconds = sum(length for length, _ in self._rounds)
         busy_ns = sum(busy.get(name, 0) for _, busy in self._rounds)
         return min(1.0, busy_ns / NANOSECONDS_PER_SECOND / seconds) if seconds > 0 else 0.0

@@ -1,1 +1,4 @@
-"""When to plan anew, and one plan made, in a process of its own beside the event loop."""
+"""Planning in the running scheduler: when to plan anew, and the making of one plan.
+
+Plans that take long are made in a process of their own, beside the event loop.
+"""

@@ -1,7 +1,7 @@
-"""Which agents are there to be planned on, without haste.
+"""Chooses the agents to plan with, without haste.
 
-A new agent is used after a quiet moment (others may be coming), a lost one is waited for a while
-(it is probably being restarted, and loading its partitions again is quicker than moving them all).
+A new agent is used after a quiet moment, as others may be about to come. A lost one is waited for:
+it is probably being restarted, and loading its partitions again is quicker than moving them all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from catenary_services.domain.ids import AgentId
 
 @dataclass(frozen=True, slots=True)
 class AgentStability:
-    """How long a plan waits for what."""
+    """Waiting times before a plan is made for agents that came or went."""
 
     settle_s: float = 1.0
     replan_after_s: float = 5.0
@@ -32,9 +32,9 @@ def eligible(
     started_s: float,
     now_s: float,
 ) -> frozenset[AgentId]:
-    """Returns the agents that could be planned with.
+    """Returns the agents that a plan may use.
 
-    They are those that are there, and those of the plan that may come back.
+    They are those that are connected, and those of the present plan that may come back.
     """
     return frozenset(record.agent.agent_id for record in staying(registry, availability)) | {
         agent
@@ -52,7 +52,7 @@ def is_settled(
     stability: AgentStability,
     now_s: float,
 ) -> bool:
-    """True if nobody came a moment ago, and nobody who should be heard of is still silent."""
+    """True if no agent connected a moment ago, and every expected agent has been heard of."""
     came_s = [
         record.since_s
         for agent, record in registry.items()

@@ -1,4 +1,4 @@
-"""Composes chains for the models that generate text, beside whatever serves the others."""
+"""Composes chains for the models that generate text, in the memory that other models leave."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ from catenary_services.log import get_logger
 
 _log = get_logger(__name__)
 _QUICK_AGENTS = 40
-"""Composing for so many takes some 20 ms: less than starting a process, and no request waits."""
+"""Composing for so many agents takes some 20 ms: less than starting a process would."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComposedChains:
-    """Chains of the models of a cluster, as far as there are any (pickled by the solver)."""
+    """Chains of the models of a cluster, and the problems of models without.
+
+    Pickled by the solver.
+    """
 
     answers: tuple[tuple[ChainJob, Composition], ...] = ()
     problems: tuple[str, ...] = ()
@@ -45,38 +48,38 @@ ComposeCluster = Callable[[ChainCluster], Awaitable[ComposedChains]]
 
 @dataclass(frozen=True, slots=True)
 class ChainRequest:
-    """What chains are wanted for."""
+    """Models to compose chains for, and the agents and loads to compose them for."""
 
     models: tuple[DeployedModel, ...]
-    """Those that generate text."""
+    """The models that generate text."""
     agents: tuple[Agent, ...]
     loads: Mapping[ModelKey, SessionLoad]
     present: Placement
-    """What there was before."""
+    """The placement in force or proposed until now."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltChains:
-    """Chains of some models."""
+    """Chains that were composed, with notes about them."""
 
     models: tuple[ModelPlacement, ...] = ()
     lines: tuple[str, ...] = ()
-    """In words."""
+    """Sentences about the chains, for people."""
     problems: tuple[str, ...] = ()
-    """Why other models have none."""
+    """Reasons why other models have no chains."""
     loads: Mapping[ModelKey, SessionLoad] = field(default_factory=dict)
-    """What they were composed for."""
+    """The loads that the chains were composed for."""
 
 
 class ChainBuilder:
-    """Makes chains in this process where that is quick, else in one of its own.
+    """Makes chains in this process where that is quick, else in a process of its own.
 
     Args:
-        deployments: The models.
-        measured: What agents measured.
+        deployments: The deployed models.
+        measured: The measurements of agents.
         compose_elsewhere: Composes the chains of a cluster in another process.
-        partitions: Agents per chain where the deployment does not say; 0: as is best.
-        prefill_agents: Agents of a model that run prompts for the others; 0: all do both.
+        partitions: Agents per chain where the deployment names no number; 0: as many as is best.
+        prefill_agents: Agents of a model that only run prompts for the others; 0: all do both.
         oversubscription: Slots per session of full length that fits into memory.
     """
 
@@ -97,19 +100,19 @@ class ChainBuilder:
         self._oversubscription = oversubscription
 
     def is_quick(self, agents: Sequence[Agent]) -> bool:
-        """True if `make_now` does not keep anybody waiting."""
+        """True if `make_now` is fast enough to be called on the event loop."""
         return len(agents) <= _QUICK_AGENTS
 
     def make_now(self, request: ChainRequest, pooled: Placement) -> BuiltChains:
-        """Returns the chains, beside what pooled models take."""
+        """Returns the chains that fit beside the placement of pooled models."""
         return _built(request, compose_cluster(self._cluster(request, pooled)))
 
     async def make(self, request: ChainRequest, pooled: Placement) -> BuiltChains:
-        """Returns the chains, beside what pooled models take.
+        """Returns the chains that fit beside the placement of pooled models.
 
         Raises:
-            Unavailable: they were not composed in time.
-            InternalError: the process crashed.
+            Unavailable: They were not composed in time.
+            InternalError: The process crashed.
         """
         cluster = self._cluster(request, pooled)
         if self.is_quick(request.agents):
@@ -137,9 +140,9 @@ class ChainBuilder:
 
 
 def compose_cluster(cluster: ChainCluster) -> ComposedChains:
-    """Returns the chains of every model there is room for.
+    """Returns the chains of every model for which there is room.
 
-    One that does not fit gives its share of the memory to the others; the largest goes first.
+    Models that do not fit are left out one by one, the largest first; the others share the memory.
     """
     loads = list(cluster.loads)
     problems: list[str] = []
@@ -160,7 +163,10 @@ def compose_cluster(cluster: ChainCluster) -> ComposedChains:
 
 
 def compose(task: ChainTask, previous: Composition | None) -> Composition:
-    """Composes with c by the lower bound, near what there was before if there was anything."""
+    """Composes chains of one model, near the previous composition if there is one.
+
+    The number of blocks c is tuned by the lower bound.
+    """
     if previous is not None and previous.hosted:
         return recompose(task, previous)
     return best_composition(task, tune="lower")

@@ -1,4 +1,4 @@
-"""How long sessions and their steps take on a path through a model, by what is known now."""
+"""Durations of sessions and steps on a path through a model, from present measurements."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Shapes = Callable[[ModelKey], SessionShape]
 def service_times(
     deployments: Deployments, measured: MeasuredProfiles, registry: AgentRegistry, shape: Shapes
 ) -> ServiceTime:
-    """Returns a function for the chains of any deployed model that generates text.
+    """Returns a function that gives the service time of a session on a chain, in nanoseconds.
 
-    Costs are those agents report by now, where they report.
+    Costs are the latest that agents reported, where they report.
     """
     agents = [record.agent for record in registry.values()]
     times = measured.generation()
@@ -42,7 +42,7 @@ def service_times(
 def latency_lines(
     deployments: Deployments, measured: MeasuredProfiles, registry: AgentRegistry
 ) -> ChainLatency:
-    """Returns a function for the chains of any deployed model that generates text."""
+    """Returns a function that gives the latency lines of a chain, None if they are unknown."""
     agents = [record.agent for record in registry.values()]
     times = measured.generation()
     found: dict[ModelKey, ClusterLines] = {}

@@ -1,4 +1,4 @@
-"""A planner as the settings want it."""
+"""Makes the planner that the settings describe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def planner_of(
     measured: MeasuredProfiles,
     availability: Availability,
 ) -> Planner:
-    """Returns a planner that begins now."""
+    """Returns a planner whose clock starts now."""
     rules = PlanningRules(settings.plan_margin, settings.plan_max_partitions)
     solver = Solver(settings.plan_time_limit_s)
     chains = ChainBuilder(

@@ -1,4 +1,4 @@
-"""Makes one plan: pooled if everything needed for it is known and it works out, else even."""
+"""Makes one plan: pooled if everything needed for it is known and it succeeds, else even."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ _log = get_logger(__name__)
 
 Mode = Literal["auto", "pooled", "even"]
 _SHARE_ALONE, _SHARE_BESIDE_CHAINS = 0.9, 0.4
-"""Of an agent's memory, what replicas may take, so that chains find room beside them."""
+"""Share of an agent's memory that replicas may take: without chains, and with chains beside
+them."""
 Solve = Callable[[PoolingProblem], Awaitable[SolverResult]]
 Unable = Mapping[ModelKey, frozenset[AgentId]]
-"""By model, the agents that could not load a part of it."""
+"""Agents that could not load a part of a model, by model."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What a plan is wanted for, at one moment."""
+    """Inputs of a plan at one moment."""
 
     cause: str
     models: tuple[DeployedModel, ...]
@@ -49,15 +50,15 @@ class PlanRequest:
     shares: Mapping[ModelKey, float]
     hosted: Hosted
     session_loads: Mapping[ModelKey, SessionLoad] = field(default_factory=dict)
-    """Of the models that generate text."""
+    """Loads of the models that generate text."""
     present: Placement = Placement(())  # noqa: RUF009 - immutable
-    """What was proposed before."""
+    """The previous proposal."""
     provenance: PlanProvenance | None = None
-    """How that came about."""
+    """Origin of the previous proposal; None if there was none."""
     chains_only: bool = False
-    """Everything but the chains is to stay as it is."""
+    """True if everything but the chains is to stay as it is."""
     unable: Unable = field(default_factory=dict)
-    """Planned around, as long as others are left."""
+    """Agents to leave out for a model, as long as others are left."""
 
     @property
     def generating(self) -> tuple[DeployedModel, ...]:
@@ -65,29 +66,30 @@ class PlanRequest:
         return tuple(model for model in self.models if model.decoder is not None)
 
     def able(self, *models: DeployedModel) -> tuple[Agent, ...]:
-        """Returns the agents that can load all of these models; everybody, if nobody can."""
+        """Returns the agents that can load all of these models; all agents if none can."""
         none = frozenset[AgentId]()
         unable = none.union(*[self.unable.get(model.key, none) for model in models])
         return tuple(a for a in self.agents if a.agent_id not in unable) or self.agents
 
     @property
     def others(self) -> PlanRequest:
-        """The same for the other models alone."""
+        """The same request without the models that generate text."""
         return replace(self, models=tuple(m for m in self.models if m.decoder is None))
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltPlan:
-    """A plan."""
+    """A placement, how it was made, and what is wrong with it."""
 
     placement: Placement
     provenance: PlanProvenance
     has_failed: bool = False
-    """It is an even split because planning broke down, not because that is the best there is."""
+    """True if it is an even split because planning broke down, not because that is the best
+    plan."""
     problem: str = ""
-    """Why a model that generates text has no chains; empty if all have."""
+    """Reason why a model that generates text has no chains; empty if all have."""
     session_loads: Mapping[ModelKey, SessionLoad] = field(default_factory=dict)
-    """Chains were composed for these."""
+    """The loads that the chains were composed for."""
 
 
 class PlanBuilder:
@@ -110,16 +112,16 @@ class PlanBuilder:
         self._solve = solve
 
     def is_immediate(self, request: PlanRequest) -> bool:
-        """True if `make_now` makes the plan that is wanted, and quickly."""
+        """True if `make_now` makes the wanted plan, and quickly."""
         if request.generating and self._chains and not self._chains.is_quick(request.agents):
             return False
         return request.chains_only or self.mode == "even" or not request.others.models
 
     def make_now(self, request: PlanRequest) -> BuiltPlan:
-        """Returns a plan without a pooled one: an even split, and chains.
+        """Returns an even split with chains, made at once.
 
         Raises:
-            PlanInfeasible: there is no agent, or a model has no blocks.
+            PlanInfeasible: There is no agent, or a model has no blocks.
         """
         built = self._kept(request) if request.chains_only else self.split(request)
         if self._chains is None or not request.generating:
@@ -132,7 +134,7 @@ class PlanBuilder:
         """Returns a plan from sizes alone; an empty one if no model is served by pipelines.
 
         Raises:
-            PlanInfeasible: there is no agent, or a model has no blocks.
+            PlanInfeasible: There is no agent, or a model has no blocks.
         """
         models = request.others.models
         if not models:
@@ -142,13 +144,15 @@ class PlanBuilder:
         return BuiltPlan(placement, PlanProvenance(EVEN, request.cause, fallback), has_failed)
 
     async def make(self, request: PlanRequest) -> BuiltPlan:
-        """Returns a pooled plan; an even split if one cannot be made, with the reason in its notes.
+        """Returns a pooled plan.
+
+        An even split if none can be made, with the reason in its provenance.
 
         Models that generate text get their chains in the memory this leaves.
 
         Raises:
-            PlanInfeasible: there is no agent, or a model has no blocks.
-            CatenaryError: chains were not composed in time, or the process crashed.
+            PlanInfeasible: There is no agent, or a model has no blocks.
+            CatenaryError: Chains were not composed in time, or the process crashed.
         """
         if request.chains_only:
             built = self._kept(request)
@@ -161,7 +165,7 @@ class PlanBuilder:
         return _joined(built, await self._chains.make(_chain_request(request), built.placement))
 
     def _kept(self, request: PlanRequest) -> BuiltPlan:
-        """Returns what is proposed of models that do not generate text."""
+        """Returns the previous proposal for the models that do not generate text."""
         provenance = replace(request.provenance or PlanProvenance(CHAINS, ""), cause=request.cause)
         models = tuple(model for model in request.present.models if not model.chains)
         return BuiltPlan(Placement(models), provenance)
@@ -182,7 +186,7 @@ class PlanBuilder:
         return built if isinstance(built, BuiltPlan) else self.split(request, built)
 
     async def _pooled(self, request: PlanRequest) -> BuiltPlan | str:
-        """Returns the plan, or why none is tried."""
+        """Returns the pooled plan, or the reason why none is tried."""
         await self._deployments.refresh_profiles()
         ready = self._deployments.ready
         models = tuple(
@@ -239,7 +243,7 @@ def _chain_request(request: PlanRequest) -> ChainRequest:
 
 
 def _joined(built: BuiltPlan, chains: BuiltChains) -> BuiltPlan:
-    """Returns a plan of both kinds of models."""
+    """Returns one plan of pooled models and of models with chains."""
     return replace(
         built,
         placement=Placement((*built.placement.models, *chains.models)),

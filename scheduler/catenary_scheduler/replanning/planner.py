@@ -1,6 +1,6 @@
-"""Decides what should be served by where nobody said so, and when to think again.
+"""Decides what is served by which agents, where no plan file says it, and when to plan anew.
 
-A pooled plan is made beside the event loop; until it is there the one before stays in force.
+A pooled plan is made beside the event loop; until it is there the previous one stays in force.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _log = get_logger(__name__)
 _FIRST_RETRY_S = 30.0
 _LONGEST_RETRY_S = 600.0
 _LEAST_GAIN = 0.05
-"""A plan that takes less than this much more of the present load is not worth a switch."""
+"""A plan must take this much more of the present load, as a share, to be worth a switch."""
 
 
 class Planner:
-    """The present proposal, if any.
+    """Holds the present proposal, and decides when to make another.
 
     Attributes:
-        provenance: How it was made; None before the first.
-        problem: Why there is none, or not the one there should be; empty if all is well.
-        answers: How many plans were made: a larger number tells that a question was answered.
+        provenance: How the proposal was made; None before the first.
+        problem: Why there is no proposal, or not the wanted one; empty if all is well.
+        answers: Number of plans made: a larger one tells that a request was answered.
     """
 
     observes = (RequestArrived, SessionRequested)
@@ -56,9 +56,9 @@ class Planner:
     ) -> None:
         self._availability = availability or Availability()
         self._around: Unable = {}
-        """Who was planned around, by model, when the proposal was made."""
+        """The agents that were left out by model when the proposal was made."""
         self._takes_unfit = False
-        """Without agents that are broken or in quarantine there was no plan."""
+        """True if no plan was possible without agents that are broken or in quarantine."""
         self._left_out: frozenset[AgentId] = frozenset()
         self._maker = maker
         self._demand = demand or SessionDemand()
@@ -82,7 +82,7 @@ class Planner:
 
     @property
     def cause(self) -> str:
-        """Why the proposal is what it is."""
+        """The reason for which the proposal was made."""
         return self.provenance.cause if self.provenance is not None else ""
 
     @property
@@ -100,15 +100,15 @@ class Planner:
             self.session_arrived(event.model, event.prompt_tokens, now)
 
     def arrived(self, model: ModelKey, rows: int, now: Nanoseconds) -> None:
-        """Rows of a model arrived."""
+        """Counts arrived rows of a model."""
         self._replanning.arrived(model, rows, now)
 
     def session_arrived(self, model: ModelKey, prompt_tokens: int, now: Nanoseconds) -> None:
-        """Text was asked for."""
+        """Counts a request for text."""
         self._demand.arrived(model, prompt_tokens, now)
 
     def generated(self, model: ModelKey, tokens: int, now: Nanoseconds) -> None:
-        """So many tokens were generated since the last time this was said."""
+        """Counts tokens that were generated since the last call."""
         self._demand.generated(model, tokens, now)
 
     def session_shape(self, model: ModelKey) -> SessionShape:
@@ -121,15 +121,15 @@ class Planner:
         return self._demand.planned_rate(model)
 
     def ask(self, cause: str) -> None:
-        """Makes a plan anew at the next `follow`, whatever the one at hand is worth."""
+        """Has a plan made at the next `follow`, however good the present one is."""
         self._asked = cause
 
     def accepted(self) -> None:
-        """A proposal came into force."""
+        """Notes that the proposal came into force."""
         self._retry_at_s, self._retry_s = None, _FIRST_RETRY_S
 
     def rejected(self, present: Placement, problem: str, now_s: float) -> None:
-        """A proposal could not be put in force: stays with what is, tries again later."""
+        """Notes that the proposal failed: `present` stays in force; another plan is made later."""
         self._placement = present
         self.provenance = self._before or self.provenance
         self.problem = f"the last plan was given up: {problem}"
@@ -142,7 +142,7 @@ class Planner:
         provenance: PlanProvenance | None,
         now: Nanoseconds,
     ) -> None:
-        """Goes on from what a predecessor had."""
+        """Continues from the placement of an earlier scheduler."""
         self._placement = placement
         self._agents = frozenset(agents_of(placement))
         self._models = tuple(models)
@@ -159,7 +159,7 @@ class Planner:
         )
 
     async def close(self) -> None:
-        """Gives up a plan that is being made, and makes no other. Idempotent."""
+        """Cancels a plan that is being made, and makes no other. Idempotent."""
         self._closed = True
         if self._task is not None:
             self._task.cancel()
@@ -170,7 +170,7 @@ class Planner:
     def follow(
         self, models: Sequence[DeployedModel], registry: AgentRegistry, now_s: float
     ) -> Placement | None:
-        """Returns the placement to be served by now; None if there cannot be one yet."""
+        """Returns the placement that should be served; None if there cannot be one yet."""
         if self._closed:
             return self._kept(registry)
         stability = self._stability
@@ -253,7 +253,7 @@ class Planner:
 
     def _built(self, task: asyncio.Future[BuiltPlan], if_better: bool) -> None:
         if task is not self._task:
-            return  # another question was asked meanwhile
+            return  # another request was made meanwhile
         self._task = None
         if task.cancelled():
             return
@@ -261,7 +261,7 @@ class Planner:
         self.changed()
 
     def _take(self, result: Callable[[], BuiltPlan], now: Nanoseconds, if_better: bool) -> None:
-        """Makes a plan the proposal."""
+        """Makes a finished plan the proposal."""
         self.answers += 1
         try:
             built = result()
@@ -272,7 +272,7 @@ class Planner:
         if built.problem:
             self._ask_the_unfit()
         if built.has_failed and self._still_serves():
-            # A plan that works is worth more than an even split, which is for want of any plan.
+            # A plan that works is worth more than an even split made because planning failed.
             self.problem = f"no new plan was made: {built.provenance.fallback}"
             self._try_again(now / NANOSECONDS_PER_SECOND)
             return
@@ -301,14 +301,14 @@ class Planner:
         self._retry_s = min(_LONGEST_RETRY_S, 2 * self._retry_s)
 
     def _still_serves(self) -> bool:
-        """True if the proposal at hand serves every model with the agents there are."""
+        """True if the proposal serves every model with the agents there are."""
         if self._placement is None:
             return False
         left = without(self._placement, agents_of(self._placement) - self._agents)
         return {model.key for model in self._models} <= {model.model for model in left.models}
 
     def _difference(self, agents: frozenset[AgentId], models: tuple[DeployedModel, ...]) -> str:
-        """Returns, in words, what is not as it was."""
+        """Returns in words how models and agents differ from those of the proposal."""
         before = {model.key: model for model in self._models}
         said = []
         if came := sorted(agents - self._agents):
@@ -323,15 +323,15 @@ class Planner:
         if self._placement is None:
             return None
         if self.is_thinking:
-            # Agents that are to go serve until it is known what comes after them: else all that
+            # Agents that are draining serve until their successors are known. Otherwise all that
             # only they completed would be unloaded everywhere, and perhaps loaded again.
             return self._placement
         return without(self._placement, set(self._availability.impaired_by(Impairment.DRAINING)))
 
-    # ---- who can do what ----
+    # ---- abilities of agents ----
 
     def _fit(self, there: frozenset[AgentId]) -> frozenset[AgentId]:
-        """Returns the agents to plan on: the unfit only if there is no plan without them."""
+        """Returns the agents to plan on: unfit ones only if there is no plan without them."""
         fit = self._availability.plannable(there)
         self._left_out = there - fit
         if not self._left_out:
@@ -350,7 +350,7 @@ class Planner:
         return {model: agents for model, agents in found.items() if agents}
 
     def _other_abilities(self) -> str:
-        """Returns, in words, whose abilities make another plan worth while; empty if nobody's."""
+        """Returns in words whose abilities make another plan worth while; empty if nobody's do."""
         if self._placement is None:
             return ""
         unable, none = self._unable(), frozenset[AgentId]()

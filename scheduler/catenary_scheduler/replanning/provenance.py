@@ -1,4 +1,4 @@
-"""What is remembered of how a plan was made: for people, and for comparing it with the next."""
+"""Records how a plan was made: for people, and to compare it with the next one."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ POOLED, EVEN, HAND, CHAINS = "pooled", "even", "hand", "chains"
 
 @dataclass(frozen=True, slots=True)
 class PlanProvenance:
-    """Who made a plan, why, and what it promises."""
+    """Origin of a plan: who made it, why, and what it promises."""
 
     planner: str
     cause: str
     fallback: str = ""
-    """Why it was made from sizes alone though the pooled planner was wanted, if it was."""
+    """Reason why it was made from sizes alone though a pooled plan was wanted; else empty."""
     lines: tuple[str, ...] = ()
-    """The pooled planner's own words."""
+    """The pooled planner's explanation."""
     remarks: tuple[str, ...] = ()
-    """Estimates it rests on, agents it leaves idle, and what else one should know."""
+    """Notes for people: estimates it rests on, agents it leaves idle, and the like."""
     shares: dict[ModelKey, float] = field(default_factory=dict)
-    """Of the load, that it was made for."""
+    """Share of each model in the load that it was made for."""
     throughput_rps: dict[ModelKey, float] = field(default_factory=dict)
-    """That it promises."""
+    """Promised throughput of each model in requests per second."""
     chain_lines: tuple[str, ...] = ()
-    """The chain planner's words, where models generate text."""
+    """The chain planner's explanation, where models generate text."""
     latency_ns: dict[ModelKey, float] = field(default_factory=dict)
-    """Of a batch of the slowest pipeline, as the pooled planner computed it."""
+    """Latency of a batch of the slowest pipeline of each model, as the pooled planner computed
+    it."""
     binding: tuple[str, ...] = ()
-    """What keeps the pooled planner from promising more."""
+    """Constraints that keep the pooled planner from promising more."""
 
     def in_words(self) -> list[str]:
-        """Returns one sentence a line."""
+        """Returns one sentence per line."""
         if self.planner == HAND:
             return [f"It was given from outside: {self.cause}."]
         if self.planner == CHAINS:
@@ -55,7 +56,7 @@ class PlanProvenance:
         ]
 
     def stored(self) -> StoredProvenance:
-        """Returns what Redis keeps of it."""
+        """Returns the record that Redis keeps."""
         return StoredProvenance(
             planner=self.planner,
             cause=self.cause,
@@ -71,7 +72,7 @@ class PlanProvenance:
 
     @classmethod
     def of(cls, stored: StoredProvenance) -> PlanProvenance:
-        """Returns the notes that were stored."""
+        """Returns the provenance of a stored record."""
         return cls(
             planner=stored.planner,
             cause=stored.cause,

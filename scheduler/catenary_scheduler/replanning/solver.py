@@ -2,8 +2,7 @@
 
 The process gets a pickled `SolverTask` or `ChainCluster` on standard input and answers with a
 pickled `SolverResult`, `ComposedChains` or `Infeasible`; both ends are this program. It runs at low
-priority, is killed when it takes too long, and whatever becomes of it costs a plan and nothing
-else.
+priority and is killed when it takes too long; a crash costs a plan and nothing else.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from catenary_services.log import get_logger
 _log = get_logger(__name__)
 _MODULE = "catenary_scheduler.replanning.solver_worker"
 _GRACE_S = 10.0
-"""Starting Python and importing takes this long at most; it is no part of the solver's limit."""
+"""Longest time to start Python and import, in seconds; it is no part of the solver's limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class SolverTask:
-    """What the process is given."""
+    """Input of the process for a pooled plan."""
 
     problem: PoolingProblem
     time_limit_s: float
@@ -37,7 +36,7 @@ class SolverTask:
 
 @dataclass(frozen=True, slots=True)
 class SolverResult:
-    """What it answers: the problem with the times batches take to fill, its plan, and why."""
+    """Answer of the process: the problem with the times batches take to fill, its plan, and why."""
 
     problem: PoolingProblem
     plan: PooledPlan
@@ -46,7 +45,7 @@ class SolverResult:
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """There is no plan, and this is the constraint."""
+    """Answer of the process if there is no plan; `message` names the constraint."""
 
     message: str
 
@@ -55,8 +54,8 @@ class Solver:
     """Runs one process per task.
 
     Args:
-        time_limit_s: For solving.
-        module: What is run; tests give modules that crash or hang.
+        time_limit_s: Time for solving.
+        module: The module that is run; tests name modules that crash or hang.
     """
 
     def __init__(self, time_limit_s: float, module: str = _MODULE) -> None:
@@ -67,9 +66,9 @@ class Solver:
         """Returns the best plan found within the limit.
 
         Raises:
-            PlanInfeasible: there is none.
-            Unavailable: none was found in time.
-            InternalError: the process crashed.
+            PlanInfeasible: There is no plan.
+            Unavailable: No plan was found in time.
+            InternalError: The process crashed.
         """
         answer = await self._ask(SolverTask(problem, self._time_limit_s))
         if not isinstance(answer, SolverResult):
@@ -80,8 +79,8 @@ class Solver:
         """Returns the chains of the models of a cluster.
 
         Raises:
-            Unavailable: they were not found in time.
-            InternalError: the process crashed.
+            Unavailable: They were not found in time.
+            InternalError: The process crashed.
         """
         answer = await self._ask(cluster)
         if not isinstance(answer, ComposedChains):
@@ -112,7 +111,7 @@ class Solver:
 async def _end(
     process: asyncio.subprocess.Process, talking: asyncio.Future[tuple[bytes, bytes]]
 ) -> None:
-    """Leaves no process and no task behind, whatever happened."""
+    """Ends the process and the task that talks to it, whatever happened."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             process.kill()
@@ -138,6 +137,6 @@ def _answer(code: int | None, output: bytes, errors: bytes) -> object:
 
 
 def _environment() -> dict[str, str]:
-    """Returns our environment, with the import path this process really has."""
+    """Returns our environment, with the import path that this process really has."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return {**os.environ, "PYTHONPATH": path}

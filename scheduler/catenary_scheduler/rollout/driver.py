@@ -1,4 +1,4 @@
-"""Leads from the plan in force to the one that should be: begins rollouts and sees them through."""
+"""Begins rollouts from the plan in force to the target plan, and drives them to their end."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _SUPERSEDED = "another plan took its place"
 
 
 class RolloutActions(Protocol):
-    """What a rollout does to the cluster."""
+    """Effects of a rollout on the cluster."""
 
     @property
     def plan_id(self) -> str:
-        """Of the plan in force."""
+        """Identifier of the plan in force."""
         ...
 
     def snapshot(self) -> ClusterSnapshot:
-        """The cluster at this moment."""
+        """The state of the cluster at this moment."""
         ...
 
     def apply(self, rollout: PlanRollout) -> None:
@@ -33,11 +33,14 @@ class RolloutActions(Protocol):
         ...
 
     def hold(self, rollout: PlanRollout) -> Collection[ModelKey]:
-        """Dispatches by what is left of the old plan; returns the models nothing is left of."""
+        """Dispatches by what is left of the old plan.
+
+        Returns the models of which nothing is left.
+        """
         ...
 
     def empty(self, rollout: PlanRollout) -> None:
-        """Old orders of crowded agents say nothing any more."""
+        """Forgets the old orders of crowded agents."""
         ...
 
     def release(self) -> None:
@@ -45,20 +48,20 @@ class RolloutActions(Protocol):
         ...
 
     def rejected(self, rollout: PlanRollout) -> None:
-        """The new plan did not come about and is not to be tried again at once."""
+        """Notes that the new plan failed and is not to be tried again at once."""
         ...
 
     def switch_ended(self, report: RolloutReport) -> None:
-        """A rollout is over."""
+        """Reports that a rollout is over."""
         ...
 
 
 class RolloutController:
-    """The rollout under way, if any, and the last one.
+    """The rollout in progress, if any, and the report of the last one.
 
     Attributes:
-        rollout: Under way; None while the plan in force is the one that should be.
-        last: The report of the last one that is over.
+        rollout: The rollout in progress; None while the plan in force is the target.
+        last: The report of the last rollout that is over; None if there was none.
     """
 
     def __init__(self, actions: RolloutActions, timeout_ns: Nanoseconds) -> None:
@@ -68,11 +71,11 @@ class RolloutController:
         self.last: RolloutReport | None = None
 
     def report(self, now_ns: Nanoseconds) -> RolloutReport | None:
-        """Returns the rollout under way, else the last one."""
+        """Returns the report of the rollout in progress, or else the last one."""
         return RolloutReport.of(self.rollout, now_ns) if self.rollout is not None else self.last
 
     def follow(self, target: Placement, cause: str) -> None:
-        """Does what can be done now to bring the target about."""
+        """Takes the steps towards the target that are possible now."""
         snapshot = self._actions.snapshot()
         if self.rollout is not None and self.rollout.new != target:
             self._supersede(self.rollout, snapshot)
@@ -107,7 +110,7 @@ class RolloutController:
             self._entered(rollout)
 
     def _entered(self, rollout: PlanRollout) -> None:
-        """Carries out what the phase that just began is about."""
+        """Carries out the actions of the phase that just began."""
         phase = rollout.phase
         if phase is RolloutPhase.FLUSHING:
             since_ns = self._actions.snapshot().now_ns

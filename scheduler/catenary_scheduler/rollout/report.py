@@ -1,4 +1,4 @@
-"""What is told of a rollout: to operators, to the event stream, to the next leader."""
+"""Reports of a rollout: to operators, to the event stream, to the next leader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from catenary_services.telemetry.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class RolloutReport:
-    """A rollout under way, or one that is over."""
+    """Course and outcome of a rollout, in progress or over."""
 
     from_plan: str
     to_plan: str
@@ -30,7 +30,7 @@ class RolloutReport:
 
     @classmethod
     def of(cls, rollout: PlanRollout, now_ns: Nanoseconds) -> RolloutReport:
-        """Returns the report of a rollout as of now."""
+        """Returns the report of a rollout at the present moment."""
         downtime = dict(rollout.downtime_ns)
         for model, since_ns in rollout.paused.items():
             downtime[model] = downtime.get(model, 0) + now_ns - since_ns
@@ -46,7 +46,7 @@ class RolloutReport:
 
     @classmethod
     def of_stored(cls, stored: StoredRollout) -> RolloutReport | None:
-        """Returns the report that was stored; None if its phase is one of a later version."""
+        """Returns the stored report; None if its phase belongs to a later version."""
         if stored.phase not in {phase.value for phase in RolloutPhase}:
             return None
         return cls(
@@ -62,7 +62,7 @@ class RolloutReport:
         )
 
     def stored(self) -> StoredRollout:
-        """Returns what Redis keeps of it."""
+        """Returns the record that Redis keeps."""
         downtime = tuple(
             StoredDowntime((key.name, key.version), ns) for key, ns in self.downtime_ns
         )
@@ -90,7 +90,7 @@ class RolloutReport:
         }
 
     def as_message(self) -> admin_pb2.PlanSwitch:
-        """Returns what Admin answers."""
+        """Returns the message for the Admin service."""
         return admin_pb2.PlanSwitch(
             from_plan=self.from_plan,
             to_plan=self.to_plan,
@@ -105,7 +105,7 @@ class RolloutReport:
         )
 
     def in_words(self) -> str:
-        """Returns one or two sentences."""
+        """Returns one or two sentences about the rollout."""
         taken = _seconds(self.duration_ns)
         if self.phase is RolloutPhase.DONE:
             said = f"The last switch, from {self.from_plan} to {self.to_plan}, took {taken}"
@@ -121,7 +121,7 @@ class RolloutReport:
 
 
 def observe_switch(report: RolloutReport, metrics: Metrics) -> None:
-    """Counts a rollout that is over."""
+    """Records a rollout that is over in the metrics."""
     metrics.plan_switches.labels(report.phase.value).inc()
     metrics.plan_switch_seconds.observe(report.duration_ns / NANOSECONDS_PER_SECOND)
     for model, downtime_ns in report.downtime_ns:

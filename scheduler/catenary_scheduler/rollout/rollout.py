@@ -33,7 +33,7 @@ _FLUSH_GRACE_NS = 5 * NANOSECONDS_PER_SECOND
 
 
 class RolloutPhase(StrEnum):
-    """Where a rollout is; the last two are ends."""
+    """The phase of a rollout; the last two are ends."""
 
     LOADING = "loading"
     FLUSHING = "flushing"
@@ -54,14 +54,16 @@ class ClusterSnapshot:
     Attributes:
         now_ns: The moment.
         active: The placement in force.
-        missing: What a placement still lacks; agents that need not be waited for do not count.
+        missing: Returns the partitions that a placement still lacks, without those of agents that
+            need not be waited for.
         is_present: True for an agent that is connected.
-        gave_up: Why an agent cannot load a partition; empty while it may still succeed.
+        gave_up: Returns why an agent cannot load a partition; empty while it may still succeed.
         is_crowded: True for an agent that cannot hold what it lacks beside what it has.
         is_ordered: True while an agent was told to load a partition and has not answered.
-        in_use: True while a batch on its way, or a session, needs a partition.
-        surplus: What an agent has loaded that is not part of a placement.
-        objection: Why a placement cannot be dispatched by although it is loaded; empty if it can.
+        in_use: True while a batch in flight, or a session, needs a partition.
+        surplus: Returns the partitions an agent has loaded that are not part of a placement.
+        objection: Returns why a placement cannot be dispatched by although it is loaded; empty if
+            it can.
     """
 
     now_ns: Nanoseconds
@@ -85,11 +87,11 @@ class PlanRollout:
     """
 
     new: Placement
-    """What is to be in force in the end: the whole cluster."""
+    """The placement of the whole cluster that is to be in force in the end."""
     models: frozenset[ModelKey]
-    """Those served before and after, but not alike: what this rollout is about."""
+    """Models served before and after, but differently: this rollout changes them."""
     cause: str
-    """In words: who or what wanted it."""
+    """A phrase about who or what wanted it."""
     from_plan: str
     began_ns: Nanoseconds
     timeout_ns: Nanoseconds
@@ -97,7 +99,7 @@ class PlanRollout:
     """Agents of the new placement that were there when it began: losing one ends the rollout."""
     phase: RolloutPhase = RolloutPhase.LOADING
     since_ns: Nanoseconds = 0
-    """When the phase began."""
+    """Moment at which the phase began."""
     crowded: frozenset[AgentId] = frozenset()
     """Agents that must give up old partitions before they can load new ones."""
     affected: frozenset[ModelKey] = frozenset()
@@ -106,19 +108,19 @@ class PlanRollout:
     """Models without a whole pipeline, and since when."""
     downtime_ns: dict[ModelKey, Nanoseconds] = field(default_factory=dict)
     has_moved: bool = False
-    """Old partitions were given up: they have to be loaded again before the old plan is whole."""
+    """True if old partitions were unloaded: they must be loaded again to go back."""
     problem: str = ""
     to_plan: str = ""
     ended_ns: Nanoseconds = 0
 
     @property
     def part(self) -> Placement:
-        """What this rollout waits for; models that are new are served as soon as they can be."""
+        """The placement that this rollout waits for; it does not wait for models that are new."""
         return only(self.new, self.models)
 
     @property
     def is_over(self) -> bool:
-        """True once it is done or rolled back."""
+        """True once the rollout is done or rolled back."""
         return self.phase in ENDS
 
     @property
@@ -127,7 +129,7 @@ class PlanRollout:
         return self.phase in (RolloutPhase.FLUSHING, RolloutPhase.MOVING, RolloutPhase.RETURNING)
 
     def advance(self, snapshot: ClusterSnapshot) -> bool:
-        """Does one step if one is possible; True if the phase changed."""
+        """Takes one step if one is possible; True if the phase changed."""
         before = self.phase
         if self.phase is RolloutPhase.LOADING:
             self._load(snapshot)
@@ -140,14 +142,14 @@ class PlanRollout:
         return self.phase is not before
 
     def go_back(self, problem: str, snapshot: ClusterSnapshot) -> None:
-        """Gives the new plan up."""
+        """Gives the new plan up for the reason in `problem`."""
         self.problem = problem
         self._enter(
             RolloutPhase.RETURNING if self.has_moved else RolloutPhase.ROLLED_BACK, snapshot
         )
 
     def reduced(self, plan: Plan) -> Plan:
-        """Returns what of the old plan may be dispatched by: all of it unless something is held."""
+        """Returns the part of the old plan to dispatch by; all of it unless holding."""
         if not self.is_holding:
             return plan
         return replace(
@@ -159,11 +161,11 @@ class PlanRollout:
         )
 
     def pause(self, models: Iterable[ModelKey], now_ns: Nanoseconds) -> None:
-        """Notes which models cannot be dispatched from now on."""
+        """Notes that these models cannot be dispatched from now on."""
         self.paused = dict.fromkeys(models, now_ns)
 
     def resume(self, now_ns: Nanoseconds) -> None:
-        """Notes that every model can be dispatched again."""
+        """Ends every pause and adds it to the downtime of its model."""
         for model, since_ns in self.paused.items():
             self.downtime_ns[model] = self.downtime_ns.get(model, 0) + now_ns - since_ns
         self.paused = {}
@@ -209,7 +211,7 @@ class PlanRollout:
             self._finish(snapshot)
 
     def _return(self, snapshot: ClusterSnapshot) -> None:
-        # Nobody waits here for an agent that is gone or cannot: what is whole goes on without it.
+        # An agent that is gone or cannot load is not waited for here: the rest goes on without it.
         lacking = [
             agent
             for agent, key in snapshot.missing(snapshot.active)
@@ -238,14 +240,14 @@ class PlanRollout:
         return True
 
     def _takeover_failures(self, snapshot: ClusterSnapshot) -> str:
-        """Returns why the new plan will not come about; empty while it may."""
+        """Returns why the new plan cannot be reached; empty while it can."""
         for agent in sorted(self.witnesses):
             if not snapshot.is_present(agent):
                 return f"{agent} was lost"
         lacking = snapshot.missing(self.part)
         for agent, key in lacking:
             problem = snapshot.gave_up(agent, key)
-            # What a crowded agent refused beside its old partitions it will be asked again.
+            # A crowded agent is asked again later for what it refused beside its old partitions.
             if problem and (self.has_moved or not snapshot.is_crowded(agent)):
                 return f"{agent} cannot load {key}: {problem}"
         if snapshot.now_ns - self.began_ns > self.timeout_ns:

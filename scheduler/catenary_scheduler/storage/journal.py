@@ -11,32 +11,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 Fields = dict[str, str | None]
-"""Field of a hash -> its value; None deletes it."""
+"""Values to write by field of a hash; None deletes the field."""
 
 
 @dataclass(slots=True)
 class JournalChanges:
-    """One batch: hash fields to set or delete, and entries for the event stream."""
+    """One batch of changes: hash fields to set or delete, and entries for the event stream."""
 
     tables: dict[str, Fields] = field(default_factory=dict)
-    """By `keys.Table` or `keys.book_table`."""
+    """Changed fields by table, which is a `keys.RedisTable` or a `keys.book_table`."""
     events: list[dict[str, str]] = field(default_factory=list)
     replace: bool = False
-    """True for a snapshot: tables are emptied first."""
+    """True for a snapshot: all tables are emptied before it is written."""
 
     def __len__(self) -> int:
         return sum(map(len, self.tables.values())) + len(self.events)
 
 
 class Journal:
-    """Collects changes between two flushes. Never blocks and never raises."""
+    """Collects changes between two flushes; never blocks and never raises."""
 
     def __init__(self, limit: int = 50_000) -> None:
         self._limit = limit
         self._changes = JournalChanges()
         self._count = 0
         self.needs_snapshot = False
-        """True when only a full snapshot makes Redis right again."""
+        """True when the journal has dropped changes, so that only a full snapshot can update
+        Redis."""
 
     def __bool__(self) -> bool:
         return self._count > 0 or self.needs_snapshot
@@ -64,14 +65,14 @@ class Journal:
             self._changes.events.append({"kind": kind, **facts})
 
     def take(self) -> JournalChanges:
-        """Returns everything collected, and starts anew."""
+        """Removes and returns everything collected so far."""
         changes, self._changes, self._count = self._changes, JournalChanges(), 0
         return changes
 
     def put_back(self, changes: JournalChanges) -> None:
-        """Returns a batch that did not arrive; newer values of the same fields win.
+        """Takes back a batch that was not written; newer values of the same fields win.
 
-        Stream entries of the batch may have arrived even so, and are then there twice.
+        The batch may have arrived nevertheless; then its stream entries are there twice.
         """
         if changes.replace:
             self.require_snapshot()
@@ -85,7 +86,7 @@ class Journal:
         self._grow(0)
 
     def require_snapshot(self) -> None:
-        """Forgets what was collected; the next flush must write everything."""
+        """Drops what was collected: the next flush must write the whole state."""
         self._changes, self._count = JournalChanges(), 0
         self.needs_snapshot = True
 

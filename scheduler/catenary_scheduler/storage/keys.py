@@ -45,7 +45,7 @@ _CLUSTER = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class RedisTable(StrEnum):
-    """The fixed hashes the journal writes; the value is the last part of the key."""
+    """The fixed hashes that the journal writes; the value is the last part of the key."""
 
     DEPLOYMENTS = "deployments"
     PLAN = "plan"
@@ -68,14 +68,14 @@ class RedisKeys:
     """Names of the keys of one cluster, or of one of its groups if it has several.
 
     Attributes:
-        group: The group; 0 if there is only one.
-        groups: How many there are.
-        lease: Holds the leader's token while it leads.
-        wanted: Holds the token of a standby that would lead this group.
-        epoch: The fencing epoch.
-        clock: The last pair of equal moments on the leader's and on Redis' clock.
+        group: The group's number; 0 if there is only one.
+        groups: Number of groups.
+        lease: Key of the leader's token, which is there while it leads.
+        wanted: Key of the token of a standby that wants to lead this group.
+        epoch: Key of the fencing epoch.
+        clock: Key of the last pair of equal moments on the leader's and on Redis' clock.
         events: Stream of what happened.
-        quarantine: Stream of what was found and could not be read.
+        quarantine: Stream of the records that could not be read.
     """
 
     def __init__(self, cluster: str, group: int = 0, groups: int = 1) -> None:
@@ -94,7 +94,7 @@ class RedisKeys:
 
     @property
     def strings(self) -> tuple[str, ...]:
-        """The keys that are no tables, beside the clock and the streams."""
+        """The keys of plain strings: lease, wanted and epoch."""
         return self.lease, self.wanted, self.epoch
 
     def table(self, table: str) -> str:

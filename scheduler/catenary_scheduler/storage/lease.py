@@ -1,8 +1,8 @@
-"""Leader lease with a fencing epoch.
+"""The leader lease of a cluster, with a fencing epoch.
 
 The lease alone is not safe: a leader may be paused past its expiry and then go on. So every leader
-gets an epoch higher than any before it; Redis refuses batches (`store`) and agents refuse orders
-of lower ones.
+gets a higher epoch than any before it; Redis refuses batches (`store`) and agents refuse orders of
+a lower epoch.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from catenary_scheduler.storage.script import RedisScript, pass_cancellation
 from catenary_services.domain.groups import EPOCH_STRIDE, is_epoch, next_epoch
 from catenary_services.domain.ids import Epoch
 
-# KEYS: lease, epoch, clock, quarantine, events. ARGV: token, ttl in ms, the least epoch to go
-# beyond, stride, remainder, the least epoch that must be known here. Returns the new epoch (the
-# next one that leaves the remainder; Lua's is never negative), 0 if somebody holds the lease, or -1
-# if too low an epoch is known; then the epoch that was known, how many ms the holder's lease has
-# left, and 1 if the epoch was spoiled. It is spoiled if it is no number, out of range, or further
-# than epochs go from that of the last batch, which the clock has; then the latter counts.
-# A lease that never ends is none: nobody ever wrote one.
+# KEYS: lease, epoch, clock, quarantine, events. ARGV: token, ttl in ms, the epoch to exceed,
+# stride, remainder, the least epoch that must be known here. Returns four numbers. First the new
+# epoch, which is the next one that leaves the remainder (Lua's % is never negative); or 0 if
+# somebody holds the lease, or -1 if the known epoch is too low. Then the epoch that was known, the
+# ms that the holder's lease has left, and 1 if the epoch was spoiled. It is spoiled if it is no
+# number, out of range, or farther than epochs go from the epoch of the last batch, which is in the
+# clock hash and then counts instead. No scheduler writes a lease without an expiry; one that is
+# found is given an expiry.
 _ACQUIRE = RedisScript(
     PRELUDE
     + """
@@ -68,8 +69,8 @@ return {epoch, found, 0, spoiled and 1 or 0}
 """
 )
 
-# KEYS: lease, epoch, quarantine, events. ARGV: token, ttl in ms, own epoch. Returns 1 if still ours
-# and renewed, 2 if the epoch had to be put right for that.
+# KEYS: lease, epoch, quarantine, events. ARGV: token, ttl in ms, own epoch. Returns 0 if the lease
+# is not ours, 1 if it was renewed, 2 if the epoch also had to be repaired.
 _RENEW = RedisScript(
     PRELUDE
     + """
@@ -81,8 +82,9 @@ return held
 """
 )
 
-# KEYS: lease, wanted. Returns the holder's token or "", how many ms it has, who wants the lease.
-# What is neither a token nor nothing is as good as nothing: `_ACQUIRE` and `want` replace it.
+# KEYS: lease, wanted. Returns the holder's token or "", the ms it has left, and the token of the
+# standby that wants the lease or "". A value that is no token counts as absent: `_ACQUIRE` and
+# `want` replace it.
 _LOOK = RedisScript("""
 local function token(key)
   local found = redis.pcall('GET', key)
@@ -92,7 +94,8 @@ local left = redis.call('PTTL', KEYS[1])
 return {left == -1 and '' or token(KEYS[1]), left, token(KEYS[2])}
 """)
 
-# KEYS: lease. ARGV: ttl in ms. Returns 1 if the lease outlasted any that was renewed and is gone.
+# KEYS: lease. ARGV: ttl in ms. Returns 1 if the lease would have outlasted every renewal and was
+# deleted.
 _BREAK = RedisScript("""
 if redis.call('PTTL', KEYS[1]) > tonumber(ARGV[1]) then
   return redis.call('DEL', KEYS[1])
@@ -100,7 +103,7 @@ end
 return 0
 """)
 
-# KEYS: lease. ARGV: token.
+# KEYS: lease. ARGV: token. Deletes the lease if it holds the token.
 _RELEASE = RedisScript("""
 if redis.pcall('GET', KEYS[1]) == ARGV[1] then
   return redis.call('DEL', KEYS[1])
@@ -111,27 +114,27 @@ return 0
 
 @dataclass(frozen=True, slots=True)
 class LeaseView:
-    """What a look at a lease shows."""
+    """State of a lease at one moment."""
 
     holder: str
-    """Token of the leader; empty: the lease is free."""
+    """Token of the leader; empty if the lease is free."""
     left_s: float
-    """Until it ends unless it is renewed; 0 if it is free."""
+    """Seconds until it ends unless it is renewed; 0 if it is free."""
     wanted_by: str
-    """Token of a standby that would lead instead; empty: nobody said so lately."""
+    """Token of a standby that wants to lead instead; empty if none asked recently."""
 
 
 class Lease:
     """One candidate's view of the leader lease of a cluster, or of one of its groups.
 
     Attributes:
-        token: What the lease holds while this candidate leads; unique for this process start.
-        epoch: The epoch of the last successful `try_acquire`, 0 before. Not cleared by a loss, so
-            that a later acquisition is certain to go beyond it.
+        token: The value of the lease while this candidate leads; unique for this process start.
+        epoch: The epoch of the last successful `try_acquire`, 0 before. A loss does not clear it,
+            so that a later acquisition is certain to exceed it.
         seen: The highest epoch Redis ever told this candidate, also while others led.
-        is_forgotten: True if Redis, when last asked, knew of no epoch as high as `seen`: it came
-            back without its data, or a replica was promoted that lacked the last writes.
-        left_s: How long the lease of another lasted at that time, unless it was renewed.
+        is_forgotten: True if Redis, when last asked, knew no epoch as high as `seen`: it came back
+            without its data, or a replica was promoted that lacked the last writes.
+        left_s: Seconds that another's lease still had when last asked; 0 if nobody held it.
     """
 
     def __init__(
@@ -142,7 +145,10 @@ class Lease:
         ttl_s: float,
         spoiled: Callable[[], object] = lambda: None,
     ) -> None:
-        """Asks nobody yet; `spoiled` is called when a damaged epoch had to be put right."""
+        """Makes a candidate without asking Redis.
+
+        `spoiled` is called when a damaged epoch had to be repaired.
+        """
         self._redis = redis
         self._keys = keys
         self._ttl_ms = str(max(1, int(ttl_s * 1000)))
@@ -158,8 +164,8 @@ class Lease:
         """Takes the lease if nobody holds it, with an epoch above `beyond` and every earlier one.
 
         `beyond` matters when Redis lost its last writes: an agent or this process may have seen a
-        higher epoch than Redis remembers. With `unless_forgotten` the lease is then left alone: it
-        is for the leader who has in memory what Redis forgot.
+        higher epoch than Redis remembers. `unless_forgotten` leaves the lease alone in that case:
+        it is for the leader that has in memory what Redis forgot.
         """
         floor = str(max(beyond if is_epoch(beyond) else 0, self.epoch, self.seen))
         least = str(self.seen if unless_forgotten else 0)
@@ -189,13 +195,13 @@ class Lease:
         return self.epoch == next_epoch(epoch, self._keys.group, self._keys.groups)
 
     async def look(self) -> LeaseView:
-        """Returns who holds the lease and who wants it."""
+        """Returns who holds the lease, how long, and who wants it."""
         answer = await _LOOK.run(self._redis, [self._keys.lease, self._keys.wanted], [])
         holder, left_ms, wanted_by = cast(tuple[bytes | str, int, bytes | str], answer)
         return LeaseView(_text(holder), max(0, left_ms) / 1000, _text(wanted_by))
 
     async def want(self) -> None:
-        """Says, for as long as a lease lasts, that this candidate would lead in another's place."""
+        """Announces, for as long as a lease lasts, that this candidate wants to lead instead."""
         await self._redis.set(self._keys.wanted, self.token, px=int(self._ttl_ms))
         pass_cancellation()
 
@@ -212,16 +218,16 @@ class Lease:
         return _integer(answer) > 0
 
     async def break_frozen(self) -> bool:
-        """Ends the lease of another that lasts longer than any renewal would make it.
+        """Ends another's lease that would last longer than any renewal could make it.
 
-        The caller must have seen that nobody renews it: Redis' clock was set back, and the lease
-        of a leader that is gone would last until the clock is where it was.
+        The caller must have seen that nobody renews it. This happens when Redis' clock was set
+        back: the lease of a leader that is gone would last until the clock is where it was.
         """
         answer = await _BREAK.run(self._redis, [self._keys.lease], [str(2 * int(self._ttl_ms))])
         return _integer(answer) == 1
 
     async def release(self) -> None:
-        """Gives the lease back, if it is still ours, so that a standby need not wait for it."""
+        """Gives the lease back if it is still ours, so that a standby need not wait for its end."""
         await _RELEASE.run(self._redis, [self._keys.lease], [self.token])
 
 

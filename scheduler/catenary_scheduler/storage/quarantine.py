@@ -1,9 +1,9 @@
-"""Where unreadable state goes: out of the way, into a bounded stream, with an event that names it.
+"""Quarantine of unreadable state: moved out of the way, into a bounded stream, and reported.
 
-Nothing here decides what is unreadable. All of it is Lua, for two reasons: whoever finds the
-damage while writing must be able to mend it in the same step, and what is put away must not come
-between a reader and its lease. Commands that an older ACL file does not grant are tried and done
-without: then less of a value is kept.
+Nothing here decides what is unreadable. Everything is done in Lua, for two reasons: a script that
+finds damage while writing must be able to repair it in the same step, and putting a record away
+must not come between a reader and its lease. Commands that an older ACL file does not grant are
+tried and done without: then less of a value is kept.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from catenary_services.errors import StaleEpoch
 
 ENTRIES_KEPT = 512
 LARGEST_KEPT_BYTES = 4096
-"""Of each value."""
+"""Bytes kept of each value."""
 _NAMED = 16
-"""Fields an event names one by one."""
+"""Number of fields that an event names one by one."""
 _PER_CALL = 256
 
-# put_away(key, shelf, events, name, why): moves a whole key into the stream of the quarantine: a
-# text as far as it is worth keeping, anything else as DUMP wrote it if that is small.
-# valid_epoch(raw): the number, or nil for what cannot be an epoch.
-# holds(lease, epoch, token, own, shelf, events): 1 if lease and epoch are ours; 0 if not; 2 if they
-# are, but the epoch was spoiled. Whoever holds the lease knows the epoch: it is put right.
+# put_away(key, shelf, events, name, why): moves a whole key into the quarantine stream; of a text
+# the first part is kept, of anything else the output of DUMP if it is small.
+# valid_epoch(raw): the number, or nil if raw cannot be an epoch.
+# holds(lease, epoch, token, own, shelf, events): 1 if lease and epoch are ours, 0 if not, 2 if they
+# are but the epoch was spoiled: the holder of the lease knows its epoch, so it is restored.
 PRELUDE = f"""
 local function shelve(shelf, ...)
   local done = redis.pcall('XADD', shelf, 'MAXLEN', '{ENTRIES_KEPT}', '*', ...)
@@ -96,8 +96,9 @@ local function holds(lease, epoch, token, own, shelf, events)
 end
 """
 
-# KEYS: lease, epoch, quarantine, events, the table. ARGV: token ("": whoever holds the lease),
-# epoch, name of the table, fields in JSON (or ""), then name, why, size and value of each field.
+# KEYS: lease, epoch, quarantine, events, the table. ARGV: token ("": no lease is required), epoch,
+# name of the table, facts of the event in JSON (or the reason, for a whole key), then name, why,
+# size and value of each field.
 _PUT_AWAY = RedisScript(
     PRELUDE
     + """
@@ -125,14 +126,17 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class LeaseHolder:
-    """Who may put away while somebody leads: the token and epoch of the lease; empty: anybody."""
+    """Token and epoch of the lease under which records are put away.
+
+    Empty: no lease is required.
+    """
 
     token: str = ""
     epoch: int = 0
 
 
 class RecordQuarantine:
-    """Puts away what was found unreadable in one cluster. Errors of the connection pass."""
+    """Puts away records of one cluster that are unreadable; connection errors are redis-py's."""
 
     def __init__(self, redis: Redis, keys: RedisKeys) -> None:
         self._redis = redis
@@ -142,7 +146,7 @@ class RecordQuarantine:
         """Moves damaged fields and keys into the quarantine, with an event for each table.
 
         Raises:
-            StaleEpoch: somebody else holds the lease.
+            StaleEpoch: Somebody else holds the lease.
         """
         for table in dict.fromkeys(each.table for each in damage):
             mine = [each for each in damage if each.table == table]
@@ -162,7 +166,7 @@ class RecordQuarantine:
 
 
 def described(damage: Sequence[RecordDamage]) -> str:
-    """Returns the names of damaged fields for people, the first few one by one."""
+    """Returns the first names of damaged fields for people, and how many more there are."""
     names = [each.name.decode(errors="replace")[:80] for each in damage[:_NAMED]]
     rest = len(damage) - len(names)
     return ", ".join(names) + (f" and {rest} more" if rest else "")

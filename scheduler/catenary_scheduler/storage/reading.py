@@ -1,7 +1,7 @@
-"""Reads hashes as they are, whatever they are: page by page, no value larger than is ever written.
+"""Reads hashes of any content page by page, without fetching values larger than are ever written.
 
-A server whose ACL file is older than this may not grant what that takes; then a hash is read in
-one piece.
+A server with an older ACL file may not grant the script that this takes; then a hash is read in one
+piece.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from catenary_scheduler.storage.values.codec import LARGEST_VALUE_BYTES
 from catenary_scheduler.storage.values.tables import RecordDamage
 
 MOST_FIELDS: Final = 200_000
-"""Of one table; what comes beyond is not ours, for the rest is bounded by the cluster."""
+"""The most fields of one table. A larger table was not written by a scheduler: the size of a
+cluster bounds every table."""
 _LONGEST_NAME: Final = 4096
 _PAGE: Final = 1_000
 _KEYS_PER_TURN: Final = 64
 
-# KEYS: a hash. ARGV: cursor, fields per page, largest value, how much of a larger one is wanted.
-# Returns its type, the next cursor, then name, value and size of each field.
+# KEYS: a hash. ARGV: cursor, fields per page, largest value, bytes wanted of a larger one. Returns
+# the type of the key, the next cursor, then name, value and size of each field.
 _PAGE_OF_HASH = """
 local kind = redis.call('TYPE', KEYS[1]).ok
 if kind ~= 'hash' then
@@ -49,7 +50,7 @@ return {kind, page[1], found}
 
 @dataclass(slots=True)
 class RawTable:
-    """The fields of one hash, and what of it was not even looked at."""
+    """The fields of one hash that have an acceptable size, and the damage found in it."""
 
     table: str
     fields: dict[bytes, bytes] = field(default_factory=dict)
@@ -57,7 +58,7 @@ class RawTable:
 
 
 async def read_hashes(redis: Redis, keys: Mapping[str, str]) -> dict[str, RawTable]:
-    """Returns what is in the hashes of these keys, by the names of their tables."""
+    """Reads the hashes under these keys; both mappings are by name of the table."""
     found = {table: RawTable(table) for table in keys}
     cursors: dict[str, bytes] = dict.fromkeys(keys, b"0")
     while cursors:
@@ -105,7 +106,7 @@ def _take_page(answer: Any, into: RawTable) -> bytes:
 
 def _take(into: RawTable, name: bytes, value: bytes, size: int) -> None:
     if size > LARGEST_VALUE_BYTES or len(name) > _LONGEST_NAME:
-        # By its name it is found again and taken out, however long that is.
+        # The full name is kept, however long: the field is deleted by it.
         into.damage.append(RecordDamage(into.table, name, "is too large", value, size))
     else:
         into.fields[name] = value

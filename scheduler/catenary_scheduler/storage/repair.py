@@ -1,7 +1,7 @@
-"""Looks at the store of a cluster from outside, and puts away what no scheduler could use.
+"""Examines the store of a cluster from outside, and puts away what no scheduler could use.
 
-A scheduler does the same when it begins to lead; this is for a store that is to be looked at
-before one starts, and for schedulers of an older version, which cannot.
+A scheduler does the same when it begins to lead. This module is for a store that is to be examined
+before one starts, and for clusters of older schedulers, which cannot do it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _NO_EXPIRY: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class StoreExamination:
-    """What a store holds that cannot be used.
+    """Contents of a store that cannot be used, and who leads.
 
     Attributes:
-        damage: Each thing, with the reason.
+        damage: Every damaged record, with the reason.
         leader: Token of the scheduler that leads; empty if none does.
         epoch: The epoch; None if it is unreadable or there is none.
-        quarantined: Entries that lie in the quarantine already.
+        quarantined: Number of entries in the quarantine.
     """
 
     damage: tuple[RecordDamage, ...]
@@ -40,7 +40,7 @@ class StoreExamination:
 
 
 async def examine(redis: Redis, keys: RedisKeys) -> StoreExamination:
-    """Looks at everything stored under `keys`; changes nothing."""
+    """Examines everything stored under `keys`; changes nothing."""
     damage: list[RecordDamage] = []
     last = await _last_epoch(redis, keys)
     epoch, why = _epoch_of(await _text(redis, keys.epoch, "epoch", damage), last)
@@ -66,12 +66,12 @@ async def examine(redis: Redis, keys: RedisKeys) -> StoreExamination:
 
 
 async def put_away(redis: Redis, keys: RedisKeys, damage: Sequence[RecordDamage]) -> None:
-    """Moves what was found into the quarantine, whoever leads.
+    """Moves the damaged records into the quarantine, whoever leads.
 
     The next leader takes an epoch above that of the last batch, and above what agents obey.
     """
     own = [each for each in damage if each.table == "quarantine"]
-    if own:  # it cannot be put into itself
+    if own:  # the stream cannot be put into itself
         await redis.delete(keys.quarantine)
     rest = [each for each in damage if each.table != "quarantine"]
     await RecordQuarantine(redis, keys).put_away(rest, LeaseHolder())

@@ -1,4 +1,4 @@
-"""Lua scripts by their hash, with the source sent again when the server has forgotten it."""
+"""Lua scripts called by their hash; the source is sent again when the server has forgotten it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from redis.exceptions import NoScriptError
 
 
 class RedisScript:
-    """One script. EVALSHA costs 40 bytes a call; a restarted server answers NOSCRIPT once."""
+    """One Lua script. EVALSHA costs 40 bytes a call; a restarted server answers NOSCRIPT once."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -21,7 +21,7 @@ class RedisScript:
     async def run(
         self, redis: Redis, keys: Sequence[str], arguments: Sequence[str | bytes]
     ) -> object:
-        """Runs the script; nothing of it is retried if the connection breaks midway."""
+        """Runs the script; it is not retried if the connection breaks midway."""
         try:
             answer = await cast(
                 Awaitable[object], redis.evalsha(self._sha, len(keys), *keys, *arguments)
@@ -35,7 +35,7 @@ class RedisScript:
 
 
 def pass_cancellation() -> None:
-    """Raises the `CancelledError` that was lost on the way, if one was.
+    """Raises the `CancelledError` that redis-py lost, if one was lost.
 
     redis-py sends with `asyncio.wait_for`, which in Python 3.11 forgets a cancellation that comes
     in the same turn of the loop as its result. A task in a loop of Redis calls would never end.

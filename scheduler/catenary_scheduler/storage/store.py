@@ -1,4 +1,4 @@
-"""A cluster's state in Redis: one fenced batch of changes in, everything out."""
+"""The state of a cluster in Redis: one fenced batch of changes in, everything out."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ _EVENTS_KEPT = 5_000
 _FIXED = frozenset(RedisTable)
 _FIELDS_PER_COMMAND = 1_000  # Lua's unpack takes a few thousand values at most
 
-# KEYS: lease, epoch, clock, quarantine, events, then every key the commands touch.
-# ARGV: token, epoch, scheduler_ns, the scheduler_ns of our batch before (empty: any will do), the
-# length of what all keys begin with, then the commands in JSON: name, key index, arguments. One
-# long argument costs both sides less than many short ones. Returns 1 if applied, 0 if the lease is
-# not ours, -1 if the batch before is not here: this is a replica that was promoted without it; 2 if
-# it was applied, but a key had to be put away for that: what else it held is only in our memory.
-# The clock pair is written by the same script, so that it is never older than the changes; a batch
-# that was sent twice, because its answer was lost, is applied once.
+# KEYS: lease, epoch, clock, quarantine, events, then every key the commands touch. ARGV: token,
+# epoch, scheduler_ns, the scheduler_ns of our previous batch (empty: not checked), the length of
+# the prefix of all keys, then the commands in JSON: name, key index, arguments. One long argument
+# costs both sides less than many short ones. Returns 1 if the batch was applied, 0 if the lease is
+# not ours, -1 if the previous batch is not here: this is a replica that was promoted without it; 2
+# if it was applied but a key had to be put away first, so that its other fields are only in our
+# memory. The clock pair is written by the same script, so that it is never older than the changes;
+# a batch that was sent twice, because its answer was lost, is applied once.
 _APPLY = RedisScript(
     PRELUDE
     + """
@@ -117,7 +117,7 @@ class ClockAnchor:
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """What a predecessor left behind, as far as it can be read."""
+    """The readable state that an earlier scheduler left behind."""
 
     deployments: Mapping[str, StoredDeploymentSpec]
     plan: StoredPlan
@@ -128,18 +128,19 @@ class StoredState:
     sessions: Mapping[SessionId, Hops]
     lengths: Mapping[ModelKey, LengthPredictor]
     book: list[Reservation]
-    """On the clock of the predecessor."""
+    """All reservations, on the clock of that scheduler."""
     anchor: ClockAnchor | None
-    """None if nothing was ever written."""
+    """Clock of that scheduler against Redis' at its last write; None if nothing was ever
+    written."""
     now: ClockAnchor
     """Our own clock against Redis', taken when this was read."""
     books: tuple[str, ...] = ()
-    """The tables of the book there are."""
+    """Names of the reservation tables."""
     damage: tuple[RecordDamage, ...] = ()
-    """What could not be read."""
+    """The records that could not be read."""
 
     def without_records(self) -> StoredState:
-        """Returns what is left if every table is taken for damaged: the clock."""
+        """Returns the state with every table declared damaged: only our clock reading is left."""
         why = "taking over failed with it"
         whole = tuple(RecordDamage(table, b"", why) for table in (*RedisTable, *self.books))
         return StoredState(
@@ -159,10 +160,10 @@ class StoredState:
 
 
 class StoreBehind(Exception):  # noqa: N818 - what happened
-    """Redis lacks what this leader wrote before; only a snapshot makes it right again.
+    """Redis lacks writes of this leader, and only a snapshot can update it.
 
     Attributes:
-        why: In one word, for the log.
+        why: The reason in one word, for the log.
     """
 
     def __init__(self, why: str = "missing") -> None:
@@ -171,26 +172,29 @@ class StoreBehind(Exception):  # noqa: N818 - what happened
 
 
 class Store:
-    """Reads and writes one cluster. Errors of the connection pass through as redis-py's."""
+    """Reads and writes the state of one cluster; connection errors are redis-py's."""
 
     def __init__(
         self, redis: Redis, keys: RedisKeys, spoiled: Callable[[], object] = lambda: None
     ) -> None:
-        """Opens nothing; `spoiled` is called when a key of another type had to be put away."""
+        """Opens no connection.
+
+        `spoiled` is called when a key of a wrong type had to be put away.
+        """
         self._spoiled = spoiled
         self._redis = redis
         self._keys = keys
-        self._books: set[str] = set()  # reservation tables that exist, for a snapshot to replace
-        self._before = ""  # moment of the last batch that arrived, under this epoch
+        self._books: set[str] = set()  # names of the reservation tables, which a snapshot replaces
+        self._before = ""  # moment of the last batch that arrived under this epoch
         self._epoch = Epoch(0)
 
     async def apply(self, lease: Lease, changes: JournalChanges) -> None:
-        """Applies a batch if `lease` is still held with its epoch, all of it or nothing.
+        """Applies a batch as a whole if `lease` is still held with its epoch.
 
         Raises:
-            StaleEpoch: the lease is gone or somebody else's.
-            Behind: an earlier batch of this leader is missing; or a key was of another type, which
-                was put away, so that the rest of that table is missing now.
+            StaleEpoch: The lease is free or somebody else's.
+            StoreBehind: An earlier batch of this leader is missing; or a key of a wrong type was
+                put away, so that the rest of its table is missing now.
         """
         keys = [
             self._keys.lease,
@@ -245,9 +249,9 @@ class Store:
             yield "XADD", self._keys.events, ["MAXLEN", "~", str(_EVENTS_KEPT), "*", *flat]
 
     async def load(self) -> StoredState:
-        """Returns what is stored and can be read, and how our clock stands to Redis' now.
+        """Returns the stored state as far as it is readable, with both clocks read against Redis'.
 
-        Nothing that is stored makes this fail; `put_away` takes care of what is damaged.
+        No stored content makes this fail; `put_away` removes what is damaged.
         """
         keys = self._keys
         found = await read_hashes(self._redis, {str(t): keys.table(t) for t in RedisTable})
@@ -293,13 +297,13 @@ class Store:
         """Moves what `load` could not read into the quarantine.
 
         Raises:
-            StaleEpoch: the lease is gone or somebody else's.
+            StaleEpoch: The lease is free or somebody else's.
         """
         holder = LeaseHolder(lease.token, lease.epoch)
         await RecordQuarantine(self._redis, self._keys).put_away(damage, holder)
 
     async def read_clock(self) -> ClockAnchor:
-        """Returns this moment on both clocks, right to half a round trip."""
+        """Returns this moment on both clocks, exact to half a round trip."""
         before = time.monotonic_ns()
         seconds, micros = await self._redis.time()
         pass_cancellation()

@@ -1,8 +1,8 @@
 """Empties the journal into Redis every few milliseconds and keeps the lease, across outages.
 
-Nobody waits for this task. While Redis is away the leader goes on dispatching from memory; when it
-is back, the lease decides: still ours - go on; gone - take it with a higher epoch and write
-everything anew; somebody else's, or somebody led in between - this leader's term is over.
+Nobody waits for this task. While Redis is away the leader goes on dispatching from memory. When it
+is back, the lease decides: if it is still ours, the term goes on; if it is free and nobody led in
+between, it is taken with a higher epoch and everything is written anew; otherwise the term is over.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FlushSchedule:
-    """How often the task does what."""
+    """Intervals of the write-behind task, in seconds."""
 
     flush_s: float = 0.01
-    """Changes of this long go in one batch."""
+    """Changes that come within this time are written in one batch."""
     renew_s: float = 0.5
-    """The lease is renewed this often."""
+    """Interval between renewals of the lease."""
     longest_backoff_s: float = 1.0
-    """Between attempts to reach Redis again."""
+    """The longest pause between attempts to reach Redis again."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateSources:
-    """Where the state comes from, and who wants to know about changes of leadership."""
+    """Callbacks that provide the state to write, and that hear of changes of leadership."""
 
     collect: Callable[[], None]
     """Moves what changed since the last call into the journal."""
     snapshot: Callable[[], JournalChanges]
     """Returns the whole state of this very moment, with `replace` set."""
     epoch_raised: Callable[[Epoch], None]
-    """Called when the lease had to be taken again and orders must carry a higher epoch."""
+    """Called when the lease had to be taken again: orders must carry this higher epoch."""
     failed: Callable[[str], None] = lambda _kind: None
     """Called with a word for what went wrong
     (`catenary_services.redis.redis_client.problem_of`)."""
 
 
 class WriteBehind:
-    """One leader's line to Redis.
+    """The task through which one leader writes to Redis and keeps its lease.
 
     Attributes:
         connected: False while Redis does not answer, or takes no writes.
-        problem: Why, in one line; empty while it does.
+        problem: The reason in one line; empty while connected.
     """
 
     def __init__(
@@ -85,18 +85,18 @@ class WriteBehind:
         self.problem = ""
 
     def touch(self) -> None:
-        """Says that something changed; it is written within a flush interval or two."""
+        """Announces a change; it is written within a flush interval or two."""
         self._work.set()
 
     def go_beyond(self, epoch: int, *, shared: bool = False) -> None:
         """Makes the epoch exceed one that an agent obeys: Redis must have lost its last writes.
 
         Args:
-            epoch: What the agent obeys.
-            shared: Another leader has it, even if it is ours too.
+            epoch: The epoch that the agent obeys.
+            shared: True if another leader has that epoch: then ours must exceed it even if equal.
         """
         if epoch > HIGHEST_GRANTED:
-            return  # nobody could go beyond
+            return  # no leader could be granted a higher one
         if epoch > self._lease.epoch or (shared and epoch == self._lease.epoch):
             self._beyond = max(self._beyond, epoch)
             self._work.set()
@@ -105,7 +105,7 @@ class WriteBehind:
         """Runs until cancelled.
 
         Raises:
-            StaleEpoch: this process no longer leads.
+            StaleEpoch: This process no longer leads.
         """
         loop = asyncio.get_running_loop()
         while True:
@@ -122,7 +122,12 @@ class WriteBehind:
         metrics.redis_pending.set(len(self._journal))
 
     async def flush(self) -> None:
-        """Writes what is pending now; errors of the connection pass through."""
+        """Writes what is pending now.
+
+        Raises:
+            RedisError: The connection failed.
+            StaleEpoch: This process no longer leads.
+        """
         self._sources.collect()
         if self._journal:
             await self._write()
@@ -133,7 +138,7 @@ class WriteBehind:
                 await self._work.wait()
         except TimeoutError:
             return
-        await asyncio.sleep(self._schedule.flush_s)  # what comes meanwhile goes along
+        await asyncio.sleep(self._schedule.flush_s)  # changes that come meanwhile join the batch
 
     async def _beat(self, now: float) -> None:
         self._work.clear()
@@ -186,14 +191,14 @@ class WriteBehind:
 
     async def _jump(self) -> None:
         if not await self._lease.renew():
-            self._beyond = 0  # a real successor: an ordinary loss of the lease
+            self._beyond = 0  # a real successor: the lease is lost as usual
             return await self._reacquire()
         await self._lease.release()
         return await self._reacquire()
 
     async def _back_off(self, failure: BaseException) -> None:
         kind, self.problem = problem_of(failure)
-        if kind != self._kind:  # once for each: an outage may last, and disks fill up with logs too
+        if kind != self._kind:  # logged once per kind: an outage may last long
             _log.warning("redis_lost", reason=kind, error=self.problem)
         self._kind = kind
         self.connected = False

@@ -1,1 +1,1 @@
-"""The protocol's side: streams, and messages from and to what the dispatcher understands."""
+"""The gRPC side of the scheduler: streams, and conversion between messages and events."""

@@ -1,4 +1,4 @@
-"""Messages to events and commands to messages: pure functions, no state.
+"""Converts messages to events and commands to messages, by pure functions.
 
 Moments never cross processes: messages carry offsets from when they were sent, and these functions
 turn them into moments of the scheduler's clock by `now` and back.
@@ -25,12 +25,15 @@ from catenary_services.domain.plan import Agent
 from catenary_services.errors import error_of_reason
 
 LONGEST_TEXT = 16_384
-"""Characters of what a message tells people."""
+"""Longest text for people in a message, in characters."""
 _MOST_NS = (1 << 62) - 1
 
 
 def sendable_ns(computed_ns: Nanoseconds) -> Nanoseconds:
-    """Returns a duration that was computed as it may be sent: what peers measured is in it."""
+    """Returns a computed duration clipped to what may be sent.
+
+    Peers' measurements are part of it.
+    """
     return max(0, min(computed_ns, _MOST_NS))
 
 
@@ -57,7 +60,7 @@ def request_arrived(
 
 
 def stage_reported(message: scheduler_pb2.StageReport, now: Nanoseconds) -> events.StageReported:
-    """Returns the event of a hop that is done."""
+    """Returns the event of a hop that was computed."""
     end = now - message.compute_ended_ago_ns
     if not message.transfer_ns:
         return events.StageReported(
@@ -86,7 +89,7 @@ def batch_failed(batch_id: int, failure: common_pb2.Failure) -> events.BatchFail
 
 
 def agent_of(hello: scheduler_pb2.AgentHello) -> Agent:
-    """Returns what planner and book know of an agent."""
+    """Returns the description of an agent for planner and book."""
     return Agent(
         AgentId(hello.agent_id),
         hello.device_class or hello.device,
@@ -103,7 +106,7 @@ def agent_of(hello: scheduler_pb2.AgentHello) -> Agent:
 
 
 def partition_of(message: scheduler_pb2.PartitionKey) -> PartitionKey:
-    """Returns the key a message names."""
+    """Returns the key that a message names."""
     return PartitionKey(
         ModelKey(message.model, message.model_version), message.first_block, message.last_block
     )
@@ -126,7 +129,7 @@ def dispatch_messages(
     traceparents: Mapping[RequestId, str],
     now: Nanoseconds,
 ) -> dict[GatewayId, scheduler_pb2.SchedulerToGatewayMessage]:
-    """Returns the share of each gateway that has rows in the batch."""
+    """Returns the message for each gateway that has rows in the batch."""
     route = [_hop(hop) for hop in command.path]
     expected = sendable_ns(command.expected_finish_ns - now)
     messages: dict[GatewayId, scheduler_pb2.SchedulerToGatewayMessage] = {}
@@ -201,6 +204,6 @@ def cancel_batches_message(
 def rejection(
     request: RequestId, reason: str, message: str, retry_after_ns: Nanoseconds | None = None
 ) -> events.Reject:
-    """Returns a refusal the shell itself decides; the reason must be one of the error tree."""
+    """Returns a refusal that the dispatcher did not decide; `reason` is one of the error tree."""
     assert error_of_reason(reason, message).reason == reason
     return events.Reject(request, reason, message, retry_after_ns)

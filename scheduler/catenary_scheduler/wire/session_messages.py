@@ -1,4 +1,4 @@
-"""Messages about sessions that generate text, to events and from commands: pure functions."""
+"""Converts messages about sessions that generate text to events, and commands to messages."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def session_requested(
     """Returns the event of a submitted request for text.
 
     Args:
-        gateway: Who submits it.
-        message: What it says.
-        now: The moment it is handled.
-        adopted: The session that generates for it already.
-        usual: Objectives of the model: where the request names one only, the other is the model's.
+        gateway: The gateway that submits it.
+        message: The submitted request.
+        now: The moment at which it is handled.
+        adopted: The session that already generates for it; None: there is none.
+        usual: Objectives of the model; they fill in for the one that the request does not name.
     """
     request = RequestId(gateway, message.request_id)
     return events.SessionRequested(
@@ -63,7 +63,7 @@ def session_requested(
 def sessions_progressed(
     gateway: GatewayId, message: scheduler_pb2.SessionsProgressed
 ) -> events.SessionsProgressed:
-    """Returns the event of sessions that got tokens; what has none is left out."""
+    """Returns the event of sessions that got tokens; those without a token are left out."""
     found = (_progress(RequestId(gateway, each.request_id), each) for each in message.sessions)
     return events.SessionsProgressed(tuple(each for each in found if each is not None))
 
@@ -71,7 +71,7 @@ def sessions_progressed(
 def request_completed(
     gateway: GatewayId, message: scheduler_pb2.RequestFinished
 ) -> events.RequestCompleted:
-    """Returns the event of a request its gateway has answered."""
+    """Returns the event of a request that its gateway has answered."""
     request = RequestId(gateway, message.request_id)
     has_progress = message.HasField("progress")
     return events.RequestCompleted(
@@ -82,7 +82,7 @@ def request_completed(
 def _progress(
     request: RequestId, message: scheduler_pb2.SessionProgress
 ) -> events.SessionProgress | None:
-    """Returns how far a session is; None if it has no token."""
+    """Returns the progress of a session; None if it has no token."""
     if not message.generated_tokens:
         return None
     return events.SessionProgress(
@@ -95,7 +95,7 @@ def _objectives(
 ) -> TokenObjectives | None:
     named = TokenObjectives(message.first_token_slo_ns, message.per_token_slo_ns)
     if named == TokenObjectives():
-        return None  # whoever asks for nothing is not refused for what its model asks
+        return None  # a request that asks for nothing is not refused for what its model asks
     if usual is None:
         return named
     return TokenObjectives(
@@ -106,12 +106,12 @@ def _objectives(
 def session_failed(
     session_id: int, failure: common_pb2.Failure, agent: AgentId | None
 ) -> events.SessionFailed:
-    """Returns the event of a session that an agent or a gateway could not go on with.
+    """Returns the event of a session that an agent or a gateway could not continue.
 
     Args:
-        session_id: Which.
-        failure: Why, as they said.
-        agent: Who said so, if it is an agent: to blame, too, if the failure names nobody.
+        session_id: The session.
+        failure: The reason they gave.
+        agent: The agent that reports it, to blame if the failure names nobody; None: a gateway.
     """
     return events.SessionFailed(
         SessionId(session_id),
@@ -129,7 +129,7 @@ def session_moved(message: scheduler_pb2.SessionMoved) -> events.SessionMoved:
 
 
 def move_mode(mode: scheduler_pb2.MoveMode.ValueType) -> events.MoveMode:
-    """Returns what travelled."""
+    """Returns what travels when a session moves, "kv" or "tokens"."""
     return "tokens" if mode == scheduler_pb2.MOVE_MODE_TOKENS else "kv"
 
 
@@ -166,7 +166,7 @@ def close_sessions_message(
 
 
 def cache_message(cache: CacheRequirement) -> scheduler_pb2.CacheLayout:
-    """Returns how a range of decoder blocks is to keep its caches."""
+    """Returns the layout of the caches of a range of decoder blocks."""
     return scheduler_pb2.CacheLayout(
         block_slots=cache.block_slots,
         session_tokens=cache.session_tokens,
@@ -176,7 +176,7 @@ def cache_message(cache: CacheRequirement) -> scheduler_pb2.CacheLayout:
 
 
 def cost_of(message: scheduler_pb2.GenerationCost) -> GenerationCost:
-    """Returns what an agent measured of decoder blocks."""
+    """Returns the cost that an agent measured for decoder blocks."""
     return GenerationCost(
         message.prefill_ns,
         message.prefill_token_ns,
@@ -190,7 +190,7 @@ def cost_of(message: scheduler_pb2.GenerationCost) -> GenerationCost:
 
 
 def work_of(report: scheduler_pb2.GenerationReport) -> WorkTotals:
-    """Returns what an agent says it did."""
+    """Returns the work that an agent reports."""
     return WorkTotals(
         report.decode_steps,
         report.decode_rows,

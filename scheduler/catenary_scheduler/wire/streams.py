@@ -20,7 +20,7 @@ from catenary_services.grpc.packed_writer import PackedWriter
 
 HELLO_TIMEOUT_S = 5.0
 LAST_WRITE_S = 1.0
-"""A peer that is told why its session is over gets what was being written before, if it reads."""
+"""Time in seconds for the last write to a peer whose session ends, so that it learns the reason."""
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -29,7 +29,7 @@ Packed_co = TypeVar("Packed_co", covariant=True)
 
 
 class GrpcStream(Protocol[Packed_co, In_contra]):
-    """The two calls of `grpc.aio.ServicerContext` a session needs."""
+    """The two calls of `grpc.aio.ServicerContext` that a session needs."""
 
     async def read(self) -> object:
         """Returns the next packed message or `grpc.aio.EOF`."""
@@ -41,14 +41,14 @@ class GrpcStream(Protocol[Packed_co, In_contra]):
 
 
 Speaks = Callable[[str], None]
-"""Raises PermissionDenied unless whoever opened a stream may speak for this gateway or agent."""
+"""Raises PermissionDenied unless the opener of a stream may speak for this gateway or agent."""
 
 
 class PeerStream(Generic[Out]):
     """The scheduler's end of one stream.
 
     Attributes:
-        heard_s: When the peer last sent anything, on `time.monotonic`.
+        heard_s: Moment at which the peer last sent anything, on `time.monotonic`.
     """
 
     def __init__(self, send: Callable[[list[Out]], Awaitable[None]]) -> None:
@@ -60,11 +60,14 @@ class PeerStream(Generic[Out]):
 
     @property
     def closed(self) -> bool:
-        """True once it was ended from this side."""
+        """True once this side has ended the stream."""
         return self._ended.done()
 
     def send(self, message: Out) -> None:
-        """Queues a message; a peer that does not read loses its session instead of our memory."""
+        """Queues a message.
+
+        A peer that does not read loses its session, so memory stays bounded.
+        """
         if self._ended.done():
             return
         try:
@@ -82,7 +85,7 @@ class PeerStream(Generic[Out]):
         """Reads and writes until the peer ends the stream or somebody calls `close`.
 
         Raises:
-            CatenaryError: what `close` was called with, or what the peer did wrong.
+            CatenaryError: The error given to `close`, or the peer's violation of the protocol.
         """
         reading = asyncio.ensure_future(reader)
         writing = asyncio.ensure_future(self._writer.run())
@@ -117,7 +120,7 @@ async def read_packs(
     """Gives every packed message to `handle` until the peer ends the stream.
 
     Raises:
-        InvalidMessage: the peer said what cannot be; nothing of that message was handled.
+        InvalidMessage: The peer sent an impossible message; nothing of that message was handled.
     """
     while (packed := await stream.read()) is not grpc.aio.EOF:
         _require_good(packed)
@@ -129,8 +132,8 @@ async def first_pack(stream: GrpcStream[object, object]) -> object:
     """Returns the packed message that must begin with a hello.
 
     Raises:
-        InvalidInput: the peer ended the stream, or said nothing for seconds.
-        InvalidMessage: it said what cannot be.
+        InvalidInput: The peer ended the stream, or sent nothing for seconds.
+        InvalidMessage: The message is impossible.
     """
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
@@ -144,6 +147,6 @@ async def first_pack(stream: GrpcStream[object, object]) -> object:
 
 
 def _require_good(packed: object) -> None:
-    """Raises what `catenary_services.rules.reading` put in place of a message that cannot be."""
+    """Raises the error that `catenary_services.rules.reading` returned for a bad message."""
     if isinstance(packed, InvalidMessage):
         raise packed

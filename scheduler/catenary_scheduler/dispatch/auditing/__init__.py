@@ -1,12 +1,12 @@
-"""The book against what agents hold and gateways wait for: what leaked is found and mended.
+"""Compares the book with what agents hold and gateways wait for; finds leaks and repairs them.
 
-    facts       what the book says, what agents and gateways say, at one moment
-    suspicions  where they differ
-    auditor     which of that is a leak, and not a message under way
-    remedies    what mends a leak: the events and orders there are anyway
+    holdings  what the book says, what agents and gateways say, at one moment
+    leaks     where they differ
+    auditor   which of the differences are leaks, and not messages in flight
+    remedies  what repairs a leak: events and orders that exist anyway
 
-Pure: time is an argument. `scheduler/catenary_scheduler/runtime/book_audit.py` asks agents and
-gateways, and carries remedies out.
+Nothing here does I/O, and time is an argument. `book_audit.py` of the `runtime` package asks agents
+and gateways, and carries the remedies out.
 """
 
 from catenary_scheduler.dispatch.auditing.auditor import Auditor

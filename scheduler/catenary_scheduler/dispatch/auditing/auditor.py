@@ -1,8 +1,8 @@
-"""Which differences are leaks.
+"""Decides which differences are leaks.
 
-What differs once may be a frame under way. What differs in two audits in a row, `grace_ns` or more
-apart, is a leak: no frame is under way for so long. So a leak is mended by the second audit after
-it came about, if audits are that far apart.
+A difference seen once may be due to a frame in flight. A difference in two audits in a row,
+`grace_ns` or more apart, is a leak: no frame is in flight for so long. So a leak is repaired by the
+second audit after it came about, if audits are that far apart.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _Key = tuple[object, ...]
 
 
 class Auditor:
-    """Asks and judges: `begin`, answers, `end`, and again.
+    """Runs audits: `begin`, the answers, `end`, and again.
 
     Attributes:
-        audits: How many are done.
-        mended: What the audit before the last one found leaked, and the last one did not any more.
+        audits: Number of finished audits.
+        mended: Leaks of the previous audit that the latest one no longer found.
     """
 
     def __init__(self, grace_ns: Nanoseconds) -> None:
-        """Suspects nobody."""
+        """Starts without suspicions."""
         self.audits = 0
         self.mended: list[Leak] = []
         self._grace_ns = grace_ns
@@ -37,49 +37,49 @@ class Auditor:
         self._agents: dict[AgentId, AgentHoldings] = {}
         self._gateways: dict[GatewayId, GatewayRequests] = {}
         self._suspected: dict[_Key, Nanoseconds] = {}
-        """Since when."""
+        """First moment at which each present difference was seen."""
         self._leaked: list[Leak] = []
 
     @property
     def is_open(self) -> bool:
-        """True while answers are waited for."""
+        """True while an audit waits for answers."""
         return self._asked is not None
 
     @property
     def is_complete(self) -> bool:
-        """True once every agent that was there when it was asked has answered."""
+        """True once every agent has answered that was connected at the beginning of the audit."""
         return self._asked is not None and self._asked.agents <= self._agents.keys()
 
     @property
     def agents(self) -> Mapping[AgentId, AgentHoldings]:
-        """What agents said last, as far as they have answered."""
+        """The latest holdings of the agents that have answered."""
         return self._agents
 
     def begin(self, book: SchedulerHoldings) -> None:
-        """Agents and gateways are being asked."""
+        """Begins an audit; agents and gateways are being asked."""
         self._asked = book
         self._agents, self._gateways = {}, {}
 
     def agent_says(self, agent: AgentId, held: AgentHoldings) -> None:
-        """An agent has answered."""
+        """Takes in the answer of an agent."""
         if self._asked is not None and agent in self._asked.agents:
             self._agents[agent] = held
 
     def gateway_says(self, gateway: GatewayId, wants: GatewayRequests) -> None:
-        """A gateway has answered."""
+        """Takes in the answer of a gateway."""
         if self._asked is not None:
             self._gateways[gateway] = wants
 
     def gone(self, who: AgentId | GatewayId) -> None:
-        """An agent's or gateway's stream ended: what it said is not true of the next one."""
+        """Drops the answer of an agent or a gateway whose stream ended."""
         self._agents.pop(AgentId(who), None)
         self._gateways.pop(GatewayId(who), None)
 
     def end(self, book: SchedulerHoldings, now: Nanoseconds) -> list[Leak]:
-        """Returns what leaked; who has not answered is not judged.
+        """Ends the audit and returns the leaks; agents that have not answered are not judged.
 
         Args:
-            book: As it is now.
+            book: The book at this moment.
             now: The moment.
         """
         if self._asked is None:
@@ -103,5 +103,5 @@ class Auditor:
 
 
 def key_of(leak: Leak) -> _Key:
-    """Returns what is the same in two audits if it is the same leak."""
+    """Returns a key that is the same in two audits if the leak is the same."""
     return (leak.kind, leak.agent, leak.session, leak.batch, leak.request, leak.partition)

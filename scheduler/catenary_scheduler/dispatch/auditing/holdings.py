@@ -1,4 +1,4 @@
-"""What is compared: the book, and what agents and gateways say, each at one moment."""
+"""The two sides of an audit: the book, and what agents and gateways report, at one moment."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from catenary_services.domain.plan import ChainHop
 
 @dataclass(frozen=True, slots=True)
 class AgentHoldings:
-    """All an agent holds.
+    """Everything an agent holds.
 
     Attributes:
-        batches: Queued, running, or computed and not yet sent on.
-        sessions: Each with the blocks it is in here; one block is one slot.
-        passed_on: Sessions of which the next agent of their ring has been sent rows.
-        leads: What sessions become whose moves are led here.
-        partitions: That are loaded.
+        batches: Batches queued, running, or computed and not yet sent on.
+        sessions: Its sessions, each with its blocks here; one block is one slot.
+        passed_on: Sessions of which rows were sent to the next agent of their ring.
+        leads: Successors of the sessions whose moves this agent leads.
+        partitions: The loaded partitions.
     """
 
     batches: Set[BatchId] = frozenset()
@@ -39,12 +39,12 @@ class AgentHoldings:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedSession:
-    """A start whose tokens a gateway takes.
+    """A start whose tokens a gateway accepts.
 
     Attributes:
-        session: Which.
-        sent_ago_ns: Since its opening, or the order to move to it, left the gateway; None: it has
-            not yet.
+        session: The session.
+        sent_ago_ns: Time since its opening, or the order to move to it, left the gateway; None: it
+            has not left yet.
     """
 
     session: SessionId
@@ -60,22 +60,22 @@ class GatewayRequests:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerHoldings:
-    """What a scheduler believes.
+    """Everything a scheduler has booked and counts on.
 
     Attributes:
-        sessions: All that are known or have slots.
-        split: Those of them whose prompts are run on another ring than the rest.
+        sessions: All sessions that are known or have slots.
+        split: Those whose prompts run on another ring than the rest.
         followed: Batches that requests wait for.
         booked: Batches with a booking that no request waits for, and the agents that have yet to
             compute them.
-        in_flight: Batches that count as under way.
-        requests: Those that wait or are being worked on.
-        open: Those that count as open at a gateway.
-        agents: That are connected.
-        gateways: That are known, connected or not.
+        in_flight: Batches that count as in flight.
+        requests: Requests that wait or are being worked on.
+        open: Requests that count as open at a gateway.
+        agents: The connected agents.
+        gateways: The known gateways, connected or not.
         hosted: Partitions that count as loaded.
-        first_id: Batches from here on are our own; lower ones a predecessor's.
-        settled: Whoever could claim something of a predecessor had the time.
+        first_id: The first batch id of this scheduler; lower ones are an earlier scheduler's.
+        settled: True if all claims to work of an earlier scheduler have had time to arrive.
     """
 
     sessions: Mapping[SessionId, BookedSession] = field(default_factory=dict)

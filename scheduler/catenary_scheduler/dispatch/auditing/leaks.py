@@ -1,9 +1,10 @@
-"""Where the book and what others say differ.
+"""Finds where the book and the reports of agents and gateways differ.
 
-Everything is judged by what the book said both when agents and gateways were asked and when their
-answers were there: what was ordered in between is not in their answers. Streams keep their order,
-so an answer comes behind all that was said before, and is given after all that was ordered before.
-Only frames (from gateways to agents and between agents) may still be under way; see `Auditor`.
+A difference counts only if the book said the same when agents and gateways were asked and when
+their answers had arrived: an answer does not cover what was ordered in between. Streams keep their
+order, so an answer comes behind all that was sent before it, and is given after all that was
+ordered before the question. Only frames (from gateways to agents and between agents) may still be
+in flight; see `Auditor`.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ LeakKind = Literal[
     "request_forgotten",
     "partition_unhosted",
 ]
-"""`docs/audits.md` says of each what it is and how it is mended."""
+"""Kinds of leaks; `docs/audits.md` explains each and how it is repaired."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """Something reserved that nobody holds, or held that is not reserved.
+    """A reservation that nobody holds, or something held that is not reserved.
 
-    Two are equal if they are of the same thing; `hops` and `source` say only how it is mended.
+    Two leaks are equal if they concern the same thing; `hops` and `source` only serve its repair.
     """
 
     kind: LeakKind
@@ -68,7 +69,7 @@ class Leak:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Returns what it is about, for the log."""
+        """Returns what the leak is about, for the log."""
         named = {
             "agent": self.agent,
             "session": self.session,
@@ -85,9 +86,9 @@ class AuditAnswers:
     """The answers to one question.
 
     Attributes:
-        agents: Of the agents that answered.
-        gateways: Of the gateways that answered.
-        grace_ns: A frame that was sent so long ago has arrived, or is lost.
+        agents: Holdings of the agents that answered.
+        gateways: Requests of the gateways that answered.
+        grace_ns: A frame sent this long ago has arrived, or is lost.
     """
 
     agents: Mapping[AgentId, AgentHoldings]
@@ -95,7 +96,7 @@ class AuditAnswers:
     grace_ns: Nanoseconds
 
     def believed(self, request: RequestId | None) -> dict[SessionId, ExpectedSession] | None:
-        """Returns the starts a gateway believes for a request; None if it does not say."""
+        """Returns the starts that a gateway expects for a request; None if it does not say."""
         wants = self.gateways.get(request.gateway) if request is not None else None
         if wants is None or request is None or request.number not in wants.requests:
             return None
@@ -113,12 +114,12 @@ class AuditAnswers:
 def suspicions(
     before: SchedulerHoldings, now: SchedulerHoldings, said: AuditAnswers
 ) -> Iterator[Leak]:
-    """Yields everything that differs.
+    """Yields every difference.
 
     Args:
         before: The book when the question was asked.
-        now: The same with the answers there.
-        said: They.
+        now: The book when the answers have arrived.
+        said: The answers.
     """
     for session, claim in now.sessions.items():
         asked = before.sessions.get(session)
@@ -126,7 +127,7 @@ def suspicions(
             yield from _booked(asked, claim, now, said)
     for agent, held in said.agents.items():
         if agent not in now.agents:
-            continue  # it is gone, and all it held with it
+            continue  # the agent is gone, and all it held with it
         yield from _held(agent, held, before, now)
     yield from _batches(before, now, said)
     yield from _requests(before, now, said)
@@ -138,7 +139,7 @@ def suspicions(
 def _booked(
     asked: BookedSession, claim: BookedSession, now: SchedulerHoldings, said: AuditAnswers
 ) -> Iterator[Leak]:
-    """Yields what is reserved for a session and held by nobody, or not wanted where it is."""
+    """Yields reservations of a session that nobody holds, or that are not wanted where they are."""
     if claim.state == "left":
         return  # its gateway is waited for, and only for a while
     if claim.state in ("closing", "unclaimed"):
@@ -146,7 +147,7 @@ def _booked(
         return
     believed = said.believed(claim.request)
     if believed is None:
-        return  # if it is not wanted any more, its request is what leaked
+        return  # if it is not wanted any more, its request is the leak
     if claim.state == "arriving":
         yield from _moving(claim, believed, said)
     elif claim.session not in believed:
@@ -173,16 +174,16 @@ def _unheld(asked: BookedSession, claim: BookedSession, said: AuditAnswers) -> I
 
 
 def _running(asked: BookedSession, claim: BookedSession, said: AuditAnswers) -> Iterator[Leak]:
-    """One that got tokens is on every agent of its ring, all the time."""
+    """Yields a session with tokens that is not on every agent of its ring, where it must be."""
     for leak in _unheld(asked, claim, said):
         if leak.agent in claim.ring:
             yield Leak("session_lost", leak.agent, claim.session, request=claim.request)
-            return  # it is started again, wherever else it is missing
+            return  # it is started again, whichever other agents lack it
         yield leak
 
 
 def _is_lost(claim: BookedSession, start: ExpectedSession, said: AuditAnswers) -> bool:
-    """True if its opening was sent a while ago, and came nowhere."""
+    """True if its opening was sent a while ago and arrived nowhere."""
     if start.sent_ago_ns is None or start.sent_ago_ns < said.grace_ns:
         return False
     everywhere = {agent for agent, _, _ in claim.holds} | set(claim.ring)
@@ -190,7 +191,10 @@ def _is_lost(claim: BookedSession, start: ExpectedSession, said: AuditAnswers) -
 
 
 def _broken_off(claim: BookedSession, now: SchedulerHoldings, said: AuditAnswers) -> Iterator[Leak]:
-    """Yields one that an agent of its ring lacks, although it was handed on to there, or by it."""
+    """Yields a session that an agent of its ring lacks although it must have been there.
+
+    Either the agent before passed it on, or the agent after has it.
+    """
     session = claim.session
     for agent, following in pairwise(claim.ring):
         here, there = said.agents.get(agent), said.agents.get(following)
@@ -200,7 +204,7 @@ def _broken_off(claim: BookedSession, now: SchedulerHoldings, said: AuditAnswers
         if session in here.passed_on and session not in there.sessions:
             lacking = following
         elif session in there.sessions and session not in here.sessions:
-            # Where prompts are run elsewhere, agents let go what others hold already.
+            # In a split phase the prompt's agents release sessions that the others hold already.
             lacking = agent if session not in now.split else None
         if lacking is not None:
             yield Leak("session_lost", lacking, session, request=claim.request)
@@ -215,7 +219,7 @@ def _moving(
     leak = Leak("move_lost", session=claim.session, request=claim.request, source=source)
     if start is None:
         yield leak
-    elif source not in believed:  # its tokens come from there: nobody told us
+    elif source not in believed:  # its tokens come from there, which nobody reported
         yield Leak("move_unheard", session=claim.session, request=claim.request, source=source)
     elif start.sent_ago_ns is not None and start.sent_ago_ns >= said.grace_ns:
         everywhere = {agent for agent, _, _ in claim.holds} | set(claim.ring) | set(old_ring)
@@ -226,7 +230,7 @@ def _moving(
 def _moved_on(
     session: SessionId, now: SchedulerHoldings, believed: dict[SessionId, ExpectedSession]
 ) -> bool:
-    """True if the tokens of a session come from the one it is to become."""
+    """True if the tokens of a session come from its successor."""
     arriving = [now.sessions[each] for each in believed if each in now.sessions]
     return any(each.source is not None and each.source[0] == session for each in arriving)
 
@@ -234,7 +238,7 @@ def _moved_on(
 def _held(
     agent: AgentId, held: AgentHoldings, before: SchedulerHoldings, now: SchedulerHoldings
 ) -> Iterator[Leak]:
-    """Yields what an agent holds and the book has not, or not as much."""
+    """Yields what an agent holds and the book lacks, or has less of."""
     for session, hops in held.sessions.items():
         asked, claim = before.sessions.get(session), now.sessions.get(session)
         if asked is None and claim is None:

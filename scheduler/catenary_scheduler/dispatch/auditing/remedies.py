@@ -1,4 +1,4 @@
-"""What mends a leak: an event the dispatcher knows, or an order agents know. Nothing else."""
+"""The repair of a leak: an event for the dispatcher, or an order to agents, and nothing else."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _WHY = "an audit found that nobody holds it"
 
 
 def remedy_of(leak: Leak) -> Remedy | None:
-    """Returns what to tell the dispatcher, or an agent; None if it is not about the book.
+    """Returns the event or order that repairs a leak; None if it is not about the book.
 
-    What is *not* about the book is the shell's: a batch that only counts as in flight, a request
-    that only counts as open, a partition that only counts as loaded.
+    Leaks that are not about the book are repaired by the caller: a batch that only counts as in
+    flight, a request that only counts as open, a partition that only counts as loaded.
     """
     remedy: Remedy | None = None
     match leak:

@@ -1,22 +1,22 @@
-"""Serving server chains: which chain a session runs on, who waits, which slots are booked.
+"""Dispatch of sessions to server chains: which chain each runs on, and which slots are booked.
 
     dispatcher  events in, commands out
     config      limits and waiting times; packing_rules those of packing
     tracking    what is known of every open request and every session
-    routes      the chains of the active plan: how many sessions each has and may have
+    chain_state the chains of the active plan: how many sessions each has and may have
     placement   placement under objectives: workers, and where the next request goes
     policies    a policy returns a route (hops, and the slots they take); the seam is `policy`, the
                 default `jffc`: join the fastest free chain (server-chain composition, Algorithm 3)
-    queues      one model: its chains, its observed rate, and who waits; the policies by name
-    sessions    all state, and sessions with the slots they hold: they begin, they are closed
-    migration   sessions that go on elsewhere while they generate, and those that must
+    queues      one model: its chains, its observed rate, its waiting requests; policies by name
+    sessions    all state, and sessions with the slots they hold: how they begin and are closed
+    migration   sessions that move to another chain while they generate, and those that must
     packing     which sessions should be where, epoch by epoch (Mell)
-    admission   what each event does, from request to answer: who is refused, what a new leader
+    admission   what each event does, from request to answer: refusals, what a new leader
                 adopts, what happens where memory runs out
 
-A session is born with `StartSession`; its slots stay booked in `Book.slots` until every agent of it
-said `SessionsClosed` or was lost. `CloseSessions` orders follow the end of its request. One that
-moves is born a second time, on another chain, and the first is closed at `SessionMoved`.
+A session begins with `StartSession`; its slots stay booked in `Book.slots` until every agent of it
+said `SessionsClosed` or was lost. `CloseSessions` orders follow the end of its request. A session
+that moves begins a second time on another chain; the first one is closed at `SessionMoved`.
 """
 
 from catenary_scheduler.dispatch.chained.config import ChainedConfig

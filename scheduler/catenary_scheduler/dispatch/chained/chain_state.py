@@ -1,4 +1,4 @@
-"""Chains of the active plan as a policy sees them: how many sessions each has and may have."""
+"""Chains of the active plan as a policy sees them: the sessions each has and may have."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from catenary_services.domain.ids import Nanoseconds
 from catenary_services.domain.plan import ChainHop, ChainRole, Plan
 
 SPARE_TOKENS = 32
-"""Of every session, what it may grow before a chain counts as full for one that begins."""
+"""Tokens that every session may grow before a chain counts as full for a new one."""
 
 
 class ChainState:
-    """A way through all blocks of a model: a chain of the plan, or one made for a request.
+    """A path through all blocks of a model: a chain of the plan, or one made for a request.
 
     Attributes:
         chain_id: Its name in the plan.
         hops: Agents and blocks, in order.
-        claims: The slots a session takes on it.
-        capacity: Sessions at a time, c_k.
+        claims: The slots that a session takes on it.
+        capacity: Most simultaneous sessions, c_k.
         service_ns: Expected time of one session, T_k = 1 / mu_k.
         index: Its place in the plan; settles ties.
         running: Sessions that hold slots on it.
@@ -76,9 +76,9 @@ class ChainState:
         self.running = 0
         self.bound = 0
         self.rank = -1
-        """Its place in the order of who chooses; -1 if it must not be chosen."""
+        """Place in the order of the policy; -1 if the chain must not be chosen."""
         self.listed = False
-        """True while who chooses has it in mind."""
+        """True while the policy has the chain among its candidates."""
         self.role: ChainRole = "mixed"
         self.halves: tuple[ChainState, ChainState] | None = None
         self.cache_tokens = 0
@@ -91,11 +91,11 @@ class ChainState:
     def has_room(self, tokens: int, spare: int = SPARE_TOKENS) -> bool:
         """True if its caches hold a session more.
 
-        A chain without sessions always does: any session fits where it is alone.
+        A chain without sessions always has room: any session fits where it is alone.
 
         Args:
-            tokens: What the session will have cached.
-            spare: By how many tokens each session may grow.
+            tokens: Tokens that the session will have cached.
+            spare: Tokens by which each session may grow.
         """
         if self.halves is not None:
             prefill, decode = self.halves
@@ -137,7 +137,7 @@ def paired(prefill: ChainState, decode: ChainState) -> ChainState:
 
 
 def claims_of(hops: Sequence[ChainHop], slots: SlotLedger) -> SlotClaims:
-    """Returns what a session takes on these hops."""
+    """Returns the slots that a session takes on these hops."""
     asked: dict[Cache, int] = {}
     for hop in hops:
         cache = slots.cache(hop.agent, hop.partition)
@@ -146,7 +146,7 @@ def claims_of(hops: Sequence[ChainHop], slots: SlotLedger) -> SlotClaims:
 
 
 def set_capacities(plan: Plan, slots: SlotLedger) -> None:
-    """Makes the caches of a plan as large as it says, in slots and tokens, and all others full.
+    """Gives the caches of a plan their planned size in slots and tokens; all others become full.
 
     An agent without an entry keeps what the chains through it ask for.
     """

@@ -51,20 +51,21 @@ class ChainedDispatcher:
     """Implements `Dispatcher` for server chains.
 
     Every `SessionRequested` ends in exactly one of: a `RequestCompleted` or `RequestCancelled`
-    event, or a `Reject` command, at the latest `deadline_grace_ns` after its deadline. Slots of a
-    session are free when each of its agents said `SessionsClosed`, or was lost.
+    event, or a `Reject` command, at the latest `deadline_grace_ns` after its deadline. The slots of
+    a session are free when each of its agents said `SessionsClosed`, or was lost.
 
     Args:
         config: Limits and waiting times.
-        book: Where slots are booked; one of its own if None.
-        availability: Who can be given what; None: every agent that joined, everything.
-        policy: "jffc" (default), "slo", or what makes a policy per model.
+        book: The book in which slots are booked; None: a new one.
+        availability: The view of which agents can be given work; None: every agent that joined can
+            be given everything.
+        policy: "jffc" (default), "slo", or a function that makes a policy per model.
         first_session: Id of the first session; the scheduler puts its epoch into the upper bits.
-            Lower ids are those of schedulers before.
-        stopwatch: Has every decision timed (choose a chain, reserve); see `take_decision_times`.
+            Lower ids belong to earlier schedulers.
+        stopwatch: Measures every decision (choose a chain, reserve); see `take_decision_times`.
 
     Raises:
-        InvalidInput: If there is no such policy.
+        InvalidInput: There is no such policy.
     """
 
     def __init__(
@@ -91,9 +92,9 @@ class ChainedDispatcher:
         self._packing = SessionPacking(self._state, config.packing)
 
     def handle(self, event: Event, now: Nanoseconds) -> list[Command]:  # noqa: PLR0912
-        """Folds one event into the state and returns what is to be done, in order.
+        """Folds one event into the state and returns the commands that follow, in order.
 
-        Events of other kinds of plans are none of its business and ignored.
+        Events of other kinds of plans are ignored.
         """
         state = self._state
         state.now = now
@@ -146,18 +147,18 @@ class ChainedDispatcher:
         return state.take_commands()
 
     def next_wakeup(self) -> Nanoseconds | None:
-        """When to send a `Tick` at the latest; None if nothing waits for time to pass."""
+        """Returns when to send a `Tick` at the latest; None if nothing waits for time to pass."""
         moment, epoch = self._state.next_moment(), self._packing.next_moment()
         if moment is None or epoch is None:
             return moment if epoch is None else epoch
         return min(moment, epoch)
 
     def has(self, request: RequestId) -> bool:
-        """True while a request is open here."""
+        """True while a request is open at this dispatcher."""
         return request in self._state.sequences
 
     def queued(self, model: ModelKey) -> int:
-        """Returns how many requests for a model wait for a chain."""
+        """Returns the number of requests for a model that wait for a chain."""
         state = self._state
         model_queue = state.model_queues.get(model)
         resting = sum(sequence.model == model for sequence in state.resting.values())
@@ -171,7 +172,7 @@ class ChainedDispatcher:
         return self._packing.needed(model)
 
     def tokens_by_agent(self) -> dict[AgentId, int]:
-        """Returns the tokens that are cached on agents, each session's once per agent."""
+        """Returns the tokens cached on each agent; every session counts once per agent."""
         found: dict[AgentId, int] = {}
         for sequence in self._state.sequences.values():
             if sequence.session is not None:
@@ -183,15 +184,15 @@ class ChainedDispatcher:
 
     @property
     def next_session(self) -> int:
-        """The id that the next session will have; none was given out from there on."""
+        """The id of the next session; it and all higher ones are unused."""
         return self._state.next_session
 
     def take_changes(self) -> list[ReservationChange]:
-        """Returns what changed in the book since the last call."""
+        """Returns the changes of the book since the last call."""
         return self._book.take_changes()
 
     def restore(self, reservations: Iterable[Reservation]) -> None:
-        """Enters the bookings of the scheduler before this one, their times on this clock."""
+        """Enters the bookings of an earlier scheduler, with times on this clock."""
         self._book.restore(reservations)
         self.restored()
 
@@ -200,11 +201,11 @@ class ChainedDispatcher:
         self._state.restored()
 
     def length_predictors(self) -> dict[ModelKey, LengthPredictor]:
-        """Returns what is known of answer lengths, by model; it goes on learning."""
+        """Returns the predictors of answer lengths by model; they go on learning."""
         return self._state.lengths
 
     def restore_lengths(self, model: ModelKey, predictor: LengthPredictor) -> None:
-        """Goes on with what a scheduler before this one knew of a model's answer lengths."""
+        """Takes over the predictor that an earlier scheduler had for a model."""
         self._state.lengths[model] = predictor
         model_queue = self._state.model_queues.get(model)
         if model_queue is not None and model_queue.placer is not None:
@@ -222,12 +223,12 @@ class ChainedDispatcher:
         return view_of(sequence.session, sequence)
 
     def view(self, session: SessionId) -> SessionView | None:
-        """Returns a session by its id, as long as it is that of a request."""
+        """Returns a session by its id; None unless a request has it."""
         known = self._state.sessions.get(session)
         return view_of(known, known.sequence) if known is not None and known.sequence else None
 
     def claims(self) -> list[BookedSession]:
-        """Returns every session with what is booked for it and why, by id."""
+        """Returns every session with its bookings and their purpose, by id."""
         return claims_of(self._state)
 
     def open_requests(self) -> list[RequestId]:
@@ -235,20 +236,19 @@ class ChainedDispatcher:
         return list(self._state.sequences)
 
     def move_failure(self, session: SessionId) -> str:
-        """Returns why a session did not become this one, if that was a while ago at most."""
+        """Returns why a recent move to this session failed; empty if none did."""
         return self._state.failures.get(session, "")
 
     def problem(self, session: SessionId, chain_id: str) -> str:
         """Returns in words why a session cannot be moved now; empty if it can.
 
         Args:
-            session: Which.
-            chain_id: Where to; empty: wherever is best.
+            session: The session.
+            chain_id: The chain to move to; empty: the best one.
         """
         return self._state.problem(session, chain_id)
 
     def snapshot(self) -> list[Reservation]:
-        """Returns every reservation."""
         return self._book.snapshot()
 
     def statistics(self) -> dict[str, int]:
@@ -277,21 +277,24 @@ class ChainedDispatcher:
         }
 
     def take_decision_times(self) -> list[Nanoseconds]:
-        """Returns how long each decision since the last call took; empty without a stopwatch."""
+        """Returns the nanoseconds of each decision since the last call.
+
+        Empty without a stopwatch.
+        """
         times, self._decision_ns = self._decision_ns, []
         return times
 
     # Serving the queues
 
     def _serve(self) -> None:
-        """Moves misplaced sessions, then starts who waits and finds a free chain, one by one."""
+        """Moves misplaced sessions, then starts one by one the requests that find a free chain."""
         state = self._state
         while state.dirty:
             seen = state.availability_seen
             for model in list(state.dirty):
                 self._serve_model(model)
             state.dirty.clear()
-            if state.availability_seen != seen:  # one was a probe: others have other chains now
+            if state.availability_seen != seen:  # one was a probe: the others have other chains now
                 state.dirty.update(dict.fromkeys(state.model_queues))
 
     def _serve_model(self, model: ModelKey) -> None:
@@ -301,12 +304,12 @@ class ChainedDispatcher:
         model_queue = state.model_queues.get(model)
         while model_queue is not None and model_queue.waiting:
             started = self._start(model_queue)
-            # Who was moved and found no place waits again, and is looked at once more.
+            # A request that was moved and found no place waits again, and is looked at once more.
             if not (started and state.config.rebalance and rebalance(state, model_queue, started)):
                 break
 
     def _start(self, model_queue: ModelQueue) -> list[SequenceRequest]:
-        """Starts whoever waits at a model queue and finds a free chain, and returns them."""
+        """Starts the waiting requests of a model that find a free chain, and returns them."""
         state, stopwatch = self._state, self._stopwatch
         started = []
         while model_queue.waiting:

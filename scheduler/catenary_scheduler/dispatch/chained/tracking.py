@@ -1,4 +1,4 @@
-"""What is known of every open request and every session, so that none is ever lost."""
+"""Records of every open request and every session, so that none is ever lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FEWEST_STALE = 64
 class SequenceRequest:
     """An admitted request, until it is answered.
 
-    Invariant: it waits (in the line of its model) or it has a session, never both.
+    Invariant: it waits in the queue of its model, or it has a session, never both.
     """
 
     __slots__ = (
@@ -56,47 +56,49 @@ class SequenceRequest:
         self.deadline: Nanoseconds = event.deadline_ns
         self.priority = event.priority
         self.arrival_number = arrival_number
-        """Order of arrival."""
+        """Rank of the request in the order of arrival."""
         self.arrived = arrived
-        """When its gateway got it."""
+        """Moment at which its gateway got the request."""
         self.generated_tokens = 0
-        """Of its answer, as far as reported."""
+        """Tokens of its answer, as far as reported."""
         self.placement_request: PlacementRequest | None = None
-        """What it needs of a worker while it waits, and since it was placed."""
+        """Needs of the request towards a worker; set while it waits, and kept after it was
+        placed."""
         self.must_start: Nanoseconds = 0
-        """From then on it is placed wherever there is room."""
+        """Moment from which on it is placed wherever there is room."""
         self.forced = False
-        """It was placed although no worker met all constraints."""
+        """True if it was placed although no worker met all constraints."""
         self.restarts = 0
-        """Sessions it has lost."""
+        """Number of sessions it has lost."""
         self.failures: tuple[tuple[AgentId, SessionId], ...] = ()
-        """Devices that failed to compute it, and in which session."""
+        """The devices that failed to compute it, each with the session that failed."""
         self.heard: Nanoseconds = 0
-        """When it got a token last, or was started."""
+        """Moment at which it last got a token, or was started."""
         self.token_ns: Nanoseconds = 0
-        """How long one of its tokens took so far; 0 if that is not known."""
+        """Duration of one of its tokens so far; 0 if it is not known."""
         self.preempted = 0
-        """Sessions it had to give up because others grew; no fault of anybody's."""
+        """Number of sessions it had to give up because others grew, which was nobody's fault."""
         self.again = False
-        """It had a session before, so it is ahead of those that have not."""
+        """True if it had a session before, which puts it ahead of requests that had none."""
         self.session: Session | None = None
         self.route: ChainState | None = None
-        """Where it waits, if it is bound to a route."""
+        """The route at which it waits, if it is bound to one."""
         self.turn = 0
-        """Its entry in the central queue; 0 if it does not wait there."""
+        """Number of its entry in the central queue; 0 if it does not wait there."""
         self.check_later: Nanoseconds | None = None
-        """When its session is lost, unless something is heard."""
+        """Moment at which its session counts as lost unless something is heard; None: no such
+        moment."""
         self.timer: Nanoseconds = 0
-        """When it must be looked at although nothing happened."""
+        """Moment at which it must be looked at even without an event."""
 
     @property
     def tokens(self) -> int:
-        """Of its prompt and its answer so far, as reported: what its session has cached."""
+        """Tokens that its session has cached, from its prompt and its answer, as reported."""
         return self.event.prompt_tokens + self.generated_tokens
 
 
 class Session:
-    """A session that holds slots, whoever started it."""
+    """A session that holds slots, whichever scheduler started it."""
 
     __slots__ = (
         "arriving",
@@ -123,46 +125,50 @@ class Session:
     ) -> None:
         self.session_id = session_id
         self.sequence = sequence
-        """None if nobody waits for it, or nobody has claimed it yet."""
+        """The request it generates for; None if it has none, or no gateway has claimed it yet."""
         self.prefill: ChainState | None = None
-        """Split phase: where it counts, too, until its caches are handed over."""
+        """The chain of the prompt (split phase), where it also counts until its caches are handed
+        over."""
         self.hops: tuple[ChainHop, ...] = route.hops if route is not None else ()
         if route is not None and route.halves is not None:
             self.prefill, route = route.halves
         self.prefill_agents: tuple[AgentId, ...] = ()
-        """They say unasked that they are done with it, and it goes on."""
+        """Agents of the prompt's chain. They report unasked that they are done with it, and it goes
+        on."""
         if self.prefill is not None:
             self.prefill_agents = tuple(hop.agent for hop in self.prefill.hops)
         self.route = route
-        """Where it counts; None if it holds nothing any more, or its hops are not known."""
+        """The route on which it counts; None if it holds nothing any more, or its hops are not
+        known."""
         self.closing = False
-        """Its agents were told to close it."""
+        """True if its agents were told to close it."""
         self.attempts = 0
-        """How often they were told."""
+        """Number of times that its agents were told to close it."""
         self.left = False
-        """An agent said unasked that it is over there."""
+        """True if an agent said unasked that the session is over there."""
         self.runs = False
-        """It got tokens: its prompt is done."""
+        """True if it got tokens, so that its prompt is done."""
         self.carried_tokens = 0
-        """Of its answer, those that were known when it began, from sessions that were lost."""
+        """Tokens of the answer that were known when it began, from sessions that were lost."""
         self.moving: Move | None = None
-        """It generates, and is on its way to another chain."""
+        """The move that takes it to another chain while it generates; None if it does not move."""
         self.arriving: Move | None = None
-        """It does not generate yet: another session is on its way here. `sequence` is None then."""
+        """The move that ends in it: another session is to become this one, and `sequence` is None
+        until then."""
         self.was: SessionId | None = None
-        """What it was before it moved here."""
+        """The session that became this one by a move; None if none did."""
         self.closed_move: SessionId | None = None
-        """What it was to become when an agent said unasked that this is over."""
+        """The successor it was to have when an agent said unasked that it is over."""
         self.failed_moves = 0
-        """How often in a row it could not be moved."""
+        """Number of failed moves in a row."""
         self.move_after: Nanoseconds = 0
-        """As a misplaced session it is not moved before."""
+        """Moment before which it is not moved again as a misplaced session."""
 
     def ends_at(self, agent: AgentId) -> bool:
-        """True if it is over everywhere once it is over on this agent."""
+        """True if its end on this agent is its end everywhere."""
         if agent in self.prefill_agents:
             return False
-        # Of one that was adopted only the ring that generates is known.
+        # Of an adopted session only the ring that generates is known.
         return not self.hops or any(hop.agent == agent for hop in self.hops)
 
 
@@ -185,38 +191,38 @@ class Move:
     ) -> None:
         self.sequence = sequence
         self.source = source
-        """What it is, and goes on to be if it cannot be moved."""
+        """The session that moves, and that goes on if it cannot be moved."""
         self.target = target
-        """What it becomes; it holds its slots from the beginning."""
+        """The session that it becomes, which holds its slots from the beginning."""
         self.mode: MoveMode = mode
         self.reason = reason
-        """What it is moved for."""
+        """The purpose of the move, e.g. "packing"."""
         self.deadline = deadline
-        """When it counts as failed."""
+        """Moment at which the move counts as failed."""
         hops = source.hops + target.hops
         self.agents: tuple[AgentId, ...] = tuple(dict.fromkeys([hop.agent for hop in hops]))
-        """Of both chains, each once."""
+        """The agents of both chains, each once."""
 
 
 class RequestTimers:
-    """Moments at which requests must be looked at."""
+    """Moments at which requests must be looked at even without an event."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[Nanoseconds, int, SequenceRequest]] = []
         self._count = 0
 
     def set(self, sequence: SequenceRequest, moment: Nanoseconds, open_sequences: int) -> None:
-        """Has `due` return this request at `moment`, and not before."""
+        """Makes `due` return this request at `moment`, and not before."""
         sequence.timer = moment
         self._count += 1
         heappush(self._heap, (moment, self._count, sequence))
-        # Requests end long before their deadlines: without a sweep their entries would pile up.
+        # Requests end long before their deadlines: their entries must be swept or they pile up.
         if len(self._heap) > 2 * open_sequences + _FEWEST_STALE:
             self._heap = [entry for entry in self._heap if entry[2].timer == entry[0]]
             heapify(self._heap)
 
     def next(self) -> Nanoseconds | None:
-        """When `due` has something to return."""
+        """Returns the next moment at which `due` has something to return; None: there is none."""
         heap = self._heap
         while heap:
             moment, _, sequence = heap[0]
@@ -226,7 +232,7 @@ class RequestTimers:
         return None
 
     def due(self, now: Nanoseconds) -> list[SequenceRequest]:
-        """Returns the requests whose moment has come, and forgets these moments."""
+        """Removes and returns the requests whose moment has come."""
         found = []
         while (moment := self.next()) is not None and moment <= now:
             sequence = heappop(self._heap)[2]

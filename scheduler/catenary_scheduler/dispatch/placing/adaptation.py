@@ -1,15 +1,16 @@
-"""How much of a worker may be used, learned from what became of sessions.
+"""Learns how much of a worker may be used from the outcome of sessions.
 
-The paper fixes theta by hand; what suits one model fails another. Here sessions that end say
-whether they met their objectives, and theta follows, in small steps, within bounds, and not again
-before enough sessions have ended since:
+The paper fixes theta by hand; a value that suits one model fails another. Here sessions that end
+say whether they met their objectives, and theta follows, in small steps, within bounds, and not
+again before enough sessions have ended since:
 
-* too many missed, and few were placed by force: estimates are too good, so less may be used;
-* too many missed, and many were placed by force: the cluster is full, and what is held back only
-  makes more of them wait until they must be forced: more may be used;
-* attainment is safely above its target: back towards what suits exact estimates.
+* If too many missed them and few were placed by force, estimates are too good, so less may be used.
+* If too many missed them and many were placed by force, the cluster is full, and holding sessions
+  back only makes more of them wait until they must be forced: more may be used.
+* If attainment is safely above its target, theta returns towards the value that suits exact
+  estimates.
 
-The same figures say whether sessions may be packed onto few workers.
+The same figures tell whether sessions may be packed onto few workers.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AdaptationConfig:
-    """What can be set.
+    """Parameters of the adaptation of theta.
 
     Attributes:
         target: Share of sessions that should meet their objectives.
-        theta: Where it starts, and returns to while all is well.
-        least_theta: It never becomes smaller.
-        step: One change of it.
-        window: Sessions that are looked at.
-        patience: Sessions that end between two changes.
-        forced_share: From this share of forced placements on the cluster is taken to be full.
+        theta: Initial value, and the one it returns to while all is well.
+        least_theta: Lower bound of theta.
+        step: Size of one change of theta.
+        window: Number of the latest sessions that count.
+        patience: Number of sessions that end between two changes.
+        forced_share: The cluster counts as full from this share of forced placements on.
     """
 
     target: float = 0.99
@@ -42,7 +43,7 @@ class AdaptationConfig:
 
 
 class Adaptation:
-    """Attainment of one model's sessions, and theta by it.
+    """Attainment of one model's sessions, and the theta that follows from it.
 
     Attributes:
         theta: Share of b and d that may be used.
@@ -52,30 +53,30 @@ class Adaptation:
         self.config = config or AdaptationConfig()
         self.theta = self.config.theta
         self._ended: deque[tuple[bool, bool]] = deque()
-        """Whether each attained, and whether it was forced."""
+        """Sessions of the window: whether each met its objectives, and whether it was forced."""
         self._attained = 0
         self._forced = 0
         self._since_change = 0
 
     @property
     def samples(self) -> int:
-        """Sessions in the window."""
+        """Number of sessions in the window."""
         return len(self._ended)
 
     @property
     def attainment(self) -> float:
-        """Share of them that met their objectives; 1 of none."""
+        """Share of these sessions that met their objectives; 1 if there are none."""
         return self._attained / len(self._ended) if self._ended else 1.0
 
     @property
     def is_safe(self) -> bool:
-        """True if attainment is above its target by half of what is left, on enough sessions."""
+        """True if attainment exceeds its target by half the distance to 1, on enough sessions."""
         config = self.config
         enough = len(self._ended) >= config.window // 2
         return enough and self.attainment >= (1.0 + config.target) / 2
 
     def ended(self, *, attained: bool, forced: bool) -> None:
-        """A session with objectives has come to its end."""
+        """Counts a session with objectives that has ended."""
         self._ended.append((attained, forced))
         self._attained += attained
         self._forced += forced

@@ -1,12 +1,12 @@
-"""Which worker a request goes to: the least loaded, the fullest, or the one it harms least.
+"""Chooses the worker of a request: the least loaded, the fullest, or the one it harms least.
 
 Algorithm 1 (Aladdin, 4.2) takes the fullest worker on which all constraints hold, which leaves
 added workers idle. So it is followed only where attainment is safe and workers can be given back
-(`fullest`); else the worker that would generate fastest is taken among those on which c, d and e
-hold (`least_loaded`): b orders them instead of closing them, because waiting does not make a
-cluster emptier. A request for which all of them are closed waits, since what others have saved
-grows with every step; when its first token would be late, it goes where the fewest sessions are
-expected to miss their objective by it (`least_harm`, reading R14).
+(`fullest`). Otherwise the worker that would generate fastest is taken among those on which c, d and
+e hold (`least_loaded`): b orders them instead of excluding them, because waiting does not make a
+cluster emptier. If all of them are excluded the request waits, since what others have saved grows
+with every step; when its first token would be late, it goes where the fewest sessions are expected
+to miss their objective because of it (`least_harm`, reading R14).
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from catenary_scheduler.dispatch.placing.worker import Worker
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, Nanoseconds
 
 NOBODY = -1
-"""No worker will do."""
+"""Index that stands for: no worker will do."""
 _DUE_MARGIN = 0.08
-"""Share of the first-token objective that is left for what is not known: the way to the worker, and
-where in a step it is."""
+"""Share of the first-token objective that is kept for what is not known: the way to the worker, and
+the position within a step there."""
 _COMPANY = 0.03
 """A worker where prompts are about to run is preferred up to this share of a step, because one pass
 more costs c1 once more."""
 _IDLE = 0.5
-"""An idle worker is preferred to one that is so much faster."""
+"""The step of an idle worker counts by this factor, so it is preferred to faster ones with load."""
 _HARM_MARGIN = 0.5
 """Share of a per-token objective by which sessions may miss what is expected of them."""
 _HELD_UP_AT_ONCE = 0.2
-"""A session held up right after its first token is taken to miss its objective this often."""
+"""Probability with which a session held up right after its first token is taken to miss its
+objective."""
 _WEIGHT_OF_LOAD = 0.02
-"""A worker that is slower by the whole objective is worse by this many sessions harmed."""
+"""A worker that is slower by the whole objective counts as this many more sessions harmed."""
 _NOTICE_NS = 20 * NANOSECONDS_PER_MILLISECOND
-"""A request is placed so much earlier than must be."""
+"""A request is placed this much earlier than it must be."""
 
 IsFree = Callable[[int], bool]
 
@@ -45,11 +46,11 @@ class PlacementRequest:
     """A request to be placed, at one moment.
 
     Attributes:
-        prompt_tokens: To be run.
-        predicted_tokens: Of the answer that is left.
-        first_token_ns: Its objective; 0: none.
-        due_ns: When its first token is due; 0: whenever.
-        per_token_ns: Its objective; 0: none.
+        prompt_tokens: Tokens of the prompt to be run.
+        predicted_tokens: Predicted tokens of the rest of the answer.
+        first_token_ns: Objective for the first token; 0: none.
+        due_ns: Moment at which the first token is due; 0: none.
+        per_token_ns: Objective per token; 0: none.
     """
 
     prompt_tokens: int
@@ -60,7 +61,7 @@ class PlacementRequest:
 
     @property
     def margin_ns(self) -> float:
-        """How much earlier than due its first token is planned."""
+        """Time by which its first token is planned before it is due."""
         return _DUE_MARGIN * self.first_token_ns
 
 
@@ -71,10 +72,10 @@ def least_loaded(
     theta: float,
     is_free: IsFree,
 ) -> int:
-    """Returns the worker with the shortest step among those that c, d and e leave open.
+    """Returns the worker with the shortest step among those on which c, d and e hold.
 
     Args:
-        workers: All that may be used; ties go to the first (R9).
+        workers: The usable workers; ties go to the first (R9).
         placement_request: The request.
         now: The moment.
         theta: Share of what others have saved that a prompt may use up (d).
@@ -109,12 +110,12 @@ def fullest(
     """Returns the worker with the largest norm on which b, c, d and e hold (Algorithm 1).
 
     Args:
-        workers: All that may be used; ties go to the first (R9).
+        workers: The usable workers; ties go to the first (R9).
         placement_request: The request.
         now: The moment.
         theta: Share of b and d that may be used.
         is_free: True if the worker of this index has a slot left.
-        stall_share: Of the time of each, for prompts.
+        stall_share: Share of the time of each worker that prompts take.
     """
     best, largest = NOBODY, -1.0
     for index, worker in enumerate(workers):
@@ -150,7 +151,7 @@ def least_harm(
     """Returns the worker on which the fewest sessions will miss their objective by this request.
 
     Args:
-        workers: All that may be used; ties go to the first (R9).
+        workers: The usable workers; ties go to the first (R9).
         placement_request: The request.
         now: The moment.
         is_free: True if the worker of this index has a slot left.
@@ -190,7 +191,7 @@ def last_moment(placement_request: PlacementRequest, worker: Worker) -> Nanoseco
 
     Args:
         placement_request: The request.
-        worker: One like those that will do; a step of it goes by before the prompt runs.
+        worker: A typical worker; one of its steps passes before the prompt runs.
     """
     if not placement_request.due_ns:
         return 0
@@ -205,7 +206,7 @@ def last_moment(placement_request: PlacementRequest, worker: Worker) -> Nanoseco
 
 
 def _load(worker: Worker, placement_request: PlacementRequest) -> float:
-    """Returns the step a worker would have; those where prompts are about to run look shorter."""
+    """Returns the step a worker would have, shortened where prompts are about to run."""
     step = worker.planned_step_ns(
         placement_request.prompt_tokens, placement_request.predicted_tokens
     )
@@ -213,7 +214,7 @@ def _load(worker: Worker, placement_request: PlacementRequest) -> float:
         return _IDLE * step
     if worker.joining:
         step -= _COMPANY * min(worker.tightest_ns, step)
-    return step + len(worker.running_sequences)  # nothing is known of it: by number
+    return step + len(worker.running_sequences)  # decides where no times are known
 
 
 def _in_time(worker: Worker, placement_request: PlacementRequest, now: Nanoseconds) -> bool:

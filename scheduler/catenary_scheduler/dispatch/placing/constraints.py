@@ -1,6 +1,6 @@
-"""When a worker may take a session, to the letter (Aladdin, 4.1: constraints b-e, Algorithm 1).
+"""Decides when a worker may take a session, to the letter (Aladdin, 4.1: b-e, Algorithm 1).
 
-`design`: readings R1-R9 of the specification. What the paper leaves open is decided thus: lengths
+Readings R1-R9 are those of the specification. What the paper leaves open is decided thus: lengths
 in b are final ones (R1); a lone session is exempt from b, its step only has to keep T_dec (R2); a
 request that an empty worker could not take fits nowhere (R3); c-e bind on workers that gain a
 request only (R4); prompts that wait on a worker count in c, d and the norm (R7); ties go to the
@@ -23,7 +23,7 @@ class WorkerConstraint:
     """One constraint on one worker.
 
     Attributes:
-        ok: It holds.
+        ok: True if it holds.
         used: Left side: tokens (b), nanoseconds (c, d) or units of the cache (e).
         allowed: Right side, in the same unit; None: there is no bound.
     """
@@ -35,14 +35,14 @@ class WorkerConstraint:
 
 @dataclass(frozen=True, slots=True)
 class ConstraintCheck:
-    """What placing a job on a worker would mean.
+    """The constraints on a worker with one more job.
 
     Attributes:
-        norm: capacity_norm of the worker as it is, *without* the job.
-        context: b, weighted context tokens.
-        prompts: c, time of the prompts that are to be run.
-        slack: d, the same time beside what the others have saved.
-        cache: e, the peak of the cache.
+        norm: The capacity_norm of the worker as it is, *without* the job.
+        context: Constraint b, weighted context tokens.
+        prompts: Constraint c, time of the prompts that are to be run.
+        slack: Constraint d, the same time against what the others have saved.
+        cache: Constraint e, the peak of the cache.
     """
 
     norm: float
@@ -53,18 +53,18 @@ class ConstraintCheck:
 
     @property
     def ok(self) -> bool:
-        """All four hold."""
+        """True if all four constraints hold."""
         return self.context.ok and self.prompts.ok and self.slack.ok and self.cache.ok
 
 
 @dataclass(frozen=True, slots=True)
 class PaperReadings:
-    """Where the specification offers two readings.
+    """Choices where the specification offers two readings.
 
     Attributes:
         scaled_norm: The norm adds up milliseconds of a step instead of tokens to sessions (R8).
         strict_slack: A session's first token saves nothing, because ATGT divides by the number of
-            tokens less one (R5); what live dispatchers use.
+            tokens less one (R5); this is what live dispatchers use.
     """
 
     scaled_norm: bool = False
@@ -81,14 +81,14 @@ def examine(
     added: Job,
     readings: PaperReadings = LITERAL,
 ) -> ConstraintCheck:
-    """Returns how a worker with `jobs` would stand with one more.
+    """Returns the constraints on a worker with `jobs` if it gets one more.
 
     Args:
-        lines: Of the worker.
+        lines: Latency lines of the worker.
         limits: Objectives, capacity, gamma and theta.
-        jobs: All it has, prompts not yet run included.
+        jobs: All its jobs, including those whose prompt has not run.
         added: The job to be placed.
-        readings: Which of two readings.
+        readings: Choices between readings.
     """
     together = [*jobs, added]
     prompts = 0.0
@@ -116,15 +116,15 @@ def place(
     """Returns the worker a job goes to (Algorithm 1).
 
     Args:
-        lines: Of every worker; they are alike.
+        lines: Latency lines of every worker; the workers are alike.
         limits: Objectives, capacity, gamma and theta.
-        workers: The jobs of each.
-        job: To be placed.
-        readings: Which of two readings.
+        workers: The jobs of each worker.
+        job: The job to be placed.
+        readings: Choices between readings.
 
     Returns:
         The index of the fullest worker where all constraints hold; "new" if only a worker of its
-        own would do; None if not even that: the request is inadmissible (R3).
+            own would do; None if not even that: the request is inadmissible (R3).
     """
     norms = [capacity_norm(lines, limits, jobs, readings) for jobs in workers]
     for index in sorted(range(len(workers)), key=lambda at: (-norms[at], at)):
@@ -139,7 +139,7 @@ def capacity_norm(
     jobs: Sequence[Job],
     readings: PaperReadings = LITERAL,
 ) -> float:
-    """Returns how full a worker is: the L2 norm of batch size and weighted context."""
+    """Returns the load of a worker: the L2 norm of batch size and weighted context."""
     context = weighted_context(limits.gamma, jobs)
     if readings.scaled_norm:
         return math.hypot(
@@ -154,7 +154,7 @@ def weighted_context(gamma: float, jobs: Iterable[Job]) -> float:
 
 
 def context_limit(lines: LatencyLines, per_token_ns: float, sessions: int) -> float:
-    """Returns l_d(b): most context of so many sessions within a step of `per_token_ns` (eq. 4)."""
+    """Returns l_d(b): the most context of `sessions` in a step of `per_token_ns` (eq. 4)."""
     spare = per_token_ns - lines.decode_ns - lines.decode_session_ns * sessions
     if lines.decode_context_token_ns > 0:
         return spare / lines.decode_context_token_ns
@@ -166,7 +166,7 @@ def saved(
 ) -> float | None:
     """Returns theta of the least time an ongoing job has saved (d); None if nothing binds.
 
-    Jobs that are late already have saved less than nothing: nobody joins them (R6).
+    Jobs that are late already have saved less than nothing: no other job joins them (R6).
     """
     if not limits.per_token_ns:
         return None
@@ -185,8 +185,8 @@ def saved(
 def kv_peak(lines: LatencyLines, jobs: Iterable[Job]) -> float:
     """Returns the most cache the jobs will take at once, in units of the capacity (e).
 
-    Each takes a token more per step until it ends, so their sum can only peak in a step after
-    which one of them ends: those are looked at from the last to the first, O(n log n).
+    Each job takes a token more per step until it ends, so their sum can only peak in a step after
+    which one of them ends: these steps are examined from the last to the first, in O(n log n).
     """
     ramps = sorted((_ramp(job) for job in jobs), reverse=True)
     peak = 0.0

@@ -1,4 +1,4 @@
-"""What placement knows of sessions and of what a worker may be asked for."""
+"""The inputs of placement: sessions and the limits of workers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Job:
 
     Attributes:
         prompt_tokens: l_in.
-        predicted_tokens: l_pred, of its whole answer.
+        predicted_tokens: l_pred, predicted length of its whole answer.
         generated_tokens: l_out so far, the first token included; 0 until it has run its prompt.
-        decode_ns: t_dec, from its first token to its latest.
-        is_new: Its prompt has not been run yet: it counts in constraints c and d.
+        decode_ns: t_dec, time from its first token to its latest.
+        is_new: True if its prompt has not been run yet, so that it counts in constraints c and d.
     """
 
     prompt_tokens: int
@@ -33,16 +33,16 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What a worker is held to.
+    """Limits that a worker must keep.
 
     Attributes:
-        first_token_ns: T_pre; 0: any.
-        per_token_ns: T_dec; 0: any.
+        first_token_ns: T_pre; 0: no limit.
+        per_token_ns: T_dec; 0: no limit.
         cache_capacity: M, in units of the lines' cache; infinity: slots are the only limit.
-        gamma: How much of an answer counts in constraint b: 0 only the first step meets the
-            objective, 1 the last one does; 0.5 is the mean over time, which ATGT measures.
+        gamma: Part of an answer that counts in constraint b. With 0 only the first step meets the
+            objective, with 1 the last one does; 0.5 is the mean over time, which ATGT measures.
         theta: Share of b and d that may be used.
-        split_decode: The worker runs no prompts (split phase): b and e only.
+        split_decode: True if the worker runs no prompts (split phase): only b and e apply.
     """
 
     first_token_ns: Nanoseconds

@@ -1,8 +1,8 @@
-"""How long answers were: a bounded histogram that forgets (Aladdin, sections 2.3 and 4.3).
+"""A bounded histogram of answer lengths that forgets (Aladdin, sections 2.3 and 4.3).
 
 Answers of up to 31 tokens have a cell each; longer ones share eight cells per power of two. A cell
-keeps how many answers it holds and their tokens, so means over whole cells are exact; where a
-question cuts a cell, its answers count as spread evenly around their mean.
+keeps how many answers it holds and their tokens, so means over whole cells are exact. Where a query
+cuts a cell, its answers count as spread evenly around their mean.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CELLS: Final = _EXACT + 15 * _PER_OCTAVE
 _LARGEST_WEIGHT: Final = 1e9
 """A newer answer weighs more than an older one; beyond this all weights are scaled down."""
 _LEAST_COUNT: Final = 0.01
-"""What weighs less than this part of a new answer is not worth writing down."""
+"""Cells that weigh less than this part of a new answer are not written down."""
 
 
 def _cell_of(tokens: int) -> int:
@@ -40,16 +40,16 @@ class LengthHistogram:
     """Counts answers by their length; every answer makes the earlier ones count a little less.
 
     Attributes:
-        weight: Weight of all answers; `weight / newest` is how many new ones they are worth.
-        tokens: Their tokens, weighted alike.
+        weight: Weight of all answers; `weight / newest` is the number of new ones they are worth.
+        tokens: Weighted sum of their tokens.
         newest: Weight of the latest answer.
     """
 
     def __init__(self, half_life: int) -> None:
-        """Makes an empty one.
+        """Makes an empty histogram.
 
         Args:
-            half_life: An answer counts half after so many later ones.
+            half_life: Number of later answers after which an answer counts half.
         """
         self.weight = 0.0
         self.tokens = 0.0
@@ -61,7 +61,7 @@ class LengthHistogram:
 
     @property
     def count(self) -> float:
-        """How many new answers the remembered ones are worth."""
+        """The number of new answers that the remembered ones are worth."""
         return self.weight / self.newest
 
     @property
@@ -70,7 +70,6 @@ class LengthHistogram:
         return self.tokens / self.weight if self.weight > 0.0 else 0.0
 
     def learn(self, tokens: int) -> None:
-        """Counts an answer."""
         self.newest *= self._growth
         self._add(tokens, self.newest)
         if self.newest > _LARGEST_WEIGHT:
@@ -109,7 +108,7 @@ class LengthHistogram:
         """Adds what `as_record` returned, in cells of its own.
 
         Raises:
-            InvalidInput: If it is no such record; names `field`.
+            InvalidInput: It is no such record; the error names `field`.
         """
         if not isinstance(record, list) or len(record) > _CELLS:
             raise InvalidInput(field, "must be a list of [mean tokens, count]")
@@ -148,7 +147,7 @@ class LengthHistogram:
 
 
 def _cells_of(tree: list[float]) -> list[float]:
-    """Returns the entry of every cell; undoes a Fenwick tree from its end."""
+    """Returns the entry of every cell by inverting a Fenwick tree from its end."""
     cells = list(tree)
     for place in range(_CELLS, 0, -1):
         above = place + (place & -place)
@@ -164,7 +163,7 @@ def _number(value: object, field: str) -> float:
 
 
 def _part_above(tokens: int, least: int, most: int, mean: float) -> tuple[float, float]:
-    """Returns which part of a cell is longer than `tokens`, and the mean of that part.
+    """Returns the part of a cell that is longer than `tokens`, and the mean of that part.
 
     Its answers count as spread evenly over the widest range around their mean that lies in the
     cell: answers cut at one length, as by a limit, stay where they are.

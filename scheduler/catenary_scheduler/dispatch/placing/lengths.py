@@ -1,14 +1,14 @@
-"""Predicts how long answers will be, from prompts of similar length (Aladdin, sections 2.3, 4.3).
+"""Predicts the length of answers from prompts of similar length (Aladdin, sections 2.3, 4.3).
 
 The paper's predictor is the mean answer of past prompts of like length, and, once an answer has
-outgrown its prediction, the mean of those that were longer still. It is crude but without bias,
-so over a batch its errors partly cancel. Departures, because the paper's is trained offline:
+outgrown its prediction, the mean of those that were longer still. It is crude but without bias, so
+over a batch its errors partly cancel. Departures, because the paper's is trained offline:
 
-* it is learned online and forgets, so that it follows a change of traffic;
-* where a bucket holds few answers, those of its neighbours, of all prompts and in the end a prior
-  count as a few more, so that the first answers of a model do not rule what follows;
-* a request that may generate only so many tokens is predicted the mean of answers cut there, and
-  an answer that was cut is learned as long as it would have been expected to become.
+* It is learned online and forgets, so that it follows a change of traffic.
+* Where a bucket holds few answers, those of its neighbours, of all prompts and in the end a prior
+  count as a few more, so that the first answers of a model do not dominate what follows.
+* A request with a limit of tokens is predicted the mean of answers cut there, and an answer that
+  was cut is learned with the length it would have been expected to reach.
 """
 
 from __future__ import annotations
@@ -22,33 +22,34 @@ from catenary_scheduler.dispatch.placing.length_histogram import LengthHistogram
 from catenary_services.errors import InvalidInput
 
 PRIOR_TOKENS: Final = 256.0
-"""Mean answer of a model nothing is known of."""
+"""Mean answer of a model of which nothing is known, in tokens."""
 HALF_LIFE: Final = 1000
-"""Answers of a bucket after which an earlier one counts half."""
+"""Number of answers of a bucket after which an earlier one counts half."""
 _NEIGHBOURS: Final = 10.0
-"""The answers of the two neighbours together count as at most so many of a bucket's own."""
+"""The answers of the two neighbours together count as at most this many of a bucket's own."""
 _EVERYWHERE: Final = 10.0
-"""So do all answers of the model, and the prior among them."""
+"""All answers of the model, and the prior among them, count as at most this many."""
 _PRIOR: Final = 1.0
-"""The prior is as good as so many of all answers: one that ends at every token with the same
+"""The prior counts as this many answers: of lengths that end at every token with the same
 probability, so that there always is a longer one."""
 _EDGES: Final = tuple(round(2 ** (half / 2)) for half in range(5, 35))
 """Shortest prompts of the buckets after the first: two buckets per power of two, from 6 tokens."""
 
 
 class LengthPredictor:
-    """What is known of the lengths of one model's answers.
+    """Predictor of the lengths of one model's answers.
 
     Attributes:
-        learned: Answers learned since it was made; whoever stores it sees a change by this.
+        learned: Number of answers learned since it was made, by which a change is noticed.
     """
 
     def __init__(self, prior_tokens: float = PRIOR_TOKENS, half_life: int = HALF_LIFE) -> None:
-        """Makes one that knows nothing yet.
+        """Makes a predictor that has learned nothing.
 
         Args:
             prior_tokens: Mean answer to assume until some were seen.
-            half_life: An answer counts half after so many later ones to prompts of like length.
+            half_life: Number of later answers to prompts of like length after which an answer
+                counts half.
         """
         self.learned = 0
         self._prior_tokens = prior_tokens
@@ -64,14 +65,14 @@ class LengthPredictor:
         return (count * known.mean + _PRIOR * self._prior_tokens) / (count + _PRIOR)
 
     def learn(self, prompt_tokens: int, answer_tokens: int, max_tokens: int = 0) -> None:
-        """Takes note of an answer that came to its end.
+        """Learns from a finished answer.
 
         Args:
             prompt_tokens: Length of the prompt.
             answer_tokens: Length of the answer.
-            max_tokens: The answer was cut if it is so long: it counts as long as it would have
-                been expected to become, or a few requests with low limits would make all others
-                look short. 0: it was not.
+            max_tokens: Limit of the request; 0: none. An answer of this length was cut, and counts
+                as long as it would have been expected to become; otherwise a few requests with low
+                limits would make all others look short.
         """
         if answer_tokens < 1:
             return
@@ -90,7 +91,7 @@ class LengthPredictor:
 
         Args:
             prompt_tokens: Length of the prompt.
-            max_tokens: The answer is cut there; 0: it is not.
+            max_tokens: Length at which the answer is cut; 0: it is not.
         """
         weight, tokens = self._above(prompt_tokens, 0.0)
         if max_tokens < 1:
@@ -99,12 +100,12 @@ class LengthPredictor:
         return max(1.0, (tokens - over_tokens + over * max_tokens) / weight)
 
     def repredict(self, prompt_tokens: int, generated: int, max_tokens: int = 0) -> float:
-        """Returns the expected answer of a session that has generated so much and goes on.
+        """Returns the expected answer of a session that has generated a part and goes on.
 
         Args:
             prompt_tokens: Length of the prompt.
             generated: Tokens it has generated so far.
-            max_tokens: The answer is cut there; 0: it is not.
+            max_tokens: Length at which the answer is cut; 0: it is not.
         """
         weight, tokens = self._above(prompt_tokens, generated)
         expected = generated + self.mean
@@ -118,7 +119,7 @@ class LengthPredictor:
         return max(expected, generated + 1.0)
 
     def to_record(self) -> dict[str, object]:
-        """Returns all it knows, as JSON can write it: by shortest prompt, [mean tokens, count]."""
+        """Returns all it knows as JSON values: [mean tokens, count] of cells by shortest prompt."""
         buckets = {
             str(_EDGES[number - 1] if number else 0): bucket.as_record()
             for number, bucket in enumerate(self._buckets)
@@ -128,10 +129,10 @@ class LengthPredictor:
 
     @staticmethod
     def from_record(record: object) -> LengthPredictor:
-        """Returns a predictor that knows what `to_record` wrote, up to rounding.
+        """Returns a predictor with the knowledge that `to_record` wrote, up to rounding.
 
         Raises:
-            InvalidInput: If it is no such record.
+            InvalidInput: It is no such record.
         """
         if not isinstance(record, Mapping):
             raise InvalidInput("lengths", "must be an object")
@@ -150,9 +151,9 @@ class LengthPredictor:
         return made
 
     def _above(self, prompt_tokens: int, tokens: float) -> tuple[float, float]:
-        """Returns how many answers are longer than that, and their tokens, all sources mixed."""
-        # Of an answer that ends at every token with the same probability, what is left of it when
-        # it has come so far is as long as the whole was expected to be.
+        """Returns the number of answers longer than `tokens` and their tokens, from all sources."""
+        # If an answer ends at every token with the same probability, its rest is expected to be as
+        # long at any moment as the whole was at the beginning.
         mean = self.mean
         count = _PRIOR * math.exp(-tokens / max(mean, 1.0))
         total = count * (tokens + mean)

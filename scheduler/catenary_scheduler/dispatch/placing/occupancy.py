@@ -1,14 +1,13 @@
-"""Who is on a worker, and what they have saved by now: running sums instead of definitions.
+"""The sessions on a worker, and what they have saved so far, by running sums.
 
-Sessions are folded in by small steps (`add`, `progressed`, `remove`); `look` brings what depends on
-the moment up to date, and only where something changed.
+Sessions are folded in by small steps (`add`, `progressed`, `remove`); `look` updates what depends
+on the moment, and only where something changed.
 
-Three things are known here that the paper leaves out. Prompts that are on their way or being run
-have not delayed anybody in the latest reports, yet they will: what others have saved is counted
-without it. Sessions whose first token is not reported have saved nothing, so that nobody else's
-prompt is put before their second token; only prompts that are placed within half a step of each
-other, and so run in one pass, may join them. And what sessions save between two reports is counted,
-for a while.
+Three things are known here that the paper leaves out. Prompts that are in flight or being run have
+not delayed anybody in the latest reports, yet they will: they are subtracted from what others have
+saved. Sessions whose first token is not reported have saved nothing, so no other prompt is put
+before their second token; only prompts that are placed within half a step of each other, and so run
+in one pass, may join them. And what sessions save between two reports is counted, for a while.
 """
 
 from __future__ import annotations
@@ -20,27 +19,29 @@ from catenary_services.domain.ids import Nanoseconds, RequestId
 from catenary_services.domain.latency import LatencyLines
 
 _HORIZON_NS = 150_000_000.0
-"""What a session may have saved since it was last heard of is counted for so long at most."""
+"""The saving of a session since its last report is counted for this long at most."""
 _SILENT_NS = 5_000_000_000
-"""A session whose first token is not reported by then generates, and its gateway does not report:
-it loads its worker, and what it saves is not known."""
+"""A session whose first token is not reported after this time generates without reports from its
+gateway: it loads its worker, and its savings are not known."""
 
 
 class RunningSequence:
-    """A session on a worker, as reports have it.
+    """A session on a worker, according to reports.
 
     Attributes:
-        prompt_tokens: To be run first; of a restarted session its answer so far, too.
-        predicted_tokens: Of its answer from here on.
-        generated_tokens: Here, the first token included; 0 until its prompt has run.
-        carried_tokens: Of its answer, from sessions it lost.
-        decode_ns: From the first token of the answer to the latest.
-        per_token_ns: What it is held to; 0: nothing.
-        due_ns: When its first token is due; 0: whenever.
-        placed_ns: When it was placed.
-        began_ns: When its prompt had run.
-        latest_ns: When it got its latest token.
-        saved_ns: Against its objective, when each of its worker was last looked at.
+        prompt_tokens: Tokens to be run first; for a restarted session this includes its answer so
+            far.
+        predicted_tokens: Predicted tokens of its answer from here on.
+        generated_tokens: Tokens generated here, the first included; 0 until its prompt has run.
+        carried_tokens: Tokens of its answer from sessions it lost.
+        decode_ns: Time from the first token of the answer to the latest.
+        per_token_ns: Its objective per token; 0: none.
+        due_ns: Moment at which its first token is due; 0: none.
+        placed_ns: Moment at which it was placed.
+        began_ns: Moment at which its prompt had run.
+        latest_ns: Moment at which it got its latest token.
+        saved_ns: Time saved against its objective when all sessions of its worker were last looked
+            at.
     """
 
     __slots__ = (
@@ -84,11 +85,11 @@ class RunningSequence:
 
     @property
     def final_tokens(self) -> float:
-        """The length of its answer as placement counts it (R1)."""
+        """Length of its answer as placement counts it (R1)."""
         return max(self.predicted_tokens, float(self.generated_tokens))
 
     def copied(self) -> RunningSequence:
-        """Returns the same on another worker."""
+        """Returns a copy for another worker."""
         running = RunningSequence(
             self.request,
             self.prompt_tokens,
@@ -106,7 +107,7 @@ class RunningSequence:
         return running
 
     def job(self) -> Job:
-        """Returns it as the literal constraints take it."""
+        """Returns it in the form of the literal constraints."""
         return Job(
             self.prompt_tokens,
             self.predicted_tokens,
@@ -117,22 +118,23 @@ class RunningSequence:
 
 
 class Occupancy:
-    """Sessions of one worker.
+    """The sessions of one worker.
 
     Attributes:
-        lines: How long passes and steps take.
-        limits: Capacity, gamma; objectives are those of its sessions.
-        running_sequences: Who is on it.
-        context_tokens: Weighted, the left side of b.
+        lines: Durations of passes and steps.
+        limits: Capacity and gamma; the objectives are those of its sessions.
+        running_sequences: The sessions by request.
+        context_tokens: Weighted context, the left side of b.
         final_tokens: Sum of prompts and answers when all have ended.
-        step_ns: Time of a step as it is now.
-        least_saved_ns: The least any session has saved (d); infinity: nobody counts.
-        tightest_ns: The least per-token objective; infinity: there is none.
-        joining_tokens: Prompts that would run in one pass with one placed now.
-        joining: How many.
-        gained_ns: What every session has saved since each was looked at.
+        step_ns: Duration of a step with the present sessions.
+        least_saved_ns: The least that any session has saved (d); infinity if none counts.
+        tightest_ns: The least per-token objective; infinity if there is none.
+        joining_tokens: Tokens of prompts that would run in one pass with one placed now.
+        joining: Number of these prompts.
+        gained_ns: Time that every session has saved since all were looked at.
         pending_ns: Time of all prompts that have not run, as far as is known.
-        first_due_ns: When the first token of a joining prompt is due; 0: none is.
+        first_due_ns: Moment at which the first token of a joining prompt is due; 0 if there is
+            none.
     """
 
     def __init__(self, lines: LatencyLines, limits: WorkerLimits) -> None:
@@ -152,28 +154,28 @@ class Occupancy:
         self.first_due_ns: Nanoseconds = 0
         self._late = 0
         self._late_ns = 0.0
-        """Of `pending_ns`, of prompts that cannot be joined any more."""
+        """The part of `pending_ns` of prompts that cannot be joined any more."""
         self._began_ns: Nanoseconds = 0
-        """When the latest prompt had run."""
+        """Moment at which the latest prompt had run."""
         self._joined_ns: Nanoseconds = 0
+        """Moment at which the first of the joining prompts was placed."""
         self._window_ns = 0.0
-        """How long a prompt that was placed can be joined."""
-        """When the first of the joining prompts was placed."""
+        """Time for which a placed prompt can be joined."""
         self._looked_ns: Nanoseconds = 0
         self._full_ns: Nanoseconds = 0
-        """When each of its sessions was last looked at."""
+        """Moment at which all sessions were last looked at."""
         self._stale = True
 
-    # Who is on it
+    # Sessions
 
     def add(self, running: RunningSequence) -> None:
-        """Takes a session."""
+        """Adds a session."""
         self.remove(running.request)
         self.running_sequences[running.request] = running
         self._count(running, 1)
 
     def remove(self, request: RequestId) -> RunningSequence | None:
-        """A session is over, or elsewhere."""
+        """Removes a session that is over or runs elsewhere; None if it is not here."""
         running = self.running_sequences.pop(request, None)
         if running is not None:
             self._count(running, -1)
@@ -187,14 +189,14 @@ class Occupancy:
         latest: Nanoseconds,
         began: Nanoseconds,
     ) -> None:
-        """A session has got on.
+        """Takes in the progress of a session.
 
         Args:
-            running: Its place here.
+            running: Its running sequence on this worker.
             generated: Tokens of its whole answer.
-            decode_ns: From the first to the latest.
-            latest: When it got that.
-            began: When its prompt had run here.
+            decode_ns: Time from the first token to the latest.
+            latest: Moment of the latest token.
+            began: Moment at which its prompt had run here.
         """
         here = generated - running.carried_tokens
         if here < 1 or (here <= running.generated_tokens and not running.is_new):
@@ -209,13 +211,13 @@ class Occupancy:
         self._count(running, 1)
 
     def repredict(self, running: RunningSequence, predicted_tokens: float) -> None:
-        """A session will be longer than was thought (R11)."""
+        """Takes a new prediction for a session that outgrew the last one (R11)."""
         self._count(running, -1)
         running.predicted_tokens = predicted_tokens
         self._count(running, 1)
 
     def adopt(self, lines: LatencyLines, limits: WorkerLimits) -> None:
-        """Its lines were fitted anew, or its limits are others."""
+        """Takes new latency lines or new limits."""
         self.lines = lines
         if limits.gamma != self.limits.gamma:
             self.context_tokens = sum(
@@ -235,10 +237,10 @@ class Occupancy:
             self.context_tokens = self.final_tokens = 0.0
             self.now_tokens = 0
 
-    # How it stands
+    # State at a moment
 
     def look(self, now: Nanoseconds) -> None:
-        """Brings everything up to date that decisions read."""
+        """Updates everything that decisions read."""
         if (
             self._stale
             or (self.joining and now - self._joined_ns > self._window_ns)
@@ -246,7 +248,7 @@ class Occupancy:
         ):
             self._look_at_all(now)
         elif now > self._looked_ns and self.least_saved_ns < math.inf and not self.pending_ns:
-            # What they save while nothing is heard, all at the same rate.
+            # What sessions save without being reported, all at the same rate.
             spent = min(float(now - self._full_ns), _HORIZON_NS)
             gained = spent * self._gain()
             self.least_saved_ns += gained - self.gained_ns
@@ -275,11 +277,11 @@ class Occupancy:
         self._stale = False
 
     def _sort_prompts(self, now: Nanoseconds) -> None:
-        """Tells prompts that one placed now would join from those that run before it."""
+        """Separates prompts that one placed now would join from those that run before it."""
         late_tokens = self.joining = self.joining_tokens = self._late = 0
         self.first_due_ns = self._began_ns = 0
         self.tightest_ns = math.inf
-        # Where nobody generates, a prompt runs at once; where prompts come from, none runs.
+        # If no session generates, a prompt runs at once; the decode half of a pair runs none.
         split = self.limits.split_decode
         self._window_ns = 0.0
         for running in self.running_sequences.values():
@@ -308,7 +310,7 @@ class Occupancy:
             self.pending_ns += self.lines.prefill(self.joining_tokens)
 
     def _saved(self, running: RunningSequence, now: Nanoseconds, gain: float) -> float:
-        """Returns what a session has saved by now; a prompt that can be joined has no say (d)."""
+        """Returns what a session has saved; a prompt that can be joined does not count (d)."""
         if self.limits.split_decode:
             return math.inf
         if running.is_new:
@@ -317,7 +319,7 @@ class Occupancy:
         tokens = running.generated_tokens + running.carried_tokens - 1
         saved = running.per_token_ns * tokens - running.decode_ns
         since = running.latest_ns
-        if since < self._began_ns:  # the prompts of others ran since it was last heard of
+        if since < self._began_ns:  # the prompts of others ran since its last report
             saved -= self._began_ns - since
             since = self._began_ns
         spent = min(max(0.0, now - since - self.pending_ns), _HORIZON_NS)

@@ -1,7 +1,7 @@
-"""What one more session on a worker would mean: constraints b-e by a few additions.
+"""The effect of one more session on a worker: constraints b-e by a few additions.
 
-`constraints` is the same to the letter, and a test compares the two. A stall is of a whole pass
-unless prompts run in chunks, between which a step gives back part of it.
+`constraints` is the same to the letter, and a test compares the two. A prompt holds up the others
+for a whole pass, unless prompts run in chunks, between which a step gives back part of it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from catenary_scheduler.dispatch.placing.occupancy import Occupancy
 from catenary_services.domain.ids import Nanoseconds
 
 _LEAST_GAIN = 0.03
-"""A worker that is slower than its objective is taken to catch up at this share of it: sessions
-end, and then it does."""
+"""A worker that is slower than its objective is taken to catch up at this share of it, as sessions
+end."""
 
 
 class Worker(Occupancy):
-    """One worker: a chain, or one half of a pair. It must have been looked at."""
+    """One worker: a chain, or one half of a pair. `look` must have been called for the moment."""
 
     def stall_ns(self, prompt_tokens: int) -> float:
-        """Returns how long a prompt would hold up those who generate, with those it joins (c, d).
+        """Returns how long a prompt, with those it joins, would hold up running sessions (c, d).
 
-        In chunks there is a step after each, and what it takes less than the objective is saved.
+        With chunks there is a step after each, and what it takes less than the objective is saved.
         """
         if self.limits.split_decode:
             return 0.0
@@ -45,15 +45,16 @@ class Worker(Occupancy):
     def may_join(self, prompt_tokens: int) -> bool:
         """True unless a prompt would hold up others right after their first token.
 
-        In chunks, who is before it has that token after an earlier pass and waits for the rest.
+        With chunks, a session before it has that token after an earlier pass, and waits for the
+        rest.
         """
         chunk = self.lines.prefill_chunk_tokens
         return not chunk or not self.joining or self.joining_tokens + prompt_tokens <= chunk
 
     def ready_ns(self, prompt_tokens: int) -> float:
-        """Returns how long from now the first token of a prompt takes.
+        """Returns the time from now until the first token of a prompt.
 
-        Half a step until the next pass begins, prompts before it, and its own passes.
+        It is half a step until the next pass begins, the prompts before it, and its own passes.
         """
         if self.limits.split_decode:
             return 0.0
@@ -61,7 +62,7 @@ class Worker(Occupancy):
         return wait + self._late_ns + self.prompt_ns(self.joining_tokens + prompt_tokens, step)
 
     def prompt_ns(self, tokens: int, step_ns: float) -> float:
-        """Returns how long prompts of so many tokens run; in chunks, with a step beside each."""
+        """Returns the nanoseconds that a prompt takes; in chunks, with a step beside each."""
         chunk = self.lines.prefill_chunk_tokens
         if not chunk:
             return self.lines.prefill(tokens)
@@ -70,7 +71,7 @@ class Worker(Occupancy):
         return (passes - 1) * self.lines.prefill(chunk) + last + passes * step_ns
 
     def planned_step_ns(self, prompt_tokens: int, predicted_tokens: float) -> float:
-        """Returns the time of a step with one more, at the weighted context (b)."""
+        """Returns the time of a step with one session more, at the weighted context (b)."""
         context = self.context_tokens + prompt_tokens + self.limits.gamma * predicted_tokens
         return self.lines.decode(len(self.running_sequences) + 1, context)
 
@@ -82,7 +83,7 @@ class Worker(Occupancy):
         theta: float,
         stall_share: float = 0.0,
     ) -> bool:
-        """True if b holds with one more, whose steps get what prompts leave of the time."""
+        """True if b holds with one session more, with steps in the time that prompts leave."""
         tightest = min(self.tightest_ns, float(per_token_ns) if per_token_ns else math.inf)
         if tightest == math.inf:
             return True
@@ -94,10 +95,10 @@ class Worker(Occupancy):
         return context <= theta * context_limit(self.lines, tightest, sessions)
 
     def has_cache(self, prompt_tokens: int, predicted_tokens: float) -> bool:
-        """True if e holds with one more.
+        """True if e holds with one session more.
 
-        Their final sizes together are more than they ever take at once, so only where these exceed
-        the capacity the peak is looked for.
+        The final sizes together exceed what the sessions ever take at once, so the peak is computed
+        only where they exceed the capacity.
         """
         capacity = self.limits.cache_capacity
         if capacity == math.inf:
@@ -111,10 +112,11 @@ class Worker(Occupancy):
         return kv_peak(lines, [*jobs, Job(prompt_tokens, predicted_tokens)]) <= capacity
 
     def harm(self, stall_ns: float, margin_ns: float) -> float:
-        """Returns how many more sessions will end behind their objective if all are held up so.
+        """Returns how many more sessions will miss their objective if all are held up.
 
-        Who falls behind catches up by what a step leaves over; it does harm to a session that ends
-        before, and an answer ends at every token with the same probability, one over what is left.
+        A session that falls behind catches up by the time that a step leaves over. It is harmed if
+        it ends before that; an answer ends at every token with the same probability, one over what
+        is left of it.
         """
         if self.tightest_ns == math.inf:
             return 0.0

@@ -1,10 +1,11 @@
 """Pooled pipelines (PPipe, Algorithms 1 and 2): a dispatcher without I/O.
 
-queue       rows that wait, per model, by priority and deadline
-routes      the active plan, as pools of agents that are alive
-batching    Algorithm 1: dispatch now, wait, or drop
-tracking    requests and batches in flight, so that none is ever lost
-ledger      all of that state, and the few things that may be done to it
-lifecycle   what each event does
-dispatcher  events in, decisions, commands out
+row_queue     rows that wait, per model, by priority and deadline
+routes        the active plan, as pools of agents that are alive
+batching      Algorithm 1: dispatch now, wait, or drop
+booked_times  the times that agents really take, learned from reports
+tracking      requests and batches in flight, so that none is ever lost
+ledger        all of that state, and the operations on it
+lifecycle     what each event does
+dispatcher    events in, decisions, commands out
 """

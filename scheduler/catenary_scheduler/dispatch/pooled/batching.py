@@ -1,12 +1,12 @@
 """PPipe's Algorithm 1: which pipeline, which batch size, and whether now, later or never.
 
-Departures from the paper, all towards serving more:
+Departures from the paper, all of which let more requests be served:
 
 * A pipeline that cannot meet the deadline even with one row does not decide alone: the others are
   tried in the order of their waiting times before a request is dropped.
-* Sizes whose work alone takes longer than the deadline allows are passed over without a probe.
-* Rows whose own deadline is before the batch would finish are not put into it. (Only possible
-  where priorities are mixed; otherwise the head has the earliest deadline.)
+* Sizes whose work alone takes longer than the deadline allows are skipped without a probe.
+* Rows whose own deadline is before the batch would finish are not put into it. (This is only
+  possible where priorities are mixed; otherwise the head has the earliest deadline.)
 * Waiting for a full batch may be bounded, see `PooledConfig.max_linger_ns`.
 """
 
@@ -23,7 +23,7 @@ from catenary_services.domain.ids import Nanoseconds
 
 @dataclass(frozen=True, slots=True)
 class DispatchDecision:
-    """Send `rows` rows down `path`."""
+    """Decision to send `rows` rows down `path`."""
 
     route: Route
     path: Path
@@ -32,14 +32,14 @@ class DispatchDecision:
 
 @dataclass(frozen=True, slots=True)
 class WaitDecision:
-    """Look again at `until`, or when something changes."""
+    """Decision to look again at `until`, or when something changes."""
 
     until: Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
 class DropDecision:
-    """The head cannot make it; alone it would finish at `earliest_finish`."""
+    """Decision to drop the head: even alone it would finish too late, at `earliest_finish`."""
 
     earliest_finish: Nanoseconds
 
@@ -51,7 +51,7 @@ def decide(
     config: PooledConfig,
     now: Nanoseconds,
 ) -> DispatchDecision | WaitDecision | DropDecision:
-    """Returns what to do with the head of a queue. There must be a head and a route."""
+    """Returns the decision about the head of a queue. There must be a head and a route."""
     deadline = queue.head.request.deadline
     ranked = [(book.probe(route.chain, route.batch_size, now), route) for route in routes]
     if len(ranked) > 1:  # Algorithm 1, lines 4 to 8; equal waits keep the plan's order
@@ -82,7 +82,7 @@ def _build_batch(
     config: PooledConfig,
     now: Nanoseconds,
 ) -> DispatchDecision | WaitDecision:
-    """Fewer rows wait than the batch could take: more may come (Algorithm 1, line 18)."""
+    """Decides whether a batch that is not full waits for more rows (Algorithm 1, line 18)."""
     deadline = queue.head.request.deadline
     chain = full.route.chain
     if queue.head.attempt == 0:

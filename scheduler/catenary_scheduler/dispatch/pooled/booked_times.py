@@ -1,13 +1,14 @@
-"""How long partitions really take on agents of late: what is booked for them from then on.
+"""Learns the times that partitions take on agents, which are then booked for them.
 
 A plan books what was measured when a partition was loaded, on a quiet machine. A device that is
-always one and a half times slower than that is not to be left alone, it is to be booked at its true
-speed. So each report moves an estimate of the time of one agent, partition and batch size towards
-itself, by three per cent at most: fourteen reports learn half as much again, and one batch that
-took a second says no more than any other that was slow.
+always one and a half times slower than that should not be avoided but booked at its true speed. So
+each report moves an estimate of the time of one agent, partition and batch size towards itself, by
+three per cent at most: fourteen reports learn a factor of one and a half, and a batch that took a
+second counts no more than any other slow one.
 
-Without reports an estimate fades, and the plan counts again: times that turn every request away
-would never be put right otherwise. The first report brings it back. Pure; moments are given.
+Without reports an estimate fades, and the plan counts again: otherwise times so long that every
+request is turned away would never be corrected. The first report brings the estimate back. The
+module does no I/O and reads no clock: moments are passed in.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanose
 _STEP = 0.03
 """A report moves the logarithm of an estimate by this at most."""
 _FEWEST_REPORTS = 5
-"""Of fewer nothing is concluded."""
+"""Nothing is concluded from fewer reports than this."""
 _NOTABLE = 0.1
 """Estimates that moved by less than this share do not change what is booked."""
 _PAUSE_NS = NANOSECONDS_PER_SECOND
-"""What is booked changes at most so often: routes are made anew each time."""
+"""Least time between changes of what is booked, since routes are made anew each time."""
 _LEAST, _MOST = 0.5, 8.0
-"""Bounds of real by planned time: beyond them something else is wrong."""
+"""Bounds of the ratio of real to planned time: beyond them something else is wrong."""
 _MOST_WEIGHT = 64
 _FADES_AFTER_NS = 2 * NANOSECONDS_PER_SECOND
 _HALVED_AFTER_NS = 2 * NANOSECONDS_PER_SECOND
@@ -35,7 +36,7 @@ Place = tuple[AgentId, PartitionKey]
 
 
 class _Estimate:
-    """The time of one batch size."""
+    """Estimated time of one batch size, as a logarithm of nanoseconds."""
 
     __slots__ = ("at", "log_ns", "reports", "told", "trust")
 
@@ -43,14 +44,14 @@ class _Estimate:
         self.log_ns = log_ns
         self.at: Nanoseconds = 0
         self.trust = 1.0
-        """How much of its distance from the plan is believed."""
+        """Share of its distance from the plan that is believed, 0 to 1."""
         self.told = log_ns
-        """As routes were last made by."""
+        """The estimate with which routes were last made."""
         self.reports = 0
 
 
 class BookedTimes:
-    """What reports say of the times a plan was made with.
+    """Ratios of real to planned times, by agent, partition and batch size.
 
     `version` grows when routes should be made anew.
     """
@@ -70,14 +71,14 @@ class BookedTimes:
         real_ns: Nanoseconds,
         now: Nanoseconds,
     ) -> None:
-        """A batch of so many rows took so long."""
+        """Takes in the compute time of a batch."""
         log_ns = math.log(max(1, real_ns))
         sizes = self._places.setdefault((agent, partition), {})
         estimate = sizes.get(rows)
         if estimate is None:
             estimate = sizes[rows] = _Estimate(log_ns)
         estimate.reports += 1
-        # The first few are taken as they are, each for its share: there is nothing to protect yet.
+        # The first few reports are averaged: there is no estimate to protect yet.
         share = 1.0 / estimate.reports if estimate.reports <= _FEWEST_REPORTS else 1.0
         step = share if estimate.reports <= _FEWEST_REPORTS else _STEP
         difference = share * (log_ns - estimate.log_ns)
@@ -95,7 +96,7 @@ class BookedTimes:
                     known.told = known.log_ns
 
     def fade(self, now: Nanoseconds) -> None:
-        """Believes less of what was not reported for a while."""
+        """Reduces the trust in estimates without recent reports."""
         if now - self._faded_at < _PAUSE_NS:
             return
         self._faded_at = now
@@ -109,12 +110,15 @@ class BookedTimes:
                     self.version += 1
 
     def forget(self, agent: AgentId) -> None:
-        """An agent is gone; whoever comes by its name may be another."""
+        """Drops the estimates of an agent that is gone; another may come under its name."""
         for place in [place for place in self._places if place[0] == agent]:
             del self._places[place]
 
     def scale(self, agent: AgentId, partition: PartitionKey, planned: tuple[int, ...]) -> float:
-        """Returns real by planned time of one agent, over all sizes; 1 if nothing is known."""
+        """Returns the ratio of real to planned time of one agent over all sizes.
+
+        1 if none is known.
+        """
         weights = 0.0
         total = 0.0
         for rows, estimate in self._places.get((agent, partition), {}).items():
@@ -127,10 +131,10 @@ class BookedTimes:
     def booked(
         self, agents: tuple[AgentId, ...], partition: PartitionKey, planned: tuple[int, ...]
     ) -> tuple[int, ...]:
-        """Returns the times to book for a pool, by batch size: its slowest member's.
+        """Returns the times to book for a pool, by batch size: those of its slowest member.
 
-        Sizes that were reported have their own estimates, the others what they have in common.
-        Larger batches never take less time than smaller ones.
+        Sizes that were reported have their own estimates, the others use the common ratio. Larger
+        batches never take less time than smaller ones.
         """
         booked = [0] * len(planned)
         for agent in agents:
@@ -148,7 +152,7 @@ class BookedTimes:
 
 
 def _distance(estimate: _Estimate, planned_ns: Nanoseconds) -> float:
-    """Returns the logarithm of real by planned time, as far as it is believed."""
+    """Returns the believed part of the logarithm of the ratio of real to planned time."""
     return estimate.trust * (estimate.told - math.log(max(1, planned_ns)))
 
 

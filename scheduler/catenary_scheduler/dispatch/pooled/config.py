@@ -10,18 +10,18 @@ from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, Nanosecond
 
 @dataclass(frozen=True, slots=True)
 class PooledConfig:
-    """Everything that can be set.
+    """Parameters of a pooled dispatcher.
 
     `max_linger_ns` bounds the wait for a full batch. The paper waits until the last moment at which
     the waiting rows still make their deadline (None here): best for throughput, but a lone request
     on an idle cluster then takes its whole SLO. With a bound, rows go out in a smaller batch after
-    lingering that long, unless every path is busy anyway: then waiting costs nothing, and they
-    wait until a path is free, or until the last safe moment.
+    lingering that long, unless every path is busy anyway: then waiting costs nothing, and they wait
+    until a path is free, or until the last safe moment.
     """
 
     max_linger_ns: Nanoseconds | None = 2 * NANOSECONDS_PER_MILLISECOND
     safety_margin_ns: Nanoseconds = NANOSECONDS_PER_MILLISECOND
-    """The last safe moment is this much earlier: timers are late and frames take their time."""
+    """The last safe moment is earlier by this: timers are late and frames take time."""
     dispatch_lead_ns: Nanoseconds = 2 * NANOSECONDS_PER_MILLISECOND
     """A batch that must wait for a device is sent this long before the device is free."""
     max_queued_rows: int = 4096
@@ -35,14 +35,15 @@ class PooledConfig:
     deadline_grace_ns: Nanoseconds = 50 * NANOSECONDS_PER_MILLISECOND
     """An open request is answered DEADLINE_EXCEEDED this long after its deadline."""
     max_attempts: int = 3
-    """How often the same rows may be dispatched."""
+    """The same rows may be dispatched this often."""
     late_retries: int = 50
-    """Batches that are merely late and may be dispatched again at once; see `late_retry_share`."""
+    """Initial and largest budget of batches that are merely late and may be dispatched again; see
+    `late_retry_share`."""
     late_retry_share: float = 0.2
-    """As many more for each batch that is dispatched for the first time. Without such a budget a
-    cluster that is slower than booked for a moment, as a whole, makes itself more work by its own
-    retries, and may stay slow for good. What an agent that was lost had is not counted."""
+    """Growth of that budget for each batch that is dispatched for the first time. Without a budget,
+    a cluster that as a whole is slower than booked for a moment makes work for itself by its own
+    retries, and may stay slow for good. Batches of an agent that was lost are not counted."""
     retry_after_ns: Nanoseconds = 100 * NANOSECONDS_PER_MILLISECOND
-    """Advice to rejected clients where nothing better is known."""
+    """The pause advised to rejected clients where nothing better is known."""
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
-    """When agents whose devices fail get no more than a try now and then."""
+    """Conditions under which agents whose devices fail get only occasional tries."""

@@ -44,11 +44,12 @@ class PooledDispatcher:
 
     Args:
         config: Limits and waiting times.
-        book: Where time is booked; one of its own if None.
-        availability: Who can be given what; None: every agent that joined, everything.
-        times: What agents really take; None: what the plan says, always.
+        book: The book in which time is booked; None: a new one.
+        availability: The view of which agents can be given work; None: every agent that joined can
+            be given everything.
+        times: The times that agents really take; None: always those of the plan.
         first_batch: Id of the first batch; the scheduler puts its epoch into the upper bits.
-        stopwatch: Has every decision timed (choose pipeline and batch size, probe, reserve); see
+        stopwatch: Measures every decision (choose pipeline and batch size, probe, reserve); see
             `take_decision_times`.
     """
 
@@ -75,7 +76,7 @@ class PooledDispatcher:
         self._next_batch = first_batch
 
     def handle(self, event: Event, now: Nanoseconds) -> list[Command]:
-        """Folds one event into the state and returns what is to be done, in order."""
+        """Folds one event into the state and returns the commands that follow, in order."""
         state = self._state
         self._book.prune(now)
         state.now = now
@@ -107,7 +108,7 @@ class PooledDispatcher:
         return commands
 
     def next_wakeup(self) -> Nanoseconds | None:
-        """When to send a `Tick` at the latest; None if nothing waits for time to pass."""
+        """Returns when to send a `Tick` at the latest; None if nothing waits for time to pass."""
         moments = [queue.wake for queue in self._state.queues.values()]
         moments += [self._book.next_expiry(), self._state.tracker.next_timer()]
         moments.append(self._availability.next_expiry())
@@ -117,23 +118,22 @@ class PooledDispatcher:
 
     @property
     def next_batch(self) -> int:
-        """The id that the next batch will have; none was given out from there on."""
+        """The id of the next batch; it and all higher ones are unused."""
         return self._next_batch
 
     def take_changes(self) -> list[ReservationChange]:
-        """Returns what changed in the book since the last call."""
+        """Returns the changes of the book since the last call."""
         return self._book.take_changes()
 
     def restore(self, reservations: Iterable[Reservation]) -> None:
-        """Enters the bookings of the scheduler before this one, their times on this clock."""
+        """Enters the bookings of an earlier scheduler, with times on this clock."""
         self._book.restore(reservations)
 
     def snapshot(self) -> list[Reservation]:
-        """Returns every reservation."""
         return self._book.snapshot()
 
     def open_requests(self) -> list[RequestId]:
-        """Returns the requests that wait or are on their way."""
+        """Returns the requests that wait or are in flight."""
         return list(self._state.tracker.requests)
 
     def followed(self) -> list[BatchId]:
@@ -157,14 +157,17 @@ class PooledDispatcher:
         }
 
     def take_decision_times(self) -> list[Nanoseconds]:
-        """Returns how long each decision since the last call took; empty without a stopwatch."""
+        """Returns the nanoseconds of each decision since the last call.
+
+        Empty without a stopwatch.
+        """
         times, self._decision_ns = self._decision_ns, []
         return times
 
     # Serving the queues
 
     def _serve(self, now: Nanoseconds) -> None:
-        """Takes one decision after the other, the most urgent head of all models first."""
+        """Decides one by one, always for the most urgent head of all models."""
         state = self._state
         for queue in state.queues.values():
             if queue.wake is not None and queue.wake <= now:
@@ -217,7 +220,7 @@ class PooledDispatcher:
     def _elsewhere(
         self, queue: RowQueue, now: Nanoseconds
     ) -> DispatchDecision | WaitDecision | None:
-        """Decides for rows that are to avoid agents, if they can do without those in time."""
+        """Decides for rows that should avoid agents; None if they need these to be in time."""
         avoid = queue.head.avoid
         if not avoid:
             return None

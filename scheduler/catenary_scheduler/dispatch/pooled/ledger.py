@@ -1,4 +1,4 @@
-"""What the dispatcher knows, and the few things that may be done to it.
+"""State of the pooled dispatcher, and the operations on it.
 
 Every rule here serves one promise: a request that was admitted is answered exactly once.
 """
@@ -46,8 +46,8 @@ _COUNTERS = (
 class PooledLedger:
     """State of the pooled dispatcher.
 
-    `commands` collects what the shell is to do; `dirty` the models whose queue deserves a look;
-    `now` is the moment of the event that is being handled.
+    `commands` collects the commands of the event in hand; `dirty` the models whose queue deserves a
+    look; `now` is the moment of that event.
     """
 
     def __init__(
@@ -65,23 +65,23 @@ class PooledLedger:
         self.availability = availability
         self.breakers = CircuitBreakers(availability, config.breaker)
         self.availability_seen = availability.version
-        """Of this version are the routes."""
+        """Version of the availability from which the routes were made."""
         self.times = times
         self.times_seen = times.version
         self.plan: Plan | None = None
         self.agents: dict[AgentId, Agent] = {}
         self.misplaced = False
-        """There may be queues of models that no plan serves."""
+        """True if there may be queues of models that no plan serves."""
         self._sequence = 0
         self._late_retries = float(config.late_retries)
 
     def first_dispatched(self) -> None:
-        """A batch went out for the first time: it pays for a part of a late retry."""
+        """Notes the first dispatch of a batch, which adds to the budget of late retries."""
         most = float(self.config.late_retries)
         self._late_retries = min(most, self._late_retries + self.config.late_retry_share)
 
     def may_retry_late(self) -> bool:
-        """True if a batch that is merely late may go out again; that is paid then."""
+        """Takes one retry of a late batch from the budget; False if that is used up."""
         if self._late_retries < 1.0:
             self.counters["withheld_retries"] += 1
             return False
@@ -93,14 +93,14 @@ class PooledLedger:
         return finish + max(self.config.overdue_grace_ns, finish - self.now)
 
     def forget_idle_queues(self) -> None:
-        """Keeps queues only for models with rows or with a plan."""
+        """Drops the queues of models that have neither rows nor a plan."""
         if self.misplaced:
             for model in [m for m, q in self.queues.items() if not q and not self.routes.serves(m)]:
                 del self.queues[model]
             self.misplaced = any(not self.routes.serves(model) for model in self.queues)
 
     def enqueue(self, rows: RowRange) -> None:
-        """Puts rows into their queue; none is fine."""
+        """Puts rows into their queue; a range without rows is ignored."""
         if rows.count <= 0:
             return
         model = rows.request.model
@@ -138,7 +138,7 @@ class PooledLedger:
         self.forget(request)
 
     def unserved(self, request: Request) -> None:
-        """Answers a request whose model no plan serves any more."""
+        """Rejects a request whose model no plan serves any more."""
         self.reject(
             request,
             NoActivePlan.reason,
@@ -154,11 +154,11 @@ class PooledLedger:
         for batch in list(request.batches.values()):
             rows = self.tracker.detach(request, batch)
             if delivered and not any(part.attempt for part in rows):
-                batch.final = batch.final or not batch.rows  # it went all the way: no cancelling
+                batch.final = batch.final or not batch.rows  # it went all the way
             self.drop_if_empty(batch)
 
     def drop_if_empty(self, batch: Batch) -> None:
-        """Ends a batch nobody waits for."""
+        """Ends a batch for which no request waits."""
         if batch.rows:
             return
         self.cancel_on_agents(batch)
@@ -166,10 +166,10 @@ class PooledLedger:
         self.book.release(batch.batch_id)
 
     def cancel_on_agents(self, batch: Batch) -> None:
-        """Tells the agents a batch has not passed that it is off.
+        """Orders the agents that a batch has not passed to forget it.
 
-        Also the one that is to blame for a failure: who says so may be a gateway, or the agent
-        before, and the rows of others may be there, or come yet.
+        This includes the agent to blame for a failure: the report may come from a gateway, or from
+        the agent before, and rows may be at the blamed agent, or still arrive.
         """
         if batch.final:
             return
@@ -179,13 +179,18 @@ class PooledLedger:
             self.commands.append(CancelBatch(batch.batch_id, agents))
 
     def _booked_on(self, batch: BatchId) -> Iterable[AgentId]:
-        """Returns who may have a batch of another scheduler: everyone, if the book does not say."""
+        """Returns the agents that may have another scheduler's batch.
+
+        All if the book does not say.
+        """
         return agents_of(self.book.ahead(batch)) or self.agents
 
     def retry(self, batch: Batch, avoid: AgentId | None, *, lost: bool = True) -> None:
-        """Ends a batch that was `lost`, is only late or not sent, and puts its rows back.
+        """Ends a batch and puts its rows back.
 
-        They go elsewhere than to `avoid`, if they can.
+        `lost` is False if it is merely late or was not sent.
+
+        The rows go to other agents than `avoid`, if they can.
         """
         self.cancel_on_agents(batch)
         rows = self.tracker.remove_batch(batch)
@@ -196,10 +201,10 @@ class PooledLedger:
         self.again(rows, lost=lost)
 
     def again(self, rows: list[RowRange], *, lost: bool = True) -> None:
-        """Puts rows back into the queue; those that were lost, as often as is allowed.
+        """Puts rows back into the queue; those that were `lost`, as often as is allowed.
 
-        Being late does not count as being lost: an agent that went silent is known to be lost
-        only later, and all attempts before that may have gone to it.
+        Late rows do not count as lost: it takes a while until an agent that went silent is known to
+        be lost, and all attempts before may have gone to it.
         """
         for part in rows:
             request = part.request

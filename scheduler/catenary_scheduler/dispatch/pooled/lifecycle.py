@@ -1,4 +1,4 @@
-"""From arrival to answer: what each event does to requests, batches and bookings."""
+"""The way from arrival to answer: what each event does to requests, batches and bookings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from catenary_services.errors import RequestCancelled as CallerGone
 
 
 class PooledLifecycle(PooledLedger):
-    """One small method per event."""
+    """Handlers of events, one small method each."""
 
     # Requests
 
@@ -65,21 +65,21 @@ class PooledLifecycle(PooledLedger):
         self.enqueue(RowRange(request, row, event.rows - row))
 
     def completed(self, event: RequestCompleted) -> None:
-        """The gateway has every row."""
+        """Ends a request of which the gateway has every row."""
         request = self.tracker.requests.get(event.request)
         if request is not None:
             self.counters["completed_requests"] += 1
             self.forget(request, delivered=True)
 
     def cancelled(self, event: RequestCancelled) -> None:
-        """Nobody waits for it any more."""
+        """Ends a request for which its client does not wait any more."""
         request = self.tracker.requests.get(event.request)
         if request is not None:
             self.counters["cancelled_requests"] += 1
             self.forget(request)
 
     def drop(self, head: RowRange, earliest_finish: Nanoseconds) -> None:
-        """Algorithm 1, line 16: no batch with these rows can meet the deadline."""
+        """Drops a request of which no batch can meet the deadline (Algorithm 1, line 16)."""
         request = head.request
         late = earliest_finish - request.deadline
         if head.attempt:
@@ -97,7 +97,7 @@ class PooledLifecycle(PooledLedger):
         )
 
     def without_route(self, queue: RowQueue) -> bool:
-        """No pipeline of this model is whole: waits as long as that can help.
+        """Lets a queue wait, as long as that can help, while no pipeline of its model is whole.
 
         Returns:
             True if the queue waits now, False if its head was answered.
@@ -117,7 +117,10 @@ class PooledLifecycle(PooledLedger):
     # Batches
 
     def stage_reported(self, event: StageReported) -> None:
-        """Mends the book; after the last hop nothing of the batch is booked any more."""
+        """Corrects the book by a hop's real times.
+
+        After the last hop the batch is not booked any more.
+        """
         last = self.book.last_position(event.batch)
         if event.transfer_start_ns is not None and event.transfer_end_ns is not None:
             self._correct(event, event.transfer_start_ns, event.transfer_end_ns, transfer=True)
@@ -140,7 +143,7 @@ class PooledLifecycle(PooledLedger):
             self.book.confirm(event.batch, self.overdue_at(finish))
 
     def batch_failed(self, event: BatchFailed) -> None:
-        """Rows go back to the queue, or their requests are answered with the failure."""
+        """Puts the rows of a failed batch back, or answers their requests with the failure."""
         batch = self.tracker.batches.get(event.batch)
         if batch is None:
             self.book.release(event.batch)
@@ -149,7 +152,7 @@ class PooledLifecycle(PooledLedger):
         if event.retryable:
             if event.agent is not None and is_of_device(event.reason):
                 self._device_failed(batch, event.agent, event)
-            if event.reason == CallerGone.reason:  # of other rows, which were not sent
+            if event.reason == CallerGone.reason:  # rows of others, which were not sent
                 self.retry(batch, None, lost=False)
             else:
                 self.retry(batch, event.agent)
@@ -162,9 +165,10 @@ class PooledLifecycle(PooledLedger):
             self.reject(request, event.reason, event.message)
 
     def _device_failed(self, batch: Batch, agent: AgentId, event: BatchFailed) -> None:
-        """An agent's device could not compute a batch: it, or a request in it, is to blame.
+        """Handles that an agent's device could not compute a batch.
 
-        Who fails elsewhere, too, and alone, is; see `RowQueue`.
+        The agent is to blame, or a request: one that also fails elsewhere, and alone. See
+        `RowQueue`.
         """
         evidence = batch.batch_id
         partition = batch.computed_by(agent)
@@ -185,7 +189,7 @@ class PooledLifecycle(PooledLedger):
                 self.reject(request, ComputeFailed.reason, message)
 
     def on_time(self) -> None:
-        """Looks after everything whose time has come."""
+        """Handles everything whose time has come."""
         for batch_id in self.book.expire(self.now):
             batch = self.tracker.batches.get(batch_id)
             if batch is not None:
@@ -213,14 +217,14 @@ class PooledLifecycle(PooledLedger):
     # Cluster
 
     def agent_joined(self, event: AgentJoined) -> None:
-        """Its pools have one more member, as far as it has loaded what they need."""
+        """Handles an agent that joined: it serves in its pools once it has loaded their parts."""
         self.agents[event.agent.agent_id] = event.agent
         if not self.availability.is_connected(event.agent.agent_id):
             self.availability.connected(event.agent.agent_id)
         self._rebuild()
 
     def agent_lost(self, event: AgentLost) -> None:
-        """What it held or was to hold is dispatched again."""
+        """Handles the loss of an agent: the batches it held or was to hold are dispatched again."""
         self.agents.pop(event.agent, None)
         if self.availability.is_connected(event.agent):
             self.availability.disconnected(event.agent)
@@ -244,7 +248,7 @@ class PooledLifecycle(PooledLedger):
             self._rebuild()
 
     def plan_activated(self, event: PlanActivated) -> None:
-        """Batches in flight finish by the old plan; what waits is routed by the new one."""
+        """Takes a plan: batches in flight finish by the old one, waiting rows use the new one."""
         self.plan = event.plan
         self._rebuild()
         for queue in list(self.queues.values()):
@@ -262,7 +266,7 @@ class PooledLifecycle(PooledLedger):
                 "rows: must be at least 1",
                 details={"field": "rows"},
             )
-        if event.in_flight:  # admitted before, by another scheduler
+        if event.in_flight:  # an earlier scheduler admitted it
             return None
         config = self.config
         if self.plan is not None and not self.routes.serves(event.model):
@@ -294,7 +298,7 @@ class PooledLifecycle(PooledLedger):
         return None
 
     def _resubmitted(self, request: Request, event: RequestArrived) -> None:
-        """A gateway came back: it never heard of batches it does not name."""
+        """Handles a request submitted again: its gateway never had batches it does not name."""
         heard_of = {part.batch for part in event.in_flight}
         for batch in list(request.batches.values()):
             if batch.batch_id not in heard_of and not batch.final:
@@ -316,7 +320,7 @@ class PooledLifecycle(PooledLedger):
         self.tracker.add_batch(Batch(adopted.batch, [rows], ()))
 
     def _redo(self, request: Request) -> None:
-        """All was computed, nothing arrived: the results were lost on their way."""
+        """Computes a request again whose results were lost on their way to the gateway."""
         rows = []
         for batch in list(request.batches.values()):
             rows += self.tracker.detach(request, batch)
@@ -325,7 +329,7 @@ class PooledLifecycle(PooledLedger):
         self.again(rows)
 
     def _wait_on(self, batch: Batch) -> None:
-        """Late is not lost: it has until the deadlines of its requests."""
+        """Gives a late batch more time, until the deadlines of its requests: late is not lost."""
         latest = max(request.deadline for request in batch.requests())
         self.book.reserve(batch.batch_id, (), latest + self.config.deadline_grace_ns + 1)
 

@@ -1,4 +1,4 @@
-"""The active plan as the probe wants it: pools of the agents that should be given work."""
+"""Routes of the active plan: pipelines with the pools of agents that should be given work."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class OrderedRoutes:
 class RouteTable:
     """Routes of every model of a plan.
 
-    They are made anew when plan, agents, their availability or what they take change.
+    They are made anew when the plan, the agents, their availability or their times change.
     """
 
     def __init__(self, book: Book, availability: Availability, times: BookedTimes) -> None:
@@ -60,7 +60,7 @@ class RouteTable:
         self._agents: Mapping[AgentId, Agent] = {}
 
     def rebuild(self, plan: Plan | None, agents: Mapping[AgentId, Agent]) -> None:
-        """Takes over a plan and the agents that are there."""
+        """Takes a plan and the agents that are there."""
         pools: dict[tuple[AgentId, ...], Pool] = {}
         self._planned = {model.model: model for model in (plan.models if plan else ())}
         self._agents = dict(agents)
@@ -82,11 +82,11 @@ class RouteTable:
         return model in self._routes
 
     def of(self, model: ModelKey) -> tuple[Route, ...]:
-        """Returns the routes that can be used now."""
+        """Returns the routes of a model that can be used now."""
         return self._routes.get(model, ())
 
     def avoiding(self, model: ModelKey, avoid: Set[AgentId]) -> OrderedRoutes:
-        """Returns the routes that do without some agents, as of now; perhaps there are none."""
+        """Returns the present routes without the given agents; perhaps there are none."""
         pools: dict[tuple[AgentId, ...], Pool] = {}
         planned = self._planned.get(model)
         if planned is None:

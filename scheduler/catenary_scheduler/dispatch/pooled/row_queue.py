@@ -13,12 +13,12 @@ _Key = tuple[int, Nanoseconds, int, int]
 class RowQueue:
     """Waiting rows of one model.
 
-    Order: higher priority first, then earlier deadline, then arrival. Rows that come back from a
-    failed batch keep their deadline, which puts them ahead of everything that arrived later with
-    the same SLO.
+    The order is by priority, then earlier deadline, then arrival. Rows that come back from a failed
+    batch keep their deadline, which puts them ahead of everything that arrived later with the same
+    SLO.
 
-    Rows that made a device fail are served alone, so that it shows who was to blame. Rows that are
-    to avoid agents are served with others that have no more to avoid.
+    Rows that made a device fail are served alone, so that it shows what is to blame. Rows that
+    should avoid agents are served together with rows that avoid no other agents.
     """
 
     __slots__ = ("_entries", "_priorities", "lingering_since", "model", "rows", "wake", "wary")
@@ -27,11 +27,11 @@ class RowQueue:
         self.model = model
         self.rows = 0
         self.wake: Nanoseconds | None = None
-        """When to look again if nothing happens; None while empty."""
+        """Moment at which to look again without an event; None while the queue is empty."""
         self.lingering_since: Nanoseconds | None = None
-        """Since when there are rows, but not enough for the batch."""
+        """Moment since which rows have waited for a full batch; None if none do."""
         self.wary = 0
-        """Entries that are not served with just anybody."""
+        """Number of entries that may not share a batch with all others."""
         self._entries: list[tuple[_Key, RowRange]] = []
         self._priorities: dict[int, int] = {}
 
@@ -45,11 +45,11 @@ class RowQueue:
 
     @property
     def head_key(self) -> _Key:
-        """Compares queues by urgency."""
+        """Urgency of the head, for comparison with other queues."""
         return self._entries[0][0]
 
     def push(self, rows: RowRange) -> None:
-        """Adds rows in their place."""
+        """Inserts rows at their place in the order."""
         request = rows.request
         insort(self._entries, (_key(rows), rows))
         self.rows += rows.count
@@ -71,7 +71,7 @@ class RowQueue:
         )
 
     def take(self, count: int, finish: Nanoseconds) -> list[RowRange]:
-        """Removes the first `count` rows that may be in a batch that ends at `finish`."""
+        """Removes and returns the first `count` rows that fit a batch ending at `finish`."""
         taken: list[RowRange] = []
         entries = self._entries
         head = self.head

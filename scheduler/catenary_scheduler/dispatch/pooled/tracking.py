@@ -1,4 +1,4 @@
-"""What is known of every open request and every batch in flight."""
+"""Records of every open request and every batch in flight."""
 
 from __future__ import annotations
 
@@ -38,18 +38,21 @@ class Request:
         self.queued_rows = 0
         self.batches: dict[BatchId, Batch] = {}
         self.timer: Nanoseconds = 0
-        """When this request must be looked at although nothing happened."""
+        """Moment at which it must be looked at even without an event."""
 
     @property
     def computed(self) -> bool:
-        """True if every row went through its last hop; only the gateway's word is missing."""
+        """True if every row went through its last hop.
+
+        Only the gateway's confirmation is missing.
+        """
         return not self.queued_rows and all(batch.final for batch in self.batches.values())
 
 
 class RowRange:
     """Rows `[first, first + count)` of a request, dispatched `attempt` times before.
 
-    Of these attempts `lost` were lost; the others were merely late, and given up.
+    `lost` of these attempts were lost; the others were merely late, and given up.
     """
 
     __slots__ = ("attempt", "avoid", "count", "failures", "first", "lost", "request")
@@ -63,9 +66,10 @@ class RowRange:
         self.attempt = attempt
         self.lost = lost
         self.avoid: frozenset[AgentId] = _NOBODY
-        """Agents on which it failed or was overdue: it goes elsewhere, if there is elsewhere."""
+        """Agents on which the rows failed or were overdue; they are avoided where there are
+        others."""
         self.failures: tuple[tuple[AgentId, BatchId], ...] = ()
-        """Devices that failed to compute it, and in which batch."""
+        """Devices that failed to compute the rows, each with the batch."""
 
     def part(self, count: int) -> RowRange:
         """Returns the first `count` of these rows."""
@@ -78,7 +82,7 @@ _NOBODY: frozenset[AgentId] = frozenset()
 
 
 class Batch:
-    """A batch on its way. `agents` is empty for one that another scheduler dispatched."""
+    """A batch in flight; `agents` is empty for one that an earlier scheduler dispatched."""
 
     __slots__ = ("agents", "batch_id", "final", "partitions", "reported", "rows")
 
@@ -94,23 +98,23 @@ class Batch:
         """Rows of requests that are still open."""
         self.agents = agents
         self.partitions = partitions
-        """What is computed on each of them."""
+        """The partition that each of `agents` computes."""
         self.reported = -1
-        """Last hop that reported."""
+        """Position of the last hop that reported; -1 before any did."""
         self.final = False
-        """The last hop reported; nothing is booked any more."""
+        """True if the last hop reported, so that nothing of the batch is booked any more."""
 
     def needs(self, agent: AgentId) -> bool:
         """True if the batch is, may be, or will be on `agent`."""
         return agent in self.agents[max(self.reported, 0) :]
 
     def holder(self) -> AgentId | None:
-        """Returns who has it now, or is about to; None if that is not known."""
+        """Returns the agent that has it now, or is about to; None if that is not known."""
         following = self.reported + 1
         return self.agents[following] if following < len(self.agents) else None
 
     def computed_by(self, agent: AgentId) -> PartitionKey | None:
-        """Returns what an agent computes of it, if that is known."""
+        """Returns the partition that an agent computes of it, if that is known."""
         if agent not in self.agents or len(self.partitions) != len(self.agents):
             return None
         return self.partitions[self.agents.index(agent)]
@@ -149,20 +153,20 @@ class RequestTracker:
         return rows_left
 
     def detach(self, request: Request, batch: Batch) -> list[RowRange]:
-        """Takes a request out of a batch; returns its rows. The batch may be empty then."""
+        """Takes a request out of a batch, which may be empty then; returns its rows."""
         request.batches.pop(batch.batch_id, None)
         taken = [rows for rows in batch.rows if rows.request is request]
         batch.rows = [rows for rows in batch.rows if rows.request is not request]
         return taken
 
     def set_timer(self, request: Request, moment: Nanoseconds) -> None:
-        """Has `due` return this request at `moment`, and not before."""
+        """Makes `due` return this request at `moment`, and not before."""
         request.timer = moment
         self._timers_set += 1
         heappush(self._timers, (moment, self._timers_set, request))
 
     def next_timer(self) -> Nanoseconds | None:
-        """When `due` has something to return."""
+        """Returns the next moment at which `due` has something to return; None: there is none."""
         timers = self._timers
         while timers:
             moment, _, request = timers[0]
@@ -172,7 +176,7 @@ class RequestTracker:
         return None
 
     def due(self, now: Nanoseconds) -> list[Request]:
-        """Returns the requests whose timer has come, and forgets these timers."""
+        """Removes and returns the requests whose timer has expired."""
         found = []
         while (moment := self.next_timer()) is not None and moment <= now:
             request = heappop(self._timers)[2]

@@ -1,1 +1,1 @@
-"""How values look in Redis: the codec, the kinds of records, the tables and their fields."""
+"""The form of values in Redis: the codec, the kinds of records, the tables and their fields."""

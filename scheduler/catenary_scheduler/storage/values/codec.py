@@ -1,17 +1,17 @@
-"""The one codec of whatever is stored in Redis: a value is read whole and checked, or not at all.
+"""The one codec of stored values: a value is read whole and checked, or not at all.
 
 A value has one of two forms, both described by a `msgspec.Struct` or a dataclass:
 
-* a *document* is a JSON object. Fields it does not know are ignored, fields that are missing have
-  the default of the struct, or make the value unreadable where there is none.
+* a *document* is a JSON object. Unknown fields are ignored. A missing field has the default of the
+  struct; without a default the value is unreadable.
 * a *line* is numbers with spaces between, for what is written thousands of times a second. Its
   struct is `array_like`: numbers may be added at the end only, by the same rules.
 
-Version 1 of both is what schedulers have written since the first release, and says nothing of
-itself: a scheduler that does not know versions refuses a plan with a field it does not know. A
+Version 1 of both is what schedulers have written since the first release, and carries no version
+number: a scheduler that does not know versions refuses a plan with a field it does not know. The
 version is raised only when a value can no longer be read by the rules above; from 2 on a document
-carries it as `v`, a line as a first word such as `v2`. What is of a later version than `VERSION`
-is unreadable here, and kept for whoever can read it (`quarantine`).
+carries it as `v`, a line as a first word such as `v2`. A value of a later version than `VERSION` is
+unreadable here, and kept for a scheduler that can read it (`quarantine`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import msgspec
 VERSION: Final = 1
 """The version this scheduler writes, and the highest it reads."""
 LARGEST_VALUE_BYTES: Final = 4 << 20
-"""Nothing that is written comes near: a plan of a thousand agents is some 100 KB."""
+"""The largest value read. No written value comes near: a plan of a thousand agents is some 100
+KB."""
 
 _LINE_VERSION = re.compile(r"v(\d{1,9})(?: |$)")
 _NUMBERS_OF_LINE: Final = 4096
@@ -32,7 +33,7 @@ T = TypeVar("T")
 
 
 class UnreadableRecord(ValueError):  # noqa: N818 - what it is
-    """A stored name or value that is not what its table holds; the text says why."""
+    """A stored name or value is not what its table holds; the text says why."""
 
 
 class _Version(msgspec.Struct):
@@ -45,26 +46,26 @@ def encode_document(record: object) -> str:
 
 
 def decode_document(text: str, kind: type[T]) -> T:
-    """Returns the record of that kind that a JSON text holds.
+    """Returns the record of the given kind that a JSON text holds.
 
     Raises:
-        Unreadable: it holds none.
+        UnreadableRecord: The text holds no such record.
     """
     try:
         version = msgspec.json.decode(text, type=_Version).v
         if not 1 <= version <= VERSION:
             raise UnreadableRecord(f"is of version {version}; this scheduler reads {VERSION}")
         return msgspec.json.decode(text, type=kind)
-    # A ValueError is also what a text raises that holds half of a surrogate pair.
+    # Text with half of a surrogate pair also raises a ValueError.
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
         raise UnreadableRecord(str(error)) from None
 
 
 def checked(value: object, kind: type[T]) -> T:
-    """Returns what was read as dicts, lists and numbers as a record of that kind.
+    """Returns dicts, lists and numbers that were read as a record of the given kind.
 
     Raises:
-        Unreadable: it is none.
+        UnreadableRecord: They are no such record.
     """
     try:
         return msgspec.convert(value, kind)
@@ -78,10 +79,10 @@ def encode_line(record: msgspec.Struct) -> str:
 
 
 def decode_line(text: str, kind: Any) -> Any:
-    """Returns the record of that kind that a line holds.
+    """Returns the record of the given kind that a line holds.
 
     Raises:
-        Unreadable: it holds none.
+        UnreadableRecord: The line holds no such record.
     """
     found = _LINE_VERSION.match(text)
     if found is not None and not 1 <= int(found[1]) <= VERSION:

@@ -1,4 +1,4 @@
-"""What of the book goes into which table, and what of it a successor can believe."""
+"""Conversion of the reservation book to its tables, and the check of restored reservations."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds, Re
 _FARTHEST_NS: Final = 3600 * NANOSECONDS_PER_SECOND
 """No work is booked further ahead than this."""
 _LONGEST_NS: Final = 7 * 24 * _FARTHEST_NS
-"""No session is kept for longer."""
+"""No session is kept for longer than this."""
 
 
 def write_reservations(journal: Journal, changes: Iterable[ReservationChange]) -> None:
-    """Puts the book's own journal into ours."""
-    # Most reservations are made, corrected and released between two flushes: only the last counts.
+    """Writes changes of the reservation book to the journal."""
+    # Most reservations are made, corrected and released between two flushes: only the last change
+    # counts.
     latest: dict[tuple[ResourceId, str], ReservationChange] = {}
     for change in changes:
         r = change.reservation
@@ -48,7 +49,7 @@ def write_reservations(journal: Journal, changes: Iterable[ReservationChange]) -
 
 
 def tables_of(reservations: Iterable[Reservation]) -> dict[str, Fields]:
-    """Returns the reservation tables of a whole book, and the list of its resources."""
+    """Returns the reservation tables of a whole book, and the table of its resources."""
     tables: dict[str, Fields] = {RedisTable.RESOURCES: {}}
     for reservation in reservations:
         tables[RedisTable.RESOURCES][reservation.resource] = "1"
@@ -63,13 +64,13 @@ def believable(
     written_ns: Nanoseconds,
     agents: Container[str],
 ) -> tuple[list[Reservation], list[RecordDamage]]:
-    """Returns the reservations that can be true, and those that cannot.
+    """Splits restored reservations into those that can be true, and damage.
 
     Args:
-        reservations: All of one resource.
-        resource: Of an agent or a server.
-        written_ns: The last moment at which anything was written, on the same clock.
-        agents: Those that were known; empty: nothing is known of that.
+        reservations: All reservations of one resource.
+        resource: The resource of an agent or a server.
+        written_ns: The last moment at which anything was written, on the clock of the reservations.
+        agents: The agents that were known; empty if that could not be read.
     """
     owner = agent_of_resource(resource)
     if agents and owner is not None and owner not in agents:
@@ -86,7 +87,7 @@ def believable(
 
 
 def shifted(reservations: Iterable[Reservation], shift_ns: Nanoseconds) -> list[Reservation]:
-    """Returns the same reservations, so much later."""
+    """Returns the same reservations, later by `shift_ns`."""
     return [
         replace(
             each,
@@ -101,7 +102,7 @@ def shifted(reservations: Iterable[Reservation], shift_ns: Nanoseconds) -> list[
 def measurements_of(
     records: Mapping[Place | Link, list[int] | int | StoredCost],
 ) -> StoredMeasurements:
-    """Returns what was measured, by kind."""
+    """Sorts the records of the table of measurements into times, costs and links."""
     times: dict[Place, list[int]] = {}
     costs: dict[Place, StoredCost] = {}
     links: dict[Link, int] = {}

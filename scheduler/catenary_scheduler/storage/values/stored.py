@@ -1,8 +1,8 @@
-"""What the values of every table hold: one struct for each kind of record.
+"""The contents of every table: one struct for each kind of record.
 
 `codec` has the rules by which they may grow: fields are added with a default, never renamed, never
-given another meaning. Bounds are part of the type, so that a value can be well-formed and still be
-refused as nonsense.
+given another meaning. Bounds are part of the type, so that a well-formed value can still be refused
+as nonsense.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Name = Annotated[str, Meta(min_length=1, max_length=512)]
 Text = Annotated[str, Meta(max_length=65_536)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Size = Annotated[int, Meta(ge=0, lt=1 << 62)]
-"""Bytes, or identifiers: whatever fits in 62 bits."""
+"""A number of bytes, or an identifier, of at most 62 bits."""
 Moment = Annotated[int, Meta(gt=-(1 << 62), lt=1 << 62)]
-"""Nanoseconds on the clock of who wrote it; one that was started late may know negative ones."""
+"""Nanoseconds on the writer's clock; negative ones occur if that clock started late."""
 Span = Annotated[int, Meta(ge=0, le=86_400_000_000_000)]
 """A duration in nanoseconds, of a day at most."""
 Share = Annotated[float, Meta(ge=0, lt=1e18)]
-"""A number that is neither negative nor infinite nor none at all."""
+"""A finite number of at least 0."""
 Finite = Annotated[float, Meta(gt=-1e30, lt=1e30)]
 
 
@@ -38,7 +38,7 @@ Finite = Annotated[float, Meta(gt=-1e30, lt=1e30)]
 
 
 class StoredDeploymentSpec(Struct, frozen=True):
-    """How a model is to be served, as far as somebody said so."""
+    """Deployment options of a model; 0 or None where nobody set one."""
 
     slo_ns: Span = 0
     max_batch: Count = 0
@@ -94,13 +94,16 @@ class _StoredModel(Struct, frozen=True, omit_defaults=True):
 
 
 class StoredPlacement(Struct, frozen=True):
-    """The fields of a placement document that this version knows; `parse_placement` reads on."""
+    """The fields of a placement document that this version knows.
+
+    `parse_placement` reads the models.
+    """
 
     models: list[_StoredModel]
 
 
 class StoredFigure(Struct, frozen=True, array_like=True):
-    """A number of one model."""
+    """One number of one model."""
 
     name: Name
     version: Name
@@ -108,7 +111,7 @@ class StoredFigure(Struct, frozen=True, array_like=True):
 
 
 class StoredProvenance(Struct, frozen=True):
-    """What is remembered of how a plan was made."""
+    """Record of how a plan was made."""
 
     planner: Text
     cause: Text
@@ -123,14 +126,14 @@ class StoredProvenance(Struct, frozen=True):
 
 
 class StoredDowntime(Struct, frozen=True, array_like=True):
-    """How long a model was not dispatched."""
+    """Duration for which a model was not dispatched."""
 
     model: tuple[Name, Name]
     duration_ns: Size
 
 
 class StoredRollout(Struct, frozen=True):
-    """The last change of plan."""
+    """The latest change of plan."""
 
     from_plan: Text
     to_plan: Text
@@ -147,7 +150,7 @@ class _StoredSums(Struct, frozen=True):
 
 
 class StoredScaling(Struct, frozen=True):
-    """What was learned of how many workers a model needs."""
+    """Learned figures of how many workers a model needs."""
 
     line: _StoredSums
     cold_start_ns: Span
@@ -157,7 +160,10 @@ class StoredScaling(Struct, frozen=True):
 
 
 class StoredGeneration(Struct, frozen=True, array_like=True):
-    """What generating costs in a range of decoder blocks; the last numbers were added later."""
+    """The cost of text generation in a range of decoder blocks.
+
+    The last numbers were added later.
+    """
 
     prefill_ns: Share
     prefill_token_ns: Share
@@ -171,7 +177,7 @@ class StoredGeneration(Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class StoredCost:
-    """What generating cost when it was measured at load, and what it has become if it differs."""
+    """The cost of text generation when measured at load, and the present one if it differs."""
 
     at_load: StoredGeneration
     by_now: StoredGeneration | None = None
@@ -182,17 +188,17 @@ StoredTimes = Annotated[list[Span], Meta(min_length=1, max_length=1024)]
 StoredRate = Annotated[list[Annotated[int, Meta(ge=1, lt=1 << 50)]], Meta(min_length=1)]
 """Bytes per second, the only number of its line."""
 Identifier = Annotated[int, Meta(ge=0)]
-"""Of a batch, a session or the start of a process. The bounds of a type end at 2^63, so whoever
-reads one sees to it that it is below 2^64."""
+"""The number of a batch, a session or a process start. The bounds of a type end at 2^63, so readers
+check that it is below 2^64 themselves."""
 Identifiers = Annotated[list[Identifier], Meta(min_length=1)]
-"""The only identifier of its line, and what later versions add."""
+"""An identifier, followed by whatever later versions add to the line."""
 
 
 # ---- for people ----
 
 
 class StoredAgent(Struct, frozen=True):
-    """An agent, for dashboards; the next leader reads only which ones there were, and where."""
+    """An agent, for dashboards; the next leader reads only which agents there were, and where."""
 
     server: Text
     device: Text = ""
@@ -221,7 +227,7 @@ class _StoredSlice(Struct, frozen=True, array_like=True):
 
 
 class StoredBatch(Struct, frozen=True):
-    """A batch on its way, for people: agents report what they hold."""
+    """A batch in flight, written for people only: agents report what they hold."""
 
     rows: Count
     expected_finish_ns: Moment
@@ -258,7 +264,7 @@ class StoredSessionHop(Struct, frozen=True, array_like=True):
 
 
 class StoredSession(Struct, frozen=True):
-    """A generation on its way."""
+    """A session in flight."""
 
     hops: list[StoredSessionHop]
     request: Text = ""
@@ -266,7 +272,7 @@ class StoredSession(Struct, frozen=True):
 
 
 class StoredReservation(Struct, frozen=True, array_like=True):
-    """A line of the book, on the clock of who wrote it."""
+    """One reservation, on the clock of its writer."""
 
     start_ns: Moment
     end_ns: Moment
@@ -276,14 +282,17 @@ class StoredReservation(Struct, frozen=True, array_like=True):
 
 
 class StoredOwner(Struct, frozen=True, array_like=True):
-    """Who has it: a batch and the position of its hop; of a cache a session and 0."""
+    """The owner of a reservation: a batch and the position of its hop.
+
+    Of a cache a session and 0.
+    """
 
     number: Identifier
     position: Annotated[int, Meta(ge=0, lt=1 << 16)]
 
 
 class StoredClock(Struct, frozen=True, array_like=True):
-    """The same moment on the clock of who wrote last, and on that of Redis."""
+    """The same moment on the clock of the last writer, and on that of Redis."""
 
     scheduler_ns: Moment
     redis_us: Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -294,7 +303,7 @@ class StoredClock(Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class StoredPlan:
-    """The table of plans; every field is there or not."""
+    """The table of plans; a field has its default if it is absent."""
 
     file: str = ""
     fixed: Placement | None = None
@@ -305,7 +314,7 @@ class StoredPlan:
     last_switch: StoredRollout | None = None
     scaling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     lost: frozenset[str] = frozenset()
-    """Fields that were there and could not be read."""
+    """Names of the fields that were there and could not be read."""
 
 
 Place = tuple[AgentId, PartitionKey]
@@ -315,7 +324,7 @@ Hops = tuple[ChainHop, ...]
 
 @dataclass(frozen=True, slots=True)
 class StoredMeasurements:
-    """The table of what was measured, by kind."""
+    """The table of measurements, sorted by kind."""
 
     times: Mapping[Place, list[int]] = field(default_factory=dict)
     costs: Mapping[Place, StoredCost] = field(default_factory=dict)

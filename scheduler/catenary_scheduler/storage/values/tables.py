@@ -1,8 +1,8 @@
-"""The tables in Redis, in one place: how each spells the names of its fields, and what they hold.
+"""The tables in Redis: how each spells the names of its fields, and what the fields hold.
 
-`read_table` reads one table whole; what cannot be read is `RecordDamage`, beside the good rest. The
-text that goes in is made by the functions named `.._text` here, or by `codec` of a struct in
-`stored`.
+`read_table` reads one table whole; what cannot be read is returned as `RecordDamage`, beside the
+readable rest. The text that is written is made by the functions named `.._text` here, or by `codec`
+from a struct of `stored`.
 """
 
 from __future__ import annotations
@@ -67,30 +67,30 @@ _MOST_BLOCKS: Final = 1 << 20
 _PARTITION = re.compile(r"(.+):([^:]+)\[(\d{1,7}),(\d{1,7})\)")
 _RESOURCE = re.compile(r"(gpu|uplink|downlink)/(.+)|cache/([^/]+)/(.+)")
 _GENERATION = "generation "
-"""Before the numbers of a `StoredGeneration`."""
+"""The word before the numbers of a `StoredGeneration`."""
 _BY_NOW = " by now "
-"""Between what was measured at load and what it has become."""
+"""The words between the cost measured at load and the present one."""
 _LINK = "link"
 
 
 @dataclass(frozen=True, slots=True)
 class RecordDamage:
-    """What could not be read, and why."""
+    """A record that could not be read, and the reason."""
 
     table: str
-    """Of `keys.Table`, a `keys.book_table`, or another key of the cluster."""
+    """A `keys.RedisTable`, a `keys.book_table`, or another key of the cluster."""
     name: bytes
-    """Field of a hash; empty: the key itself."""
+    """Name of the field; empty if the whole key is damaged."""
     why: str
     value: bytes = b""
-    """As much of it as is worth keeping."""
+    """The first bytes of the value."""
     size: int = 0
-    """Of the whole value, in bytes."""
+    """Size of the whole value in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """How the fields of one table are read: a name first, then the value of that name."""
+    """Parsers of the fields of one table: a name first, then the value of that name."""
 
     name: Callable[[str], Any]
     value: Callable[[Any, str], Any]
@@ -99,7 +99,7 @@ class TableShape:
 def read_table(
     table: str, shape: TableShape, raw: Mapping[bytes, bytes]
 ) -> tuple[Any, list[RecordDamage]]:
-    """Returns the readable records of a table by their parsed names, and the rest of it."""
+    """Returns the readable records of a table by their parsed names, and the damaged ones."""
     records: dict[Any, Any] = {}
     damaged: list[RecordDamage] = []
     for name, value in raw.items():
@@ -138,7 +138,7 @@ def partition_of(text: str) -> PartitionKey:
     """Returns the partition that `str(partition)` wrote.
 
     Raises:
-        Unreadable: it is none.
+        UnreadableRecord: The text is no partition.
     """
     found = _PARTITION.fullmatch(text)
     if found is None:
@@ -188,7 +188,7 @@ def _resource(name: str) -> ResourceId:
 
 
 def agent_of_resource(resource: ResourceId) -> AgentId | None:
-    """Returns whose device or cache a resource is; None for the links of a server."""
+    """Returns the agent whose device or cache a resource is; None for the links of a server."""
     found = _RESOURCE.fullmatch(resource)
     if found is None or found[1] in ("uplink", "downlink"):
         return None
@@ -199,7 +199,7 @@ def agent_of_resource(resource: ResourceId) -> AgentId | None:
 
 
 def placement_text(placement: Placement) -> str:
-    """Returns a placement as the table of plans holds it."""
+    """Returns a placement in the form of the table of plans."""
     return encode_document(placement_document(placement))
 
 
@@ -240,27 +240,27 @@ _PLAN: Mapping[str, Callable[[str], Any]] = {
 
 def _plan_field(name: str, text: str) -> Any:
     read = _PLAN.get(name)
-    return read(text) if read is not None else None  # a later version's, which it keeps for itself
+    return read(text) if read is not None else None  # a field of a later version, which keeps it
 
 
 def cost_text(cost: StoredCost) -> str:
-    """Returns the cost of decoder blocks as the table of measurements holds it."""
+    """Returns the cost of decoder blocks in the form of the table of measurements."""
     text = _GENERATION + encode_line(cost.at_load)
     return text if cost.by_now is None else text + _BY_NOW + encode_line(cost.by_now)
 
 
 def times_text(times: tuple[int, ...]) -> str:
-    """Returns compute times at batch 1, 2, .. as the table of measurements holds them."""
+    """Returns compute times at batch 1, 2, .. in the form of the table of measurements."""
     return " ".join(map(str, times))
 
 
 def place_name(agent: AgentId, partition: PartitionKey) -> str:
-    """Returns the name of what was measured of a partition on an agent."""
+    """Returns the field name of the measurements of a partition on an agent."""
     return f"{agent}|{partition}"
 
 
 def link_name(source: AgentId, target: AgentId) -> str:
-    """Returns the name of what was measured between two agents."""
+    """Returns the field name of the measured rate between two agents."""
     return f"{_LINK}|{source}|{target}"
 
 
@@ -275,7 +275,7 @@ def _measurement(name: Place | Link, text: str) -> list[int] | int | StoredCost:
 
 
 def peer_text(peer: common_pb2.Peer) -> str:
-    """Returns where frames reach a peer as the table of peers holds it."""
+    """Returns the addresses of a peer in the form of the table of peers."""
     return base64.b64encode(peer.SerializeToString()).decode()
 
 
@@ -315,7 +315,7 @@ def owner_name(reservation: Reservation) -> str:
 
 
 def reservation_text(reservation: Reservation) -> str:
-    """Returns a reservation as a table of the book holds it."""
+    """Returns a reservation in the form of a table of the book."""
     r = reservation
     value = f"{r.start_ns} {r.end_ns} {r.expires_ns} {int(r.done)}"
     return f"{value} {r.slots}" if r.slots else value
@@ -343,7 +343,7 @@ def _reservation(resource: ResourceId, owner: tuple[int, int], text: str) -> Res
 
 
 def book_shape(resource: ResourceId) -> TableShape:
-    """Returns how the reservations of one resource are read."""
+    """Returns the parsers of the reservation table of one resource."""
     return TableShape(_owner, lambda owner, text: _reservation(resource, owner, text))
 
 
@@ -351,7 +351,7 @@ def read_clock(raw: Mapping[bytes, bytes]) -> StoredClock | None:
     """Returns the pair of moments that was written last; None if none ever was.
 
     Raises:
-        Unreadable: it is no such pair.
+        UnreadableRecord: The stored fields are no such pair.
     """
     if not raw:
         return None

@@ -1,1 +1,1 @@
-"""From request to answer: who is refused, what begins, what outgrows its memory, what ends."""
+"""The way from request to answer: what is refused, begins, outgrows its memory, and ends."""

@@ -1,4 +1,4 @@
-"""Which requests are refused at once, and when they should come back."""
+"""Decides which requests are refused at once, and when their clients should try again."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from catenary_services.errors import (
 
 
 def refusal(known: ChainLedger, event: SessionRequested) -> Reject | None:
-    """Returns the answer to a request that cannot be admitted; None if it can."""
-    if event.in_flight is not None:  # admitted before, by another scheduler
+    """Returns the refusal of a request that cannot be admitted; None if it can."""
+    if event.in_flight is not None:  # an earlier scheduler admitted it
         return None
     model_queue = known.model_queues.get(event.model)
     fault = _fault(model_queue, event)
@@ -56,7 +56,7 @@ def refusal(known: ChainLedger, event: SessionRequested) -> Reject | None:
 def _inadmissible(
     model_queue: ModelQueue | None, event: SessionRequested, now: Nanoseconds
 ) -> Reject | None:
-    """Returns the answer to a request whose objectives no worker could keep were it empty."""
+    """Returns the refusal of a request whose objectives not even an empty worker could keep."""
     if model_queue is None or model_queue.placer is None or event.progress is not None:
         return None
     fault = model_queue.placer.fault(event, now)
@@ -76,7 +76,7 @@ def _fault(model_queue: ModelQueue | None, event: SessionRequested) -> str:
 
 
 def _drained_after(known: ChainLedger, model_queue: ModelQueue | None) -> Nanoseconds:
-    """Returns when those who wait should have started, by the rate observed."""
+    """Returns when the waiting requests should have started, by the observed rate."""
     expected = model_queue.drained_after_ns() if model_queue is not None else 0
     config = known.config
     return min(config.longest_retry_after_ns, max(config.retry_after_ns, expected))

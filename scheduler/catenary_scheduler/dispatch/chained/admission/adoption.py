@@ -1,9 +1,9 @@
-"""Sessions this dispatcher did not start, and agents and gateways that come back.
+"""Adopts sessions of earlier schedulers, and handles agents and gateways that come back.
 
-After a fail-over there are three witnesses of what goes on: the stored book, agents that say which
-sessions they hold, and gateways that say which session answers a request. They come in any order. A
-session is held until all three had their time; what nobody claims is closed, what an agent does not
-hold is started again.
+After a fail-over there are three witnesses of what is in flight: the stored book, agents that say
+which sessions they hold, and gateways that say which session answers a request. They come in any
+order. A session is held until all three had their time; one that no gateway claims is closed, one
+that an agent does not hold is started again.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from catenary_services.domain.ids import AgentId, Nanoseconds, SessionId
 
 
 class ChainAdoption(ChainEvacuation):
-    """What is done with sessions that are found."""
+    """Handles sessions that are found and that this dispatcher did not start."""
 
     def restored(self) -> None:
-        """Takes note of what was entered into the book from outside."""
+        """Takes note of sessions that were entered into the book from outside."""
         for session_id in self.slots.sessions():
             if session_id not in self.sessions:
                 self.sessions[session_id] = Session(session_id, None, None)
                 self.unclaimed[session_id] = None
 
     def adopt(self, sequence: SequenceRequest, adopted: AdoptedSession) -> None:
-        """Goes on with a session that answers a request; starts anew if it cannot be."""
+        """Goes on with the session that answers a request; starts anew if that is not possible."""
         session = self._claimable(adopted)
         if session is None:
             self.again(sequence)
@@ -57,7 +57,7 @@ class ChainAdoption(ChainEvacuation):
         for hop in adopted.hops:
             if hop.agent in holders:
                 continue
-            if hop.agent in self.agents:  # it is here, and did not say that it has the session
+            if hop.agent in self.agents:  # the agent has joined without it
                 self.again(sequence)
                 return
             cache = self.slots.cache(hop.agent, hop.partition)
@@ -66,27 +66,30 @@ class ChainAdoption(ChainEvacuation):
             self.check_later(sequence, self.config.claim_grace_ns)
 
     def resubmitted(self, sequence: SequenceRequest, event: SessionRequested) -> None:
-        """A gateway came back: a session it does not name it never heard of."""
+        """Handles a request submitted again, perhaps without its session.
+
+        The gateway never heard of a session that it does not name.
+        """
         session = sequence.session
         if session is None:
             return
         named = event.in_flight.session if event.in_flight is not None else None
         if named is not None and named in (session.session_id, session.was):
-            return  # what it was: it has moved, and the gateway has no token of it since
+            return  # if `was`, it has moved and the gateway has no token since
         move = session.moving
-        if move is not None and named == move.target.session_id:  # it has, from there
+        if move is not None and named == move.target.session_id:  # the move was done
             self.arrived(move)
         else:
             self.again(sequence)
 
     def refused(self, adopted: AdoptedSession) -> None:
-        """The request of a session was refused: closes what there is of it."""
+        """Closes the session of a request that was refused."""
         session = self.sessions.get(adopted.session)
         if session is not None and session.sequence is None and not session.closing:
             self.close(session)
 
     def found(self, agent: AgentId, held: AdoptedSession) -> None:
-        """An agent holds a session: books that, and closes it if its request is over."""
+        """Books a session that an agent holds, and closes it if its request is over."""
         hops = [hop for hop in held.hops if hop.agent == agent]
         session = self.sessions.get(held.session)
         if session is None:
@@ -108,7 +111,7 @@ class ChainAdoption(ChainEvacuation):
             self.close(session)
 
     def lost(self, agent: AgentId, sessions: list[SessionId]) -> None:
-        """An agent holds nothing of these sessions: their requests are started again."""
+        """Starts the requests of these sessions again: an agent holds nothing of them any more."""
         for session_id in sessions:
             session = self.sessions.get(session_id)
             if session is not None and session.arriving is not None:
@@ -118,7 +121,7 @@ class ChainAdoption(ChainEvacuation):
                 self.restart(session.sequence)
 
     def end_claims(self) -> None:
-        """Closes the sessions nobody claimed in time."""
+        """Closes the sessions that no gateway claimed in time."""
         for session_id, until in list(self.unclaimed.items()):
             if until is None:
                 self.unclaimed[session_id] = self.now + self.config.claim_grace_ns
@@ -127,7 +130,7 @@ class ChainAdoption(ChainEvacuation):
                 self.close(self.sessions[session_id])
 
     def next_claim_end(self) -> Nanoseconds | None:
-        """When `end_claims` has something to do."""
+        """Returns when `end_claims` has something to do."""
         return min((until or 0 for until in self.unclaimed.values()), default=None)
 
     def _is_ours(self, session: SessionId) -> bool:
@@ -146,7 +149,7 @@ class ChainAdoption(ChainEvacuation):
         return session
 
     def _successor(self, session_id: SessionId) -> Session | None:
-        """Returns what a session became before any gateway asked for it."""
+        """Returns the session that this one became before any gateway asked for it."""
         for session in self.sessions.values():
             if session.was == session_id and self._is_free(session):
                 return session

@@ -1,4 +1,4 @@
-"""From request to answer: what each event does to requests, sessions and slots."""
+"""The way from request to answer: what each event does to requests, sessions and slots."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from catenary_services.errors import (
 
 
 class ChainLifecycle(ChainPreemption):
-    """One small method per event."""
+    """Handlers of events, one small method each."""
 
     # Requests
 
@@ -66,7 +66,7 @@ class ChainLifecycle(ChainPreemption):
             self.adopt(sequence, event.in_flight)
 
     def completed(self, event: RequestCompleted) -> None:
-        """The gateway has every token."""
+        """Ends a request of which the gateway has every token."""
         sequence = self.sequences.get(event.request)
         if sequence is None:
             return
@@ -85,14 +85,14 @@ class ChainLifecycle(ChainPreemption):
         self.forget(sequence)
 
     def cancelled(self, event: RequestCancelled) -> None:
-        """Nobody waits for it any more."""
+        """Ends a request for which its client does not wait any more."""
         sequence = self.sequences.get(event.request)
         if sequence is not None:
             self.counters["cancelled_requests"] += 1
             self.forget(sequence)
 
     def unstarted(self, sequence: SequenceRequest) -> None:
-        """Its deadline is over and it still waits."""
+        """Rejects a request whose deadline is over while it still waits."""
         model_queue = self.model_queue(sequence.model)
         retry_after = self.config.retry_after_ns
         if self.plan is None:
@@ -108,7 +108,7 @@ class ChainLifecycle(ChainPreemption):
     # Sessions
 
     def progressed(self, event: SessionsProgressed) -> None:
-        """Sessions got tokens: what they save may let somebody in."""
+        """Takes in tokens of sessions; what these have saved may let another request start."""
         heard: dict[ModelKey, ModelQueue] = {}
         grown: dict[ChainState, ModelKey] = {}
         for progress in event.sessions:
@@ -136,7 +136,7 @@ class ChainLifecycle(ChainPreemption):
             self.relieve_pressure(grown)
 
     def move_costs_measured(self, event: MoveCostsMeasured) -> None:
-        """Moves take more or less time than was thought."""
+        """Takes in new costs of moves."""
         for source, target, bytes_per_second in event.links:
             self.migration_budget.measured(source, target, bytes_per_second)
         for model, cache_bytes in event.cache_bytes:
@@ -145,14 +145,14 @@ class ChainLifecycle(ChainPreemption):
             self.migration_budget.model_has(model, cache_bytes, runtime)
 
     def refitted(self, event: LatencyRefitted) -> None:
-        """Chains are faster or slower than was thought."""
+        """Takes in new latency lines of chains."""
         model_queue = self.model_queues.get(event.model)
         if model_queue is not None and model_queue.placer is not None:
             model_queue.placer.refit(event.lines)
             self.dirty[event.model] = None
 
     def sessions_closed(self, event: SessionsClosed) -> None:
-        """Gives slots free; unasked, it is a session's end, and the gateway should say so soon."""
+        """Frees slots; if nobody asked, the session is over, and the gateway should say so soon."""
         for session_id in event.sessions:
             session = self.sessions.get(session_id)
             if (
@@ -196,7 +196,7 @@ class ChainLifecycle(ChainPreemption):
     def _is_to_blame(
         self, sequence: SequenceRequest, session: Session, event: SessionFailed
     ) -> bool:
-        """A device could not compute a session; True if the session is what others failed on."""
+        """Counts a failure of a device; True if the request itself is to blame."""
         agent = event.agent
         if agent is None:
             return False
@@ -208,15 +208,16 @@ class ChainLifecycle(ChainPreemption):
         return len({agent for agent, _ in sequence.failures}) >= AGENTS_OF_A_VERDICT
 
     def _worked(self, session: Session) -> None:
-        """The agents of a session compute."""
+        """Notes that the agents of a session compute."""
         if len(self.breakers):
             for hop in session.hops:
                 self.breakers.worked(hop.agent, hop.partition, self.now)
 
     def _suspect(self, session: Session, event: SessionFailed) -> None:
-        """Suspects the agent that is to blame, and the link it could not be reached over.
+        """Suspects the agent that is to blame, and the link over which it was not reached.
 
-        Nobody named: the gateway found no way in. No agent named: the agent found none out.
+        If no agent is named, the gateway found no way into the chain, and its first agent is to
+        blame. If the named agent is not on the chain, the reporting agent is to blame.
         """
         agents = {hop.agent for hop in session.hops}
         blamed, told_by = event.agent, event.told_by
@@ -234,7 +235,7 @@ class ChainLifecycle(ChainPreemption):
     # Cluster
 
     def agent_joined(self, event: AgentJoined) -> None:
-        """Chains through it may be used."""
+        """Handles an agent that joined: chains through it may be used."""
         agent = event.agent.agent_id
         self.agents.add(agent)
         self.present.add(agent)
@@ -245,7 +246,7 @@ class ChainLifecycle(ChainPreemption):
         self.find_misplaced()
 
     def agent_lost(self, event: AgentLost) -> None:
-        """What it held is gone; the sessions go on elsewhere."""
+        """Handles the loss of an agent: its sessions are started again elsewhere."""
         agent = event.agent
         self.agents.discard(agent)
         self.present.discard(agent)
@@ -256,7 +257,7 @@ class ChainLifecycle(ChainPreemption):
         self.refresh()
 
     def sessions_held(self, event: SessionsHeld) -> None:
-        """An agent said hello: it holds these sessions and no others."""
+        """Handles the list of all sessions that a connecting agent holds."""
         agent = event.agent
         self.present.add(agent)
         held = {each.session for each in event.sessions}
@@ -266,12 +267,12 @@ class ChainLifecycle(ChainPreemption):
             self.found(agent, each)
 
     def sessions_found(self, event: SessionsFound) -> None:
-        """An agent holds sessions the book knows nothing of, or not as much as there is."""
+        """Handles sessions that an agent holds and the book lacks, or has with too few slots."""
         for each in event.sessions:
             self.found(event.agent, each)
 
     def plan_activated(self, event: PlanActivated) -> None:
-        """Sessions go on where they are; who waits is served by the new chains."""
+        """Takes a plan: sessions go on where they are, waiting requests use the new chains."""
         self.plan = event.plan
         self.hosted_by(event.plan)
         models = {model.model: model for model in event.plan.models}
@@ -292,7 +293,7 @@ class ChainLifecycle(ChainPreemption):
     # Time
 
     def on_time(self) -> None:
-        """Looks after everything whose time has come."""
+        """Handles everything whose time has come."""
         for sequence in self.timers.due(self.now):
             self._is_due(sequence)
         if self.next_stall_look is not None and self.next_stall_look <= self.now:
@@ -312,7 +313,7 @@ class ChainLifecycle(ChainPreemption):
                 self.dirty[model] = None
 
     def next_moment(self) -> Nanoseconds | None:
-        """When `on_time` has something to do."""
+        """Returns when `on_time` has something to do."""
         moments = [
             self.timers.next(),
             self.slots.next_expiry(),
@@ -349,7 +350,7 @@ class ChainLifecycle(ChainPreemption):
         return max(allowed, round(config.stall_factor * sequence.token_ns))
 
     def _expire(self) -> None:
-        """Insists on what was not closed in time; writes off what was never closed."""
+        """Repeats orders to close that were not obeyed in time; in the end writes the slots off."""
         for session_id in self.slots.overdue(self.now):
             session = self.sessions[session_id]
             sequence = (

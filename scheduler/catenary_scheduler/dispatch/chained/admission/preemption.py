@@ -1,13 +1,13 @@
-"""Chains whose sessions would outgrow their memory: one moves away, or the youngest has to wait.
+"""Relieves chains whose sessions would outgrow their memory: by a move, else by preemption.
 
-It happens only where there are more slots than memory holds at full length. A move is asked for
-early, since it takes a while: of the smallest session whose leaving is enough, to a chain with
-room (where sessions are packed or balanced, whoever does that sees to it, once an epoch). If the
-chain is about to overflow all the same, the youngest session is *preempted*: its request waits at
-the head of the queue and goes on from its history where there is room again. That is nobody's
-fault, so it counts neither as a lost session nor against an agent, and the oldest request of a
-chain never has to wait, so all come to an end. An agent that runs out of memory before any of this
-fails its youngest session as CACHE_FULL, and here that is the same.
+This happens only where there are more slots than memory holds at full length. A move is asked for
+early, since it takes a while: of the smallest session whose leaving is enough, to a chain with room
+(where sessions are packed or balanced, the packing does this once an epoch). If the chain is about
+to overflow all the same, the youngest session is *preempted*: its request waits at the head of the
+queue and goes on from its history where there is room again. That is nobody's fault, so it counts
+neither as a lost session nor against an agent. The oldest request of a chain never has to wait, so
+all come to an end. An agent that runs out of memory before any of this fails its youngest session
+as CACHE_FULL, which is treated as a preemption.
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ from catenary_scheduler.dispatch.events import CachesReported
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, AgentId, ModelKey, Nanoseconds
 
 _MOVE_HORIZON_NS = 2_000 * NANOSECONDS_PER_MILLISECOND
-"""A chain that would overflow within this has sessions move away: an epoch, and the move itself."""
+"""Sessions move away from a chain that would overflow within this time: an epoch, and the move
+itself."""
 _MOVE_LEAST_TOKENS = 16
-"""Every session of it gets so many tokens until then, at least."""
+"""Tokens that every session of a chain is taken to get until then, at least."""
 _PREEMPT_HORIZON_NS = 250 * NANOSECONDS_PER_MILLISECOND
-"""One that would overflow within this has the youngest wait: two reports of its gateways."""
+"""The youngest session waits if a chain would overflow within this time: two reports of its
+gateways."""
 _PREEMPT_LEAST_TOKENS = 4
 _TARGET_SPARE_TOKENS = 64
-"""Each session must have room to grow by so much where one moves to, lest it move again soon."""
+"""Each session must have this much room to grow at the target, lest it move again soon."""
 _MOST_TRIED = 4
 """Sessions for which a place is looked for at a time."""
 
 
 class ChainPreemption(ChainAdoption):
-    """What is done where more was promised than memory holds."""
+    """Handles chains on which more was promised than memory holds."""
 
     def relieve_pressure(self, routes: dict[ChainState, ModelKey]) -> None:
-        """Looks at chains whose sessions have grown."""
+        """Relieves chains whose sessions have grown."""
         for route, model in routes.items():
             measure_growth(route, self.now)
             while self._excess(route, _PREEMPT_HORIZON_NS, _PREEMPT_LEAST_TOKENS) > 0:
@@ -48,13 +50,13 @@ class ChainPreemption(ChainAdoption):
                     self._send_away(route, model, excess)
 
     def preempt(self, sequence: SequenceRequest) -> None:
-        """Has a request wait until there is room for its session again."""
+        """Makes a request wait until there is room for its session again."""
         self.counters["preempted_sessions"] += 1
         sequence.preempted += 1
         self.again(sequence)
 
     def cache_was_full(self, session: Session, agent: AgentId | None) -> None:
-        """An agent had no memory left for a session."""
+        """Handles that an agent had no memory left for a session."""
         for hop in session.hops:
             if hop.agent == agent:
                 self.kv_budget.is_full(self.slots.cache(hop.agent, hop.partition))
@@ -64,18 +66,18 @@ class ChainPreemption(ChainAdoption):
             self.close(session)
 
     def caches_reported(self, event: CachesReported) -> None:
-        """An agent says what it has cached."""
+        """Takes in how much an agent has cached."""
         cache = self.slots.cache(event.agent, event.partition)
         if self.kv_budget.reported(cache, event.block_tokens):
             self.were_freed([cache])
 
     def _excess(self, route: ChainState, horizon_ns: Nanoseconds, least: int) -> int:
-        """Returns by how much a chain will overflow, when those have left who are to move away."""
+        """Returns by how many tokens a chain will overflow, without the sessions that move away."""
         expected = expected_tokens(route, horizon_ns, least) - route.cache_tokens
         return expected - self._moving_tokens(route) if expected > 0 else expected
 
     def _preempt_youngest(self, route: ChainState) -> bool:
-        """Returns False if there is nobody who could wait for the others."""
+        """Preempts the youngest session; False if none could wait for the others."""
         staying = [
             sequence
             for sequence in self._staying(route)
@@ -121,7 +123,7 @@ class ChainPreemption(ChainAdoption):
         return best
 
     def _moving_tokens(self, route: ChainState) -> int:
-        """Returns what sessions have that are on their way elsewhere."""
+        """Returns the tokens of sessions that are moving to another chain."""
         found = 0
         for sequence in self._staying(route):
             session = sequence.session
@@ -140,7 +142,7 @@ class ChainPreemption(ChainAdoption):
 
 
 def _by_arrival(sequence: SequenceRequest) -> tuple[bool, int, int]:
-    """Who has waited before is older than who has not."""
+    """Sort key of the age of a request; those that have waited before are older than the others."""
     return (not sequence.again, -sequence.priority, sequence.arrival_number)
 
 

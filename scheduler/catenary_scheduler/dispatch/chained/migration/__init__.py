@@ -1,1 +1,1 @@
-"""Sessions that go on elsewhere: asked to, drained, by a change of plan, or to be better placed."""
+"""Moves of sessions to other chains: requested, for draining, by a new plan, or for balance."""

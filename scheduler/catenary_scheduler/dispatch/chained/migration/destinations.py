@@ -1,4 +1,4 @@
-"""Where a session goes that is to move wherever is best."""
+"""Chooses the best chain for a session that moves."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from catenary_scheduler.packing.transfers.transfer_costs import ChainActivity
 def best_route(
     model_queue: ModelQueue, sequence: SequenceRequest, routes: Sequence[ChainState]
 ) -> ChainState | None:
-    """Returns the best of the chains that have a slot for a session.
+    """Returns the best of the chains that have a slot for a session; None if none will do.
 
-    Chains on which nobody misses an objective by it come first (constraint b of placement, and e);
-    then those whose caches hold it to its expected end (e). Where neither is, it stays. Of these
-    the least loaded one, or the fullest where the model is packed.
+    Chains on which no session misses its objective because of it come first (constraint b of
+    placement, and e), then those whose caches hold it to its expected end (e). If there are
+    neither, it stays. Among equals the least loaded chain is taken, or the fullest if the model is
+    packed.
     """
-    # Who only runs prompts generates where nobody else can.
+    # A chain that only runs prompts generates if no other chain can.
     able = [route for route in routes if route.role != "prefill"] or list(routes)
     fitting = [
         (rank, route) for route in able if (rank := _rank(model_queue, sequence, route)) is not None
@@ -38,7 +39,7 @@ def best_route(
 
 
 def _rank(model_queue: ModelQueue, sequence: SequenceRequest, route: ChainState) -> int | None:
-    """Returns 0 if b and e hold with a session more, 1 if e does; None if neither."""
+    """Returns 0 if b and e hold with one more session, 1 if only e does; None if neither."""
     placer = model_queue.placer
     held = placer.running_of(sequence.request) if placer is not None else None
     if placer is None or held is None:
@@ -55,7 +56,7 @@ def _rank(model_queue: ModelQueue, sequence: SequenceRequest, route: ChainState)
 
 
 def load_of(model_queue: ModelQueue, route: ChainState) -> ChainActivity:
-    """Returns what a chain computes at the moment, as far as is known."""
+    """Returns the present work of a chain, as far as is known."""
     placer = model_queue.placer
     worker = placer.worker_of(route) if placer is not None else None
     if worker is None or worker.lines is UNKNOWN:

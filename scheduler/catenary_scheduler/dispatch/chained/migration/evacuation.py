@@ -1,10 +1,10 @@
-"""Sessions that are where nothing should be any more, and where they go: drain and plan change.
+"""Moves misplaced sessions away, when an agent drains or the plan changes.
 
-A *misplaced session* runs over an agent that is to go, or over a partition that the plan in force
-does not have any more. Misplaced sessions move before requests that wait get a slot: whoever drains
-an agent waits for its device, and a request in the queue loses a moment where a misplaced session
-that is cut off loses its work. They take no slot for good either, since what they leave is not used
-again.
+A *misplaced session* runs over an agent that is draining, or over a partition that the plan in
+force does not have any more. Misplaced sessions move before waiting requests get a slot: an
+operator who drains an agent waits for its device, and a request in the queue loses a moment where a
+misplaced session that is cut off loses its work. The requests do not lose slots for good either,
+since what misplaced sessions leave is not used again.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, Partiti
 from catenary_services.domain.plan import Plan
 
 _LOOK_AHEAD = 8
-"""Strays that find no place; then the others are not looked at this time."""
+"""After this many misplaced sessions without a place the others are not tried this time."""
 
 
 class ChainEvacuation(ChainMigration):
-    """Which sessions must go elsewhere, and moves that name no chain.
+    """Finds the sessions that must move, and makes moves that name no chain.
 
     Attributes:
-        hosted: What the plan in force has, by agent.
+        hosted: Partitions of the plan in force, by agent.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ChainEvacuation(ChainMigration):
         self.hosted: set[tuple[AgentId, PartitionKey]] = set()
 
     def move_requested(self, event: MoveRequested) -> None:
-        """Somebody wants a session elsewhere."""
+        """Handles the wish for a move."""
         self.counters["wanted_moves"] += 1
         session = self.sessions.get(event.session)
         sequence = session.sequence if session is not None else None
@@ -66,8 +66,8 @@ class ChainEvacuation(ChainMigration):
         """Returns in words why a session cannot be moved to a chain now; empty if it can.
 
         Args:
-            session_id: Which.
-            chain_id: Where to; empty: wherever is best.
+            session_id: The session.
+            chain_id: The chain to move to; empty: the best one.
         """
         session = self.sessions.get(session_id)
         sequence = session.sequence if session is not None else None
@@ -83,7 +83,7 @@ class ChainEvacuation(ChainMigration):
         return fault
 
     def hosted_by(self, plan: Plan) -> None:
-        """Notes what a plan has."""
+        """Notes the partitions of a plan."""
         self.hosted = {
             (each.agent, each.partition) for model in plan.models for each in model.caches
         }
@@ -92,7 +92,7 @@ class ChainEvacuation(ChainMigration):
                 self.hosted.update([(hop.agent, hop.partition) for hop in chain.hops])
 
     def find_misplaced(self) -> None:
-        """Looks at all sessions: agents or plan are not what they were."""
+        """Finds all misplaced sessions after a change of agents or plan."""
         self.misplaced = {}
         for session_id, session in self.sessions.items():
             if session.sequence is not None and self._is_misplaced(session):
@@ -100,7 +100,7 @@ class ChainEvacuation(ChainMigration):
                 self.dirty[session.sequence.model] = None
 
     def settled(self, session: Session) -> None:
-        """A session generates where it was not started: should it be there?"""
+        """Checks whether a session is misplaced that generates on a chain it was not started on."""
         if session.sequence is not None and self._is_misplaced(session):
             self.misplaced[session.session_id] = None
             self.dirty[session.sequence.model] = None
@@ -114,7 +114,7 @@ class ChainEvacuation(ChainMigration):
         return any((hop.agent, hop.partition) not in self.hosted for hop in session.hops)
 
     def evacuate(self, model: ModelKey) -> None:
-        """Moves those of a model that can be moved now, the largest first: they take longest."""
+        """Moves misplaced sessions of a model, the largest first: they take longest."""
         model_queue = self.model_queues.get(model)
         found = []
         for session_id in self.misplaced:
@@ -150,7 +150,7 @@ class ChainEvacuation(ChainMigration):
         return best_route(model_queue, sequence, routes)
 
     def mode_of(self, session: Session, route: ChainState) -> MoveMode:
-        """Returns what should travel if a session moves to a chain at once: what is faster."""
+        """Returns what should travel if a session moves to a chain now: whatever is faster."""
         sequence = session.sequence
         if sequence is None or session.route is None:
             return "kv"
@@ -163,7 +163,7 @@ class ChainEvacuation(ChainMigration):
         return self.migration_budget.choose_mode(self.now, move, load, must=True) or "kv"
 
     def look_at_misplaced(self) -> None:
-        """Those that waited after a failure have their turn."""
+        """Tries the misplaced sessions again that waited after a failed move."""
         for session_id in self.misplaced:
             session = self.sessions[session_id]
             if session.sequence is not None and 0 < session.move_after <= self.now:
@@ -171,6 +171,6 @@ class ChainEvacuation(ChainMigration):
                 self.dirty[session.sequence.model] = None
 
     def next_misplaced(self) -> Nanoseconds | None:
-        """When `look_at_misplaced` has something to do."""
+        """Returns when `look_at_misplaced` has something to do."""
         moments = [self.sessions[each].move_after for each in self.misplaced]
         return min([moment for moment in moments if moment > 0], default=None)

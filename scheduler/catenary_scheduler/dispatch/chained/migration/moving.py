@@ -1,10 +1,10 @@
-"""Sessions that go on, on another chain, while they generate (live migration).
+"""Live migration: moves sessions to other chains while they generate.
 
-A session S1 that is to move gets a second identity S2 on the other chain, with slots of its own
-from the beginning: source and target both hold it until it is handed over, also where the two
-chains share a cache (completion G15 of Mell). S1 is the session of its request until an agent says
-`SessionMoved`; then S2 is, and S1 is closed. Whatever happens to S2 before leaves S1 as it was and
-closes S2; whatever happens to S1 or to the request closes both.
+A session S1 that moves gets a second identity S2 on the other chain, with slots of its own from the
+beginning: source and target both hold it until it is handed over, also where the two chains share a
+cache (completion G15 of Mell). S1 is the session of its request until an agent says `SessionMoved`;
+then S2 is, and S1 is closed. A failure of S2 before that leaves S1 as it was and closes S2; a
+failure of S1 or the end of the request closes both.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from catenary_services.errors import Unavailable
 
 
 class ChainMigration(ChainLedger):
-    """How a move begins, and how it ends."""
+    """Begins and ends moves."""
 
     def move(self, session_id: SessionId, route: ChainState, mode: MoveMode, reason: str) -> bool:
-        """Has a session go on, on another chain of its model.
+        """Begins to move a session to another chain of its model.
 
         Args:
             session_id: The session of a request.
-            route: Where to; of its model queue (`Desk.offered`).
+            route: The target, one of `ModelQueue.offered`.
             mode: What travels.
-            reason: What it is moved for, e.g. "drain".
+            reason: The purpose of the move, e.g. "packing".
 
         Returns:
-            True if the move has begun; False, and a count, if it cannot (`obstacle` says why).
+            True if the move has begun; False, and a count, if it cannot begin (`obstacle` says
+                why).
         """
         session = self.sessions.get(session_id)
         if self.obstacle(session_id, route) or session is None or session.sequence is None:
@@ -80,7 +81,7 @@ class ChainMigration(ChainLedger):
         return self._no_way(session, route) if route is not None else ""
 
     def _no_way(self, session: Session, route: ChainState) -> str:
-        """Returns why a session cannot be moved to a chain."""
+        """Returns in words why a session cannot be moved to a chain; empty if it can."""
         model_queue = (
             self.model_queue(session.sequence.model) if session.sequence is not None else None
         )
@@ -100,14 +101,14 @@ class ChainMigration(ChainLedger):
         return route.running < route.capacity and self.slots.probe(route.claims) is None
 
     def may_concern(self, hops: Iterable[ChainHop]) -> bool:
-        """True if each agent of these hops may be part of one more move."""
+        """True if each agent of these hops may take part in one more move."""
         most = self.config.max_moves_per_agent
         return all(self.moves_at.get(hop.agent, 0) < most for hop in hops)
 
     # How it ends
 
     def session_moved(self, event: SessionMoved) -> None:
-        """An agent says that it has handed a session over."""
+        """Handles an agent's message that it has handed a session over."""
         target = self.sessions.get(event.session)
         move = target.arriving if target is not None else None
         if move is not None:
@@ -118,14 +119,14 @@ class ChainMigration(ChainLedger):
             self._moved_unexpectedly(source, target, event.session)
             return
         if target is not None and event.session in self.unclaimed:
-            target.was = event.moved  # a gateway that comes back may not know it yet
+            target.was = event.moved  # a gateway that comes back may still name the old one
         elif target is not None and target.sequence is None and not target.closing:
             self.close(target)  # its request was answered, or started again
         if source is not None and not source.closing:
             self.close(source)
 
     def arrived(self, move: Move) -> None:
-        """A session generates where it moved to."""
+        """Completes a move: the session generates at its target."""
         self.unlink(move)
         sequence, source, target = move.sequence, move.source, move.target
         self.counters["kv_moves" if move.mode == "kv" else "tokens_moves"] += 1
@@ -135,11 +136,11 @@ class ChainMigration(ChainLedger):
         self._becomes(sequence, source, target)
 
     def move_failed(self, session: Session, event: SessionFailed) -> None:
-        """An agent or the gateway could not go on with a move."""
+        """Handles the failure of a move at an agent or the gateway."""
         move = session.arriving
         if move is None:
             return
-        # The one that leads the move only tells: it is not to blame, and it still generates.
+        # The agent that leads the move only reports: it is not to blame, and it still generates.
         old = {hop.agent for hop in move.source.hops}
         blamed = event.agent
         is_gone = event.reason == Unavailable.reason and blamed is not None and blamed not in old
@@ -154,27 +155,27 @@ class ChainMigration(ChainLedger):
                 self.fail_move(move, "deadline")
 
     def next_move_end(self) -> Nanoseconds | None:
-        """When `end_moves` has something to do."""
+        """Returns when `end_moves` has something to do; None if nothing moves."""
         return min([move.deadline for move in self.moves.values()], default=None)
 
     def _becomes(self, sequence: SequenceRequest, source: Session, target: Session) -> None:
-        """The request of a session is answered by another one from now on."""
+        """Makes another session the one that answers a request."""
         source.sequence = None
         target.sequence, sequence.session = sequence, target
         self.awaits_tokens(sequence)
         target.was = source.session_id
-        target.carried_tokens = sequence.generated_tokens  # it moves on when its first is reported
+        target.carried_tokens = sequence.generated_tokens  # raised when its first token is reported
         sequence.check_later = None
         self.close(source)
         self.settled(target)
 
     def settled(self, session: Session) -> None:
-        """A session generates where it was not started."""
+        """Handles that a session generates on a chain it was not started on."""
 
     def _moved_unexpectedly(
         self, source: Session, target: Session | None, target_id: SessionId
     ) -> None:
-        """A session was handed over, but that move was given up here, or a predecessor began it."""
+        """Handles a move that was given up here, or begun by an earlier scheduler, and was done."""
         sequence = source.sequence
         assert sequence is not None
         if target is not None and not target.closing and target.sequence is None:
@@ -201,7 +202,7 @@ class ChainMigration(ChainLedger):
     def has_tokens(
         self, sequence: SequenceRequest, session: Session, generated_tokens: int
     ) -> None:
-        """The request of a session has got so many tokens of its answer."""
+        """Notes how many tokens of its answer a request has."""
         sequence.generated_tokens = max(sequence.generated_tokens, generated_tokens)
         self.kv_budget.grows(session.session_id, sequence.tokens)
         if session.moving is not None:
@@ -212,13 +213,13 @@ class ChainMigration(ChainLedger):
                 self.dirty[sequence.model] = None
 
     def check_later(self, sequence: SequenceRequest, grace_ns: Nanoseconds) -> None:
-        """Gives a session up after a while, unless something speaks for it."""
+        """Gives a session up after `grace_ns` unless something is heard of it."""
         sequence.check_later = self.now + grace_ns
         self.timers.set(sequence, min(sequence.timer, sequence.check_later), len(self.sequences))
 
 
 def _unmovable(session: Session | None) -> str:
-    """Returns why a session cannot be moved wherever to; empty if it can."""
+    """Returns why a session cannot be moved to any chain; empty if it can."""
     if session is None or session.sequence is None or session.closing:
         return "no request is answered by it"
     if session.moving is not None:

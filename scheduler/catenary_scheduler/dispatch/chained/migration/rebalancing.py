@@ -1,4 +1,4 @@
-"""Re-balancing of sessions that were started in this very event (Aladdin, Algorithm 2).
+"""Re-balances the sessions that were started in the event in hand (Aladdin, Algorithm 2).
 
 The gateway has not been told of them yet, so a start can be taken back. Constraints b-e must hold,
 to the letter, on every worker that gains a session (reading R15), and it needs a free slot there.
@@ -29,15 +29,15 @@ _READINGS = PaperReadings(strict_slack=True)
 def rebalance(
     state: ChainLedger, model_queue: ModelQueue, started: Sequence[SequenceRequest]
 ) -> bool:
-    """Has sessions begin elsewhere if that evens out what predictions got wrong.
+    """Moves starts to other workers if that evens out errors of predictions.
 
     Args:
         state: The state; its commands hold the starts.
-        model_queue: Of their model.
-        started: Whose sessions were started in this event.
+        model_queue: The queue of their model.
+        started: The requests whose sessions were started in this event.
 
     Returns:
-        True if somebody lost the place that was taken back, and waits again.
+        True if a request lost its place and waits again.
     """
     placer = model_queue.placer
     if placer is None or placer.rebalancer is None:
@@ -68,14 +68,14 @@ def rebalance(
             if each.running < each.capacity and state.slots.probe(each.claims) is None:
                 state.start(sequence, each)
                 break
-        else:  # chains that share a cache: somebody else of these took its last slots
+        else:  # chains that share a cache: its last slots are gone
             state.again(sequence)
             lost = True
     return lost
 
 
 class _Check:
-    """Says whether a worker may have some of the sessions that were placed."""
+    """Tells whether a worker may have some of the sessions that were placed."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class _Check:
         return examine(worker.lines, limits, jobs, last, _READINGS).ok
 
     def _limits(self, worker: Worker, running_sequences: Sequence[RunningSequence]) -> WorkerLimits:
-        """Returns the tightest limits of these sessions, as of now."""
+        """Returns the tightest limits of these sessions at this moment."""
         due = min(
             (running.due_ns for running in running_sequences if running.is_new and running.due_ns),
             default=0,

@@ -1,1 +1,1 @@
-"""Which sessions should be on which chain, epoch by epoch (Mell)."""
+"""Packing: decides epoch by epoch which sessions should be on which chain (Mell)."""

@@ -1,4 +1,4 @@
-"""Which moves are made: there is room, nobody's objective is harmed, and it is worth the while."""
+"""Decides which moves are made: there is room, no objective is harmed, and the move pays."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from catenary_services.domain.latency import LatencyLines
 
 
 class MoveChecks:
-    """Looks at the moves of one model in one epoch.
+    """Checks the moves of one model in one epoch.
 
     Args:
         state: The dispatcher's state.
-        model_queue: Of the model.
-        rules: What is worth its while.
-        lines: Of its chains by the plan, where no placer keeps them.
+        model_queue: The queue of the model.
+        rules: Which moves are worth making.
+        lines: Latency lines of the plan's chains, for models without a placer that keeps them.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class MoveChecks:
     def has_room(self, seen: SessionSnapshot, chain: PackedChain) -> bool:
         """True if a chain has a slot and memory for a session, beside all it holds now (G15).
 
-        The source keeps its caches until the session is handed over, so what others are about to
-        leave does not count as free before they have left.
+        The source keeps its caches until the session is handed over, so what other sessions are
+        about to leave does not count as free before they have left.
         """
         if chain.held + seen.size > chain.capacity:
             return False
@@ -52,9 +52,10 @@ class MoveChecks:
 
     @property
     def is_harmless(self) -> bool:
-        """True unless the model's sessions miss their objectives as it is.
+        """True unless the model's sessions already miss their objectives.
 
-        Then lines or lengths are not what was thought, and nobody is put closer together by them.
+        If they do, lines or predicted lengths are wrong, and must not be used to put sessions
+        closer together.
         """
         placer = self._model_queue.placer
         if placer is None or not placer.adaptation.samples or self._model_queue.packing != "pack":
@@ -81,7 +82,7 @@ class MoveChecks:
         ) and worker.has_cache(seen.tokens, left)
 
     def may_read(self, seen: SessionSnapshot, chain: PackedChain) -> bool:
-        """True if nobody is harmed by reading its tokens again on a chain (constraints c and d)."""
+        """True if reading its tokens again on a chain harms no session there (c and d)."""
         worker = self._worker(chain)
         placer = self._model_queue.placer
         if worker is None or placer is None:
@@ -96,8 +97,8 @@ class MoveChecks:
     def is_worth_it(self, seen: SessionSnapshot, times: MoveTimes) -> bool:
         """True if a session goes on for long enough that moving it pays.
 
-        What is gained by a move lasts as long as the session does; what it costs is links, or time
-        of the chain it goes to, for as long as the move takes.
+        The gain of a move lasts as long as the session does; its cost is links, or time of the
+        target chain, for as long as the move takes.
         """
         event = seen.sequence.event
         generated = seen.sequence.generated_tokens
@@ -109,11 +110,11 @@ class MoveChecks:
         return not known or left_ns >= self._rules.worth * min(known)
 
     def times(self, move: TransferMove, load: ChainActivity) -> MoveTimes:
-        """Returns how long a move takes either way."""
+        """Returns the duration of a move by either mode."""
         return self._state.migration_budget.times(move, load)
 
     def transfer(self, seen: SessionSnapshot, chain: PackedChain) -> TransferMove:
-        """Returns what a move takes; where nothing is known of the caches, it takes nothing."""
+        """Returns the data of a move; none where the size of the caches is not known."""
         number, hops = int(seen.session.session_id), seen.session.hops
         source, target = seen.chain.route.chain_id, chain.route.chain_id
         cost = self._state.migration_budget.cost(hops, chain.route.hops, seen.tokens)
@@ -122,7 +123,7 @@ class MoveChecks:
         return cost.move(number, source, target)
 
     def load(self, chain: PackedChain, sharing: int) -> ChainActivity:
-        """Returns what a chain computes at the moment."""
+        """Returns the present work of a chain."""
         worker = self._worker(chain)
         if worker is None or worker.lines is UNKNOWN:
             lines = self._lines.get(chain.route.chain_id)
@@ -134,7 +135,7 @@ class MoveChecks:
         )
 
     def starts(self, seen: SessionSnapshot, chain: PackedChain, way: TransferKind) -> bool:
-        """Begins a move, if it is still possible."""
+        """Begins a move if it is still possible; True if it began."""
         if way == "tokens" and not self.may_read(seen, chain):
             return False
         return self._state.move(seen.session.session_id, chain.route, way, "packing")

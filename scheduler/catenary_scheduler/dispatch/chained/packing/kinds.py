@@ -1,4 +1,4 @@
-"""Which chains of a model are packed together."""
+"""Groups the chains of a model that are packed together."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def pools_of(
     """Returns pools of chains that are alike (completion G17: classes are relative to capacity).
 
     Args:
-        goal: Of all of them.
-        chains: Each with its kind: role and classes of devices.
-        similar: Chains of one kind share a pool if the smallest holds so much of the largest.
-        balance_threshold: Share of a chain that is even enough.
+        goal: The goal of all pools.
+        chains: Each chain with its kind: role and classes of devices.
+        similar: Chains of one kind share a pool if the smallest holds this share of the largest.
+        balance_threshold: Share of a chain by which loads may differ and count as even.
     """
     kinds: dict[tuple[str, ...], list[PackedChain]] = {}
     for chain, kind in chains:
@@ -41,5 +41,5 @@ def pools_of(
 
 
 def _preference(chain: PackedChain) -> tuple[int, int]:
-    """Fast chains are filled first; of equals the first of the plan."""
+    """Sort key that prefers fast chains, and among equals the first of the plan."""
     return chain.route.service_ns, chain.route.index

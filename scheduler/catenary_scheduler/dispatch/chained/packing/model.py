@@ -1,4 +1,4 @@
-"""The sessions of one model at one epoch: where each is, and what it will hold."""
+"""The sessions of one model in one epoch: the chain of each, and what it will hold."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from catenary_services.domain.packing import PackingGoal
 from catenary_services.domain.plan import ChainHop, ModelPlan
 
 _FIRST_GROWTH = 32
-"""Tokens a session is taken to get in an epoch, before anybody was watched for one."""
+"""Tokens that a session is taken to get in an epoch, before any was watched for one."""
 _SMOOTHING = 0.2
 _NO_SHARE = 0.0
 
 
 class _Watched:
-    """What is remembered of a session from one epoch to the next."""
+    """Facts of a session that are remembered from one epoch to the next."""
 
     __slots__ = ("generated", "growth", "moved_ns", "moves")
 
     def __init__(self, generated: int) -> None:
         self.generated = generated
         self.growth = 0
-        """Tokens in the epoch before; 0: it was not watched for one."""
+        """Tokens it got in the previous epoch; 0: it was not watched for a whole one."""
         self.moves = 0
         self.moved_ns: Nanoseconds = 0
 
 
 class ModelPacking:
-    """One model that has a goal.
+    """Packing of one model that has a goal.
 
     Attributes:
-        goal: What its sessions are moved for.
-        lines: Latency lines of its chains by the plan, by name.
+        goal: The goal for which its sessions are moved.
+        lines: Latency lines of its chains in the plan, by name.
     """
 
     def __init__(self, rules: PackingRules) -> None:
@@ -61,7 +61,7 @@ class ModelPacking:
         self._sharing: dict[AgentId, int] = {}
         self._watched: dict[RequestId, _Watched] = {}
         self._growth = 0.0
-        """Tokens of a session in an epoch, smoothed over all; 0: not known."""
+        """Tokens that a session gets in an epoch, smoothed over all sessions; 0: not known."""
         self._is_stale = True
 
     def activate(self, plan: ModelPlan) -> None:
@@ -77,30 +77,30 @@ class ModelPacking:
 
     @property
     def chains(self) -> int:
-        """How many chains sessions can be on."""
+        """Number of chains that sessions can be on."""
         return len(self._chains)
 
     @property
     def in_use(self) -> int:
-        """How many of them held sessions when they were looked at last."""
+        """Number of chains that held sessions when they were last looked at."""
         return sum(pool.in_use for pool in self._pools)
 
     @property
     def needed(self) -> int:
-        """How many they would need if they were packed anew."""
+        """Number of chains that the sessions would need if they were packed anew."""
         return sum(pool.needed for pool in self._pools)
 
     def sharing(self, chain: PackedChain) -> int:
-        """Returns how many chains have an agent in common with this one, itself among them."""
+        """Returns how many chains share an agent with this one, itself included."""
         return max((self._sharing.get(hop.agent, 1) for hop in chain.route.hops), default=1)
 
     # An epoch
 
     def begin(self, model_queue: ModelQueue, classes: Mapping[AgentId, str]) -> None:
-        """Prepares for the sessions to be seen.
+        """Begins an epoch; its sessions are added by `see`.
 
         Args:
-            model_queue: Of the model.
+            model_queue: The queue of the model.
             classes: Device classes of the agents.
         """
         self._model_queue = model_queue
@@ -116,7 +116,7 @@ class ModelPacking:
             pool.seen = {}
 
     def see(self, sequence: SequenceRequest, session: Session, now: Nanoseconds) -> None:
-        """Takes a session with a request; those on chains that may not be used are left alone."""
+        """Adds the session of a request; one on a chain that may not be used is ignored."""
         move = session.moving
         source = self._chains.get(session.route) if session.route is not None else None
         chain = source
@@ -143,13 +143,13 @@ class ModelPacking:
             source.holds(sequence.tokens, size)
 
     def wanted(self) -> list[ProposedMove]:
-        """Returns who should move where."""
+        """Returns the wanted moves."""
         if len(self._watched) > 2 * sum(len(pool.seen) for pool in self._pools) + 64:
             self._forget()
         return [each for pool in self._pools for each in pool.wanted()]
 
     def preferred(self, tokens: int) -> ChainState | None:
-        """Returns the chain for a new session with so many tokens; None: none in particular."""
+        """Returns the chain for a new session with so many tokens; None if any will do."""
         for pool in self._pools:
             chain = pool.preferred(tokens + self._rules.ahead * self._usual_growth)
             if chain is not None:
@@ -157,20 +157,20 @@ class ModelPacking:
         return None
 
     def started(self, sequence: SequenceRequest, session: Session) -> None:
-        """A session has begun, between two epochs."""
+        """Notes that a session has begun between two epochs."""
         chain = self._chains.get(session.route) if session.route is not None else None
         if chain is not None:
             tokens = self._expected(sequence, self._usual_growth)
             self._pools[chain.pool].started(sequence.request, chain, tokens)
 
     def moved(self, seen: SessionSnapshot, now: Nanoseconds) -> None:
-        """A session begins to move."""
+        """Notes that a session begins to move."""
         watched = self._watched[seen.sequence.request]
         watched.moves += 1
         watched.moved_ns = now
 
     def take_faults(self) -> int:
-        """Returns how often a packer was made anew since the last time."""
+        """Returns how often a packer was made anew since the last call."""
         faults = 0
         for pool in self._pools:
             faults, pool.faults = faults + pool.faults, 0
@@ -180,11 +180,11 @@ class ModelPacking:
 
     @property
     def _usual_growth(self) -> int:
-        """Tokens a session gets in an epoch, of which nothing else is known."""
+        """Returns the tokens that a session of unknown growth is taken to get in an epoch."""
         return round(self._growth) or _FIRST_GROWTH
 
     def _expected(self, sequence: SequenceRequest, growth: int) -> int:
-        """Returns what a session will have cached when it counts (G14); no more than it may."""
+        """Returns the tokens a session will have cached when it counts (G14), within its limit."""
         most = sequence.event.prompt_tokens + sequence.event.max_tokens
         return min(sequence.tokens + self._rules.ahead * growth, most)
 
@@ -217,7 +217,7 @@ class ModelPacking:
                 self._growth = float(growth)
 
     def _share(self, sequence: SequenceRequest, chain: PackedChain) -> float:
-        """Returns what a session takes of the steps of a chain; 0: nothing is known of these."""
+        """Returns a session's share of the steps of a chain; 0 if their time is not known."""
         placer = self._model_queue.placer if self._model_queue is not None else None
         held = placer.running_of(sequence.request) if placer is not None else None
         if placer is None or held is None:

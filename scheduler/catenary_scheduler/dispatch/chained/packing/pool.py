@@ -1,9 +1,9 @@
-"""The chains of one kind under one packer, and who should be on which of them.
+"""The chains of one kind under one packer, and the sessions that should be on each.
 
-The packer has bins, numbered from 0; chains are matched to them and matched anew when that keeps
-more where it is. Sessions come to chains without being asked (placement), and stay where they are
-although they should move (no room, no time, an objective): before every epoch the packer is told
-what is where, and what it then wants counts from there.
+The packer has bins, numbered from 0. Chains are matched to them, and matched anew when that lets
+more sessions stay. Sessions come to chains without the packer (placement), and stay where they are
+although they should move (no room, no time, an objective). So before every epoch the packer is told
+what is where, and what it wants counts from there.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from catenary_services.domain.packing import PackingGoal
 from catenary_services.errors import CatenaryError
 
 ProposedMove = tuple[SessionSnapshot, PackedChain]
-"""A session, and the chain it should be on."""
+"""A session, and the chain it should move to."""
 
 
 _FILLED = 0.875
-"""Of a chain, so much is taken to be used where it is asked how many are needed."""
+"""The share of a chain that counts as usable when the number of needed chains is computed."""
 
 
 _EVEN_SESSIONS = 2
-"""Goal "balance": loads that differ by so many mean sessions are even,"""
+"""Loads that differ by this many mean sessions are even (goal "balance"),"""
 _EVEN_SHARE = 0.25
-"""and those that differ by this share of the mean load."""
+"""and so are loads that differ by this share of the mean load."""
 
 
 class ChainPool:
-    """Chains of one capacity, near enough.
+    """Chains of nearly one capacity.
 
     Attributes:
-        chains: In order of preference: where all else is equal, the first are filled.
-        capacity: Blocks of the smallest.
+        chains: In order of preference: among equals, the first are filled.
+        capacity: Blocks of the smallest chain.
         seen: The sessions on them, by request; filled anew for every epoch.
-        faults: How often the packer could not go on and was made anew.
+        faults: Number of times that the packer could not go on and was made anew.
     """
 
     def __init__(
@@ -63,19 +63,19 @@ class ChainPool:
         self._pool = self._new_pool()
 
     def wanted(self) -> list[ProposedMove]:
-        """Returns who should move where, by the sessions that are seen now."""
+        """Returns the moves that the sessions seen in this epoch should make."""
         if self._goal == "balance":
             return self._balanced()
         try:
             return self._packed()
         except (CatenaryError, AssertionError):
-            # Packing is a convenience: whatever is wrong with it, sessions go on where they are.
+            # Packing is a convenience: whatever fails in it, sessions go on where they are.
             self.faults += 1
             self._pool = self._new_pool()
             return []
 
     def preferred(self, tokens: int) -> PackedChain | None:
-        """Returns the chain for a new session that will have so many tokens; None: whichever."""
+        """Returns the chain for a new session of so many tokens; None if any will do."""
         if self._goal != "pack" or not self._known:
             return None
         at = self._pool.bin_for(size_of(self.chains[0], tokens, 0.0))
@@ -87,7 +87,7 @@ class ChainPool:
         return None
 
     def started(self, request: RequestId, chain: PackedChain, tokens: int) -> None:
-        """A session has begun on a chain, between two epochs."""
+        """Notes that a session has begun on a chain between two epochs."""
         if self._goal == "pack":
             size = min(size_of(chain, tokens, 0.0), self.capacity)
             self._pool.place(request, size, self._bin_of[chain.place])
@@ -95,15 +95,15 @@ class ChainPool:
 
     @property
     def in_use(self) -> int:
-        """Chains that hold sessions."""
+        """Number of chains that hold sessions."""
         return sum(1 for chain in self.chains if chain.sessions)
 
     @property
     def needed(self) -> int:
-        """Chains the sessions would need if they were packed anew, with room left to grow.
+        """Number of chains the sessions would need if packed anew, with room left to grow.
 
-        Whether they get there does not matter to whom this is told: an agent that goes has its
-        sessions moved, be it worth it by the packer's rules or not.
+        It does not matter whether they get there: the sessions of an agent that is removed are
+        moved whether or not the packer's rules find it worth while.
         """
         capacity = max(1, int(_FILLED * self.capacity))
         return bins_needed([min(each.size, capacity) for each in self.seen.values()], capacity)
@@ -117,7 +117,7 @@ class ChainPool:
         )
 
     def _distance(self, source: int, target: int) -> float:
-        """Returns how much of a chain's agents another one does not have: what has to travel."""
+        """Returns the share of the target's agents that the source lacks: what has to travel."""
         if not (0 <= source < len(self.chains) and 0 <= target < len(self.chains)):
             return 1.0
         there = self._agents[self._chain_of[target]]
@@ -147,9 +147,9 @@ class ChainPool:
         return found
 
     def _match(self, bins: Mapping[int, Sequence[Item]], sizes: Mapping[Item, int]) -> None:
-        """Has bins be the chains where most of what they are to hold is already.
+        """Matches each bin to the chain that already has most of what the bin is to hold.
 
-        Those that are that already stay so: only the others, and chains that are not needed, are
+        Matches that already are such stay: only the other bins, and chains that are not needed, are
         matched anew.
         """
         where = {item: each.chain.place for item, each in self.seen.items()}
@@ -180,10 +180,10 @@ class ChainPool:
         return there.get(home, 0) > 0 and there[home] >= max(there.values())
 
     def _by_use(self) -> list[int]:
-        """Returns the chains in the order in which empty ones are to be taken.
+        """Returns the chains in the order in which empty ones are taken.
 
-        First those whose agents are in use anyway: only an agent that is on no chain in use is free
-        for something else.
+        Chains whose agents are in use anyway come first: only an agent that is on no chain in use
+        is free for something else.
         """
         busy: set[AgentId] = set()
         for chain in self.chains:
@@ -195,11 +195,11 @@ class ChainPool:
     # Goal "balance"
 
     def _even_enough(self) -> int:
-        """Returns by how much loads may differ.
+        """Returns by how much loads may differ and still count as even.
 
-        A tenth of a chain, as with Llumnix; but where chains are far from full, that is many
-        sessions, whose steps suffer: then two sessions, or a quarter of the mean load if that is
-        more, since loads of that size come and go by themselves.
+        It is a tenth of a chain, as in Llumnix. But where chains are far from full, that is many
+        sessions, whose steps suffer: then it is two sessions, or a quarter of the mean load if that
+        is more, since differences of that size come and go by themselves.
         """
         sizes = [each.size for each in self.seen.values()]
         session = sum(sizes) / max(1, len(sizes))
@@ -217,11 +217,11 @@ class ChainPool:
 
 
 def bins_needed(sizes: Sequence[int], capacity: int) -> int:
-    """Returns how many bins best fit decreasing needs: at most 11/9 of the fewest, and 1.
+    """Returns how many bins best fit decreasing needs: at most 11/9 of the fewest, plus 1.
 
     Args:
-        sizes: None larger than the capacity.
-        capacity: Of a bin.
+        sizes: Sizes of the items, none larger than the capacity.
+        capacity: Capacity of a bin.
     """
     rooms: list[int] = []
     for size in sorted(sizes, reverse=True):

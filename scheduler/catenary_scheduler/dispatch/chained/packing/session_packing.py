@@ -1,10 +1,10 @@
-"""Packing of running sessions, epoch by epoch: who is looked at, who moves, what waits.
+"""Packing of running sessions, epoch by epoch: which are looked at, which move, which wait.
 
 Once per epoch every model with a goal is looked at: what its sessions will hold at the end of the
-coming epoch (`packing_view`), where they should be (`packing_pool`: Mell for "pack", even loads for
-"balance"), which of these moves may be made and pay (`packing_checks`), and which of them go as
-caches, which as tokens, and which not now (`packing.migration_budget`). Nothing is remembered of a
-move that was not made: if it is still wanted in the next epoch, it is found again.
+coming epoch (`view`), where they should be (`pool`: Mell for "pack", even loads for "balance"),
+which of these moves may be made and pay (`checks`), and which of them go as caches, which as
+tokens, and which not now (`MigrationBudget`). A move that was not made is not remembered: if it is
+still wanted in the next epoch, it is found again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ PACKING_COUNTERS = (
     "packing_moves",
     "packing_faults",
 )
-"""Epochs in which sessions were looked at; moves that were wanted; of them not made for want of
-room, because an objective would be missed, because the session ends soon, because of the boundaries
-of links and chains; those that were begun; how often a packer had to be made anew."""
+"""Counters of packing. In order: epochs in which sessions were looked at; wanted moves; moves not
+made for lack of room, because an objective would be missed, because the session ends soon, because
+of limits of links and chains; moves begun; packers made anew."""
 
 
 class SessionPacking:
@@ -43,7 +43,7 @@ class SessionPacking:
 
     Args:
         state: The dispatcher's state; its `plan` and its model queues say what there is to pack.
-        rules: When, and what is worth its while.
+        rules: When sessions are looked at, and which moves are worth making.
     """
 
     def __init__(self, state: ChainMigration, rules: PackingRules) -> None:
@@ -52,14 +52,14 @@ class SessionPacking:
         self._models: dict[ModelKey, ModelPacking] = {}
         self._classes: dict[AgentId, str] = {}
         self._due: Nanoseconds | None = None
-        """When sessions are looked at next; None: no model has a goal, or nobody has a session."""
+        """The end of the present epoch; None: no model has a goal, or none has a session."""
         for name in PACKING_COUNTERS:
             state.counters.setdefault(name, 0)
 
     # What happened
 
     def agent_joined(self, agent: Agent) -> None:
-        """Chains of agents of one class are packed together."""
+        """Notes the device class of an agent: chains of agents of one class are packed together."""
         self._classes[agent.agent_id] = agent.device_class
 
     def plan_activated(self) -> None:
@@ -77,13 +77,13 @@ class SessionPacking:
             self._due = None
 
     def started(self, sequence: SequenceRequest) -> None:
-        """A request has a session: the next one is put beside it, before an epoch is over."""
+        """Counts a new session, so that the next one is put beside it before the epoch is over."""
         packed = self._models.get(sequence.model)
         if packed is not None and sequence.session is not None:
             packed.started(sequence, sequence.session)
 
     def after_event(self) -> None:
-        """Looks at the sessions if an epoch is over."""
+        """Looks at the sessions if the epoch is over."""
         if not self._models:
             return
         now = self._state.now
@@ -95,11 +95,11 @@ class SessionPacking:
             self._epoch()
 
     def next_moment(self) -> Nanoseconds | None:
-        """When the present epoch is over."""
+        """Returns when the present epoch is over; None if there is nothing to pack."""
         return self._due
 
     def needed(self, model: ModelKey) -> int:
-        """Returns how many chains the sessions of a model need as they are now.
+        """Returns how many chains the sessions of a model need at this moment.
 
         0 for a model that is not packed onto few chains.
         """
@@ -107,7 +107,6 @@ class SessionPacking:
         return packed.needed if packed is not None and packed.goal == "pack" else 0
 
     def statistics(self) -> dict[str, int]:
-        """Returns present gauges."""
         return {
             "packing_goals": len(self._models),
             "packed_chains": sum(each.chains for each in self._models.values()),
@@ -141,7 +140,7 @@ class SessionPacking:
     def _move(
         self, model_queue: ModelQueue, packed: ModelPacking, wanted: list[ProposedMove]
     ) -> None:
-        """Begins the moves that may be made."""
+        """Begins the wanted moves that may be made."""
         state, counters = self._state, self._state.counters
         checks = MoveChecks(state, model_queue, self._rules, packed.lines)
         asked: dict[int, tuple[TransferMove, ProposedMove]] = {}
@@ -189,7 +188,7 @@ class SessionPacking:
 
 
 def _in_order(wanted: list[ProposedMove], most: int) -> list[ProposedMove]:
-    """Returns the moves that are possible, those first that others wait for (G15).
+    """Returns the possible moves; moves for which others wait come first (G15).
 
     Sessions that rest stay where they are, unless their chain overflows.
     """
@@ -209,5 +208,5 @@ def _in_order(wanted: list[ProposedMove], most: int) -> list[ProposedMove]:
 
 
 def _smallest_first(wanted: ProposedMove) -> tuple[int, int]:
-    """What is small finds room first; the session id makes the order a total one."""
+    """Sort key: small sessions find room first; the session id makes the order total."""
     return wanted[0].size, int(wanted[0].session.session_id)

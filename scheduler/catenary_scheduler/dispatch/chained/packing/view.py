@@ -1,9 +1,9 @@
-"""Chains and sessions as packing sees them: bins, items, one size for all that is scarce.
+"""Chains and sessions as packing sees them: bins and items, with one size for all resources.
 
-A session takes memory, one of so many slots, and a share of the time a step may take. Mell packs
-one size, so a session counts as the largest share it takes of its chain, whichever that is of, in
-blocks of the chain's memory (whole ones, so that borders of classes are exact). Then what fits by
-size fits by all three.
+A session takes memory, one of so many slots, and a share of the time that a step may take. Mell
+packs one size, so a session counts as the largest share it takes of any of these, in blocks of the
+chain's memory (whole ones, so that borders of size classes are exact). Then what fits by size fits
+by all three.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from catenary_services.domain.latency import LatencyLines
 from catenary_services.domain.plan import Chain
 
 _SLOT_BLOCKS = 1024
-"""What a slot counts of a chain whose memory is not limited."""
+"""Blocks that a slot counts on a chain whose memory is not limited."""
 
 
 class PackedChain:
     """A chain that sessions can be packed onto.
 
     Attributes:
-        route: It.
-        capacity: Blocks it holds.
-        least: Blocks a session counts at least, since it takes a slot.
-        number: Among all chains of its model.
+        route: The chain.
+        capacity: Blocks that it holds.
+        least: The least blocks that a session counts, since it takes a slot.
+        number: Its number among all chains of its model.
         pool: Index of its pool.
-        place: Its index there.
-        held: Blocks of all sessions on it and on their way to or from it.
-        sessions: How many these are.
-        tokens: That they have cached.
+        place: Its index in the pool.
+        held: Blocks of all sessions on it and moving to or from it.
+        sessions: Number of these sessions.
+        tokens: Tokens that they have cached.
     """
 
     __slots__ = (
@@ -61,11 +61,11 @@ class PackedChain:
 
     @property
     def overflows(self) -> bool:
-        """It will hold more than it can: whoever can leave it has to."""
+        """True if it will hold more than it can: every session that can leave it has to."""
         return self.held > self.capacity
 
     def holds(self, tokens: int, size: int) -> None:
-        """A session is here, or on its way here or from here."""
+        """Counts a session that is here, or is moving to or from here."""
         self.held += size
         self.sessions += 1
         self.tokens += tokens
@@ -73,10 +73,10 @@ class PackedChain:
     def share_of_step(
         self, running: RunningSequence, lines: LatencyLines, gamma: float, theta: float
     ) -> float:
-        """Returns what a session takes of the steps its objective allows.
+        """Returns the share that a session takes of the steps its objective allows.
 
         Constraint b (Aladdin, eq. 4) is linear in the sessions of a batch: k2 times the context
-        plus c2 of each, added up, must not be more than theta times the objective less c3.
+        plus c2 of each, added up, must not exceed theta times the objective less c3.
         """
         if not running.per_token_ns:
             return 0.0
@@ -89,16 +89,16 @@ class PackedChain:
 
 
 class SessionSnapshot:
-    """A session at one epoch.
+    """A session in one epoch.
 
     Attributes:
-        sequence: Its request; names it, whatever session it is.
-        session: The one that generates.
-        chain: Where it is, or where it is on its way to.
-        tokens: Cached, as reported.
+        sequence: Its request, which names it across moves.
+        session: The session that generates.
+        chain: Its chain, or the target of its move.
+        tokens: Cached tokens, as reported.
         growth: Tokens it is expected to get in an epoch.
-        size: Blocks it will count a while from now.
-        rests: It moves, or moved lately.
+        size: Blocks it will count at the end of the coming epoch.
+        rests: True if it moves, or moved lately.
     """
 
     __slots__ = ("chain", "growth", "rests", "sequence", "session", "size", "tokens")
@@ -122,15 +122,15 @@ class SessionSnapshot:
 
 
 def in_blocks(tokens: int) -> int:
-    """Returns how many blocks so many tokens take."""
+    """Returns the number of blocks that `tokens` take, rounded up."""
     return -(-tokens // CACHE_BLOCK_TOKENS)
 
 
 def blocks_of(chain: Chain, session_tokens: int) -> int:
-    """Returns what a chain holds, in blocks.
+    """Returns the size of a chain in blocks.
 
-    Where memory holds every slot at full length, slots are what binds, and all sessions count the
-    same; where nothing is known of memory, too.
+    Where memory holds every slot at full length, slots are the limit, and all sessions count the
+    same; likewise where the memory is not known.
     """
     tokens, most = chain.cache_tokens, chain.capacity * session_tokens
     if 0.0 < tokens < math.inf and (not session_tokens or tokens < most):
@@ -139,12 +139,12 @@ def blocks_of(chain: Chain, session_tokens: int) -> int:
 
 
 def size_of(chain: PackedChain, tokens: int, share: float) -> int:
-    """Returns what a session counts on a chain.
+    """Returns the blocks that a session counts on a chain.
 
     Args:
-        chain: It.
-        tokens: The session will have cached.
-        share: It takes of the time of steps.
+        chain: The chain.
+        tokens: Tokens that the session will have cached.
+        share: Its share of the time of steps.
     """
     size = max(chain.least, in_blocks(tokens), math.ceil(share * chain.capacity))
     return min(size, chain.capacity)

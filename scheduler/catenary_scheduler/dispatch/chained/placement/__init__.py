@@ -1,1 +1,1 @@
-"""Placement under objectives: the workers, who is on them, and where the next request goes."""
+"""Placement under objectives: the workers, their sessions, and where the next request goes."""

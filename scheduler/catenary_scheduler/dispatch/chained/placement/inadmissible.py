@@ -12,14 +12,14 @@ from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveViolation:
-    """What cannot be kept, and by how much.
+    """An objective that cannot be kept, and by how much.
 
     Attributes:
         constraint: "b", "c" or "e" of Aladdin's section 4.1.
-        field: Of the request.
-        needed: At the least, on the best worker.
-        allowed: At the most.
-        unit: Of both.
+        field: The field of the request that asks for it.
+        needed: The least possible value, on the best worker.
+        allowed: The largest allowed value.
+        unit: Unit of both values.
     """
 
     constraint: str
@@ -37,7 +37,7 @@ class ObjectiveViolation:
         )
 
     def details(self) -> dict[str, str]:
-        """Returns its facts by name."""
+        """Returns the facts of the violation by name."""
         return {
             "constraint": self.constraint,
             "field": self.field,
@@ -50,11 +50,11 @@ class ObjectiveViolation:
 def fault_of(
     workers: Sequence[Worker], decode: Sequence[Worker], placement_request: PlacementRequest
 ) -> ObjectiveViolation | None:
-    """Returns the first constraint that fails on every worker were it empty; None if none does.
+    """Returns the first constraint that fails on every worker, were it empty; None if none does.
 
     Args:
-        workers: Where the prompt may run; and, without a split phase, the rest.
-        decode: Where the rest runs in a split phase; else none.
+        workers: Workers that may run the prompt, and without a split phase also the rest.
+        decode: Workers that may run the rest in a split phase; else none.
         placement_request: The request.
     """
     if not workers:

@@ -1,7 +1,7 @@
-"""Seats of sessions that move: one at each worker until the move is over.
+"""The load of sessions that move: each counts at both workers until its move is over.
 
-The session runs on one worker and is about to run on the other, so it counts at both: nobody is
-placed over what it leaves before it has left, nor over what it takes.
+The session runs on one worker and is about to run on the other. So no request is placed on what it
+leaves before it has left, nor on what it takes.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from catenary_services.domain.ids import Nanoseconds, RequestId
 
 
 class MigrationLoads(WorkerLoads):
-    """What the placer knows of moves."""
+    """The part of the placer that handles moves."""
 
     def worker_of(self, route: ChainState) -> Worker:
-        """Returns the worker that a route is."""
+        """Returns the worker of a route."""
         return self._worker(route)
 
     def reserve(
         self, sequence: SequenceRequest, route: ChainState, now: Nanoseconds, *, runs_again: bool
     ) -> None:
-        """A session is on its way to a route; it keeps its running sequence.
+        """Counts a session that moves at its target too; it keeps its running sequence.
 
         Args:
             sequence: Its request.
-            route: Where it moves to.
+            route: The route that it moves to.
             now: The moment.
-            runs_again: Its tokens are read there, which takes time from those who are there.
+            runs_again: True if its tokens are computed again there, which delays the sessions
+                there.
         """
         held = self._running.get(sequence.request)
         if held is None:
@@ -42,13 +43,13 @@ class MigrationLoads(WorkerLoads):
             self.prompt_share.took(worker.lines.prefill(tokens), now)
 
     def unreserve(self, request: RequestId) -> None:
-        """A session does not move."""
+        """Stops counting a session at the target of a move that failed."""
         held = self._coming.pop(request, None)
         if held is not None:
             held[0].remove(request)
 
     def moved(self, request: RequestId) -> None:
-        """A session generates where it moved to."""
+        """Counts a session only at the target of its move, where it generates now."""
         coming = self._coming.pop(request, None)
         self.leave(request)
         if coming is not None:

@@ -10,7 +10,7 @@ _MILLIONTHS = 1_000_000
 
 
 def placement_statistics(placers: Iterable[SloPlacer | None]) -> dict[str, int]:
-    """Returns present figures by name; ratios in millionths, the lowest of all models.
+    """Returns the present gauges by name; ratios are in millionths, the lowest of all models.
 
     Args:
         placers: One per model that is placed under objectives; None for others.

@@ -1,7 +1,7 @@
-"""Policy "slo": where the next request goes (Aladdin, section 4), and what it may expect there.
+"""Policy "slo": chooses the worker of each request, and predicts its times there (Aladdin, 4).
 
-A request takes a worker at once on which nobody is harmed; else it is held back, since what others
-have saved grows with every step, until it must be placed lest its first token be late
+A request takes a worker at once on which no session is harmed. Otherwise it is held back, since
+what others have saved grows with every step, until it must be placed lest its first token be late
 (`placing.best_fit`). Requests without objectives take the fastest worker with a free slot, but
 their load counts. The slots of the book stay the hard limit.
 """
@@ -30,7 +30,7 @@ from catenary_services.domain.ids import Nanoseconds
 
 Preferred = Callable[[int], ChainState | None]
 _SPARE = 0.9
-"""With one worker less, steps should take no more than this share of the objective."""
+"""Steps should take no more than this share of the objective if there were one worker less."""
 
 
 def _always(index: int) -> bool:
@@ -38,29 +38,31 @@ def _always(index: int) -> bool:
 
 
 class SloPlacer(MigrationLoads):
-    """Decides for one model.
+    """Places the requests of one model on its workers.
 
     Args:
-        slots: The book.
+        slots: The slots of the book.
     """
 
     def __init__(self, slots: SlotLedger) -> None:
         super().__init__()
         self._slots = slots
         self.preferred: Preferred | None = None
-        """Where the packer of running sessions would put a new one of so many tokens."""
+        """Returns the chain on which the packer of running sessions wants a new one of so many
+        tokens."""
         self._tokens = 0
-        """Of the request that is looked at."""
+        """Tokens of the request in hand."""
 
     def fault(self, event: SessionRequested, now: Nanoseconds) -> ObjectiveViolation | None:
-        """Returns why a request must be refused (R3); None if it may be served.
+        """Returns the objective for which a request must be refused (R3); None if it may be served.
 
-        What no empty worker can hold is refused in any case. What only cannot be in time is if it
-        named its objectives itself; one that has them from its model is served as soon as may be.
+        A request that no empty worker can hold is refused in any case. A request that merely cannot
+        be in time is refused if it named its objectives itself; one that has them from its model is
+        served as soon as possible.
         """
         if self.objectives_of(event) is None or not self._open:
             return None
-        if any(worker.lines is UNKNOWN for worker in self._kinds):  # such a one may well do
+        if any(worker.lines is UNKNOWN for worker in self._kinds):  # such a worker may well do
             return None
         fault = fault_of(self._kinds, self._decode_kinds, self.placement_request(event, now))
         if fault is None:
@@ -74,7 +76,7 @@ class SloPlacer(MigrationLoads):
         return any(self._has_slot(route) for route in self._routes)
 
     def choose(self, sequence: SequenceRequest, now: Nanoseconds) -> ChainState | None:
-        """Returns where a request starts now; None if it has to wait."""
+        """Returns the route on which a request starts now; None if it has to wait."""
         placement_request = sequence.placement_request or self.prepare(sequence)
         self._tokens = sequence.tokens
         if not placement_request.first_token_ns and not placement_request.per_token_ns:
@@ -97,15 +99,16 @@ class SloPlacer(MigrationLoads):
     def expected(
         self, sequence: SequenceRequest, route: ChainState, now: Nanoseconds
     ) -> tuple[Nanoseconds, Nanoseconds]:
-        """Returns when a request that starts now should get its first token, and the others.
+        """Returns predicted times of a request that starts now.
 
         Args:
             sequence: The request; it has no running sequence yet.
-            route: Where it starts.
+            route: The route on which it starts.
             now: The moment.
 
         Returns:
-            Time from its arrival to its first token, and per token after it; 0 if nothing is known.
+            Nanoseconds from its arrival to its first token, and per token after it; 0 if nothing is
+                known.
         """
         placement_request = sequence.placement_request or self.prepare(sequence)
         prefill, decode = route.halves if route.halves is not None else (route, route)
@@ -133,8 +136,8 @@ class SloPlacer(MigrationLoads):
     def _packed(self, placement_request: PlacementRequest, now: Nanoseconds) -> int:
         """Returns the worker that keeps sessions together, among those on which b-e hold.
 
-        That is where the packer of running sessions would put it, so that it need not move; if it
-        would be harmed there, or harm others, the fullest worker (Algorithm 1).
+        It is the one where the packer of running sessions would put the session, so that it need
+        not move; if that harms it or others, it is the fullest worker (Algorithm 1).
         """
         theta = self.adaptation.theta
         share = self.prompt_share.of_each(len(self._open), now)
@@ -149,7 +152,7 @@ class SloPlacer(MigrationLoads):
     def _pair(
         self, index: int, placement_request: PlacementRequest, now: Nanoseconds
     ) -> ChainState | None:
-        """Returns the route of a worker; of one that runs prompts, with one that generates."""
+        """Returns the route of a worker, paired with one that generates if it only runs prompts."""
         if index == NOBODY:
             return None
         route = self._routes[index]
@@ -189,7 +192,7 @@ class SloPlacer(MigrationLoads):
         return route.running < route.capacity and self._slots.probe(route.claims) is None
 
     def _has_spare(self, now: Nanoseconds) -> bool:
-        """True if one worker less would do, by what steps take (b)."""
+        """True if one worker less would suffice, judged by the time of steps (b)."""
         workers = [worker for worker in self._open if worker.running_sequences]
         used = sum(len(worker.running_sequences) for worker in workers)
         if len(self._open) < 2 or not used:

@@ -1,6 +1,6 @@
-"""The workers of one model and who is on them, as reports have it.
+"""The workers of one model and the sessions on them, according to reports.
 
-Every chain is a worker; of a pair (split phase) each half is one. What gateways report is folded
+Every chain is a worker; of a pair (split phase) each half is one. Reports of gateways are folded
 into running sums, so that a decision only has to look at them (`placing.worker`).
 """
 
@@ -32,9 +32,9 @@ from catenary_services.domain.plan import ChainHop, ModelPlan
 GAMMA = 0.5
 """Half of an answer counts: the mean over its time, which ATGT measures."""
 _LONGEST_HOLD_NS = NANOSECONDS_PER_SECOND
-"""A request without an objective for its first token is held back for so long at most."""
+"""A request without an objective for its first token is held back for this long at most."""
 UNKNOWN = LatencyLines(0.0, 0.0, 0.0, 0.0, 0.0)
-"""Of chains nothing is known of: only their sessions count."""
+"""The lines of chains of which nothing is known: only their number of sessions counts."""
 _NO_OBJECTIVES = TokenObjectives()
 
 
@@ -42,13 +42,14 @@ class WorkerLoads:
     """Workers and sessions of one model.
 
     Attributes:
-        lengths: Predicts answers; whoever made the placer has it learn.
+        lengths: Predicts answers; it learns from the caller that made the placer.
         adaptation: Theta, and attainment.
-        counters: What is counted, by name; whoever made the placer may put its own here.
-        prompt_share: How much of the time prompts take.
-        packs: Sessions should be on few workers: new ones, if nobody is harmed, go to the fullest.
-        is_packing: They do at the moment.
-        rebalancer: Gathers what predictions got wrong; None: nobody wants to know.
+        counters: Counters by name; the caller that made the placer may put its own here.
+        prompt_share: The share of time that prompts take.
+        packs: True if sessions should be on few workers: new ones go to the fullest if none is
+            harmed.
+        is_packing: True if they are packed at the moment.
+        rebalancer: Gathers errors of predictions; None if they are not used.
     """
 
     def __init__(self) -> None:
@@ -63,20 +64,20 @@ class WorkerLoads:
         self._lines: dict[tuple[ChainHop, ...], tuple[LatencyLines | None, float]] = {}
         self._workers: dict[ChainState, Worker] = {}
         self._routes: list[ChainState] = []
-        """Those that may be used: for prompts, or for everything."""
+        """Routes that may be used, for prompts or for everything."""
         self._open: list[Worker] = []
         self._kinds: list[Worker] = []
-        """One of all that are alike."""
+        """One worker of each kind; workers of a kind are alike."""
         self._decode_routes: list[ChainState] = []
-        """Of a split phase: those that generate."""
+        """Routes that may be used to generate (split phase)."""
         self._decode_open: list[Worker] = []
         self._decode_kinds: list[Worker] = []
         self._pairs: dict[tuple[ChainState, ChainState], ChainState] = {}
         self._running: dict[RequestId, tuple[Worker, RunningSequence]] = {}
         self._coming: dict[RequestId, tuple[Worker, RunningSequence]] = {}
-        """Of sessions that move: where to."""
+        """Target worker of each session that moves."""
         self._prompts: dict[RequestId, Worker] = {}
-        """Of a split phase: where the prompts run of sessions without a token."""
+        """The worker that runs the prompt of each session without a token (split phase)."""
 
     # The plan
 
@@ -89,7 +90,7 @@ class WorkerLoads:
             self._lines[chain.hops] = (chain.lines, chain.cache_tokens or math.inf)
 
     def refit(self, lines: Iterable[tuple[tuple[ChainHop, ...], LatencyLines]]) -> None:
-        """Lines of chains were fitted anew."""
+        """Takes new latency lines of chains."""
         for hops, fitted in lines:
             if hops in self._lines:
                 self._lines[hops] = (fitted, self._lines[hops][1])
@@ -99,11 +100,12 @@ class WorkerLoads:
         self._decode_kinds = _kinds(self._decode_open)
 
     def rebuild(self, routes: Sequence[ChainState]) -> None:
-        """These may be used from now on, by their roles; sessions elsewhere still count there."""
+        """Takes the routes to be used from now on; sessions on other routes still count there."""
         prefill = [route for route in routes if route.role == "prefill"]
         decode = [route for route in routes if route.role == "decode"]
         if prefill and decode:
-            # Mixed ones beside pairs take prompts as pairs do; where they stay is decided there.
+            # Mixed routes beside pairs take prompts as pairs do; the choice of the pair decides
+            # where they stay.
             self._decode_routes = decode
             self._routes = [route for route in routes if route.role != "decode"]
         else:
@@ -139,18 +141,21 @@ class WorkerLoads:
         worker.adopt(lines or UNKNOWN, WorkerLimits(0, 0, capacity, GAMMA, 1.0, split))
 
     def running_of(self, request: RequestId) -> tuple[Worker, RunningSequence] | None:
-        """Returns where a session is."""
+        """Returns the worker and the running sequence of a request's session.
+
+        None if it has none.
+        """
         return self._running.get(request)
 
     def mixed(self) -> list[tuple[ChainState, Worker]]:
-        """Returns the workers that may be used and do both, run prompts and generate."""
+        """Returns the usable workers that both run prompts and generate."""
         both = zip(self._routes, self._open, strict=True)
         return [(route, worker) for route, worker in both if route.role == "mixed"]
 
     # Requests
 
     def objectives_of(self, event: SessionRequested) -> TokenObjectives | None:
-        """Returns what a request is held to; None: it is served as well as may be."""
+        """Returns the objectives of a request; None if it has none."""
         found = event.objectives or self._objectives
         if found is None or not (found.first_token_ns or found.per_token_ns):
             return None
@@ -159,13 +164,13 @@ class WorkerLoads:
     def placement_request(
         self, event: SessionRequested, arrived: Nanoseconds, done: int = 0
     ) -> PlacementRequest:
-        """Returns a request as decisions take it.
+        """Returns a request in the form that decisions take.
 
         Args:
             event: The request.
-            arrived: When its gateway got it.
-            done: Tokens of its answer that it has already; who lost a session runs them again as
-                part of its prompt.
+            arrived: Moment at which its gateway got it.
+            done: Tokens of its answer that it has already; after a lost session they are run again
+                as part of its prompt.
         """
         objectives = self.objectives_of(event) or _NO_OBJECTIVES
         if done:
@@ -183,7 +188,7 @@ class WorkerLoads:
         )
 
     def prepare(self, sequence: SequenceRequest) -> PlacementRequest:
-        """Notes what a request needs, and when it must be placed at the latest."""
+        """Computes what a request needs, and when it must be placed at the latest."""
         placement_request = self.placement_request(
             sequence.event, sequence.arrived, sequence.generated_tokens
         )
@@ -196,7 +201,7 @@ class WorkerLoads:
     # Sessions
 
     def start(self, sequence: SequenceRequest, route: ChainState, now: Nanoseconds) -> None:
-        """A request has a session on this route."""
+        """Counts the session of a request on a route."""
         self.leave(sequence.request)
         placement_request = sequence.placement_request or self.prepare(sequence)
         prefill, decode = route.halves if route.halves is not None else (None, route)
@@ -215,7 +220,7 @@ class WorkerLoads:
         runs = worker
         if prefill is not None:
             runs = self._worker(prefill)
-            # Nobody generates there, so no prompt can hold anybody up but other prompts.
+            # No session generates there, so a prompt can delay only other prompts.
             runs.add(
                 RunningSequence(
                     sequence.request,
@@ -233,7 +238,7 @@ class WorkerLoads:
         self.prompt_share.took(runs.lines.prefill(placement_request.prompt_tokens), now)
 
     def leave(self, request: RequestId) -> None:
-        """A session is over, or lost."""
+        """Stops counting a session that is over, or lost."""
         held = self._running.pop(request, None)
         if held is not None:
             held[0].remove(request)
@@ -245,7 +250,7 @@ class WorkerLoads:
             worker.remove(request)
 
     def progressed(self, sequence: SequenceRequest, progress: SessionProgress) -> None:
-        """A session has got tokens."""
+        """Counts new tokens of a session."""
         if progress.generated_tokens <= sequence.generated_tokens:
             return
         sequence.generated_tokens = progress.generated_tokens
@@ -268,7 +273,7 @@ class WorkerLoads:
         first = sequence.arrived + progress.first_token_ns
         latest = first + progress.decode_ns
         began = first
-        if running.carried_tokens:  # its prompt ran again, just before the first token it got here
+        if running.carried_tokens:  # its prompt ran again, just before its first token here
             here = progress.generated_tokens - running.carried_tokens
             began = latest - round((here - 1) * worker.step_ns)
         worker.progressed(running, progress.generated_tokens, progress.decode_ns, latest, began)
@@ -282,12 +287,12 @@ class WorkerLoads:
                 self.rebalancer.outgrew(worker, running.predicted_tokens)
 
     def look(self, now: Nanoseconds) -> None:
-        """Brings all workers up to date, so that the next decision need not."""
+        """Updates all workers, so that the next decision need not."""
         for worker in self._open:
             worker.look(now)
 
     def ended(self, sequence: SequenceRequest, progress: SessionProgress) -> None:
-        """A request has its whole answer: did it meet its objectives?"""
+        """Notes whether a finished request met its objectives."""
         held = self._running.get(sequence.request)
         if held is not None and self.rebalancer is not None:
             worker, running = held
@@ -304,7 +309,7 @@ class WorkerLoads:
 
 
 def _kinds(workers: Iterable[Worker]) -> list[Worker]:
-    """Returns one of all that have the same lines and the same capacity."""
+    """Returns one of all workers that have the same lines and the same capacity."""
     found: dict[tuple[LatencyLines, float], Worker] = {}
     for worker in workers:
         found.setdefault((worker.lines, worker.limits.cache_capacity), worker)

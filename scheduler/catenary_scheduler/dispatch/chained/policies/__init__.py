@@ -1,1 +1,1 @@
-"""Who chooses the chain of a request."""
+"""The policies that choose the chain of a request."""

@@ -67,7 +67,7 @@ class JoinFastestFreeChain:
         return found
 
     def offer(self, route: ChainState) -> None:
-        """A session left this route: it may be free again."""
+        """Notes that a session left this route: it may be free again."""
         if route.rank >= 0 and not route.listed:
             route.listed = True
             heappush(self._heap, route.rank)

@@ -1,8 +1,9 @@
-"""Split phase: a chain that runs the prompt and one that generates, chosen together.
+"""Split phase: chooses a chain that runs the prompt and one that generates, together.
 
-A policy for single chains is wrapped: where a plan has chains of both roles, the least loaded free
+It wraps a policy for single chains. Where a plan has chains of both roles, the least loaded free
 one of each is taken; where one role has no usable chain, chains of the other do both, and the
-policy chooses among them. So losing every prefill agent slows a model down and does not stop it.
+wrapped policy chooses among them. So losing every prefill agent slows a model down and does not
+stop it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from catenary_scheduler.dispatch.events import SessionRequested
 
 
 class PairPolicy:
-    """Least-loaded pairs where there are both roles, else what the policy within says."""
+    """Chooses least-loaded pairs where both roles have chains, and else asks the wrapped policy."""
 
     def __init__(self, policy: ChainPolicy, slots: SlotLedger) -> None:
         self._policy = policy
@@ -29,11 +30,11 @@ class PairPolicy:
 
     @property
     def central(self) -> bool:
-        """As the policy within."""
+        """Same as the wrapped policy."""
         return self._policy.central
 
     def rebuild(self, routes: Sequence[ChainState]) -> None:
-        """Takes the routes by their roles."""
+        """Sorts the routes by their roles."""
         self._prefill = [route for route in routes if route.role == "prefill"]
         self._decode = [route for route in routes if route.role == "decode"]
         mixed = [route for route in routes if route.role == "mixed"]
@@ -47,7 +48,7 @@ class PairPolicy:
         self._policy.rebuild(mixed)
 
     def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
-        """Returns a pair, or a single route where that does, or is all there is."""
+        """Returns a pair, or a single route where that suffices, or is all there is."""
         if not self._prefill:
             return self._policy.choose(request, tokens)
         prefill = self._least(self._prefill, tokens)
@@ -62,11 +63,11 @@ class PairPolicy:
         return pair
 
     def offer(self, route: ChainState) -> None:
-        """A session left this route."""
+        """Notes that a session left this route."""
         self._policy.offer(route)
 
     def freed(self, cache: Cache) -> None:
-        """Slots of this cache were freed."""
+        """Notes that slots of this cache were freed."""
         self._policy.freed(cache)
 
     def _least(self, routes: Sequence[ChainState], tokens: int) -> ChainState | None:
@@ -77,7 +78,7 @@ class PairPolicy:
             and self._slots.probe(route.claims) is None
             and route.has_room(tokens)
         ]
-        if not free and not self.central:  # bound to it, it waits there
+        if not free and not self.central:  # a request bound to the route waits there
             free = list(routes)
         return min(free, key=_load, default=None)
 

@@ -1,4 +1,4 @@
-"""The seam between the dispatcher and whoever chooses chains."""
+"""The interface between the dispatcher and the policies that choose chains."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from catenary_scheduler.dispatch.events import SessionRequested
 
 
 class ChainPolicy(Protocol):
-    """Which route a session takes. One object per model; it decides, the dispatcher keeps count.
+    """Chooses the route of a session; one object per model. The dispatcher keeps count.
 
     A policy may return routes it made itself, over any caches that are free, instead of the chains
     of the plan: a route is hops and the slots they take.
@@ -19,7 +19,7 @@ class ChainPolicy(Protocol):
 
     @property
     def central(self) -> bool:
-        """True if who finds no free route waits in one queue for all.
+        """True if requests that find no free route wait in one queue for all routes.
 
         Otherwise a request is bound to a route when it arrives, free or not, and waits there, first
         come, first served.
@@ -27,22 +27,25 @@ class ChainPolicy(Protocol):
         ...
 
     def rebuild(self, routes: Sequence[ChainState]) -> None:
-        """These are the routes from now on, in order of the plan; all their agents are there."""
+        """Takes the routes to be used from now on, in order of the plan.
+
+        All their agents are there.
+        """
         ...
 
     def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
         """Returns the route for a request; None if there is none (if central: none free).
 
         Args:
-            request: It.
-            tokens: What its session will have cached when its prompt has run.
+            request: The request.
+            tokens: Tokens that its session will have cached when its prompt has run.
         """
         ...
 
     def offer(self, route: ChainState) -> None:
-        """A session left this route."""
+        """Notes that a session left this route."""
         ...
 
     def freed(self, cache: Cache) -> None:
-        """Slots of this cache were freed."""
+        """Notes that slots of this cache were freed."""
         ...

@@ -1,1 +1,1 @@
-"""Where requests wait until a chain of their model takes them, and by whose choice, by name."""
+"""The requests of each model that wait for a chain, and the policies that choose it, by name."""

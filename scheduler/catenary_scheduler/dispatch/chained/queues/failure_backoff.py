@@ -1,12 +1,12 @@
-"""For how long work goes elsewhere after an agent failed sessions.
+"""Avoids agents and links for a while after they failed sessions.
 
 A session fails when an agent cannot be reached by the one before it, often a moment before the
 scheduler hears that it is gone. Started again at once on the same chain, a request would use up its
 restarts within milliseconds. So the agent counts as suspected for a while: others are preferred,
 and a request that failed where there are no others waits for the end of the suspicion. An agent
-whose device fails is suspected like any other, and `dispatch.breaker` counts it besides: that holds
-for longer, and for the partition alone. Where one agent cannot reach another, both may be well with
-everybody else: then it is their link that is left alone for longer.
+whose device fails is suspected like any other, and in addition `dispatch.breaker` counts the
+failure: that lasts longer, and concerns the partition alone. Where one agent cannot reach another,
+both may work well with all others: then their link is avoided, and for longer.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from catenary_services.domain.plan import ChainHop
 
 
 class FailureBackoff:
-    """Suspects agents for longer with every failure in a row.
+    """Suspects agents and links, for twice as long with every failure in a row.
 
-    Nobody is suspected for ever: sessions are the only test there is.
+    No suspicion lasts for ever: sessions are the only test there is.
     """
 
     def __init__(self, config: ChainedConfig, availability: Availability) -> None:
@@ -30,7 +30,7 @@ class FailureBackoff:
         self._availability = availability
         self._failures: dict[AgentId, int] = {}
         self._broken: dict[tuple[AgentId, AgentId], int] = {}
-        """How often in a row frames between two agents were lost, by both names in order."""
+        """Number of failures in a row of the frames between two agents, by their sorted names."""
 
     def failed(self, agent: AgentId, now: Nanoseconds) -> bool:
         """Suspects an agent for a while; False if it is suspected already."""
@@ -45,7 +45,7 @@ class FailureBackoff:
         return True
 
     def link_failed(self, one: AgentId, other: AgentId, now: Nanoseconds) -> bool:
-        """Leaves the link between two agents alone for a while; False if it is already."""
+        """Avoids the link between two agents for a while; False if it is avoided already."""
         if self._availability.are_severed(one, other):
             return False
         pair = _pair(one, other)
@@ -57,7 +57,7 @@ class FailureBackoff:
         return True
 
     def worked(self, hops: tuple[ChainHop, ...]) -> None:
-        """A session came to its end on these agents: the next failure is a first one."""
+        """Notes that a session ended well on these agents: the next failure is a first one."""
         if self._failures:
             for hop in hops:
                 self._failures.pop(hop.agent, None)
@@ -66,7 +66,7 @@ class FailureBackoff:
                 self._broken.pop(_pair(one, other), None)
 
     def forget(self, agent: AgentId) -> None:
-        """The agent is gone; whoever comes back under its name starts anew."""
+        """Forgets an agent that is gone; its successor of the same name starts anew."""
         self._availability.clear(agent, Impairment.SUSPECTED)
         self._failures.pop(agent, None)
         for pair in [each for each in self._broken if agent in each]:
@@ -74,7 +74,7 @@ class FailureBackoff:
 
 
 def links_of(hops: Sequence[ChainHop]) -> list[tuple[AgentId, AgentId]]:
-    """Returns which agents of a chain send frames to each other: each to the next, round."""
+    """Returns the pairs of agents that exchange frames: each with the next, round the ring."""
     agents = [hop.agent for hop in hops]
     following = agents[1:] + agents[:1]
     return [(one, other) for one, other in zip(agents, following, strict=True) if one != other]

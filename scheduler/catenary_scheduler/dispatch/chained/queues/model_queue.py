@@ -1,4 +1,4 @@
-"""One model: the chains of its plan, who waits for them, and how fast they serve."""
+"""One model: the chains of its plan, the requests that wait for them, and their rate of service."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from catenary_services.domain.packing import PackingGoal
 from catenary_services.domain.plan import Chain, ChainHop, ModelPlan
 
 _SMOOTHING = 16
-"""A new gap between ends counts for one part in so many."""
+"""A new gap between ends of sessions has a weight of one in this many."""
 
 
 class ModelQueue:
-    """Where the requests of one model are served.
+    """The chains that serve one model, and the requests that wait for them.
 
     Attributes:
-        model: Which.
+        model: The model.
         served: False if no plan has it.
         session_tokens: Most tokens of one session; 0 if unlimited.
-        waiting: Who waits.
-        usable: How many chains are whole: their agents are there and have loaded their parts.
-        offered: The least impaired of them.
-        must_rest: Each of these has an agent, or a link, on which a session failed a moment ago.
-        packing: What its sessions are moved for.
-        placer: Who is on which worker, of policies that need to know; else None.
+        waiting: The waiting requests.
+        usable: Number of whole chains: their agents are there and have loaded their parts.
+        offered: The least impaired of the whole chains.
+        must_rest: True if every offered chain has an agent, or a link, on which a session failed a
+            moment ago.
+        packing: The goal for which its sessions are moved.
+        placer: Keeps the load of each worker, for policies that need it; else None.
     """
 
     def __init__(self, model: ModelKey, policy: WaitQueue | SloPlacer, slots: SlotLedger) -> None:
@@ -52,7 +53,7 @@ class ModelQueue:
         self._ended: Nanoseconds | None = None
 
     def activate(self, plan: ModelPlan | None) -> None:
-        """Takes the chains of a plan, or none; those that stay keep their sessions.
+        """Takes the chains of a plan, or none; chains that stay keep their sessions.
 
         Capacities of caches are the book's. `refresh` must follow.
         """
@@ -65,7 +66,7 @@ class ModelQueue:
         before, self._routes = self._routes, {}
         in_plan = {chain.hops for chain in chains}
         for hops, old in before.items():
-            if old.running and hops not in in_plan:  # should it come back, they count
+            if old.running and hops not in in_plan:  # if the chain comes back, they count again
                 old.capacity = 0
                 self._routes[hops] = old
         for index, chain in enumerate(chains):
@@ -82,18 +83,18 @@ class ModelQueue:
             self._routes[chain.hops] = route
         for route in self._routes.values():
             if route.cache_tokens >= route.capacity * self.session_tokens > 0:
-                route.cache_tokens = 0  # all of its sessions may be as long as they like
+                route.cache_tokens = 0  # all of its sessions may have full length
         rate = sum(each.capacity / max(1, each.service_ns) for each in self._routes.values())
         self._gap_ns = 1 / rate if rate else 0.0
         self._ended = None
 
     def _tokens(self, chain: Chain) -> int:
-        """Returns what the caches of a chain hold; at most, every session at full length."""
+        """Returns the tokens that a chain's caches hold, at most all sessions at full length."""
         most = chain.capacity * self.session_tokens
         return min(most, int(chain.cache_tokens)) if chain.cache_tokens else most
 
     def refresh(self, availability: Availability) -> None:
-        """Offers the policy the least impaired of the chains that are whole."""
+        """Offers the policy the least impaired of the whole chains."""
         found: list[tuple[int, ChainState]] = []
         for route in self._routes.values():
             if route.capacity > 0 and all(
@@ -111,11 +112,11 @@ class ModelQueue:
         self.waiting.rebuild(routes)
 
     def route_named(self, chain_id: str) -> ChainState | None:
-        """Returns a chain of the plan by its name."""
+        """Returns a chain of the plan by its name; None if there is none."""
         return next((r for r in self._routes.values() if r.chain_id == chain_id), None)
 
     def route_of(self, hops: tuple[ChainHop, ...]) -> ChainState:
-        """Returns the chain with these hops, or a route beside the plan."""
+        """Returns the chain with these hops, or a new route if the plan has none."""
         route = self._routes.get(hops)
         if route is None:
             route = self._routes[hops] = ChainState("", hops, claims_of(hops, self._slots), 0, 0)
@@ -136,7 +137,10 @@ class ModelQueue:
         self._ended = now
 
     def drained_after_ns(self) -> Nanoseconds:
-        """Returns when those who wait now should have started; 0 if nothing is known."""
+        """Returns in how many nanoseconds the waiting requests should have started.
+
+        0 if unknown.
+        """
         return round(len(self.waiting) * self._gap_ns)
 
 

@@ -1,11 +1,11 @@
-"""Where requests wait that are placed under objectives: one queue that may be overtaken.
+"""The queue of requests that are placed under objectives; requests in it may be overtaken.
 
-Who lost a session comes first, then by priority, then in order of arrival. A prompt that fits
-nowhere yet does not keep those behind it waiting: the first few are all looked at, each in its
-turn. Nobody starves by that, because whoever has waited as long as its objective allows is placed
-wherever there is room (reading R14), and only then are others looked at. Where memory and not slots
-is what lacks, smaller ones could take it all the time from one that is large: who lost a session,
-or has waited for long, is not overtaken then.
+Requests that lost a session come first; then order is by priority, then by arrival. A prompt that
+fits nowhere yet does not delay those behind it: the first few are all tried in turn. None starves,
+because a request that has waited as long as its objective allows is placed wherever there is room
+(reading R14) before others are tried. Where memory is short and not slots, small requests could
+overtake a large one all the time; so one that lost a session, or has waited for long, is not
+overtaken then.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from catenary_services.domain.ids import (
 )
 
 _LOOK_AHEAD = 32
-"""Requests that are looked at from the head of the queue on."""
+"""Number of requests that are tried from the head of the queue on."""
 _LOOK_NS = 20 * NANOSECONDS_PER_MILLISECOND
-"""How often, while somebody waits and there are free slots: what sessions have saved grows."""
+"""Interval between tries while requests wait and there are free slots: what sessions have saved
+grows."""
 
 _LONGEST_OVERTAKEN_NS = 2 * NANOSECONDS_PER_SECOND
-"""A request for which there is no memory is overtaken for so long."""
+"""A request for which there is no memory is overtaken for this long at most."""
 
 _Entry = tuple[int, int, int]
 
@@ -43,9 +44,10 @@ class PlacementQueue:
         self._waiting: dict[_Entry, SequenceRequest] = {}
         self._keys: dict[SequenceRequest, _Entry] = {}
         self._seen: Nanoseconds = -1
-        """When all who can be looked at were found to have to wait; -1: something changed since."""
+        """Moment at which all requests that can be tried had to wait; -1 if something changed
+        since."""
         self._at = 0
-        """Those before it in the queue were found to have to wait at this moment."""
+        """Requests at the head of the queue that were found to have to wait at `_moment`."""
         self._moment: Nanoseconds = -1
         self._has_room = False
 
@@ -53,7 +55,7 @@ class PlacementQueue:
         return len(self._order)
 
     def push(self, sequence: SequenceRequest) -> None:
-        """Has a request wait."""
+        """Adds a waiting request."""
         self._placer.prepare(sequence)
         key = (0 if sequence.again else 1, -sequence.priority, sequence.arrival_number)
         at = bisect_left(self._order, key)
@@ -64,7 +66,7 @@ class PlacementQueue:
         self._seen = -1
 
     def remove(self, sequence: SequenceRequest) -> None:
-        """Has a request wait no more."""
+        """Removes a waiting request."""
         key = self._keys.pop(sequence, None)
         if key is not None:
             at = bisect_left(self._order, key)
@@ -74,7 +76,7 @@ class PlacementQueue:
                 self._at -= 1
 
     def next(self, now: Nanoseconds) -> tuple[SequenceRequest, ChainState] | None:
-        """Returns the first request for which there is a place, and that place."""
+        """Removes and returns the first request for which there is a place, with that place."""
         if now != self._moment:
             self._moment, self._at = now, 0
         self._has_room = self._placer.has_room
@@ -87,7 +89,7 @@ class PlacementQueue:
                     self.remove(sequence)
                     return sequence, route
                 if self._keeps_others_waiting(sequence, now):
-                    self._has_room = False  # until somebody leaves; nothing else helps
+                    self._has_room = False  # until a session leaves; nothing else helps
                     break
             self._at = min(len(self._order), _LOOK_AHEAD)
         self._seen = now
@@ -98,7 +100,7 @@ class PlacementQueue:
         return waited and self._placer.is_short_of_tokens(sequence)
 
     def wakeup(self) -> Nanoseconds | None:
-        """When somebody must be placed, or others may have saved enough for somebody."""
+        """Returns when a request must be placed, or others may have saved enough for one."""
         if not self._order or not self._has_room or self._seen < 0:
             return None
         look = self._seen + _LOOK_NS
@@ -109,22 +111,22 @@ class PlacementQueue:
         return look
 
     def sequences(self) -> list[SequenceRequest]:
-        """Returns who waits, in order."""
+        """Returns the waiting requests, in order."""
         return [self._waiting[key] for key in self._order]
 
     def rebuild(self, routes: Sequence[ChainState]) -> None:
-        """These are the routes from now on."""
+        """Takes the routes to be used from now on."""
         self._placer.rebuild(routes)
         for sequence in self._keys:
             self._placer.prepare(sequence)
         self._again()
 
     def offer(self, route: ChainState) -> None:
-        """A session left this route."""
+        """Notes that a session left this route."""
         self._again()
 
     def freed(self, cache: Cache) -> None:
-        """Slots of this cache were freed."""
+        """Notes that slots of this cache were freed."""
         self._again()
 
     def _again(self) -> None:

@@ -1,4 +1,4 @@
-"""The policies by name."""
+"""The placement policies by name."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def _fastest_free_chain(slots: SlotLedger) -> CentralQueue:
 
 _FACTORIES: dict[str, PolicyFactory] = {"jffc": _fastest_free_chain, "slo": SloPlacer}
 POLICIES = tuple(_FACTORIES)
-"""All of them; the first is the default."""
+"""Names of the policies; the first is the default."""
 
 
 def policy_factory(name: str) -> PolicyFactory:
-    """Returns what makes a policy for each model.
+    """Returns the factory of a policy; it is called once per model.
 
     Raises:
-        InvalidInput: If there is none of this name.
+        InvalidInput: There is no policy of this name.
     """
     if name not in _FACTORIES:
         raise InvalidInput("policy", f"must be one of {', '.join(POLICIES)}")

@@ -1,4 +1,4 @@
-"""Where the requests of a model wait: in one queue for all its chains."""
+"""The queue of the requests of a model, one for all its chains."""
 
 from __future__ import annotations
 
@@ -18,50 +18,50 @@ _FEWEST_STALE = 64
 
 
 class WaitQueue(Protocol):
-    """The waiting requests of one model, and whose turn it is."""
+    """The waiting requests of one model, in the order in which they start."""
 
     def __len__(self) -> int: ...
 
     def push(self, sequence: SequenceRequest) -> None:
-        """Has a request wait; ahead of the others if it had a session before."""
+        """Adds a waiting request; ahead of the others if it had a session before."""
         ...
 
     def remove(self, sequence: SequenceRequest) -> None:
-        """Has a request wait no more."""
+        """Removes a waiting request."""
         ...
 
     def next(self, now: Nanoseconds) -> tuple[SequenceRequest, ChainState] | None:
-        """Removes the request whose turn it is, and returns the free route it takes."""
+        """Removes the request whose turn it is, and returns it with the free route it takes."""
         ...
 
     def wakeup(self) -> Nanoseconds | None:
-        """When `next` may find somebody although nothing happened; None if only events help."""
+        """Returns when `next` may succeed without an event; None if only events help."""
         ...
 
     def sequences(self) -> list[SequenceRequest]:
-        """Returns who waits, in order."""
+        """Returns the waiting requests, in order."""
         ...
 
     def rebuild(self, routes: Sequence[ChainState]) -> None:
-        """These are the routes from now on."""
+        """Takes the routes to be used from now on."""
         ...
 
     def offer(self, route: ChainState) -> None:
-        """A session left this route."""
+        """Notes that a session left this route."""
         ...
 
     def freed(self, cache: Cache) -> None:
-        """Slots of this cache were freed."""
+        """Notes that slots of this cache were freed."""
         ...
 
 
 PolicyFactory = Callable[[SlotLedger], WaitQueue | SloPlacer]
-"""Makes what decides for one model, a queue around a policy or a placer; slots are the
-book's."""
+"""Makes the decider of one model: a queue around a policy, or a placer. It gets the book's
+slots."""
 
 
 class CentralQueue:
-    """One queue: who lost a session, then by priority, then in order of arrival."""
+    """One queue for all chains, ordered by lost sessions, then priority, then arrival."""
 
     def __init__(self, policy: ChainPolicy) -> None:
         self._policy = policy
@@ -73,7 +73,6 @@ class CentralQueue:
         return self._length
 
     def push(self, sequence: SequenceRequest) -> None:
-        """Has a request wait."""
         self._turns += 1
         sequence.turn = self._turns
         self._length += 1
@@ -83,7 +82,7 @@ class CentralQueue:
         )
 
     def remove(self, sequence: SequenceRequest) -> None:
-        """Has a request wait no more; its entry goes when it comes to the top."""
+        """Removes a waiting request; its entry is dropped when it comes to the top."""
         if sequence.turn:
             sequence.turn = 0
             self._length -= 1
@@ -92,7 +91,7 @@ class CentralQueue:
                 heapify(self._heap)
 
     def next(self, now: Nanoseconds) -> tuple[SequenceRequest, ChainState] | None:
-        """Returns the head of the queue and the route the policy chooses for it."""
+        """Removes and returns the head of the queue, with the route that the policy chooses."""
         heap = self._heap
         while heap and heap[0][4].turn != heap[0][3]:
             heappop(heap)
@@ -112,17 +111,13 @@ class CentralQueue:
         return None
 
     def sequences(self) -> list[SequenceRequest]:
-        """Returns who waits, in order."""
         return [entry[4] for entry in sorted(self._heap) if entry[4].turn == entry[3]]
 
     def rebuild(self, routes: Sequence[ChainState]) -> None:
-        """These are the routes from now on."""
         self._policy.rebuild(routes)
 
     def offer(self, route: ChainState) -> None:
-        """A session left this route."""
         self._policy.offer(route)
 
     def freed(self, cache: Cache) -> None:
-        """Slots of this cache were freed."""
         self._policy.freed(cache)

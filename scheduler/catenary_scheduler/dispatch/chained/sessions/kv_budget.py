@@ -1,10 +1,10 @@
-"""Tokens in caches: how many each chain and each agent's partition holds, as far as is known.
+"""Tokens in caches: the known number on each chain and in each agent's partition.
 
-Slots say how many sessions there may be, tokens how large they are together. Both bind only where a
-plan has more slots than memory holds at full length (`Chain.cache_tokens`). Tokens are counted in
-whole cache blocks, from the prompt when a session starts, then as gateways report them; sessions
-that are closing count until every agent has let go. What agents report beyond that (sessions nobody
-has claimed yet) is kept per partition as `Cache.unseen`.
+Slots limit the number of sessions, tokens their total size. Both bind only where a plan has more
+slots than memory holds at full length (`Chain.cache_tokens`). Tokens are counted in whole cache
+blocks, from the prompt when a session starts, then as gateways report them; closing sessions count
+until every agent has released them. What agents report beyond that (sessions no gateway has claimed
+yet) is kept per partition as `Cache.unseen`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from catenary_services.domain.decoder import CACHE_BLOCK_TOKENS
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, Nanoseconds, SessionId
 
 _WINDOW_NS = 200 * NANOSECONDS_PER_MILLISECOND
-"""Over which the growth of a chain is measured."""
+"""Time over which the growth of a chain is measured."""
 
 
 class SessionTokens:
-    """What one session is counted for."""
+    """The tokens of one session, and the routes on which they count."""
 
     __slots__ = ("leaving", "rounded", "routes", "tokens")
 
@@ -28,7 +28,7 @@ class SessionTokens:
         self.tokens = tokens
         self.rounded = in_blocks(tokens)
         self.leaving = False
-        """It is closing: what it holds will be free soon."""
+        """True if it is closing, so that what it holds will soon be free."""
 
 
 class KvBudget:
@@ -42,19 +42,19 @@ class KvBudget:
         self._held: dict[SessionId, SessionTokens] = {}
 
     def begins(self, session: SessionId, routes: list[ChainState], tokens: int) -> None:
-        """A session has slots on these routes, and will have so many tokens cached on each."""
+        """Counts a new session that has slots on these routes and will cache `tokens` on each."""
         self.ends(session)
         held = self._held[session] = SessionTokens(routes, tokens)
         for route in routes:
             _count(route, held.rounded)
 
     def tokens_of(self, session: SessionId) -> int:
-        """Returns what a session counts for, in whole cache blocks."""
+        """Returns the tokens that a session counts for, in whole cache blocks."""
         held = self._held.get(session)
         return held.rounded if held is not None else 0
 
     def grows(self, session: SessionId, tokens: int) -> None:
-        """A session has so many tokens cached."""
+        """Sets the number of tokens that a session has cached."""
         held = self._held.get(session)
         if held is None or tokens <= held.tokens:
             return
@@ -70,7 +70,7 @@ class KvBudget:
                     route.leaving_tokens += more
 
     def leaves(self, session: SessionId) -> None:
-        """A session is closing."""
+        """Counts a session as closing."""
         held = self._held.get(session)
         if held is not None and not held.leaving:
             held.leaving = True
@@ -78,7 +78,7 @@ class KvBudget:
                 route.leaving_tokens += held.rounded
 
     def left(self, session: SessionId, route: ChainState) -> None:
-        """A session holds nothing on a route any more."""
+        """Stops counting a session on one route."""
         held = self._held.get(session)
         if held is None or route not in held.routes:
             return
@@ -90,7 +90,7 @@ class KvBudget:
             del self._held[session]
 
     def ends(self, session: SessionId) -> None:
-        """A session holds nothing any more."""
+        """Stops counting a session."""
         held = self._held.get(session)
         if held is not None:
             for route in list(held.routes):
@@ -105,29 +105,29 @@ class KvBudget:
         ]
 
     def reported(self, cache: Cache, block_tokens: int) -> bool:
-        """An agent says what it has cached; returns True if somebody may find more room now."""
+        """Takes in what an agent has cached; True if a request may find more room now."""
         before, cache.unseen = cache.unseen, max(0, block_tokens - cache.tokens)
         return cache.unseen < before
 
     def is_full(self, cache: Cache) -> None:
-        """An agent had no memory left: nothing more until it says how much it has, or has none."""
+        """Marks a cache as full until its agent reports its content, or holds no session."""
         cache.unseen = max(cache.unseen, cache.token_capacity - cache.tokens)
 
 
 def expected_tokens(route: ChainState, horizon_ns: Nanoseconds, least: int) -> int:
-    """Returns what a chain's sessions that stay will have cached a while from now.
+    """Returns the tokens that a chain's staying sessions will have cached after a time.
 
     Args:
         route: The chain.
-        horizon_ns: How far from now.
-        least: Tokens every session gets at least until then.
+        horizon_ns: The time from now.
+        least: Tokens that every session gets at least until then.
     """
     growth = max(route.tokens_per_ns * horizon_ns, float(least * route.running))
     return route.tokens - route.leaving_tokens + round(growth)
 
 
 def measure_growth(route: ChainState, now: Nanoseconds) -> None:
-    """Brings up to date how fast the sessions of a chain grow, all together."""
+    """Updates the rate at which the sessions of a chain grow, all together."""
     elapsed = now - route.grown_since
     if elapsed < _WINDOW_NS:
         return

@@ -1,4 +1,4 @@
-"""What the chained dispatcher knows, and the few things that may be done to it.
+"""State of the requests of the chained dispatcher, and the operations on it.
 
 Every rule here serves one promise: a request that was admitted is answered exactly once.
 """
@@ -13,10 +13,10 @@ from catenary_services.errors import DeadlineExceeded, NoActivePlan, PartitionLo
 
 
 class ChainLedger(SessionTable):
-    """Requests: they wait, have a session, or are answered."""
+    """Requests that wait, have a session, or are answered."""
 
     def enqueue(self, sequence: SequenceRequest) -> None:
-        """Has a request wait for a chain; after a failure, if need be, for the end of a doubt."""
+        """Adds a waiting request; after a failure it may first wait for the end of a suspicion."""
         model_queue = self.model_queue(sequence.model)
         if sequence.restarts and model_queue.must_rest:
             last = self.last_try(sequence)
@@ -47,23 +47,23 @@ class ChainLedger(SessionTable):
             self.forget(sequence)
 
     def last_try(self, sequence: SequenceRequest) -> Nanoseconds:
-        """Returns until when a request that lost a session waits for chains that failed, too."""
+        """Returns until when a request that lost a session waits for chains that failed as well."""
         spare = min(self.config.last_try_ns, (sequence.deadline - sequence.arrived) // 4)
         return sequence.deadline - spare
 
     def tries_no_more(self, sequence: SequenceRequest) -> None:
-        """Answers a request that lost sessions while there is time to ask again."""
+        """Rejects a request that lost sessions while its client has time to ask again."""
         lost = f"the session was lost {sequence.restarts} times, and there is no other chain now"
         retry_after = self.config.retry_after_ns
         self.reject(sequence, PartitionLost.reason, lost, retry_after_ns=retry_after)
 
     def too_late(self, sequence: SequenceRequest, stage: str) -> None:
-        """Answers a request whose deadline is over."""
+        """Rejects a request whose deadline is over."""
         message = "no answer before the deadline"
         self.reject(sequence, DeadlineExceeded.reason, message, details={"stage": stage})
 
     def unserved(self, sequence: SequenceRequest) -> None:
-        """Answers a request whose model no plan serves any more."""
+        """Rejects a request whose model no plan serves any more."""
         self.reject(
             sequence,
             NoActivePlan.reason,
@@ -82,7 +82,7 @@ class ChainLedger(SessionTable):
             self.model_queue(sequence.model).waiting.remove(sequence)
 
     def again(self, sequence: SequenceRequest) -> None:
-        """Puts a request back to the head of its queue; what it had is closed."""
+        """Puts a request back to the head of its queue; its session is closed."""
         if sequence.session is not None:
             self.close(sequence.session)
         sequence.again = True

@@ -1,7 +1,7 @@
-"""What the chained dispatcher knows, and sessions with the slots they hold: how they begin and end.
+"""State of the sessions of the chained dispatcher: how they get slots, begin and end.
 
 The promise kept here: a session never finds an agent full, because slots are given again only when
-their agent has let go.
+their agent has released them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, Request
 from catenary_services.domain.plan import ChainHop, Plan
 
 MoveFailure = Literal["deadline", "agent", "lost", "closed", "over"]
-"""Not done in time; an agent said that it cannot; an agent is gone; an agent said unasked that it
-is over; the request has ended or lost its session meanwhile."""
+"""Reasons of failed moves. In order: not done in time; an agent said that it cannot; an agent is
+gone; an agent said unasked that it is over; the request has ended or lost its session meanwhile."""
 MOVE_COUNTERS = (
     "wanted_moves",
     "refused_moves",
@@ -44,10 +44,10 @@ MOVE_COUNTERS = (
     "failed_moves",
     *(f"failed_moves_{each}" for each in get_args(MoveFailure)),
 )
-"""Asked for by `MoveWanted`; of them and of others, not begun; begun; done, by what travelled; not
-done, in all and by why."""
+"""Counters of moves. In order: asked for by `MoveRequested`; not begun, whether asked for or not;
+begun; done, by what travelled; failed, in all and by reason."""
 _FAILURES = 256
-"""So many are remembered."""
+"""Number of failed moves that are remembered."""
 _COUNTERS = (
     "arrived_requests",
     "completed_requests",
@@ -74,8 +74,8 @@ _COUNTERS = (
 class SessionTable:
     """State of the chained dispatcher.
 
-    `commands` collects what the shell is to do; `dirty` the models where somebody may start; `now`
-    is the moment of the event that is being handled.
+    `commands` collects the commands of the event in hand; `dirty` the models of which a request may
+    start; `now` is the moment of that event.
     """
 
     def __init__(
@@ -91,51 +91,56 @@ class SessionTable:
         self.dirty: dict[ModelKey, None] = {}
         self.model_queues: dict[ModelKey, ModelQueue] = {}
         self.lengths: dict[ModelKey, LengthPredictor] = {}
-        """Outlive the model queues: a model may be known before a plan serves it."""
+        """Predictors of answer lengths. They outlive the model queues, and may exist before a plan
+        does."""
         self.sequences: dict[RequestId, SequenceRequest] = {}
         self.sessions: dict[SessionId, Session] = {}
         self.timers = RequestTimers()
         self.availability = availability
         self.availability_seen = -1
-        """Of this version are the chains that are offered."""
+        """Version of the availability from which the offered chains were made."""
         self.backoff = FailureBackoff(config, availability)
         self.breakers = CircuitBreakers(availability, config.breaker)
         self.next_stall_look: Nanoseconds | None = None
-        """When to look for sessions that get no tokens; None: nobody has a session."""
+        """Moment of the next search for sessions that get no tokens; None if no request has a
+        session."""
         self.resting: dict[RequestId, SequenceRequest] = {}
-        """Failed where nobody is not suspected; they wait for the end of that, outside of lines."""
+        """Requests that failed where every chain is suspected; they wait outside the queues for its
+        end."""
         self.migration_budget = MigrationBudget(config.migration_budget)
-        """How much may move."""
+        """Limits on how much may move."""
         self.counters: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
         self.config = config
         self.slots = slots
         self.kv_budget = KvBudget()
-        """How large sessions are; `slots` says how many there are."""
+        """Sizes of the sessions in tokens; `slots` counts the sessions."""
         self.plan: Plan | None = None
         self.agents: set[AgentId] = set()
-        """Those that joined: they said which sessions they hold, and were not lost since."""
+        """Agents that joined: they said which sessions they hold, and were not lost since."""
         self.present: set[AgentId] = set()
-        """Those that were heard of: they answer orders, and told which sessions they hold."""
+        """Agents that were heard of: they answer orders, and told which sessions they hold."""
         self.first_session = first_session
         self.next_session = first_session
         self.unclaimed: dict[SessionId, Nanoseconds | None] = {}
-        """Sessions found, and until when they may be claimed; None: found since the last event."""
+        """Sessions that were found, and the end of the time for a claim; None: found since the last
+        event."""
         self.moves: dict[SessionId, Move] = {}
-        """Those under way, by what the session becomes."""
+        """Moves in progress, by the session that the moving one becomes."""
         self.moves_at: dict[AgentId, int] = {}
-        """How many of them concern an agent."""
+        """Number of moves in progress that concern an agent."""
         self.failures: dict[SessionId, MoveFailure] = {}
-        """Why the last moves failed, by what the sessions would have become."""
+        """Reasons of the latest failed moves, by the session that the moving one would have
+        become."""
         self.draining: frozenset[AgentId] = frozenset()
-        """Agents that are to go: nothing begins there, if it can begin elsewhere."""
+        """Agents that are draining: nothing begins there if it can begin elsewhere."""
         self.misplaced: dict[SessionId, None] = {}
-        """Sessions that are where nothing should be any more."""
+        """Sessions on agents or partitions that should not be used any more."""
         self.arrival_number = 0
         self._policy = policy
         self._orders: dict[AgentId, list[SessionId]] = {}
 
     def model_queue(self, model: ModelKey) -> ModelQueue:
-        """Returns the model queue of a model, made on first use."""
+        """Returns the queue of a model, made on first use."""
         model_queue = self.model_queues.get(model)
         if model_queue is None:
             model_queue = self.model_queues[model] = ModelQueue(
@@ -149,7 +154,7 @@ class SessionTable:
         return model_queue
 
     def lengths_of(self, model: ModelKey) -> LengthPredictor:
-        """Returns what is known of the lengths of a model's answers, made on first use."""
+        """Returns the predictor of a model's answer lengths, made on first use."""
         known = self.lengths.get(model)
         if known is None:
             known = self.lengths[model] = LengthPredictor()
@@ -158,7 +163,7 @@ class SessionTable:
     # Sessions
 
     def start(self, sequence: SequenceRequest, route: ChainState) -> None:
-        """Books slots on every hop and has the gateway open a session."""
+        """Books slots on every hop and orders the gateway to open a session."""
         session = self._booked(sequence, route)
         session.sequence, sequence.session = sequence, session
         session.carried_tokens = sequence.generated_tokens
@@ -192,7 +197,7 @@ class SessionTable:
         )
 
     def awaits_tokens(self, sequence: SequenceRequest) -> None:
-        """The session of a request has just got a token, or is about to get its first."""
+        """Restarts the stall timer of a request whose session got or is about to get a token."""
         sequence.heard = self.now
         if self.next_stall_look is None:
             self.next_stall_look = self.now + self.config.stall_ns
@@ -212,7 +217,7 @@ class SessionTable:
         return session
 
     def unstart(self, sequence: SequenceRequest) -> None:
-        """Takes back a start the gateway has not been told of: nothing of it is left."""
+        """Takes back a start of which the gateway has not been told; nothing of it remains."""
         session = sequence.session
         if session is None:
             return
@@ -233,9 +238,11 @@ class SessionTable:
         ]
 
     def close(self, session: Session) -> None:
-        """Has every agent that holds slots of a session free them; they stay booked until then.
+        """Orders all agents that hold slots of a session to free them.
 
-        What it is to become elsewhere is closed, too.
+        Slots stay booked until then.
+
+        The session that it is to become by a move is closed, too.
         """
         if session.moving is not None:
             self.fail_move(session.moving, "over")
@@ -248,7 +255,7 @@ class SessionTable:
         session.closing = True
         self.kv_budget.leaves(session.session_id)
         for agent in self.slots.agents(session.session_id):
-            if agent not in self.present:  # should it come, it tells what it holds
+            if agent not in self.present:  # if it connects, it says what it holds
                 self.were_freed(self.slots.release(session.session_id, agent))
         if session.session_id in self.slots:
             self.order_close(session)
@@ -256,24 +263,24 @@ class SessionTable:
             self.is_over(session.session_id)
 
     def _leaves(self, sequence: SequenceRequest) -> None:
-        """The session of a request does not load its worker any more."""
+        """Stops counting the session of a request as load of its worker."""
         model_queue = self.model_queues.get(sequence.model)
         if model_queue is not None and model_queue.placer is not None:
             model_queue.placer.leave(sequence.request)
 
     def order_close(self, session: Session) -> None:
-        """Tells the agents of a session (again) to close it."""
+        """Orders the agents of a session, perhaps again, to close it."""
         session.attempts += 1
         for agent in self.slots.agents(session.session_id):
             self.tell_to_close(agent, session.session_id)
         self.slots.expire_at(session.session_id, self.now + self.config.close_patience_ns)
 
     def tell_to_close(self, agent: AgentId, session: SessionId) -> None:
-        """Has the orders of this event tell an agent to close a session."""
+        """Adds the order to close a session to the commands for an agent."""
         self._orders.setdefault(agent, []).append(session)
 
     def let_go(self, session: SessionId, agent: AgentId) -> None:
-        """An agent holds nothing of a session any more."""
+        """Handles that an agent holds nothing of a session any more."""
         self.were_freed(self.slots.release(session, agent))
         if session not in self.slots:
             self.is_over(session)
@@ -285,7 +292,7 @@ class SessionTable:
                 self._handed_over(known)
 
     def _handed_over(self, session: Session) -> None:
-        """The agents that ran its prompt have let it go: its place on their chain is free."""
+        """Frees its place on the prompt's chain, whose agents have all released it."""
         prefill, session.prefill = session.prefill, None
         if prefill is None:
             return
@@ -300,7 +307,7 @@ class SessionTable:
             self.dirty[model] = None
 
     def were_freed(self, caches: list[Cache]) -> None:
-        """Somebody may start now where slots were freed."""
+        """Lets requests start where slots were freed."""
         for cache in caches:
             model = cache.partition.model
             model_queue = self.model_queues.get(model)
@@ -309,10 +316,10 @@ class SessionTable:
                 self.dirty[model] = None
 
     def is_over(self, session_id: SessionId) -> None:
-        """No agent holds anything of a session: its place on the chain is free.
+        """Ends a session of which no agent holds anything: its place on the chain is free.
 
-        If a request is still open for it, that waits for the gateway's word, and may yet be started
-        again.
+        If a request is still open for it, the request waits for the gateway's word, and may be
+        started again.
         """
         session = self.sessions.get(session_id)
         if session is None:
@@ -338,7 +345,7 @@ class SessionTable:
                 self.dirty[model] = None
 
     def refresh(self) -> None:
-        """Says anew which chains may be used."""
+        """Updates which chains may be used."""
         self.availability_seen = self.availability.version
         for model, model_queue in self.model_queues.items():
             model_queue.refresh(self.availability)
@@ -353,12 +360,12 @@ class SessionTable:
             self.find_misplaced()
 
     def find_misplaced(self) -> None:
-        """Agents or plan are not what they were."""
+        """Called when agents or plan changed; subclasses find the misplaced sessions."""
 
     # Moves
 
     def fail_move(self, move: Move, why: MoveFailure) -> None:
-        """Gives a move up: the session stays what it was, if that goes on."""
+        """Gives a move up: the session stays where it is, if it still runs."""
         source, target = move.source, move.target
         self.counters["failed_moves"] += 1
         self.counters[f"failed_moves_{why}"] += 1
@@ -374,13 +381,14 @@ class SessionTable:
             source.move_after = self.now + min(self.config.longest_move_pause_ns, pause)
             source.failed_moves += 1
             if source.hops and source.hops[0].agent in self.present:
-                # It leads the move; agents that know nothing of a session say that it is closed.
+                # The agent leads the move; agents that do not know a session answer that it is
+                # closed.
                 self.tell_to_close(source.hops[0].agent, target.session_id)
             source.closed_move = target.session_id if why == "closed" else None
         self.close(target)
 
     def unlink(self, move: Move) -> None:
-        """A move is over, however it ended: agents it concerned have room for others."""
+        """Removes a move that is over, so that its agents have room for others."""
         del self.moves[move.target.session_id]
         for agent in move.agents:
             self.moves_at[agent] -= 1
@@ -390,7 +398,7 @@ class SessionTable:
         self.dirty[move.sequence.model] = None
 
     def take_commands(self) -> list[Command]:
-        """Returns the commands of this event: what agents must free first."""
+        """Returns the commands of this event, beginning with what agents must free."""
         commands, self.commands = self.commands, []
         if self._orders:
             orders, self._orders = self._orders, {}

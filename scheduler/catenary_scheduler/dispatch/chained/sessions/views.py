@@ -1,4 +1,4 @@
-"""Sessions of open requests, for those who look from outside."""
+"""Read-only views of sessions, for callers outside the dispatcher."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class SessionView:
 
     Attributes:
         session: Its id.
-        request: Whose.
-        model: What generates.
-        chain_id: Where; empty for one that an earlier scheduler began, beside the plan.
-        hops: The same.
-        tokens: Prompt and answer, as reported.
-        runs: Its prompt is done.
-        moving_to: What it becomes, if it moves; None: it does not.
-        moving_chain: Where that is.
+        request: The request.
+        model: The model that generates.
+        chain_id: Its chain; empty for one that an earlier scheduler began, beside the plan.
+        hops: The hops of its chain.
+        tokens: Tokens of prompt and answer, as reported.
+        runs: True if its prompt is done.
+        moving_to: The session that it becomes; None if it does not move.
+        moving_chain: The chain it moves to; empty if it does not move.
         moving_by: "kv" or "tokens"; empty if it does not move.
-        was: What it was before it moved here; None: it did not.
+        was: The session that it was before it moved here; None if it did not.
     """
 
     session: SessionId
@@ -44,7 +44,7 @@ class SessionView:
 
 
 def view_of(session: Session, sequence: SequenceRequest) -> SessionView:
-    """Returns a session as it is now."""
+    """Returns the view of a session at this moment."""
     chain = session.route.chain_id if session.route is not None else ""
     move = session.moving
     if move is None:
@@ -75,22 +75,23 @@ def view_of(session: Session, sequence: SequenceRequest) -> SessionView:
 
 
 SessionState = Literal["starting", "runs", "left", "arriving", "closing", "unclaimed"]
-"""It has a request and no token yet; it got tokens, so that all its agents have it; an agent said
-that it is over, and its gateway is waited for; another session is to become it; its agents were
-told to close it; nobody said yet whose it is."""
+"""The purpose of a session's slots. In order: it has a request and no token yet; it got tokens, so
+that all its agents have it; an agent said that it is over, and its gateway is waited for; another
+session is to become it; its agents were told to close it; no gateway has claimed it yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class BookedSession:
-    """What the book says of a session.
+    """The bookings of a session, and their purpose.
 
     Attributes:
         session: Its id.
-        request: Whose it is, or is to be; None if nobody is waited for.
-        state: What for its slots are booked.
+        request: The request it generates or will generate for; None if no request is waited for.
+        state: The purpose of its slots.
         ring: The agents that generate.
-        holds: What is booked: agent, partition, block slots.
-        source: Of one that is arriving: what it is now, and the agents where that is.
+        holds: Its bookings: agent, partition, block slots.
+        source: The session that becomes it by a move, and the agents of that; None if there is
+            none.
     """
 
     session: SessionId
@@ -129,7 +130,7 @@ def _state(table: SessionTable, session: Session) -> SessionState:
         return "unclaimed" if session.session_id in table.unclaimed else "closing"
     if session.left or session.session_id not in table.slots:
         return "left"
-    # The first token of one in two phases comes while its caches are on their way.
+    # In a split phase the first token comes while the caches are still being sent.
     return "runs" if session.runs and session.prefill is None else "starting"
 
 

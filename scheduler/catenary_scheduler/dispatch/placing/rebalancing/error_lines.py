@@ -1,8 +1,8 @@
-"""How far wrong predicted lengths have made a worker's load (Aladdin, 4.3 and Algorithm 2).
+"""Errors of a worker's load due to wrong predictions of lengths (Aladdin, 4.3, Algorithm 2).
 
-Of every worker two numbers are kept between two re-balances: l_e, the tokens, and b_e, the
-sessions by which its load exceeds what placement took it for. A session that outgrew its prediction
-was thought to be gone, so all of its new prediction is an addition, and so is the session itself
+Of every worker two numbers are kept between two re-balances: l_e, the tokens, and b_e, the sessions
+by which its load exceeds what placement took it for. A session that outgrew its prediction was
+thought to be gone, so all of its new prediction is an addition, and so is the session itself
 (reading R10); one that ended early left its missing tokens and its place. Each counts once, at the
 first re-balance after it shows (R11).
 """
@@ -20,20 +20,20 @@ class WorkerErrors:
     """Errors of one worker since the last re-balance.
 
     Attributes:
-        tokens: l_e; positive: more than was thought.
-        sessions: b_e.
+        tokens: l_e, tokens of load; positive: more than placement assumed.
+        sessions: b_e, sessions; positive: more than placement assumed.
     """
 
     tokens: float = 0.0
     sessions: int = 0
 
     def outgrew(self, repredicted_tokens: float) -> None:
-        """A session generated more than was predicted; this is the new prediction."""
+        """Adds a session that generated more than was predicted, with its new prediction."""
         self.tokens += repredicted_tokens
         self.sessions += 1
 
     def ended_early(self, predicted_tokens: float, real_tokens: int) -> None:
-        """A session ended with fewer tokens than were predicted."""
+        """Adds a session that ended with fewer tokens than were predicted."""
         self.tokens += real_tokens - predicted_tokens
         self.sessions -= 1
 
@@ -57,7 +57,7 @@ class ErrorLine:
 
     @property
     def distance(self) -> float:
-        """How far it is from the origin, that is from no error."""
+        """Distance of the line from the origin, which stands for no error."""
         slope = math.hypot(self.alpha, self.beta)
         return abs(self.constant) / slope if slope else 0.0
 

@@ -1,15 +1,16 @@
 """Moves requests that have not begun to where predictions were too high (Aladdin, Algorithm 2).
 
 Every worker has an error, the signed distance of its error line from the origin; a request that
-moves takes its share along. To be minimised is the sum of the errors' magnitudes. If the workers
-have the same lines their sum D never changes, so |D| is a lower bound, reached as soon as all
-errors have one sign; and if they have one to begin with, nothing can be gained.
+moves takes its share along. The sum of the errors' magnitudes is minimised. If the workers have the
+same lines the sum D of the signed errors never changes, so |D| is a lower bound, reached as soon as
+all errors have one sign; if they have one to begin with, nothing can be gained.
 
-The problem is NP-hard (number partitioning). So: the best single move while one helps, then the
-best exchange of two, until |D| is reached or nothing helps; a problem that got stuck short of |D|
-is then solved exactly if it is small, two workers by subset sums (dynamic programming), more by
-branch and bound. Constraints b-e must hold on every worker that gains a request (reading R15).
-Requests weigh by their predicted answer and not their prompt, as in the paper.
+The problem is NP-hard (number partitioning). So the search takes the best single move while one
+helps, then the best exchange of two, until |D| is reached or nothing helps. A problem that got
+stuck short of |D| is then solved exactly if it is small: two workers by subset sums (dynamic
+programming), more by branch and bound. Constraints b-e must hold on every worker that gains a
+request (reading R15). Requests weigh by their predicted answer and not their prompt, as in the
+paper.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ EXACT_STEPS: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class RebalanceResult:
-    """The outcome.
+    """Outcome of a re-balance.
 
     Attributes:
         assignment: The worker of every new request.
         objective: Sum of the distances of all error lines.
-        objective_before: As best fit placed them.
+        objective_before: The same sum as best fit placed the requests.
         lower_bound: No assignment does better: |D| if all workers have the same lines, else 0.
-        optimal: It is proven that none does better.
+        optimal: True if it is proven that none does better.
     """
 
     assignment: tuple[int, ...]
@@ -44,7 +45,7 @@ class RebalanceResult:
 
 
 def rebalance(problem: Imbalance, exact_steps: int = EXACT_STEPS) -> RebalanceResult:
-    """Returns where the new requests should run.
+    """Returns the workers on which the new requests should run.
 
     Args:
         problem: Workers, errors and new requests.

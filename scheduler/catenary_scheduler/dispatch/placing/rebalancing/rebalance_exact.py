@@ -9,16 +9,16 @@ from catenary_scheduler.dispatch.placing.rebalancing.rebalance_search import Ass
 
 
 def take_best(state: Assignment, most_nodes: int) -> bool:
-    """Looks at every assignment that may be better; among equal ones takes the fewest moves.
+    """Tries every assignment that may be better; among equal ones takes the fewest moves.
 
-    Depth first, the heaviest request first. If all workers have the same lines the objective is
-    2 P - D, P being the positive part of the errors; the errors without the new requests only grow
-    as requests are added, hence P does, and what exceeds the best so far is left out with all that
-    follows from it.
+    It searches depth first, the heaviest request first. If all workers have the same lines the
+    objective is 2 P - D, where P is the positive part of the errors. The errors without the new
+    requests only grow as requests are added, hence P does too, and a branch that exceeds the best
+    so far is left out.
 
     Args:
-        state: Holds the best assignment so far, and then the best there is.
-        most_nodes: It gives up after so many steps.
+        state: Holds the best assignment so far, and afterwards the best there is.
+        most_nodes: Number of steps after which it gives up.
 
     Returns:
         False if it gave up.
@@ -35,7 +35,7 @@ class _Tree:
     Attributes:
         loads: Errors with only the requests that were placed so far.
         best: The best assignment.
-        nodes: Steps taken.
+        nodes: Number of steps taken.
     """
 
     def __init__(self, state: Assignment, most_nodes: int) -> None:
@@ -86,13 +86,13 @@ class _Tree:
 
 
 def take_best_sum(state: Assignment, tokens: Sequence[float], most_sums: int) -> bool:
-    """Chooses whom the second of two workers gets: all subset sums of (requests, tokens).
+    """Chooses the requests of the second of two workers from all subset sums of (requests, tokens).
 
     Args:
-        state: Two workers without constraints. Among equal assignments it takes one with the
-            fewest moves.
+        state: Two workers without constraints. Among equal assignments it takes one with the fewest
+            moves.
         tokens: l_pred of every request.
-        most_sums: It gives up if there are more.
+        most_sums: Number of sums above which it gives up.
 
     Returns:
         False if it gave up.

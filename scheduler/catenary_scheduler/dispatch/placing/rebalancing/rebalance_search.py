@@ -22,11 +22,11 @@ class Imbalance:
     """Workers with errors, and requests just placed on them.
 
     Attributes:
-        lines: Of every worker.
-        errors: Of every worker since the last re-balance.
-        predicted_tokens: Of every new request, l_pred.
+        lines: Latency lines of every worker.
+        errors: Errors of every worker since the last re-balance.
+        predicted_tokens: l_pred of every new request.
         placed: The worker of every new request, as best fit chose it.
-        fits: Says whether a worker may have some requests; None: any.
+        fits: Tells whether a worker may have some requests; None: any worker may have any.
     """
 
     lines: Sequence[LatencyLines]
@@ -37,15 +37,15 @@ class Imbalance:
 
 
 class Assignment:
-    """Who runs where, changed step by step.
+    """An assignment of requests to workers, changed step by step.
 
     Attributes:
         workers: The worker of every request.
-        placed: The worker best fit chose for it.
+        placed: The worker that best fit chose for it.
         errors: Signed distance of every worker's error line; changes with the assignment.
-        weights: What a request adds to the error of each worker.
-        alike: All workers have the same lines, so the sum of their errors never changes.
-        tolerance: Gains below are rounding.
+        weights: The amount that a request adds to the error of each worker.
+        alike: True if all workers have the same lines, so the sum of their errors never changes.
+        tolerance: Gains below this are rounding.
     """
 
     def __init__(self, problem: Imbalance) -> None:
@@ -72,9 +72,9 @@ class Assignment:
         return any(each > 0 for each in self.errors) and any(each < 0 for each in self.errors)
 
     def improve(self, bound: float) -> None:
-        """Takes the best single move while one helps, else the best exchange; until none does.
+        """Takes the best single move while one helps, else the best exchange, until none does.
 
-        Every step lowers the objective, so it ends.
+        Every step lowers the objective, so the search ends.
         """
         while self.objective() > bound + self.tolerance:
             if not self._take_first(self._moves()) and not self._take_first(self._exchanges()):
@@ -148,7 +148,7 @@ class Assignment:
         return sum(1 for at, was in zip(self.workers, self.placed, strict=True) if at != was)
 
     def become(self, workers: Sequence[int]) -> None:
-        """Moves every request to where it is in `workers`."""
+        """Moves every request to its worker in `workers`."""
         for request, target in enumerate(workers):
             if self.workers[request] != target:
                 self.put(request, target)

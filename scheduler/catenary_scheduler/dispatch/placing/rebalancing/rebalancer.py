@@ -1,8 +1,8 @@
-"""Re-balancing as it runs live: errors are gathered until requests are placed together.
+"""Live re-balancing: errors are gathered until several requests are placed together.
 
-A request can be moved as long as its session has not been started, that is among those one event
-or tick places. When several are (because slots were freed, a plan changed, or a packed message
-brought them), their placement is looked at once more before the sessions start.
+A request can be moved as long as its session has not been started, that is among those that one
+event or tick places. When there are several (because slots were freed, a plan changed, or a packed
+message brought them), their placement is revised once before the sessions start.
 
 Expect little: in simulation it moves ATGT attainment by -0.3 to +1.3 points, which is noise. It is
 off unless asked for, costs nothing while the errors have one sign, and leaves large batches alone.
@@ -21,9 +21,9 @@ from catenary_services.domain.latency import LatencyLines
 
 W = TypeVar("W", bound=Hashable)
 _EXACT_STEPS: Final = 100
-"""Few: this happens between an arrival and its answer."""
+"""The number of exact steps is small because this happens between an arrival and its answer."""
 _MOST_CHOICES: Final = 256
-"""Beyond so many pairs of a request and a worker all stay where best fit placed them."""
+"""All requests stay where best fit placed them if there are more pairs of request and worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,15 @@ class Rebalancer(Generic[W]):
         self._errors: dict[W, WorkerErrors] = {}
 
     def outgrew(self, worker: W, repredicted_tokens: float) -> None:
-        """A session generated more than predicted. Told once per prediction (reading R11)."""
+        """Adds a session that generated more than predicted. Called once per prediction (R11)."""
         self._of(worker).outgrew(repredicted_tokens)
 
     def ended_early(self, worker: W, predicted_tokens: float, real_tokens: int) -> None:
-        """A session ended with fewer tokens than predicted."""
+        """Adds a session that ended with fewer tokens than predicted."""
         self._of(worker).ended_early(predicted_tokens, real_tokens)
 
     def forget(self, worker: W) -> None:
-        """A worker is gone."""
+        """Drops the errors of a worker that is gone."""
         self._errors.pop(worker, None)
 
     def settle(
@@ -63,11 +63,11 @@ class Rebalancer(Generic[W]):
         placed: Sequence[UnstartedPlacement[W]],
         fits: Callable[[W, Sequence[int]], bool],
     ) -> dict[int, W]:
-        """Returns which of the placed requests should run elsewhere, and forgets the errors.
+        """Returns the placed requests that should run elsewhere, and forgets the errors.
 
         Args:
-            lines: Of the workers that may be used now; errors of others do not count.
-            placed: The requests placed and not yet started; every worker of theirs has lines.
+            lines: Latency lines of the usable workers; errors of others do not count.
+            placed: The requests placed and not yet started; each of their workers has lines.
             fits: True if constraints b-e hold on a worker with these of the placed requests (by
                 their indices) beside the sessions it has.
 
