@@ -14,7 +14,7 @@ MEBIBYTE = 1024 * 1024
 
 
 class GatewaySettings(ProcessSettings):
-    """What a gateway can be told."""
+    """Settings of one gateway, read from its environment and configuration files."""
 
     gateway_id: str = Field(
         default="gateway-0",
