@@ -79,6 +79,7 @@ class OutputFormat:
     """The encoding of an answer that the caller has asked for. Only endpoints use it."""
 
     raw: bool = False
-    """For gRPC: True to answer in `raw_output_contents` instead of typed contents."""
+    """Whether a gRPC answer uses `raw_output_contents` instead of typed contents."""
     binary: tuple[bool, ...] = ()
-    """For HTTP: per wanted output, True for bytes behind the JSON instead of numbers inside it."""
+    """Whether each wanted output is sent over HTTP as bytes behind the JSON instead of numbers
+    inside it."""

@@ -149,7 +149,7 @@ class SchedulerLink:
             try:
                 await self._session(address, listener)
             except* InvalidMessage as group:
-                # Another address may lead. The pause keeps this one from being asked in a tight loop.
+                # Another address may lead. The pause keeps this one from a tight loop of attempts.
                 self.invalid()
                 _log.warning("scheduler_unbelievable", address=address, why=_reason(group))
                 started = time.monotonic()
