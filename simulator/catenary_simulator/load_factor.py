@@ -1,4 +1,4 @@
-"""The largest load at which a plan keeps its SLOs: the paper's and the reference's measure."""
+"""The largest load at which a plan keeps its SLOs, as the paper and the reference measure it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ STEP = 0.05
 def max_load_factor(
     problem: PoolingProblem, plan: PooledPlan, options: SimulationOptions, target: float = TARGET
 ) -> Mapping[str, ModelResult]:
-    """Returns per model its figures at the largest load factor with enough requests in time.
+    """Returns the figures of each model at the largest load factor with enough requests in time.
 
-    Tried are 1.00, 0.95, .. of the base rates, all models at the same factor: from `options.load`
-    down, until every model has had a run with `target` of its requests in time. A model that never
-    has gets its figures of a run with load factor 0, which is empty.
+    Load factors are tried from `options.load` down in steps of 0.05, the same for all models, until
+    every model has had a run with a share of `target` of its requests in time. A model without
+    such a run gets the figures of a run with load factor 0, which is empty.
     """
     return search(set_up(problem, plan), options, target)
 
@@ -29,7 +29,7 @@ def max_load_factor(
 def search(
     setting: SimulationSetup, options: SimulationOptions, target: float = TARGET
 ) -> Mapping[str, ModelResult]:
-    """Does the same on a cluster that is set up already."""
+    """Searches like `max_load_factor`, on a cluster that is set up already."""
     found: dict[str, ModelResult] = {}
     steps = round(options.load / STEP)
     for step in range(steps, -1, -1):

@@ -1,8 +1,8 @@
-"""The hot loop: a clock, devices and links that execute what a dispatcher orders.
+"""The hot loop: a clock, and the devices and links that execute a dispatcher's orders.
 
     noise     factors by which real durations differ from profiled ones
     devices   devices, links, and the batches on them
-    requests  what became of every request
+requests  the state and the end of every request
     world     executes batches: computes, transfers, reports
     loop      the event heap around a dispatcher
 

@@ -1,4 +1,4 @@
-"""The event heap around a dispatcher: virtual time in, decisions out."""
+"""The event heap around a dispatcher of batches, which it runs on a virtual clock."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _NEVER = 1 << 62
 
 
 class BatchLoop:
-    """Lets requests arrive and everything run out.
+    """A run of a batch workload, which goes on until all requests have ended.
 
     Args:
-        dispatcher: Has its agents and its plan already.
-        world: Executes what the dispatcher orders.
-        requests: What arrives, and what becomes of it.
+        dispatcher: The dispatcher, which has its agents and its plan already.
+        world: The cluster that executes the dispatcher's orders.
+        requests: The requests, and the state of each.
     """
 
     __slots__ = ("_dispatcher", "_requests", "_world", "events", "now")
@@ -44,13 +44,13 @@ class BatchLoop:
         self._requests = requests
         self.now: Nanoseconds = 0
         self.events = 0
-        """Arrivals and wake-ups; the world counts what happens in it."""
+        """Number of arrivals and wake-ups; `world` counts its own events."""
 
     def run(self) -> None:
         """Runs until every request has ended and nothing is on its way.
 
         Raises:
-            InternalError: If requests are left that nothing will ever end.
+            InternalError: Requests are left that nothing will ever end.
         """
         arrived, world, requests = self._requests.arrived, self._world, self._requests
         count = len(arrived)

@@ -26,10 +26,9 @@ class NoiseFactors:
         self._block: list[float] = []
         self._at = 0
         self.constant = cv <= 0.0 and (probability <= 0.0 or slow == 1.0)
-        """Every factor is 1: the caller may save the multiplication."""
+        """True if every factor is 1, so that the caller can save the multiplication."""
 
     def next(self) -> float:
-        """Returns the next factor."""
         if self._at == len(self._block):
             self._refill()
         factor = self._block[self._at]

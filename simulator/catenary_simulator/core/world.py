@@ -1,7 +1,7 @@
-"""Agents and links as they would behave: executes what is dispatched, and reports it.
+"""Agents and links as they would behave, which execute dispatched batches and report them.
 
-* A device computes one batch at a time; of those whose data is there, the one whose reservation
-  starts first, as soon as it can (as the real agents do).
+* A device computes one batch at a time. Of the batches whose data has arrived it takes the one
+  whose reservation starts first, as soon as it can (as the real agents do).
 * A transfer needs the uplink of the sender's server and the downlink of the receiver's, both to
   itself. Links serve the most urgent transfer that can go, by the reservation it is meant for.
 * Reports reach the dispatcher `report_delay_ns` later, with the clock error of their server.
@@ -36,7 +36,7 @@ Entry = tuple[Nanoseconds, int, int, SimulatedBatch | None, BatchTransfer | None
 
 
 class SimulatedCluster:
-    """Devices, links and the batches on them, on a virtual clock."""
+    """The simulated devices and links, with the batches on them, on a virtual clock."""
 
     __slots__ = (
         "_compute_noise",
@@ -69,9 +69,9 @@ class SimulatedCluster:
         self.requests = requests
         self.heap: list[Entry] = []
         self.events = 0
-        """Things that happened: ends of transfers and computes, reports delivered."""
+        """Number of events: ends of transfers and computations, and delivered reports."""
         self.reports: list[Event] = []
-        """What the dispatcher is to be told now."""
+        """Reports that the dispatcher is to be told now; the loop clears it."""
         self.batches: list[int] = [0] * len(requests.models)
         self.rows_of: list[int] = [0] * len(requests.models)
         self._compute_noise = compute_noise
@@ -85,7 +85,7 @@ class SimulatedCluster:
     # Orders
 
     def dispatch(self, order: DispatchBatch, now: Nanoseconds) -> None:
-        """Starts a batch on its way."""
+        """Starts a dispatched batch on its way."""
         numbers: list[int] = []
         for part in order.slices:
             numbers.append(part.request.number)
@@ -106,7 +106,7 @@ class SimulatedCluster:
             self._gather(job, numbers, now)
 
     def cancel(self, order: CancelBatch) -> None:
-        """Has a batch forgotten by the agents it has not reached."""
+        """Cancels a batch at the agents that it has not reached."""
         job = self._jobs.pop(order.batch, None)
         if job is not None:
             job.cancelled = True
@@ -114,7 +114,7 @@ class SimulatedCluster:
     # Time
 
     def step(self) -> None:
-        """Lets the next thing happen; what the dispatcher must hear of it is in `reports`."""
+        """Executes the next event on the heap; reports for the dispatcher are put in `reports`."""
         now, _, kind, job, transfer, event = heappop(self.heap)
         self.events += 1
         if kind == _COMPUTE_ENDS:
@@ -130,7 +130,7 @@ class SimulatedCluster:
     # Transfers
 
     def _gather(self, job: SimulatedBatch, numbers: list[int], now: Nanoseconds) -> None:
-        """Sends rows that are spread over devices to the first hop (no path was reserved)."""
+        """Sends rows from the devices they are on to the first hop (no path was reserved)."""
         senders: dict[SimulatedDevice, int] = {}
         for number in numbers:
             sender = self._located.pop(number)
@@ -259,7 +259,7 @@ class SimulatedCluster:
     def _left(
         self, job: SimulatedBatch, device: SimulatedDevice, final: bool, now: Nanoseconds
     ) -> None:
-        """A batch came to the end of its path: answers, or rows that wait for another order."""
+        """Ends a batch's path: its rows are answers, or wait on the device for another order."""
         self._jobs.pop(job.batch, None)
         for request in job.requests:
             if not final:

@@ -1,4 +1,4 @@
-"""What a policy has learned of answers before a run."""
+"""Length predictors trained on answers before a run."""
 
 from __future__ import annotations
 
