@@ -26,7 +26,7 @@ class Model:
     not_ready_reason: str = ""
     default_slo_ns: int = 0
     batched: bool = True
-    """True if dimension 0 of every tensor counts rows; otherwise a request is one row."""
+    """True if dimension 0 of every tensor counts rows; False if a request always is one row."""
     max_row_bytes: int = 0
     """Bytes of the largest row, summed over all inputs; 0 if unknown."""
     generates: bool = False

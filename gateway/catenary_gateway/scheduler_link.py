@@ -140,7 +140,7 @@ class SchedulerLink:
         return later
 
     async def run(self, listener: SchedulerListener) -> None:
-        """Keeps a stream open until cancelled."""
+        """Keeps a stream to the leading scheduler open, until cancelled."""
         backoff_s = _FIRST_BACKOFF_S
         turn = 0
         while True:

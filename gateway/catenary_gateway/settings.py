@@ -1,4 +1,4 @@
-"""Settings of a gateway process."""
+"""Settings of a gateway process, each with its default and a description."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class SimulatedDispatcher(Dispatcher, Protocol):
     """A dispatcher with counters and decision times."""
 
     def statistics(self) -> dict[str, int]:
-        """Returns counters since the start, and present gauges."""
+        """Returns counters since the start, and present values of gauges, by name."""
         ...
 
     def take_decision_times(self) -> list[Nanoseconds]:

@@ -60,8 +60,7 @@ class SimulationResult:
 
     models: tuple[ModelResult, ...]
     utilisation: Mapping[str, float]
-    """By GPU class, the share of the time of all its GPUs, used or not, that was spent
-    computing."""
+    """Share of the time of all GPUs of a class, used or not, that was spent computing; by class."""
     dispatch_us: tuple[float, float] | None
     """Median and 99th percentile of a full decision's CPU time; None if it was not measured."""
     events: int

@@ -55,7 +55,7 @@ class AuthorizedGeneration:
         if self._ended:
             return
         self._ended = True
-        # Without a token of the answer it is unknown whether the prompt was worked on.
+        # Without a token of the answer there is no sign of work on the prompt, so it costs nothing.
         used = prompt_tokens + answer_tokens if answer_tokens else 0
         if error is None:
             self._fair_permit.answered()

@@ -25,7 +25,8 @@ WINDOWS_S = (2, 5, 10, 30)
 """Seconds that timelines may reach back. There are few choices, so that pages share answers."""
 AHEAD_NS = 1_000_000_000
 TIMEOUT_S = 3.0
-"""Seconds to wait for the scheduler. A page that gets no answer says so and shows the last one."""
+"""Seconds to wait for the scheduler. After that a page reports the error and keeps its last
+data."""
 _SHOWN_REQUESTS = 100
 
 Values = Callable[[], object]

@@ -29,7 +29,7 @@ class Repository:
                 yield model.key.name, model.key.version, "UNAVAILABLE", model.not_ready_reason
 
     async def load(self, name: str, timeout_s: float | None) -> None:
-        """Deploys "name" or "name:version" with the defaults of its manifest."""
+        """Deploys a model, "name" or "name:version", with the defaults of its manifest."""
         if not name:
             raise InvalidInput("model_name", "is empty")
         model, _, chosen = name.partition(":")

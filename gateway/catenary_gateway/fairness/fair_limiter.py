@@ -65,7 +65,7 @@ class FairLimiter:
         ahead = self._ahead(request.priority)
         allowance = max(1.0, limit) * (self._usual_cost or request.cost)
         behind = self.credits.is_behind(request.key, request.share, allowance, now_ns)
-        # A large request must not wait for less than a half-full limit: small ones would starve it.
+        # A large request gets in once half of the limit is free, or small ones would starve it.
         size = min(request.size, limit / 2)
         if not ahead or ahead + size <= limit * (1.0 if behind else OPEN_SHARE):
             return True

@@ -52,7 +52,7 @@ class ModelOutcomes:
     """Median time from arrival to answer, within 5 % of the true value; 0 if none was answered."""
     p99_ns: int
     history: tuple[tuple[int, int, int], ...]
-    """(age in seconds, finished, met) of each bucket that has any, oldest first."""
+    """One (age in seconds, finished, met) per bucket with any request, oldest first."""
 
     @property
     def attainment_ratio(self) -> float:

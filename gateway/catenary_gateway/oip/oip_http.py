@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over HTTP, with Triton's binary tensor extension."""
+"""The HTTP routes of the Open Inference Protocol, with Triton's binary tensor extension."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _INFER_ROUTE = "/v2/models/{model}/infer"
 
 
 def routes() -> list[web.RouteDef]:
-    """Returns every route below `/v2`, and the probes."""
+    """Returns all routes below `/v2`, and the routes of the probes."""
     model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
     return [
         web.get("/healthz", _live),

@@ -14,7 +14,7 @@ OWNER = "catenary"
 
 
 def model_document(model: Model, reference: str) -> dict[str, Any]:
-    """Returns a model as `/v1/models` lists it."""
+    """Returns a model's entry in the list of `/v1/models`."""
     return {
         "id": reference,
         "object": "model",

@@ -70,7 +70,7 @@ class _Rows:
         self._example = example
 
     def shape(self, name: str, rows: int) -> tuple[int, ...]:
-        """Returns the shape of `rows` rows of an input."""
+        """Returns the shape of `rows` rows of the input called `name`."""
         whole = self._example.request.inputs[name].shape
         return (rows, *whole[1:]) if self.model.batched else whole
 

@@ -17,7 +17,10 @@ from catenary_services.errors import InternalError
 
 @dataclass(frozen=True, slots=True)
 class RequestSlice:
-    """Rows `[request_row, request_row + rows)` of a request, at `batch_row` of a batch."""
+    """A slice of a batch: rows `[request_row, request_row + rows)` of a request.
+
+    `batch_row` is the batch's row that holds the first of them.
+    """
 
     request_id: int
     request_row: int
@@ -134,7 +137,7 @@ class PendingRequest:
         return self.missing == 0
 
     def answer(self) -> tuple[Tensor, ...]:
-        """Returns the complete outputs."""
+        """Returns the outputs, in the order in which they were requested; none may be missing."""
         assert self.missing == 0
         assert self.outputs is not None
         return tuple(self.outputs)

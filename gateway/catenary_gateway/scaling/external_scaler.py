@@ -52,7 +52,10 @@ class ScalingSource(Protocol):
 
 
 class ExternalScaler(keda_grpc.ExternalScalerServicer):
-    """KEDA's external scaler, which needs a key with the scope `view` if keys are configured."""
+    """KEDA's external scaler.
+
+    If keys are configured, its calls need one with the scope `view` or `admin`.
+    """
 
     def __init__(self, keys: ApiKeys, scheduler: ScalingSource) -> None:
         self._keys = keys

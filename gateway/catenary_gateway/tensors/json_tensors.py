@@ -1,4 +1,4 @@
-"""Tensors as JSON: lists of numbers, booleans or strings, nested or flat, row-major."""
+"""Conversion of tensors to and from JSON lists, nested or flat, in row-major order."""
 
 from __future__ import annotations
 

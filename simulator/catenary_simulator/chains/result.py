@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ChainResult:
-    """Times of all sessions that were served, in seconds."""
+    """Times of all served sessions in seconds, and counts of rejected sessions and of events."""
 
     waits_s: Floats
     services_s: Floats

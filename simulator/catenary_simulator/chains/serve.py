@@ -51,7 +51,7 @@ def serve_chains(
 
 
 class ReplayEvaluator:
-    """An evaluator of chains for tuning c: their mean response in seconds to a workload.
+    """An evaluator of chains for tuning c, which returns their mean response to a workload.
 
     The bounds of Theorem 3.7 use only the mean rate and assume Poisson arrivals; for bursty load
     they choose too few caches.

@@ -12,8 +12,8 @@ _BLOCK = 4096
 class NoiseFactors:
     """An endless, seeded supply of positive factors with mean 1 (stragglers not counted).
 
-    Log-normal with a coefficient of variation; with probability `straggler_probability` a factor
-    is multiplied by `straggler_factor`.
+    Factors are log-normal with the coefficient of variation `cv`. With the probability
+    `probability` a factor is multiplied by `slow`.
     """
 
     __slots__ = ("_at", "_block", "_probability", "_random", "_sigma", "_slow", "constant")

@@ -6,7 +6,7 @@ from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.errors import DeadlineExceeded, InternalError
 
 WAITING, IN_FLIGHT, FINISHED, LATE, DROPPED = range(5)
-"""States of a request; the last three are ends."""
+"""The states of a request, of which the last three are final."""
 _NOT_AT_ALL = -1
 
 

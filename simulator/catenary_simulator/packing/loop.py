@@ -129,7 +129,7 @@ class PackingLoop:
         return [*ended, *tired]
 
     def _grown(self) -> dict[Item, int]:
-        """Returns the new sizes of the running sessions that grow."""
+        """Returns the new sizes, in blocks, of the running sessions that grow."""
         if self._pace.reserve:
             return {}
         grown: dict[Item, int] = {}

@@ -101,7 +101,7 @@ def serve_placement(run: PlacementRun, workload: RequestWorkload) -> PlacementRe
 
 
 def dispatcher_for(run: PlacementRun, requests: int) -> ChainedDispatcher:
-    """Returns the dispatcher of a run, without agents."""
+    """Returns the dispatcher of a run without agents, its predictor trained on `run.learned`."""
     # Simulated workers cannot move sessions: one that leaves waits for its sessions to end.
     limits = ChainedConfig(max_queued=requests + 1, max_requests=requests + 1, max_moves=0)
     dispatcher = ChainedDispatcher(limits, policy=run.policy, stopwatch=run.stopwatch)
@@ -115,7 +115,7 @@ def agent_of(name: str) -> Agent:
 
 
 def plan_of(run: PlacementRun, names: list[str]) -> Plan:
-    """Returns the plan in which every agent is a worker."""
+    """Returns the plan in which every named agent is a worker with a chain of its own."""
     part = PartitionKey(MODEL, 0, 1)
     role: ChainRole = "decode" if run.kind.split_decode else "mixed"
     chains = tuple(

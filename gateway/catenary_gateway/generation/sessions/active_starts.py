@@ -209,7 +209,7 @@ class ActiveStarts:
         try:
             if not start.order.route:
                 raise InvalidInput("route", "an order needs a route")
-            # The scheduler gives up a move that does not begin; the session goes on meanwhile.
+            # A move whose opening is lost is given up by the scheduler; the session goes on.
             lost = partial(self._opening_lost, session, start) if start.moves is None else None
             await open_session(session, start, self._to.gateway_id, self._to.hub, lost)
         except Exception as exc:

@@ -82,7 +82,7 @@ class PendingSession:
 
     @property
     def next_position(self) -> int:
-        """Index of the next token in the whole sequence."""
+        """Index of the next token in the sequence of prompt and answer."""
         return len(self.request.prompt) + len(self.generated)
 
     @property

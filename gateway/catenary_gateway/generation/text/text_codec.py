@@ -118,8 +118,9 @@ class TextCodec:
         """Returns the tokens of a text.
 
         Args:
-            text: Special tokens in it are recognised.
-            special_tokens: Add what the tokenizer puts around a text; a chat template has done so.
+            text: The text, in which special tokens are recognised.
+            special_tokens: Whether to add the tokens that the tokenizer puts around a text; False
+                for the text of a chat template, which has them.
         """
         if len(text) <= _LONG_CHARACTERS:
             return self.encode_now(text, special_tokens=special_tokens)
@@ -138,7 +139,7 @@ class TextCodec:
 
 
 class TextCodecs:
-    """The codecs of all requested models, each read once, in a thread."""
+    """The codecs of all requested models, whose files are read once, in a thread."""
 
     def __init__(self, repository: Path) -> None:
         self._repository = ModelRepository(repository)
