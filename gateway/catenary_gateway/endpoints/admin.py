@@ -207,7 +207,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def DrainAgent(  # noqa: N802
         self, request: admin_pb2.DrainAgentRequest, context: Context
     ) -> admin_pb2.DrainAgentResponse:
-        """Forwards the order to move all work away from an agent."""
+        """Forwards the order to drain an agent: to empty it of its work."""
         answer: admin_pb2.DrainAgentResponse = await self._forward("DrainAgent", request, context)
         return answer
 

@@ -89,7 +89,7 @@ class AdaptiveLimit:
         self._peak = max(self._peak, unanswered)
 
     def interrupted(self, now_ns: int) -> None:
-        """Drops what was learnt until now: requests waited for something else than their turn."""
+        """Drops what was learnt until now: requests waited for something other than their turn."""
         self._changed_ns = self._opened_ns = now_ns
         self._begin_anew()
 
