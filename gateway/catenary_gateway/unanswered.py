@@ -15,7 +15,9 @@ from catenary_services.errors import Overloaded
 class AuditedPlane(Protocol):
     """The part of the data plane and the session plane that audits use."""
 
-    def waits_for(self, now_ns: int) -> list[scheduler_pb2.UnansweredRequest]: ...
+    def waits_for(self, now_ns: int) -> list[scheduler_pb2.UnansweredRequest]:
+        """Returns every unanswered request, as of `now_ns` on the monotonic clock."""
+        ...
 
 
 class AuditLink(Protocol):
