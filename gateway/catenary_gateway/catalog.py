@@ -1,4 +1,4 @@
-"""What can be asked for: the models the scheduler last said this cluster serves."""
+"""The catalog of models that can be requested, as the scheduler last announced them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST_NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One served version of a model: its signature and how it wants to be asked."""
+    """One served version of a model: its tensor signature, limits and readiness."""
 
     key: ModelKey
     platform: str
@@ -26,17 +26,18 @@ class Model:
     not_ready_reason: str = ""
     default_slo_ns: int = 0
     batched: bool = True
-    """True if dimension 0 of every tensor counts rows; otherwise a request is one row."""
+    """True if dimension 0 of every tensor counts rows; False if a request always is one row."""
     max_row_bytes: int = 0
-    """Largest row of the inputs together; 0 if unknown."""
+    """Bytes of the largest row, summed over all inputs; 0 if unknown."""
     generates: bool = False
-    """True: it is asked for text (`catenary_gateway.generation`), not for inference."""
+    """True if the model generates text (`catenary_gateway.generation`) and takes no inference
+    requests."""
     session_tokens: int = 0
-    """Most tokens of one session, prompt and answer together; 0 if it does not generate."""
+    """Most tokens of one session, prompt and answer together; 0 if the model does not generate."""
     label: str = field(init=False)
-    """The key as text, made once: metrics and traces ask for it at every request."""
+    """The key as text. It is made once because metrics and traces use it in every request."""
     specs: dict[str, TensorSpec] = field(init=False, hash=False)
-    """The inputs by name."""
+    """The input specifications by name, in the model's order."""
     output_index: dict[str, int] = field(init=False, hash=False)
 
     def __post_init__(self) -> None:
@@ -47,15 +48,15 @@ class Model:
 
 
 class Catalog:
-    """The model table. Replaced as a whole by every `ModelTable` of the scheduler."""
+    """The table of models that can be requested; a scheduler's `ModelTable` replaces all of it."""
 
     def __init__(self) -> None:
         self._models: dict[str, dict[str, Model]] = {}
         self.known = False
-        """True once a scheduler has ever sent a table."""
+        """True once any scheduler has sent a table."""
 
     def update(self, table: scheduler_pb2.ModelTable) -> None:
-        """Replaces what is known."""
+        """Replaces all models by those of a scheduler's table."""
         models: dict[str, dict[str, Model]] = {}
         for served in table.models:
             versions = models.setdefault(served.name, {})
@@ -75,7 +76,7 @@ class Catalog:
         )
 
     def models(self) -> list[Model]:
-        """Returns every version of every model."""
+        """Returns every served version of every model."""
         return [model for versions in self._models.values() for model in versions.values()]
 
     def versions(self, name: str) -> list[str]:
@@ -83,11 +84,13 @@ class Catalog:
         return list(self._models.get(name, ()))
 
     def find(self, name: str, version: str) -> Model:
-        """Returns a model, ready or not; without a version the newest one.
+        """Returns a model, ready or not.
+
+        An empty version means the newest one that is ready, else the newest one.
 
         Raises:
-            ModelNotFound: no such model or version.
-            Unavailable: no scheduler has said yet what is served.
+            ModelNotFound: The model or version does not exist.
+            Unavailable: No scheduler has said yet what is served.
         """
         if not self.known:
             raise Unavailable(
@@ -108,13 +111,15 @@ class Catalog:
         return model
 
     def find_deployed(self, name: str, version: str) -> Model:
-        """Returns a model requests may be submitted to.
+        """Returns a model that requests may be submitted to.
 
-        It need not be ready this moment: while a lost agent comes back, requests wait at the
-        scheduler as long as their deadline allows.
+        The model need not be ready at this moment: while a lost agent comes back, requests wait
+        at the scheduler for as long as their deadlines allow.
 
         Raises:
-            NoActivePlan: it is known by name only, because it cannot be deployed as it is.
+            ModelNotFound: The model or version does not exist.
+            NoActivePlan: Only the name is known, because the model cannot be deployed.
+            Unavailable: No scheduler has said yet what is served.
         """
         model = self.find(name, version)
         if not model.ready and not model.inputs and not model.session_tokens:

@@ -1,4 +1,4 @@
-"""The one data plane behind every endpoint: requests in, arrays out."""
+"""The data plane behind every inference endpoint: it takes requests and returns arrays."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ from catenary_services.grpc.error_tables import error_of, error_of_exception, fa
 from catenary_services.transport.interface import ReceivedFrame
 
 DEFAULT_SLO_NS = 30_000_000_000
-"""For models that name none."""
+"""Time to answer a request in nanoseconds, if neither the request nor its model names one."""
 
 _Message = scheduler_pb2.GatewayMessage
 
 
 class Outbox(Protocol):
-    """What is needed of `SchedulerLink`."""
+    """The part of `SchedulerLink` that the two planes use."""
 
     def send(self, message: scheduler_pb2.GatewayMessage) -> None:
-        """Queues a message for the scheduler; dropped while there is none."""
+        """Queues a message for the scheduler; drops it while no scheduler is connected."""
         ...
 
     def send_soon(self, message: scheduler_pb2.GatewayMessage) -> None:
-        """The same for a message nobody waits for."""
+        """Queues a message that may wait a moment, because nobody waits for its effect."""
         ...
 
 
 class DataPlane:
-    """Keeps every unanswered request, and sees each one to its end.
+    """The registry of all unanswered requests, which sees each one to its end.
 
     Invariants: a request is in `_requests` exactly while its future is not done; an attempt is in
-    `_attempts` while one of its requests is.
+    `_attempts` exactly while one of its requests is in `_requests`.
     """
 
     def __init__(
@@ -74,7 +74,8 @@ class DataPlane:
         self._deadlines = Deadlines(self._expired, self._requests)
         self._deliveries: set[asyncio.Task[None]] = set()
         self.numbers = itertools.count(1)
-        """Request ids; whoever else submits to the scheduler takes from the same series."""
+        """The series of request ids. Every submission to the scheduler takes its id from this
+        series."""
         self._idle = asyncio.Event()
         self._idle.set()
         self.results = ResultMerger(self._requests, self._attempts, self._complete, self._fail)
@@ -84,7 +85,7 @@ class DataPlane:
 
     @property
     def unanswered(self) -> int:
-        """Number of requests being worked on."""
+        """Number of requests that have no answer yet."""
         return len(self._requests)
 
     def waits_for(self, now_ns: int) -> list[scheduler_pb2.UnansweredRequest]:
@@ -92,10 +93,10 @@ class DataPlane:
         return [scheduler_pb2.UnansweredRequest(request_id=number) for number in self._requests]
 
     async def infer(self, request: InferenceRequest, arrival: RequestArrival) -> InferenceResponse:
-        """Returns the answer to a checked request.
+        """Computes the answer to a checked request.
 
         Raises:
-            CatenaryError: whatever kept it from being answered, at the latest at its deadline.
+            CatenaryError: The reason why there is no answer; raised at the deadline at the latest.
         """
         try:
             pending = self._submit(request, arrival)
@@ -110,21 +111,28 @@ class DataPlane:
         return InferenceResponse(request.model, request.id, outputs)
 
     def connected(self, mine: Callable[[int], bool] | None = None) -> None:
-        """Tells a new scheduler of every unfinished request; of those `mine` names if given."""
+        """Submits every unfinished request to a new scheduler.
+
+        Args:
+            mine: Says by its number whether a request belongs to that scheduler; None: all do.
+        """
         now_ns = time.monotonic_ns()
         for pending in list(self._requests.values()):
             if mine is None or mine(pending.number):
                 self._outbox.send(_Message(submit=pending.submission(now_ns)))
 
     def resubmission(self, number: int) -> scheduler_pb2.GatewayMessage | None:
-        """Returns what another scheduler is told of a request that no batch was made for yet."""
+        """Returns the message that submits a request to another scheduler.
+
+        None if the request has ended, or if rows of it are in a batch already.
+        """
         pending = self._requests.get(number)
         if pending is None or pending.attempts:
             return None
         return _Message(submit=pending.submission(time.monotonic_ns()))
 
     def dispatch(self, order: scheduler_pb2.DispatchBatch) -> None:
-        """Carries out the scheduler's order to send rows."""
+        """Carries out the scheduler's order to send the rows of a batch."""
         now_ns = time.monotonic_ns()
         attempt = BatchAttempt(
             batch_id=order.batch_id,
@@ -148,7 +156,7 @@ class DataPlane:
         task.add_done_callback(self._deliveries.discard)
 
     def reject(self, order: scheduler_pb2.RejectRequest) -> None:
-        """Ends a request the scheduler gave up."""
+        """Ends a request that the scheduler has given up."""
         pending = self._requests.get(order.request_id)
         if pending is None:
             return
@@ -158,11 +166,11 @@ class DataPlane:
         self._end(pending, error, "none")
 
     def frame(self, frame: ReceivedFrame) -> None:
-        """Takes a frame from an agent."""
+        """Takes a frame that an agent has sent, and releases it."""
         self.results.take(frame)
 
     async def idle(self, timeout_s: float) -> bool:
-        """Waits until no request is unanswered; False if some still were at the end."""
+        """Waits until no request is unanswered; returns False after a timeout."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -171,7 +179,7 @@ class DataPlane:
         return True
 
     async def close(self, error: CatenaryError) -> None:
-        """Ends everything unanswered with `error`."""
+        """Ends every unanswered request with `error`."""
         for pending in list(self._requests.values()):
             self._end(pending, error, "cancel")
         self._deadlines.close()
@@ -190,7 +198,7 @@ class DataPlane:
             raise DeadlineExceeded(
                 "the deadline passed while the request was read", details={"stage": "arrival"}
             )
-        # May refuse; only then is there anything to undo, so nothing is kept before.
+        # Sending may raise Overloaded, so the request is registered only after it.
         self._outbox.send(_Message(submit=pending.submission(pending.submitted_ns)))
         self._requests[number] = pending
         self._idle.clear()
@@ -205,7 +213,7 @@ class DataPlane:
         except Exception as exc:
             error = error_of_exception(exc)
             attempt.failed = error.reason
-            # Rows that do not fit together and our bugs fail again; all else may work elsewhere.
+            # Rows that do not fit together, and our own bugs, fail again on any other chain.
             retryable = not isinstance(error, InvalidInput) and error.reason != "INTERNAL"
             is_ours = isinstance(error, RequestCancelled) or not order.route
             agent_id = "" if is_ours else order.route[0].agent_id
@@ -234,7 +242,10 @@ class DataPlane:
         self._end(pending, error_of_exception(error), "finished")
 
     def _end(self, pending: PendingRequest, error: CatenaryError | None, tell: str) -> None:
-        """Ends a request exactly once: with its outputs, or with `error`."""
+        """Ends a request exactly once: with its outputs if `error` is None, else with `error`.
+
+        `tell` is what the scheduler hears: "finished", "cancel" or "none".
+        """
         if self._requests.pop(pending.number, None) is None:
             return
         for attempt in pending.attempts:
@@ -254,7 +265,7 @@ class DataPlane:
             self._tell(_Message(cancel=cancel))
         if not self._requests:
             self._idle.set()
-        # Counting and tracing wait until the answer is on its way.
+        # Metrics and traces are written after the answer, so that they do not delay it.
         outcome = OK if error is None else error.reason
         done = FinishedRequest.of(pending, outcome, time.monotonic_ns())
         loop = asyncio.get_running_loop()
@@ -264,12 +275,12 @@ class DataPlane:
         try:
             self._outbox.send(message)
         except Overloaded:
-            # A scheduler that does not read is about to be lost; the next one is told anew.
+            # A scheduler that does not read is about to be lost; `connected` tells the next one.
             return
 
 
 def budget_of(request: InferenceRequest, arrival: RequestArrival) -> int:
-    """Returns the time from its arrival in which a request wants its answer, in nanoseconds."""
+    """Returns the nanoseconds, from its arrival, in which a request is to be answered."""
     slo_ns = request.options.slo_ns
     if arrival.budget_ns is not None:
         slo_ns = arrival.budget_ns if slo_ns is None else min(slo_ns, arrival.budget_ns)

@@ -1,4 +1,4 @@
-"""The HTTP server: every route of every protocol on one port."""
+"""The HTTP server, which serves the routes of every protocol on one port."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LISTENER_LIMITS = ListenerLimits(most_waiting=2048, most_opening=128, wait_s=FI
 
 
 class HttpServer:
-    """Listens from `start` to `stop`."""
+    """The HTTP listener of a gateway, open from `start` until `stop`."""
 
     def __init__(
         self, pipeline: RequestPipeline, repository: Repository, dashboard: Dashboard | None = None
@@ -44,7 +44,7 @@ class HttpServer:
         self._listener: TcpListener | None = None
         self._runner = web.AppRunner(
             app,
-            # A client that goes away cancels its work.
+            # The handler is cancelled when its client disconnects.
             handler_cancellation=True,
             access_log=None,
             # Bodies are inflated by `http_bodies`, within bounds and off the event loop.
@@ -57,10 +57,10 @@ class HttpServer:
         )
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
-        """Listens, and returns the port (a free one is chosen for 0).
+        """Starts to listen, and returns the port; a free port is chosen for 0.
 
         Raises:
-            Unavailable: the address is taken or not ours.
+            Unavailable: The address is in use, or belongs to another machine.
         """
         await self._runner.setup()
         assert self._runner.server is not None
@@ -68,14 +68,14 @@ class HttpServer:
         server = self._runner.server
 
         def connected(settled: Callable[[], None]) -> asyncio.BaseProtocol:
-            settled()  # who it is, its requests say
+            settled()  # HTTP clients authenticate in each request, not in the connection
             return server()
 
         self._listener = TcpListener(connected, tls, limits=_LISTENER_LIMITS)
         return await self._listener.start(host, port)
 
     async def stop(self) -> None:
-        """Closes every connection."""
+        """Stops listening and closes every connection."""
         if self._listener is not None:
             self._listener.close()
         await self._connections.stop()

@@ -1,4 +1,4 @@
-"""An inference as the data plane sees it: no protocol, only NumPy arrays and numbers."""
+"""An inference as the data plane sees it: NumPy arrays and numbers, independent of protocols."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from catenary_gateway.catalog import Model
 from catenary_services.telemetry.tracing import TraceContext
 
 LONGEST_BUDGET_NS = 3_600_000_000_000
-"""No request is worked on for longer than an hour."""
+"""The longest time to answer a request, in nanoseconds: one hour."""
 Tensor = NDArray[np.generic]
-"""Fixed-size datatypes as their dtype; BYTES as object arrays of `bytes`."""
+"""An array of the datatype's dtype; for BYTES, an object array of `bytes`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestArrival:
-    """When and how a request came in."""
+    """Time and method of a request's arrival, and the trace it belongs to."""
 
     method: str
-    """The RPC's full name or the HTTP route; names the outermost span."""
+    """The RPC's full name or the HTTP route. It is the name of the outermost span."""
     monotonic_ns: int
     unix_ns: int
     trace: TraceContext
     parent_span_id: int | None
     budget_ns: int | None = None
-    """What the endpoint's own deadline (gRPC) left at arrival."""
+    """Nanoseconds that were left of a gRPC call's deadline at arrival; None if it has no
+    deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceOptions:
-    """What the caller asks beside the tensors."""
+    """Options of a request: its time limit in nanoseconds (None: a default) and its priority."""
 
     slo_ns: int | None = None
     priority: int = 0
@@ -40,33 +41,33 @@ class InferenceOptions:
 
 @dataclass(frozen=True, slots=True)
 class ConversionContext:
-    """What a converter must know beside the message and the model."""
+    """The arguments of a converter beside the message and the model."""
 
     max_bytes: int
-    """Largest tensor to accept."""
+    """Size of the largest tensor to accept, in bytes."""
     now_unix_ns: int
-    """Wall time, for `deadline_unix_ms`."""
+    """Nanoseconds since 1970, to which `deadline_unix_ms` is compared."""
     default_id: str
-    """For requests that name none."""
+    """Id of the request if its message has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
-    """A request whose tensors were checked against the model."""
+    """An inference request whose tensors were checked against the model."""
 
     model: Model
     id: str
     inputs: dict[str, Tensor]
-    """Every input of the model, in the model's order."""
+    """Every input of the model by name, in the model's order."""
     rows: int
     outputs: tuple[int, ...]
-    """Which of the model's outputs are wanted, in the order of the answer."""
+    """Indices of the wanted outputs among the model's outputs, in the order of the answer."""
     options: InferenceOptions
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceResponse:
-    """The wanted outputs, in the order they were asked for."""
+    """The answer to an inference: the wanted outputs, in the order in which they were requested."""
 
     model: Model
     id: str
@@ -75,9 +76,10 @@ class InferenceResponse:
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """How the caller wants the answer written; a matter of the endpoint alone."""
+    """The encoding of an answer that the caller has asked for. Only endpoints use it."""
 
     raw: bool = False
-    """gRPC: `raw_output_contents` instead of typed contents."""
+    """Whether a gRPC answer uses `raw_output_contents` instead of typed contents."""
     binary: tuple[bool, ...] = ()
-    """HTTP: per wanted output, bytes behind the JSON instead of numbers inside it."""
+    """Whether each wanted output is sent over HTTP as bytes behind the JSON instead of numbers
+    inside it."""

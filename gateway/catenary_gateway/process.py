@@ -1,4 +1,4 @@
-"""A gateway process: builds the parts, starts them in order, stops them in reverse."""
+"""The gateway process: it builds all parts, starts them in order, and stops them in reverse."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ from catenary_services.transport.settings import TransportSecurity, TransportSet
 
 _STOP_GRACE_S = 1.0
 _MESSAGE_SLACK_BYTES = 64 * 1024
-"""Names, shapes and parameters beside the tensors of the largest request."""
+"""Room in a message for names, shapes and parameters beside the largest request's tensors."""
 _RETRY_NS = 1_000_000_000
 
 _log = get_logger("catenary_gateway.process")
 
 
 class GatewayProcess:
-    """One gateway; implements `catenary_services.lifecycle.Process`."""
+    """One gateway, as a `catenary_services.lifecycle.Process`."""
 
     def __init__(self, settings: GatewaySettings, *, exporter: SpanExporter | None = None) -> None:
         self.settings = settings
@@ -159,10 +159,10 @@ class GatewayProcess:
         self.metrics_port: int | None = None
 
     async def start(self) -> None:
-        """Opens every endpoint and begins to look for the scheduler; `wait_ready` waits for it.
+        """Opens every endpoint and begins to look for the scheduler, without waiting for it.
 
         Raises:
-            Unavailable: a port is taken.
+            Unavailable: A port is in use.
         """
         settings = self.settings
         await self._hub.start(self._plane.frame)
@@ -192,10 +192,10 @@ class GatewayProcess:
         _log.info("doors_open", grpc=self.grpc_port, http=self.http_port, admin=self.admin_port)
 
     async def wait_ready(self, timeout_s: float) -> None:
-        """Returns once a scheduler leads this gateway and every model is ready.
+        """Waits until a scheduler leads this gateway and every model is ready.
 
         Raises:
-            Unavailable: that took longer than `timeout_s`.
+            Unavailable: The gateway was not ready within `timeout_s` seconds.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -205,11 +205,11 @@ class GatewayProcess:
             raise Unavailable(f"not ready within {timeout_s:g} s: {why}") from None
 
     async def failed(self) -> None:
-        """Raises if a link to a scheduler ended, which it never should."""
+        """Waits for the links to schedulers, and raises if one of them ends, which none should."""
         await self._schedulers.failed()
 
     async def drain(self, timeout_s: float) -> None:
-        """Not ready, nothing new; returns when everything is answered or the time is up."""
+        """Refuses new requests, and waits until all others are answered or the time is up."""
         self._readiness.drain()
         self._admission.draining = True
         idle = await asyncio.gather(self._plane.idle(timeout_s), self._sessions.idle(timeout_s))
@@ -217,7 +217,7 @@ class GatewayProcess:
             _log.warning("drain_incomplete", unanswered=self._unanswered)
 
     async def stop(self) -> None:
-        """Ends what is unanswered and closes everything."""
+        """Ends every unanswered request with an error, and closes all connections."""
         self._readiness.drain()
         self._admission.draining = True
         self._pipeline.lag.stop()
@@ -231,7 +231,7 @@ class GatewayProcess:
         for health in self._health:
             await health.shutdown()
         await asyncio.gather(*(server.stop(_STOP_GRACE_S) for server in self._servers))
-        self._servers.clear()  # what is left of them must go while this event loop runs
+        self._servers.clear()  # their last references must go while this event loop runs
         await self._http.stop()
         await self._schedulers.stop()
         await self._hub.close()
@@ -265,7 +265,7 @@ class GatewayProcess:
     async def _open_admin(self) -> None:
         settings = self.settings
         security, authorizer = admin_security(settings, has_keys=self._keys.enabled)
-        # Operators without keys are known by their certificates: the authorizer's table holds them.
+        # Without API keys, `authorizer` identifies operators by their certificates.
         call_authorizer = KeyAuthorizer(self._pipeline) if authorizer is None else None
         call_policy = CallPolicy(call_authorizer, admin_longest())
         server = create_server(security, authorizer=authorizer, call_policy=call_policy)

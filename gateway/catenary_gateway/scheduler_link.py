@@ -1,4 +1,4 @@
-"""The gateway's one stream to the scheduler that leads, kept up over every loss."""
+"""The stream between the gateway and the leading scheduler, reopened after every loss."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ CONNECT_TIMEOUT_S = 3.0
 _LINGER_S = 0.01
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 0.3
-"""Once the lease is over, nothing new begins for as long as we sleep."""
+"""The longest pause in seconds between attempts to connect. Once a leader's lease is over, nothing
+new begins before the next leader is found, so the pause is short."""
 
 _log = get_logger("catenary_gateway.scheduler_link")
 _Message = scheduler_pb2.GatewayMessage
@@ -38,30 +39,30 @@ _Call: TypeAlias = (
 
 
 class SchedulerListener(Protocol):
-    """Whom the link tells what the scheduler says."""
+    """Callbacks for everything a scheduler says to this gateway."""
 
     def hello(self) -> scheduler_pb2.GatewayHello:
-        """Returns who this gateway is."""
+        """Returns the first message on a new stream: this gateway's identity."""
         ...
 
     def connected(self, epoch: int) -> None:
-        """A scheduler leads this gateway from now on; say again what is unfinished."""
+        """Called when a scheduler leads this gateway; submits unfinished requests to it again."""
         ...
 
     def disconnected(self) -> None:
-        """The stream is lost; another is being sought."""
+        """Called when the stream is lost, before another scheduler is sought."""
         ...
 
     def received(self, message: scheduler_pb2.SchedulerToGatewayMessage) -> None:
-        """An order or a table."""
+        """Called for every order and table of the scheduler."""
         ...
 
 
 class SchedulerLink:
-    """Connects to any of the addresses, and to the next one whenever that fails.
+    """A connection to the scheduler that leads, made to one address after the other.
 
-    A standby scheduler ends the stream with UNAVAILABLE. While nobody is connected, messages are
-    dropped: on the next `connected` the listener says again what still matters.
+    A standby scheduler ends the stream with UNAVAILABLE. Messages are dropped while no
+    scheduler leads: at the next `connected` the listener submits again what is unfinished.
     """
 
     def __init__(
@@ -70,21 +71,24 @@ class SchedulerLink:
         security: ClientSecurity,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """Looks for a leader at `addresses`, of the group that `metadata` names if it does."""
+        """Looks for the leader among `addresses`.
+
+        `metadata` names the scheduler group, if the cluster has several.
+        """
         self._addresses = tuple(addresses)
         self._security = security
         self.metadata = tuple(metadata)
-        """Goes with every call to the scheduler."""
+        """Metadata that are sent with every call to the scheduler."""
         self._writer: PackedWriter[scheduler_pb2.GatewayMessage] | None = None
         self._later: list[scheduler_pb2.GatewayMessage] = []
         self._later_timer: asyncio.TimerHandle | None = None
         self._heard_s = 0.0
         self.invalid: Callable[[], None] = _nothing
-        """Called for each message of a scheduler that says what cannot be."""
+        """Called once for each invalid message of a scheduler."""
         self.channel: grpc.aio.Channel | None = None
-        """To the scheduler that leads; None while there is none."""
+        """The channel to the scheduler that leads; None while none does."""
         self.problems: dict[str, str] = {}
-        """Why the last stream to each address ended."""
+        """The reason why the last stream to an address ended, by address."""
 
     @property
     def is_connected(self) -> bool:
@@ -93,14 +97,14 @@ class SchedulerLink:
 
     @property
     def silent_s(self) -> float:
-        """How long the scheduler that leads has said nothing, heartbeats included."""
+        """Seconds since the scheduler's last message or heartbeat."""
         return time.monotonic() - self._heard_s
 
     def send(self, message: scheduler_pb2.GatewayMessage) -> None:
-        """Queues a message for the scheduler; dropped while there is none.
+        """Queues a message for the scheduler; drops it while no scheduler leads.
 
         Raises:
-            Overloaded: the scheduler does not keep up.
+            Overloaded: The scheduler does not read fast enough.
         """
         if self._writer is not None:
             if self._later:
@@ -108,9 +112,9 @@ class SchedulerLink:
             self._writer.put(message)
 
     def send_soon(self, message: scheduler_pb2.GatewayMessage) -> None:
-        """Queues a message that nobody waits for: it goes with the next one, or a moment later.
+        """Queues a message to be sent with the next one, or at the latest after `_LINGER_S`.
 
-        A write costs far more than a message in it, and under load the next one is never far.
+        A write costs far more than each message in it, and under load the next message comes soon.
         """
         if self._writer is None:
             return
@@ -122,13 +126,13 @@ class SchedulerLink:
     def _flush_later(self) -> None:
         later = self._take_later()
         if self._writer is not None:
-            # A scheduler that does not read is about to be lost; the next one is told anew.
+            # A scheduler that does not read is about to be lost; `connected` tells the next one.
             with suppress(Overloaded):
                 for message in later:
                     self._writer.put(message)
 
     def _take_later(self) -> list[scheduler_pb2.GatewayMessage]:
-        # The timer goes with its messages: it would cut the wait of the next ones short.
+        # The timer is cancelled too: it would send the next messages too early.
         if self._later_timer is not None:
             self._later_timer.cancel()
             self._later_timer = None
@@ -136,7 +140,7 @@ class SchedulerLink:
         return later
 
     async def run(self, listener: SchedulerListener) -> None:
-        """Keeps a stream open until cancelled."""
+        """Keeps a stream to the leading scheduler open, until cancelled."""
         backoff_s = _FIRST_BACKOFF_S
         turn = 0
         while True:
@@ -145,7 +149,7 @@ class SchedulerLink:
             try:
                 await self._session(address, listener)
             except* InvalidMessage as group:
-                # Perhaps another one leads, or will; this one is not worth a tight loop.
+                # Another address may lead. The pause keeps this one from a tight loop of attempts.
                 self.invalid()
                 _log.warning("scheduler_unbelievable", address=address, why=_reason(group))
                 started = time.monotonic()
@@ -153,19 +157,19 @@ class SchedulerLink:
             except* (
                 CatenaryError,
                 grpc.aio.AioRpcError,
-                asyncio.InvalidStateError,  # what gRPC raises if one writes to what has ended
+                asyncio.InvalidStateError,  # raised by gRPC on a write to an ended stream
                 TimeoutError,
                 OSError,
             ) as group:
                 self.problems[address] = _reason(group)
                 _log.info("scheduler_stream_ended", address=address, why=self.problems[address])
             except* Exception as group:
-                # A bug in handling one message must not end the gateway; a new stream may do.
+                # A bug in handling one message must not end the gateway; a new stream may work.
                 _log.error("scheduler_stream_failed", address=address, exc_info=group)
             if time.monotonic() - started > SILENCE_S:
                 backoff_s = _FIRST_BACKOFF_S
             turn += 1
-            # Once round without a wait: with a leader and a standby the other one is the leader.
+            # The pause comes after each whole round: where one address is a standby, another leads.
             if turn % len(self._addresses) == 0:
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
                 backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
@@ -209,7 +213,7 @@ class SchedulerLink:
         channel: grpc.aio.Channel,
         writer: PackedWriter[scheduler_pb2.GatewayMessage],
     ) -> None:
-        """Hands over what comes; ends with an error when the stream ends or falls silent."""
+        """Passes messages to the listener, until the stream ends or falls silent with an error."""
         pack = first
         while True:
             for message in pack.messages:
@@ -231,7 +235,7 @@ class SchedulerLink:
     async def _watch_silence(self) -> None:
         """Ends the session with an error when the scheduler falls silent.
 
-        One timer for the session: a timeout around each read would cost more than the read.
+        There is one timer per session, because a timeout around each read costs more than the read.
         """
         while True:
             left_s = self._heard_s + SILENCE_S - time.monotonic()
@@ -241,7 +245,7 @@ class SchedulerLink:
 
 
 def _nothing() -> None:
-    """Nobody counts."""
+    """Does nothing; the default of `SchedulerLink.invalid`."""
 
 
 async def _read(call: _Call) -> scheduler_pb2.SchedulerToGatewayMessages:

@@ -1,4 +1,4 @@
-"""What a gateway does with what its scheduler says."""
+"""Dispatch of the scheduler's messages to the parts of a gateway that they concern."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from catenary_services.version import software_version
 
 
 class PeerHub(Protocol):
-    """What is needed of `catenary_services.transport.hub.TransportHub`."""
+    """The part of `catenary_services.transport.hub.TransportHub` that the router uses."""
 
     @property
     def addresses(self) -> Sequence[EndpointAddress]:
-        """Where this process receives frames."""
+        """The addresses at which this process receives frames."""
         ...
 
     def update_directory(self, peers: Iterable[common_pb2.Peer]) -> None:
-        """Replaces the peers that can be reached."""
+        """Replaces the peers that this process can send frames to."""
         ...
 
 
 class MessageRouter:
-    """Routes orders to the two planes and tables to those who keep them."""
+    """A router from the scheduler's messages to the planes and to the owners of tables."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class MessageRouter:
         self._readiness = readiness
         self._hub = hub
         self.told_gateways: Callable[[int], None] | None = None
-        """Hears how many gateways there are."""
+        """Called with the number of gateways of the cluster whenever a directory names it."""
 
     def hello(self) -> scheduler_pb2.GatewayHello:
-        """Returns who this gateway is and where it receives frames."""
+        """Returns this gateway's identity and the addresses at which it receives frames."""
         addresses = [
             common_pb2.TransportAddress(
                 transport=address.transport, address=address.address, host_id=address.host_id
@@ -70,22 +70,26 @@ class MessageRouter:
         )
 
     def connected(self, epoch: int, mine: Callable[[int], bool] | None = None) -> None:
-        """Says again what is unfinished; of that, what `mine` says of the number."""
+        """Submits unfinished requests to a scheduler that has connected.
+
+        Args:
+            epoch: The scheduler's epoch.
+            mine: Says by its number whether a request belongs to that scheduler; None: all do.
+        """
         self._plane.connected(mine)
         self._sessions.connected(mine)
         self._readiness.connected()
 
     def disconnected(self) -> None:
-        """Unfinished requests stay; only readiness may change, later."""
+        """Notes the loss of the scheduler. Unfinished requests go on; readiness may end later."""
         self._readiness.disconnected()
 
     def received(self, message: scheduler_pb2.SchedulerToGatewayMessage) -> None:
-        """Carries out one message."""
         match message.WhichOneof("kind"):
             case "dispatch":
                 self._plane.dispatch(message.dispatch)
             case "reject":
-                # Of one series, a number belongs to one plane; the other knows nothing of it.
+                # Both planes take numbers from one series, so only one of them has this request.
                 self._plane.reject(message.reject)
                 self._sessions.reject(message.reject)
             case "start_session":

@@ -1,4 +1,4 @@
-"""Settings of a gateway process."""
+"""Settings of a gateway process, each with its default and a description."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEBIBYTE = 1024 * 1024
 
 
 class GatewaySettings(ProcessSettings):
-    """What a gateway can be told."""
+    """Settings of one gateway, read from its environment and configuration files."""
 
     gateway_id: str = Field(
         default="gateway-0",

@@ -1,4 +1,4 @@
-"""What this gateway waits for, for the scheduler's audit of its book."""
+"""Reports of a gateway's unanswered requests, which the scheduler compares with its own book."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from catenary_services.errors import Overloaded
 
 
 class AuditedPlane(Protocol):
-    """What is needed of the planes."""
+    """The part of the data plane and the session plane that audits use."""
 
     def waits_for(self, now_ns: int) -> list[scheduler_pb2.UnansweredRequest]:
-        """Returns every unanswered request."""
+        """Returns every unanswered request, as of `now_ns` on the monotonic clock."""
         ...
 
 
 class AuditLink(Protocol):
-    """What is needed of `SchedulerLink`."""
+    """The part of `SchedulerLink` that audits use."""
 
     def send(self, message: scheduler_pb2.GatewayMessage) -> None:
-        """Queues a message, behind all that were said before."""
+        """Queues a message behind all that were queued before."""
         ...
 
 
 class AuditingListener:
-    """Says what is waited for, and leaves everything else to another listener."""
+    """A listener that answers audits and passes every other message on to another listener."""
 
     def __init__(
         self,
@@ -38,7 +38,10 @@ class AuditingListener:
         planes: tuple[AuditedPlane, ...],
         mine: Callable[[int], bool] | None = None,
     ) -> None:
-        """`mine` says by its number whether a request waits for that scheduler; None: all do."""
+        """Creates the listener of one scheduler.
+
+        `mine` says by its number whether a request waits for that scheduler; None: all do.
+        """
         self._listener = listener
         self._link = link
         self._planes = planes
@@ -47,12 +50,15 @@ class AuditingListener:
         self.disconnected = listener.disconnected
 
     def connected(self, epoch: int) -> None:
-        """Says again what is unfinished, and that this is all: the rest ended without a word."""
+        """Submits all unfinished requests, and then reports that there are no others.
+
+        The report lets the scheduler forget requests that ended while it was not connected.
+        """
         self._listener.connected(epoch)
         self._answer(0)
 
     def received(self, message: scheduler_pb2.SchedulerToGatewayMessage) -> None:
-        """Takes an order or a table."""
+        """Answers an order to report unanswered requests; passes other messages on."""
         if message.WhichOneof("kind") != "report_unanswered":
             self._listener.received(message)
             return
@@ -65,6 +71,6 @@ class AuditingListener:
             for request in plane.waits_for(now_ns):
                 if self._mine is None or self._mine(request.request_id):
                     answer.requests.append(request)
-        # A scheduler that does not read is about to be lost; it would learn nothing from this.
+        # A scheduler that does not read is about to be lost and needs no report.
         with suppress(Overloaded):
             self._link.send(scheduler_pb2.GatewayMessage(unanswered=answer))

@@ -1,10 +1,10 @@
 """A virtual clock and a model of agents and links around the scheduler's own code.
 
-Planning, layout, book and dispatch are those that run in service; the world they act on is
-simulated, so that a policy can be tried at 100 GPUs, or 100,000, on a laptop.
+Planning, layout, book and dispatch are the code that runs in service; the world they act on is
+simulated, so that a policy can be tried with 100 GPUs, or 100,000, on a laptop.
 
-    arrivals      when requests come
-    options       what a run is asked
+    arrivals      processes of arrivals
+    options       the options of a run
     simulate      one run
     load_factor   the largest load that keeps the SLOs
     result        what was found

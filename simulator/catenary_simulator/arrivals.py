@@ -1,4 +1,4 @@
-"""When requests arrive: Poisson, Gamma, on/off, or as in a trace file. Deterministic by seed."""
+"""Processes of request arrivals: Poisson, Gamma, on/off, or a trace file; deterministic by seed."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
 from catenary_services.errors import InvalidInput
 
 Moments = npt.NDArray[np.float64]
-"""Seconds from the start, ascending."""
+"""Arrival times in seconds from the start, ascending; float64."""
 
 
 class ArrivalProcess(Protocol):
-    """A process of arrivals, at any rate."""
+    """A process of arrivals that can be drawn at any mean rate."""
 
     def moments(self, rate_rps: float, duration_s: float, random: np.random.Generator) -> Moments:
-        """Returns moments in [0, duration) at a mean rate."""
+        """Returns arrival times in [0, duration_s), at a mean rate of `rate_rps` per second."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GammaArrivals:
-    """Gaps of a Gamma distribution; a coefficient of variation of 1 is a Poisson process."""
+    """Arrivals with Gamma-distributed gaps; with a coefficient of variation of 1, Poisson."""
 
     cv: float = 1.0
 
     def moments(self, rate_rps: float, duration_s: float, random: np.random.Generator) -> Moments:
-        """Returns moments in [0, duration) at a mean rate."""
+        """Returns arrival times in [0, duration_s), at a mean rate of `rate_rps` per second."""
         shape = 1.0 / (self.cv * self.cv)
         return _renewals(lambda n: random.gamma(shape, 1.0 / shape, n), rate_rps, duration_s)
 
 
 @dataclass(frozen=True, slots=True)
 class PoissonArrivals:
-    """Exponential gaps."""
+    """A Poisson process: arrivals with exponentially distributed gaps."""
 
     def moments(self, rate_rps: float, duration_s: float, random: np.random.Generator) -> Moments:
-        """Returns moments in [0, duration) at a mean rate."""
+        """Returns arrival times in [0, duration_s), at a mean rate of `rate_rps` per second."""
         return _renewals(random.standard_exponential, rate_rps, duration_s)
 
 
 @dataclass(frozen=True, slots=True)
 class OnOffArrivals:
-    """Poisson while on, silent while off; both last exponentially long."""
+    """Arrivals that are Poisson while on and absent while off; both periods are exponential."""
 
     on_s: float
     off_s: float
 
     def moments(self, rate_rps: float, duration_s: float, random: np.random.Generator) -> Moments:
-        """Returns moments in [0, duration) at a mean rate over on and off together."""
+        """Returns arrival times whose mean rate over on and off periods together is `rate_rps`."""
         cycle = self.on_s + self.off_s
         on = bool(random.random() < self.on_s / cycle)
         steps: list[tuple[float, float]] = []
@@ -71,16 +71,16 @@ class OnOffArrivals:
 
 @dataclass(frozen=True, slots=True)
 class TraceArrivals:
-    """Recorded arrivals: their gaps, scaled to the rate asked for, over and over.
+    """The gaps of recorded arrivals, scaled to a rate and repeated.
 
     The seed decides where in the trace a run begins.
     """
 
     gaps: tuple[float, ...]
-    """With mean 1."""
+    """Gaps between recorded arrivals, scaled to mean 1."""
 
     def moments(self, rate_rps: float, duration_s: float, random: np.random.Generator) -> Moments:
-        """Returns moments in [0, duration) at about this rate (a part of a trace has its own)."""
+        """Returns arrival times at about `rate_rps`; a part of a trace has a rate of its own."""
         gaps = np.roll(np.asarray(self.gaps), -int(random.integers(len(self.gaps))))
         if rate_rps <= 0:
             return np.empty(0)
@@ -93,14 +93,15 @@ class TraceArrivals:
 
 @dataclass(frozen=True, slots=True)
 class RateTraceArrivals:
-    """Recorded rates, scaled to the mean rate asked for, over and over; Poisson within a step."""
+    """Recorded rates, scaled to a mean rate and repeated; arrivals are Poisson within a step."""
 
     steps: tuple[tuple[float, float], ...]
-    """(begin in s, rate), the first at 0; the rates' mean over `length_s` is 1."""
+    """Pairs of begin in seconds and rate, the first at 0; the mean of the rates over `length_s` is
+    1."""
     length_s: float
 
     def moments(self, rate_rps: float, duration_s: float, random: np.random.Generator) -> Moments:
-        """Returns moments in [0, duration)."""
+        """Returns arrival times in [0, duration_s); `rate_rps` is the mean over the trace."""
         laps = ceil(duration_s / self.length_s)
         steps = [
             (lap * self.length_s + begin, rate * rate_rps)
@@ -111,13 +112,13 @@ class RateTraceArrivals:
 
 
 def parse_arrivals(text: str) -> ArrivalProcess:
-    """Returns what "poisson", "gamma:CV", "onoff:ON_S:OFF_S" or the name of a CSV file means.
+    """Returns the process named "poisson", "gamma:CV", "onoff:ON_S:OFF_S" or by a CSV file.
 
     A file has a header. With a column `seconds` (or `timestamp`, ISO 8601) it lists arrivals; with
     a second column `rps` each line gives the rate from that second until the next line's.
 
     Raises:
-        InvalidInput: If it means nothing.
+        InvalidInput: The text names no process, or its file is not a trace.
     """
     kind, *numbers = text.split(":")
     if kind == "poisson" and not numbers:
@@ -135,10 +136,10 @@ def parse_arrivals(text: str) -> ArrivalProcess:
 
 
 def read_trace(path: Path) -> ArrivalProcess:
-    """Returns the arrivals of a trace file, see `parse_arrivals`.
+    """Returns the arrivals of a trace file in a format that `parse_arrivals` describes.
 
     Raises:
-        InvalidInput: If the file is not such a trace.
+        InvalidInput: The file is not such a trace.
     """
     with path.open(newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
@@ -164,13 +165,13 @@ def read_trace(path: Path) -> ArrivalProcess:
 def merged(
     processes: list[tuple[ArrivalProcess, float]], duration_s: float, seed: int
 ) -> tuple[list[int], list[int]]:
-    """Returns moments in ns, ascending, and which process each belongs to.
+    """Returns all arrivals in nanoseconds, ascending, and the index of each one's process.
 
     Args:
         processes: Arrivals and rate of each; each has a random stream of its own, so that changing
             one model's rate leaves the others' arrivals as they are.
-        duration_s: No arrival is later.
-        seed: Decides everything.
+        duration_s: Length of the period in seconds; all arrivals lie in it.
+        seed: Seed of all random streams.
     """
     moments, owners = [], []
     for index, (arrivals, rate) in enumerate(processes):
@@ -207,7 +208,7 @@ def _renewals(gaps: Callable[[int], Moments], rate_rps: float, duration_s: float
 def _piecewise(
     steps: list[tuple[float, float]], duration_s: float, random: np.random.Generator
 ) -> Moments:
-    """Poisson arrivals at a rate that holds from each step to the next."""
+    """Returns Poisson arrivals at a rate that is constant from each step to the next."""
     parts = []
     for at, (begin, rate) in enumerate(steps):
         end = min(duration_s, steps[at + 1][0] if at + 1 < len(steps) else duration_s)

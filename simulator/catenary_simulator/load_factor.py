@@ -1,4 +1,4 @@
-"""The largest load at which a plan keeps its SLOs: the paper's and the reference's measure."""
+"""The largest load at which a plan keeps its SLOs, as the paper and the reference measure it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Found:
 def max_load_factor(
     problem: PoolingProblem, plan: PooledPlan, options: SimulationOptions, target: float = TARGET
 ) -> Mapping[str, ModelResult]:
-    """Returns per model its figures at the largest load factor with enough requests in time.
+    """Returns the figures of each model at the largest load factor with enough requests in time.
 
     Tried are factors from `options.load` down in steps of 0.05, all models at the same one, until
     every model has had a run with `target` of its requests in time. A model that never has gets its

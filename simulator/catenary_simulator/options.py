@@ -1,4 +1,4 @@
-"""What a simulation is asked."""
+"""Options of a simulation run."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from catenary_simulator.arrivals import ArrivalProcess, PoissonArrivals
 
 
 class SimulatedDispatcher(Dispatcher, Protocol):
-    """A dispatcher that can say what it did."""
+    """A dispatcher with counters and decision times."""
 
     def statistics(self) -> dict[str, int]:
-        """Returns counters since the start, and present gauges."""
+        """Returns counters since the start, and present values of gauges, by name."""
         ...
 
     def take_decision_times(self) -> list[Nanoseconds]:
-        """Returns how long each decision since the last call took."""
+        """Returns the duration of each decision since the last call."""
         ...
 
 
 class DispatcherFactory(Protocol):
-    """Makes the dispatcher of a run."""
+    """A factory of the dispatcher of a run."""
 
     def __call__(
         self, config: PooledConfig, /, *, stopwatch: Callable[[], Nanoseconds]
@@ -43,35 +43,37 @@ SIMULATED = PooledConfig(
     max_requests=1 << 30,
     overdue_grace_ns=1000 * NANOSECONDS_PER_MILLISECOND,
 )
-"""The paper's waiting rule, and no margins for a network that is not there.
+"""Dispatcher settings with the paper's waiting rule, and no margins for a real network.
 
-A batch counts as lost only after a second: simulated agents lose nothing, and a straggler that is
-computed twice is later still.
+A batch counts as lost only after a second, because simulated agents lose nothing, and a straggler
+that is computed twice is later still.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """How reality differs from the profile."""
+    """Differences between the simulated reality and the profile."""
 
     compute_cv: float = 0.0
     """Coefficient of variation of compute times (log-normal, mean as profiled)."""
     transfer_cv: float = 0.0
-    """The same of transfer times."""
+    """Coefficient of variation of transfer times (log-normal)."""
     straggler_probability: float = 0.0
-    """How often a batch takes `straggler_factor` times as long on a device."""
+    """Probability that a batch takes `straggler_factor` times as long on a device."""
     straggler_factor: float = 3.0
     report_delay_ns: Nanoseconds = 0
-    """How long reports and results take to reach the dispatcher."""
+    """Delay of reports and results on their way to the dispatcher."""
     clock_error_ns: Nanoseconds = 0
-    """The clocks of servers are wrong by up to this, constantly."""
+    """The largest constant error of a server's clock; errors are uniform between minus and plus
+    this."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationOptions:
-    """One run. Rates are requests per second of each model at load factor 1, in the plan's order.
+    """Options of one run.
 
-    `load` multiplies them; the offered rates are whole numbers, as in the reference's runs.
+    `base_rps` has the requests per second of each model, by name, at load factor 1, which `load`
+    multiplies. The offered rates are whole numbers, as in the reference's runs.
     """
 
     base_rps: Mapping[str, float]
@@ -85,6 +87,6 @@ class SimulationOptions:
 
 
 def offered_rps(base_rps: float, load: float) -> float:
-    """Returns floor(load x floor(base)), as the reference offers it; exact below 1 request/s."""
+    """Returns the offered rate, floor(load x floor(base)) as in the reference; exact below 1/s."""
     whole = floor(load * floor(base_rps) + 1e-9)
     return float(whole) if whole >= 1 else load * base_rps

@@ -1,4 +1,4 @@
-"""A planning task as it is simulated: what the planner keeps free, rates at load factor 1."""
+"""A planning task as it is simulated: the planner's margin, and the rates at load factor 1."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from catenary_scheduler.planning.pooled.problem import PoolingProblem
 from catenary_services.errors import InvalidInput
 
 OWN_MARGIN = 0.2
-"""Share of the SLO our planner keeps free. The artifact keeps 0.4; our dispatcher fills gaps and
-shares links exactly, and serves more from the larger plans a smaller margin allows, also when
-compute and transfers vary by 5 % (docs/results/pooled-pipelines.md)."""
+"""Share of the SLO that the planner keeps free. The artifact keeps 0.4. This dispatcher fills gaps
+and shares links exactly, so it serves more with a smaller margin and its larger plans, also when
+compute and transfer times vary by 5 % (docs/results/pooled-pipelines.md)."""
 
 
 def with_margin(problem: PoolingProblem, share: float = OWN_MARGIN) -> PoolingProblem:
-    """Returns the task with no model's margin above a share of its SLO."""
+    """Returns the task with every model's margin cut to at most `share` of its SLO."""
     return replace(
         problem,
         models=tuple(
@@ -29,7 +29,7 @@ def reference_rates(dataset: PlanningDataset, instance_id: str) -> dict[str, flo
     """Returns the rate of each model in the artifact's PPipe plan: its load factor 1.
 
     Raises:
-        InvalidInput: If the instance does not tell.
+        InvalidInput: The instance states no rates.
     """
     instance = dataset.instance(instance_id)
     reached = instance.reference.get("v4", {}).get("xput_rps")

@@ -1,4 +1,4 @@
-"""What a simulation found."""
+"""The results of a simulation run, by model and in all."""
 
 from __future__ import annotations
 
@@ -9,31 +9,36 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ModelResult:
-    """One model. Counted are the requests that arrived from 1 ms to the end of the duration."""
+    """Figures of one model.
+
+    They count the requests that arrived between 1 ms and the end of the duration.
+    """
 
     name: str
     offered_rps: float
     load_factor: float
-    """Offered by base rate; of a search, the largest at which enough requests made it."""
+    """Offered rate by base rate. In a search it is the largest at which enough requests were in
+    time."""
     requests: int
     finished: int
-    """Answered within the SLO."""
+    """Number of requests answered within the SLO."""
     late: int
-    """Computed too late, or still on their way long after the deadline."""
+    """Number of requests computed too late, or still on their way long after the deadline."""
     dropped: int
-    """Given up because they could not make it."""
+    """Number of requests given up because they could not be in time."""
     p50_ms: float | None
-    """Of the response times of all that were computed, late ones included."""
+    """Median response time of all computed requests, late ones included; None if there were
+    none."""
     p99_ms: float | None
     mean_batch: float | None
 
     @property
     def attainment(self) -> float:
-        """Share of the requests that were answered within the SLO."""
+        """Share of the requests that were answered within the SLO; 1 if there were none."""
         return self.finished / self.requests if self.requests else 1.0
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the keys of `simulate pools`."""
+        """Returns the model's entry in the output of `simulate pools`."""
         return {
             "name": self.name,
             "offered_rps": self.offered_rps,
@@ -51,27 +56,28 @@ class ModelResult:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """One run."""
+    """Results of one run."""
 
     models: tuple[ModelResult, ...]
     utilisation: Mapping[str, float]
-    """Per GPU class: share of the time of all its GPUs, used or not, that was spent computing."""
+    """Share of the time of all GPUs of a class, used or not, that was spent computing; by class."""
     dispatch_us: tuple[float, float] | None
-    """p50 and p99 of the CPU time of a full decision; None if it was not measured."""
+    """Median and 99th percentile of a full decision's CPU time; None if it was not measured."""
     events: int
-    """Arrivals, ends of transfers and of computes, reports and results delivered, wake-ups."""
+    """Number of events: arrivals, ends of transfers and computations, delivered reports,
+    wake-ups."""
     seconds: float
-    """CPU time of the event loop: what else the machine does is not counted."""
+    """CPU time of the event loop's thread, which other work on the machine does not change."""
     counters: Mapping[str, int]
-    """The dispatcher's own."""
+    """Counters of the dispatcher."""
 
     @property
     def events_per_second(self) -> float:
-        """Speed of the simulation."""
+        """Events per second of CPU time; 0 if no time was measured."""
         return self.events / self.seconds if self.seconds > 0 else 0.0
 
     def model(self, name: str) -> ModelResult:
-        """Returns one model's figures."""
+        """Returns the figures of the model called `name`."""
         for model in self.models:
             if model.name == name:
                 return model

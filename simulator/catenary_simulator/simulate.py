@@ -1,4 +1,4 @@
-"""One run: a plan laid out on a cluster, arrivals, and the dispatcher that runs in service."""
+"""A simulation run: a plan on a cluster, arrivals, and the dispatcher that runs in service."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from catenary_simulator.options import SimulatedDispatcher, SimulationOptions, o
 from catenary_simulator.result import ModelResult, SimulationResult
 
 _COMPUTE, _TRANSFER, _CLOCKS = range(3)
-"""Random streams."""
+"""Numbers of the random streams: compute noise, transfer noise and clock errors."""
 _WARM_UP_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationSetup:
-    """A cluster with a plan on it; made once, simulated many times."""
+    """A cluster with a plan on it, made once and simulated many times."""
 
     agents: tuple[Agent, ...]
     plan: Plan
     gpus: dict[str, int]
-    """Physical GPUs of each class, used or not."""
+    """Number of physical GPUs by class, used or not."""
 
 
 def set_up(problem: PoolingProblem, plan: PooledPlan) -> SimulationSetup:
-    """Returns a plan laid out on the problem's cluster."""
+    """Returns the setup of a plan laid out on the problem's cluster."""
     agents, laid_out = lay_out(problem, plan)
     return SimulationSetup(agents, laid_out, {gpu.name: gpu.count for gpu in problem.classes})
 
@@ -46,7 +46,7 @@ def set_up(problem: PoolingProblem, plan: PooledPlan) -> SimulationSetup:
 def simulate(
     problem: PoolingProblem, plan: PooledPlan, options: SimulationOptions
 ) -> SimulationResult:
-    """Returns what serving these arrivals by this plan comes to."""
+    """Lays out a plan, serves arrivals by it, and returns the results."""
     return run(set_up(problem, plan), options)
 
 
@@ -55,15 +55,15 @@ def run(
     options: SimulationOptions,
     wrap: Callable[[Dispatcher], Dispatcher] | None = None,
 ) -> SimulationResult:
-    """Returns one run's figures.
+    """Runs a setup, and returns the results.
 
     Args:
-        setting: Cluster and plan.
-        options: Load, arrivals, disturbances, dispatcher.
-        wrap: Puts something around the dispatcher, for instance to watch what passes.
+        setting: The cluster with its plan.
+        options: Load, arrivals, disturbances and dispatcher.
+        wrap: Function that wraps the dispatcher, for instance to watch it; None: nothing does.
 
     Raises:
-        InvalidInput: If a model has no base rate.
+        InvalidInput: A model has no base rate.
     """
     duration_ns = round(options.duration_s * NANOSECONDS_PER_SECOND)
     requests = _requests(setting.plan, options)

@@ -1,1 +1,1 @@
-"""Who may ask for what, how much at once, and what an endpoint does before conversion."""
+"""Admission: keys, quotas and limits that apply to a request before it is converted."""

@@ -1,4 +1,4 @@
-"""What an API key may do and have, put to each request: priority, quotas, fair share, counts."""
+"""Enforcement of an API key's limits for each request: priority, quotas, fair share, counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = get_logger("catenary_gateway.admission.authorizer")
 
 
 class AuthorizedGeneration:
-    """A generation that was let in, until its end. Told of by the session plane."""
+    """A generation that was let in, until its end; implements `GenerationObserver`."""
 
     __slots__ = ("_authorizer", "_ended", "_fair_permit", "_principal", "_reserved")
 
@@ -41,21 +41,21 @@ class AuthorizedGeneration:
         self._ended = False
 
     def first_token(self) -> None:
-        """It has its first token."""
+        """Notes that the generation has its first token."""
         self._fair_permit.answered()
 
     def ended(self, error: CatenaryError | None, prompt_tokens: int, answer_tokens: int) -> None:
-        """It is over; only the first call counts.
+        """Settles the generation's cost at its end; only the first call counts.
 
         Args:
-            error: Why it has no answer, or not the whole; None: it has.
-            prompt_tokens: Of its prompt.
-            answer_tokens: That were generated, so far.
+            error: The reason why the answer is missing or incomplete; None if it is complete.
+            prompt_tokens: Number of tokens in the prompt.
+            answer_tokens: Number of tokens that were generated.
         """
         if self._ended:
             return
         self._ended = True
-        # Without a token of the answer nobody worked on the prompt, as far as one can tell.
+        # Without a token of the answer there is no sign of work on the prompt, so it costs nothing.
         used = prompt_tokens + answer_tokens if answer_tokens else 0
         if error is None:
             self._fair_permit.answered()
@@ -67,7 +67,7 @@ class AuthorizedGeneration:
 
 
 class Authorizer:
-    """Shared by every endpoint of one gateway."""
+    """The limits of all API keys at one gateway, shared by all its endpoints."""
 
     def __init__(
         self, quotas: Quotas, fair: FairLimiters, metrics: Metrics, first_token_patience_ns: int
@@ -80,18 +80,18 @@ class Authorizer:
         self._counters: dict[tuple[str, str], Counter] = {}
 
     def enter(self, principal: Principal) -> None:
-        """Counts a request against its key's rate, before anything of it is looked at.
+        """Counts a request against its key's rate, before its content is looked at.
 
         Raises:
-            QuotaExceeded: the key made as many as it may.
+            QuotaExceeded: The key made as many requests as it may.
         """
         self.quotas.enter(principal)
 
     def precheck(self, principal: Principal, model: Model) -> None:
-        """Returns if a request for a model may be let in, as far as can be told now.
+        """Checks that a request for a model may be let in, as far as its key alone tells.
 
         Raises:
-            Overloaded: it may not; its body need not be read.
+            Overloaded: It would be refused; its body need not be read.
         """
         self.fair.precheck(model, principal)
 
@@ -101,16 +101,16 @@ class Authorizer:
         """Lets an inference in.
 
         Args:
-            principal: Whose it is.
-            request: What it asks.
-            budget_ns: What is left until its deadline.
+            principal: The caller.
+            request: The checked request.
+            budget_ns: Nanoseconds left until its deadline.
 
         Returns:
-            The request with the priority it gets, and what must hear of its end.
+            The request with the priority it gets, and the permit that must be told of its end.
 
         Raises:
-            PermissionDenied: it asks for a higher priority than its key may.
-            Overloaded: more is asked than can be answered in time.
+            PermissionDenied: The request asks for a higher priority than its key may.
+            Overloaded: The model cannot answer more in time.
         """
         options = request.options
         priority = principal.require_priority(options.priority)
@@ -128,9 +128,9 @@ class Authorizer:
         """Lets a generation in; see `admit_inference`.
 
         Raises:
-            PermissionDenied: it asks for a higher priority than its key may.
-            QuotaExceeded: its key has not the tokens it may need.
-            Overloaded: more is asked than can be answered in time.
+            PermissionDenied: The request asks for a higher priority than its key may.
+            QuotaExceeded: The key does not have the tokens that the request may need.
+            Overloaded: The model cannot answer more in time.
         """
         options = request.options
         priority = principal.require_priority(options.priority)
@@ -151,25 +151,25 @@ class Authorizer:
         return request, AuthorizedGeneration(self, principal, fair_permit, reserved)
 
     async def watch(self, keys: ApiKeys) -> None:
-        """Takes up changes of the file of API keys, and shows limits, until cancelled."""
+        """Reads changes of the API key file, and sets the gauges of limits, until cancelled."""
         while True:
             await asyncio.sleep(POLL_S)
             try:
                 if keys.refresh():
                     self.quotas.forget_others(keys.names)
-            except Exception as error:  # nobody waits for this: the next look must come
+            except Exception as error:  # the loop must go on, as nobody would see it end
                 _log.error("api_keys_watch_failed", exc_info=error)
             for model, (limit, _) in self.fair.limits().items():
                 self._metrics.unanswered_limit.labels(model).set(limit)
 
     def refused(self, principal: Principal, error: CatenaryError) -> None:
-        """Counts a request that came to nothing, and why."""
+        """Counts a request that was refused or failed, by its reason."""
         if isinstance(error, QuotaExceeded):
             self._metrics.quota_rejections.labels(principal.name).inc()
         self.count(principal, error.reason)
 
     def count(self, principal: Principal, outcome: str) -> None:
-        """Counts a request of a key by what became of it."""
+        """Counts a request by its key and outcome."""
         counter = self._counters.get((principal.name, outcome))
         if counter is None:
             counter = self._metrics.key_requests.labels(principal.name, outcome)

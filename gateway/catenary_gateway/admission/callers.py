@@ -1,4 +1,4 @@
-"""Who a call or request is from, for the length of it: what is its fault is charged to them."""
+"""The caller of the present call or request, who is charged if a refusal is the caller's fault."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from catenary_services.security.keys import Principal
 
 @dataclass(slots=True)
 class Caller:
-    """Whoever sent what is worked on now."""
+    """The sender of the call or request that is being worked on."""
 
     quotas: Quotas
     subject: str
-    """Who is charged: an address, or a key once it is known."""
+    """Name of who is charged: an address, or a key once it is known."""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """Of a gRPC call."""
+    """Text metadata of a gRPC call; empty for HTTP."""
     principal: Principal | None = None
     read_bytes: int = 0
-    """Of the body, decompressed, until now."""
+    """Bytes of the body that were read so far, decompressed."""
 
     def charge(self, error: CatenaryError) -> None:
-        """Charges a request that was refused for what it is."""
+        """Charges the caller for a refused request, if the error is the caller's fault."""
         if isinstance(error, ClientError) and not isinstance(error, RequestCancelled):
             self.quotas.fault(self.subject, self.read_bytes)
 
 
 caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
-"""Each gRPC call has a context of its own; the HTTP endpoint sets it anew for each request."""
+"""The caller of the present call. Each gRPC call has a context of its own; the HTTP endpoint sets
+the variable for each request."""
 
 
 def entered() -> Principal:
-    """Returns who was let in at the headers of this call."""
+    """Returns the principal that was let in at the headers of this call."""
     found = caller.get()
     assert found is not None
     assert found.principal is not None
@@ -49,13 +50,13 @@ def presented() -> Mapping[str, str]:
 
 
 def charged_subject() -> str:
-    """Returns who is charged for this call: a key, or an address."""
+    """Returns who is charged for this call: a key, or an address; "" outside of calls."""
     found = caller.get()
     return "" if found is None else found.subject
 
 
 def charge(error: CatenaryError) -> None:
-    """Charges whoever sent what is worked on now, if `error` is their fault."""
+    """Charges the present caller if `error` is the caller's fault."""
     found = caller.get()
     if found is not None:
         found.charge(error)

@@ -1,4 +1,4 @@
-"""How much a gateway holds at once. What does not fit is refused at once, never queued."""
+"""The limit on requests and bytes that a gateway holds; more is refused at once, never queued."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SMOOTHING = 0.1
 
 
 class ConcurrencyLimiter:
-    """Counts unanswered requests and their bytes."""
+    """A counter of unanswered requests and their bytes, with limits on both."""
 
     def __init__(self, max_bytes: int, max_requests: int, max_request_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -27,16 +27,16 @@ class ConcurrencyLimiter:
         self.requests = 0
         self.draining = False
         self._arriving: Counter[str] = Counter()
-        """Bytes of bodies that are no requests yet, by who sends them."""
+        """Bytes of bodies that are not complete requests yet, by sender."""
         self._usual_ns = float(_SHORTEST_RETRY_NS)
 
     def admit(self, nbytes: int) -> ConcurrencyPermit:
-        """Returns a permit on `nbytes`; leave it to give them back.
+        """Returns a permit for a request of `nbytes`; leaving it gives them back.
 
         Raises:
-            PayloadTooLarge: more than one request may ever have.
-            Overloaded: too much is held already; says when to come back.
-            Unavailable: this gateway is draining.
+            PayloadTooLarge: No request may have so many bytes.
+            Overloaded: Too much is held already; the error says when to come back.
+            Unavailable: This gateway is draining.
         """
         self.precheck()
         self.require_size(nbytes)
@@ -46,11 +46,11 @@ class ConcurrencyLimiter:
         return ConcurrencyPermit(self, nbytes)
 
     def precheck(self) -> None:
-        """Returns if one more request, of whatever size, may be let in.
+        """Checks that one more request, of whatever size, may be let in.
 
         Raises:
-            Overloaded: too many are held already.
-            Unavailable: this gateway is draining.
+            Overloaded: Too many requests are held already.
+            Unavailable: This gateway is draining.
         """
         if self.draining:
             raise Unavailable("this gateway is draining", retry_after_ns=_DRAIN_RETRY_NS)
@@ -58,10 +58,10 @@ class ConcurrencyLimiter:
             raise self.full(f"{self.requests} requests are being worked on")
 
     def require_size(self, nbytes: int) -> None:
-        """Returns if one request may have `nbytes`.
+        """Checks that one request may have `nbytes` bytes.
 
         Raises:
-            PayloadTooLarge: it may not.
+            PayloadTooLarge: No request may have so many bytes.
         """
         if nbytes > self.max_request_bytes:
             raise PayloadTooLarge(
@@ -69,48 +69,48 @@ class ConcurrencyLimiter:
             )
 
     def require_room(self, nbytes: int) -> None:
-        """Returns if `nbytes` more may be held.
+        """Checks that `nbytes` more bytes may be held.
 
         Raises:
-            Overloaded: they may not.
+            Overloaded: Too many bytes are held already.
         """
         if self.bytes + nbytes > self._max_bytes:
             raise self.full(f"{self.bytes} bytes of requests are being worked on")
 
     def require_share(self, source: str, held: int, more: int) -> None:
-        """Returns if one source may hold `more` of bodies that are no requests yet.
+        """Checks that one sender may hold `more` bytes of incomplete requests.
 
         Args:
-            source: Who sends them.
-            held: By the body that grows; it may, if its source has no other.
-            more: That it grows by.
+            source: The sender: a key or an address.
+            held: Bytes of the body that grows; a sender's only body may always grow.
+            more: Bytes by which the body grows.
 
         Raises:
-            Overloaded: it may not.
+            Overloaded: The sender's incomplete requests hold too much.
         """
         total = self._arriving[source]
         if total > held and total + more > MOST_OF_ONE_SOURCE:
             raise self.full(f"{total} bytes of one client's unfinished requests are held")
 
     def note_arriving(self, source: str, more: int) -> None:
-        """Counts bytes of bodies that are no requests yet."""
+        """Adds to the bytes that a sender's incomplete requests hold; `more` may be negative."""
         self._arriving[source] += more
         if not self._arriving[source]:
             del self._arriving[source]
 
     def learn(self, duration_ns: int) -> None:
-        """Takes into account how long a request took, for the advice when to come back."""
+        """Learns from the duration of a request, for the advice when to come back."""
         self._usual_ns += _SMOOTHING * (duration_ns - self._usual_ns)
 
     def full(self, why: str) -> Overloaded:
-        """Returns the refusal of what finds no room, with advice when to come back."""
-        # What is held now is gone after about one usual request.
+        """Returns the error for a request that finds no room, with advice when to come back."""
+        # Requests held now have left after about the duration of a usual request.
         retry_ns = int(min(max(self._usual_ns, _SHORTEST_RETRY_NS), _LONGEST_RETRY_NS))
         return Overloaded(f"this gateway is full: {why}", retry_after_ns=retry_ns)
 
 
 class ConcurrencyPermit:
-    """A place among the admitted; a context manager."""
+    """A permit for one request to be held, as a context manager that gives it back."""
 
     __slots__ = ("_nbytes", "_source", "admission")
 
@@ -118,11 +118,11 @@ class ConcurrencyPermit:
         self.admission = admission
         self._nbytes = nbytes
         self._source: str | None = None
-        """Who sends what arrives now; None: nothing does."""
+        """The sender of the body that is arriving; None while none is."""
 
     @contextmanager
     def arriving(self, source: str) -> Iterator[None]:
-        """Counts what is held within the block as an unfinished request of one source."""
+        """Counts the bytes held within the block as an incomplete request of one sender."""
         self._source = source
         self.admission.note_arriving(source, self._nbytes)
         try:
@@ -132,11 +132,11 @@ class ConcurrencyPermit:
             self.admission.note_arriving(source, -self._nbytes)
 
     def hold(self, nbytes: int) -> None:
-        """Holds `nbytes` in place of what it held.
+        """Changes the bytes it holds to `nbytes`.
 
         Raises:
-            PayloadTooLarge: more than one request may ever have.
-            Overloaded: too much is held already.
+            PayloadTooLarge: No request may have so many bytes.
+            Overloaded: Too much is held already.
         """
         more = nbytes - self._nbytes
         if more > 0:

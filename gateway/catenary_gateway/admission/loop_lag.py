@@ -1,4 +1,4 @@
-"""How late this gateway's event loop has been lately, which is how late its answers may be."""
+"""The lag of a gateway's event loop, by which its answers may be late too."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 
 _EVERY_S = 0.1
 _KEPT_LOOKS = 50
-"""The worst of between so many looks and twice as many counts."""
+"""Number of measurements of one interval; the worst of the present and the last interval counts."""
 
 
 class LoopLag:
-    """Looks at the clock now and then, from `start` to `stop`."""
+    """A timer that measures how late it is called, from `start` to `stop`."""
 
     def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None
@@ -19,17 +19,17 @@ class LoopLag:
 
     @property
     def worst_s(self) -> float:
-        """By how much a timer was late at most, in the last five to ten seconds."""
+        """The most seconds by which a timer was late in the last five to ten seconds."""
         return max(self._worst_s, self._worst_before_s)
 
     def start(self) -> None:
-        """Begins to look, on the running loop."""
+        """Starts the next measurement, on the running event loop."""
         loop = asyncio.get_running_loop()
         due_s = loop.time() + _EVERY_S
         self._timer = loop.call_at(due_s, self._look, loop, due_s)
 
     def stop(self) -> None:
-        """Looks no more."""
+        """Cancels the measurement under way."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -39,7 +39,7 @@ class LoopLag:
         self.start()
 
     def note(self, late_s: float) -> None:
-        """Takes into account that a timer was so late."""
+        """Records that a timer was `late_s` seconds late."""
         self._looks += 1
         if self._looks >= _KEPT_LOOKS:
             self._worst_before_s, self._worst_s, self._looks = self._worst_s, 0.0, 0

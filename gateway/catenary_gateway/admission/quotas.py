@@ -1,8 +1,8 @@
-"""How much each API key has used of what its limits allow.
+"""The use that each API key has made of its rate limits.
 
-A key's rate holds for the cluster: every gateway gives it an equal part of rate and burst, by the
-number of gateways the scheduler told of. A key whose connections all end at one of `n` gateways
-therefore gets an `n`th of its rate there.
+A key's rate applies to the cluster: every gateway gives it an equal part of rate and burst, by the
+number of gateways that the scheduler announces. A key whose connections all end at one of `n`
+gateways therefore gets an `n`th of its rate there.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from catenary_services.security.token_bucket import TokenBucket
 _MOST_NAMES = 20_000
 _FAULT_BURST_S = 10.0
 _FAULT_BYTES = 64 * 1024
-"""A refused request costs one, and one more for every so many bytes that were read of it."""
+"""Bytes read of a refused request for which its sender is charged like for one more request."""
 
 
 FAULTS_PER_S = 100.0
-"""Requests that are the caller's fault, of one key or, where there is none, of one address."""
+"""Requests per second that may be refused as the fault of one key, or of one address without a
+key."""
 
 
 class TokenReservation:
-    """Tokens that a generation may use, until it is known how many it did."""
+    """A reservation of the most tokens that a generation may use, until their number is known."""
 
     __slots__ = ("_bucket", "_clock", "_tokens")
 
@@ -36,14 +37,14 @@ class TokenReservation:
         self._clock = clock
 
     def settle(self, used: int) -> None:
-        """Gives back what was not used; once."""
+        """Gives back the tokens that were not used; only the first call counts."""
         if self._bucket is not None:
             self._bucket.give_back(max(0, self._tokens - used), self._clock())
             self._bucket = None
 
 
 class Quotas:
-    """The token buckets of every key, by its name: overlapping keys of one name share them."""
+    """The token buckets of every key by name; overlapping keys of one name share them."""
 
     def __init__(
         self, clock: Callable[[], int] | None = None, faults_per_s: float = FAULTS_PER_S
@@ -57,18 +58,18 @@ class Quotas:
 
     @property
     def gateways(self) -> int:
-        """Among how many gateways every rate is divided."""
+        """Number of gateways among which every rate is divided."""
         return self._gateways
 
     def divide(self, gateways: int) -> None:
-        """Notes among how many gateways every rate is divided."""
+        """Sets the number of gateways among which every rate is divided."""
         self._gateways = max(1, gateways)
 
     def enter(self, principal: Principal) -> None:
         """Counts one request of a key.
 
         Raises:
-            QuotaExceeded: it made as many as it may; says when to come back.
+            QuotaExceeded: The key made as many requests as it may; says when to come back.
         """
         rate = principal.limits.requests
         if rate is None:
@@ -79,10 +80,10 @@ class Quotas:
             raise _exceeded(principal, f"{rate.per_s:g} requests per second", wait_ns)
 
     def require_good(self, subject: str) -> None:
-        """Returns if a key or address has not sent too much that had to be refused.
+        """Checks that a key or address has not sent too many requests that were refused.
 
         Raises:
-            QuotaExceeded: it has; says when to come back.
+            QuotaExceeded: It has sent too many; the error says when to come back.
         """
         bucket = self._faults.get(subject)
         wait_ns = bucket.wait_ns(1.0, self._clock()) if bucket is not None else 0
@@ -103,14 +104,14 @@ class Quotas:
         bucket.charge(1.0 + read_bytes / _FAULT_BYTES, self._clock())
 
     def reserve(self, principal: Principal, tokens: int) -> TokenReservation:
-        """Takes what a generation may need: its prompt, and the longest answer it asks for.
+        """Reserves the tokens of a generation's prompt and of the longest answer it asks for.
 
-        All at the beginning, so that a key that starts many answers at once cannot use more than
-        its rate allows; what the answer turns out not to need is given back at its end. A bucket
-        that is full lets a request in that is larger than it.
+        All are taken at the beginning, so that a key that starts many answers at once cannot use
+        more than its rate allows; tokens that the answer does not need are given back at its end.
+        A full bucket also admits a request that is larger than the bucket.
 
         Raises:
-            QuotaExceeded: the tokens are not there; says when they will be.
+            QuotaExceeded: The bucket lacks the tokens; the error says when it has them.
         """
         rate = principal.limits.tokens
         if rate is None:
@@ -126,7 +127,7 @@ class Quotas:
         return TokenReservation(bucket, tokens, self._clock)
 
     def forget_others(self, names: frozenset[str]) -> None:
-        """Drops the buckets of keys that there are no more."""
+        """Drops the buckets of keys that are not in `names`."""
         for buckets in (self._requests, self._tokens):
             for name in buckets.keys() - names:
                 del buckets[name]

@@ -1,4 +1,4 @@
-"""Whether this gateway can take work, as probes are told."""
+"""The readiness of a gateway to take work, as probes report it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from catenary_gateway.catalog import Catalog
 
 
 class Readiness:
-    """Ready = a scheduler leads this gateway, every model is ready, and it is not draining.
+    """The readiness of a gateway, which has a leader and ready models and does not drain.
 
-    A scheduler that is away for less than the grace changes nothing: another takes over within it,
-    and flapping probes would only add to the trouble.
+    The loss of a scheduler counts only after a grace period: another takes over within it, and
+    probes that flap would make the loss worse.
     """
 
     def __init__(self, catalog: Catalog, grace_s: float) -> None:
@@ -24,7 +24,7 @@ class Readiness:
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self.watch: Callable[[bool], None] = lambda _: None
-        """Called with every change."""
+        """Called with the new state at every change."""
         self.reconnected: Callable[[], None] = lambda: None
         """Called when a scheduler leads this gateway again."""
 
@@ -35,7 +35,7 @@ class Readiness:
 
     @property
     def why_not(self) -> str:
-        """Why it is not ready, in words; empty if it is."""
+        """The reason why the gateway is not ready; empty if it is."""
         if self.ready:
             return ""
         if self._draining:
@@ -48,25 +48,25 @@ class Readiness:
         return "; ".join(f"model {model.key}: {model.not_ready_reason}" for model in waiting)
 
     def connected(self) -> None:
-        """A scheduler leads this gateway."""
+        """Notes that a scheduler leads this gateway."""
         self._stop_timer()
         self._connected = True
         self.reconnected()
         self.refresh()
 
     def disconnected(self) -> None:
-        """No scheduler leads it; this counts after the grace."""
+        """Notes that no scheduler leads this gateway, which counts after the grace period."""
         self._stop_timer()
         self._timer = asyncio.get_running_loop().call_later(self._grace_s, self._give_up)
 
     def drain(self) -> None:
-        """Not ready any more, for good."""
+        """Ends the readiness for good."""
         self._stop_timer()
         self._draining = True
         self.refresh()
 
     def refresh(self) -> None:
-        """Tells the watcher if something changed, e.g. the model table."""
+        """Calls `watch` if the readiness has changed, for instance by a new model table."""
         if self.ready != self._told:
             self._told = self.ready
             self.watch(self._told)
@@ -74,7 +74,7 @@ class Readiness:
             self._changed = asyncio.Event()
 
     async def wait(self) -> None:
-        """Returns once it is ready."""
+        """Waits until the gateway is ready."""
         while not self.ready:
             await self._changed.wait()
 

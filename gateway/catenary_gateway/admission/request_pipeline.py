@@ -1,4 +1,4 @@
-"""What every endpoint does with a caller before and after the conversion of messages."""
+"""The steps that every endpoint takes with a caller before and after it converts messages."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ from catenary_services.telemetry.tracing import Tracer
 _LONGEST_ID = 256
 _ANSWER_MARGIN_S = 0.05
 _ANSWER_MARGIN_SHARE = 0.01
-"""Of the time a client waits: who has much loses nothing by it, and machines become busy."""
+"""Part of a client's waiting time by which it is answered earlier. A client that waits long loses
+nothing by it, and a machine may become busy meanwhile."""
 _ANSWER_MARGIN_LAGS = 3.0
-"""For the timer that ends a request, for its answer's way out, and as much again."""
+"""Number of event-loop lags by which a client is answered earlier: for the timer that ends its
+request, for the answer's way out, and one in reserve."""
 
 
 @dataclass(slots=True)
 class AdmittedRequest:
-    """An admitted request on its way to the data plane."""
+    """An admitted inference request on its way to the data plane."""
 
     model: Model
     permit: ConcurrencyPermit
@@ -52,15 +54,15 @@ class AdmittedRequest:
     _plane: DataPlane
     _authorizer: Authorizer
     handed_over: bool = False
-    """True once the data plane counts it, whatever becomes of it."""
+    """True once the data plane has the request and counts its outcome."""
 
     async def infer(self, request: InferenceRequest, arrival: RequestArrival) -> InferenceResponse:
-        """Returns the data plane's answer.
+        """Returns the data plane's answer to a request.
 
         Raises:
-            PermissionDenied: the request asks for a higher priority than its key may.
-            Overloaded: more is asked than can be answered in time.
-            CatenaryError: the data plane has no answer.
+            PermissionDenied: The request asks for a higher priority than its key may.
+            Overloaded: The model cannot answer more in time.
+            CatenaryError: The data plane has no answer.
         """
         left_ns = arrival.monotonic_ns + budget_of(request, arrival) - time.monotonic_ns()
         request, fair_permit = self._authorizer.admit_inference(self.principal, request, left_ns)
@@ -77,7 +79,7 @@ class AdmittedRequest:
 
 @dataclass(slots=True)
 class AdmittedGeneration:
-    """An admitted request for text on its way to the session plane."""
+    """An admitted generation request on its way to the session plane."""
 
     model: Model
     principal: Principal
@@ -85,7 +87,7 @@ class AdmittedGeneration:
     _codecs: TextCodecs
     _authorizer: Authorizer
     handed_over: bool = False
-    """True once the session plane counts it, whatever becomes of it."""
+    """True once the session plane has the request and counts its outcome."""
 
     async def generate(
         self,
@@ -95,15 +97,15 @@ class AdmittedGeneration:
         options: GenerationOptions,
         arrival: RequestArrival,
     ) -> GenerationStream:
-        """Returns the answer, to be read piece by piece.
+        """Returns the stream of the answer, to be read piece by piece.
 
         Raises:
-            InvalidInput: prompt or parameters do not fit the model.
-            NoActivePlan: this gateway cannot read the model's tokenizer.
-            PermissionDenied: it asks for a higher priority than its key may.
-            QuotaExceeded: its key has not the tokens it may need.
-            Overloaded: more is asked than can be answered in time.
-            CatenaryError: the session plane does not take it.
+            InvalidInput: The prompt or the parameters do not fit the model.
+            NoActivePlan: This gateway cannot read the model's tokenizer.
+            PermissionDenied: The request asks for a higher priority than its key may.
+            QuotaExceeded: The key does not have the tokens that the request may need.
+            Overloaded: The model cannot answer more in time.
+            CatenaryError: The session plane does not take the request.
         """
         codec = await self._codecs.of(self.model.key)
         request = await request_of(self.model, codec, request_id, prompt, sampling, options)
@@ -119,7 +121,7 @@ class AdmittedGeneration:
 
 @dataclass(slots=True)
 class RequestPipeline:
-    """Checks keys, stamps arrivals, gives ids, admits; shared by every endpoint of one gateway."""
+    """The pipeline of a gateway, shared by its endpoints: it identifies and admits requests."""
 
     gateway_id: str
     catalog: Catalog
@@ -139,7 +141,10 @@ class RequestPipeline:
     def arrive(
         self, method: str, traceparent: str | None, budget_s: float | None = None
     ) -> RequestArrival:
-        """Returns the stamp of a request that came in just now."""
+        """Returns the arrival of a request that came in just now.
+
+        `budget_s` are the seconds left of its call's deadline; None if it has none.
+        """
         trace, parent_span_id = self.tracer.root(traceparent)
         budget_ns = None if budget_s is None else answer_within_ns(budget_s, self.lag.worst_s)
         return RequestArrival(
@@ -147,31 +152,34 @@ class RequestPipeline:
         )
 
     def conversion(self, default_id: str | None = None) -> ConversionContext:
-        """Returns what a converter must know."""
+        """Returns the arguments of a converter for a request that arrives now.
+
+        `default_id` is the id of a request without one; None for a new id.
+        """
         made = default_id[:_LONGEST_ID] if default_id else self.new_id()
         return ConversionContext(self.admission.max_request_bytes, time.time_ns(), made)
 
     def identify(self, presented: str | None) -> Principal:
-        """Returns who calls.
+        """Returns the principal of a caller's key.
 
         Raises:
-            Unauthenticated: keys are configured and this is none of them.
+            Unauthenticated: Keys are configured and this is none of them.
         """
         return self.keys.check(presented)
 
     def enter(self, presented: str | None, address: str, *, counts: bool = True) -> Principal:
-        """Lets a caller in, before anything is read of what it sends.
+        """Lets a caller in, before its request's content is read.
 
         Args:
-            presented: As its key.
-            address: Where it comes from.
-            counts: Whether it asks for an inference or a generation; each counts.
+            presented: The key it presents; None if it presents none.
+            address: Its network address.
+            counts: Whether the request counts against rates, as inferences and generations do.
 
         Raises:
-            Unauthenticated: keys are configured and this is none of them.
-            QuotaExceeded: it made as many requests as it may, or too many that were refused.
-            Overloaded: too many requests are being worked on.
-            Unavailable: this gateway is draining.
+            Unauthenticated: Keys are configured and this is none of them.
+            QuotaExceeded: The key made as many requests as it may, or too many that were refused.
+            Overloaded: Too many requests are being worked on.
+            Unavailable: This gateway is draining.
         """
         quotas = self.authorizer.quotas
         arrived = caller.get()
@@ -201,17 +209,18 @@ class RequestPipeline:
     def admit(
         self, principal: Principal, name: str, version: str, nbytes: int
     ) -> Iterator[AdmittedRequest]:
-        """Admits one request; what it holds is given back at the end.
+        """Admits one inference request; all it holds is given back at the end of the block.
 
         Raises:
-            PermissionDenied: before anything is said about the model.
-            ModelNotFound: no such model or version.
-            NoActivePlan: it cannot be deployed.
-            Unavailable: no scheduler has said yet what is served, or this gateway is draining.
-            PayloadTooLarge: more bytes than one request may have.
-            Overloaded: too much is held already.
+            PermissionDenied: The key may not use the model, whether or not it exists.
+            ModelNotFound: The model or version does not exist.
+            NoActivePlan: The model cannot be deployed.
+            InvalidInput: The model generates text.
+            Unavailable: No scheduler has said yet what is served, or this gateway is draining.
+            PayloadTooLarge: The request has more bytes than one request may have.
+            Overloaded: Too much is held already.
         """
-        # A name nobody serves must not become a label: strangers could make any number of them.
+        # A name that is not served must not become a label: strangers could make many of them.
         admitted, label = None, ""
         try:
             principal.require(f"{SCOPE_INFER}:{name}")
@@ -237,12 +246,12 @@ class RequestPipeline:
 
     @contextmanager
     def admitted(self, nbytes: int) -> Iterator[ConcurrencyPermit]:
-        """Takes room for a body that asks for text and says only inside of which model.
+        """Admits the body of a generation request, which names its model only inside.
 
         Raises:
-            Unavailable: this gateway is draining.
-            PayloadTooLarge: more bytes than one request may have.
-            Overloaded: too much is held already.
+            Unavailable: This gateway is draining.
+            PayloadTooLarge: The request has more bytes than one request may have.
+            Overloaded: Too much is held already.
         """
         try:
             if nbytes > self.max_prompt_bytes:
@@ -260,14 +269,14 @@ class RequestPipeline:
     def admit_generation(
         self, principal: Principal, reference: str
     ) -> Iterator[AdmittedGeneration]:
-        """Lets an admitted request at a model that generates text, "name" or "name:version".
+        """Admits a request to a model that generates text, "name" or "name:version".
 
         Raises:
-            PermissionDenied: before anything is said about the model.
-            ModelNotFound: no such model or version.
-            InvalidInput: it does not generate text.
-            NoActivePlan: it cannot be deployed.
-            Unavailable: no scheduler has said yet what is served.
+            PermissionDenied: The key may not use the model, whether or not it exists.
+            ModelNotFound: The model or version does not exist.
+            InvalidInput: The model does not generate text.
+            NoActivePlan: The model cannot be deployed.
+            Unavailable: No scheduler has said yet what is served.
         """
         name, _, version = reference.partition(":")
         admitted, label = None, ""
@@ -291,15 +300,15 @@ class RequestPipeline:
             raise
 
     def new_id(self) -> str:
-        """Returns an id for a request that brings none."""
+        """Returns a new id for a request that has none."""
         return f"{self.gateway_id}-{self._start}-{next(self._numbers)}"
 
 
 def answer_within_ns(left_s: float, lag_s: float) -> int:
-    """Returns when to answer a client that waits for `left_s` more.
+    """Returns within how many nanoseconds to answer a client that waits `left_s` seconds more.
 
-    A little earlier, so that the reason arrives and not the client's own bare deadline: the later
-    this gateway's timers are (`lag_s`), the earlier.
+    It is a little less than `left_s`, so that the client gets the reason of a failure before its
+    own deadline ends the call. The margin grows with the lag of this gateway's timers, `lag_s`.
     """
     wanted_s = max(_ANSWER_MARGIN_S, _ANSWER_MARGIN_SHARE * left_s, _ANSWER_MARGIN_LAGS * lag_s)
     left_s = min(left_s, 1e6)

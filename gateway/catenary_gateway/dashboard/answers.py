@@ -1,4 +1,4 @@
-"""Answers kept for a moment, each asked for by one caller at a time."""
+"""A cache of the dashboard's answers, in which each answer is made for one caller at a time."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from dataclasses import dataclass, field
 from catenary_services.errors import CatenaryError
 
 MAX_AGE_NS = 900_000_000
-"""Just below the interval at which pages ask."""
+"""Age in nanoseconds up to which an answer is sent again, just below the interval at which pages
+ask."""
 MAX_ERROR_AGE_NS = 500_000_000
 _SMALL_BYTES = 1_400
-"""What fits one packet is not compressed."""
+"""Bodies up to this size are not compressed, because they fit into one packet."""
 _FAST = 1
 
 Make = Callable[[], Awaitable[Callable[[], object]]]
-"""Gets what is needed, and returns how to make JSON values of it, which may take a while."""
+"""A function that awaits the data of an answer. It returns a second function, which makes JSON
+values of the data and may take so long that it needs a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonDocument:
-    """A JSON document, ready to be sent."""
+    """A JSON document in the form in which it is sent."""
 
     made_ns: int
-    """When what it tells was true, on the monotonic clock."""
+    """Time on the monotonic clock at which its data were requested."""
     body: bytes
     packed: bytes
-    """The same by gzip; empty if that is not worth it."""
+    """The body compressed by gzip; empty if it is too small for that."""
 
 
 @dataclass(slots=True)
@@ -43,9 +45,9 @@ class _Kept:
 
 @dataclass(slots=True)
 class DocumentCache:
-    """Keeps the latest answer of each kind; whoever asks meanwhile gets that one.
+    """A cache of the latest answer of each kind, shared by all callers.
 
-    Names of kinds come from us and never from callers, so there are few.
+    Names of kinds come from this package and never from callers, so there are few.
     """
 
     max_age_ns: int = MAX_AGE_NS
@@ -54,10 +56,10 @@ class DocumentCache:
     _kept: dict[str, _Kept] = field(default_factory=dict)
 
     async def get(self, kind: str, make: Make) -> JsonDocument:
-        """Returns an answer that is not older than `max_age_ns`, made by `make` if need be.
+        """Returns an answer not older than `max_age_ns`, made by `make` if there is none.
 
         Raises:
-            CatenaryError: as `make` does; an error is kept for a moment as well.
+            CatenaryError: `make` raised it, now or less than `max_error_age_ns` ago.
         """
         kept = self._kept.setdefault(kind, _Kept())
         now_ns = self.clock()
@@ -67,11 +69,11 @@ class DocumentCache:
             raise kept.error.with_traceback(None)
         if kept.task is None:
             kept.task = asyncio.create_task(self._make(kept, make), name=f"dashboard-{kind}")
-        # Nobody who goes away takes the answer from the others.
+        # A caller that is cancelled must not cancel the answer that others wait for.
         return await asyncio.shield(kept.task)
 
     async def close(self) -> None:
-        """Cancels what is under way, and with it whoever waits."""
+        """Cancels all answers that are being made, and with them their callers."""
         tasks = [kept.task for kept in self._kept.values() if kept.task is not None]
         for task in tasks:
             task.cancel()
@@ -81,7 +83,7 @@ class DocumentCache:
         try:
             asked_ns = self.clock()
             values = await make()
-            # Large answers take milliseconds, which requests on this loop would wait for.
+            # Writing a large answer takes milliseconds, which would delay requests on this loop.
             kept.answer = await asyncio.to_thread(_written, values, asked_ns)
             kept.error = None
             return kept.answer

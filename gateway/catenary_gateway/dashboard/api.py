@@ -1,4 +1,4 @@
-"""Routes of the dashboard, beside the others on the HTTP port."""
+"""The HTTP routes of the dashboard, on the port of the inference routes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from catenary_services.errors import InvalidInput, PermissionDenied
 from catenary_services.security.keys import SCOPE_VIEW
 
 AGE_HEADER = "Catenary-Age-Ms"
-"""How long ago it was that what an answer tells was true."""
+"""Header with the age of an answer's data, in milliseconds."""
 _PREFIX = "/dashboard"
 _LONGEST_ID = 256
 _SECURITY = {
@@ -33,12 +33,12 @@ _SECURITY = {
 
 
 class Dashboard:
-    """Serves the page to everyone, and what it shows to callers that may look.
+    """The dashboard: a public page, and its data for callers with the scope `view`.
 
     Args:
-        pipeline: Knows keys and load of this gateway.
-        scheduler: Answers for the cluster.
-        is_open: Without keys, whether everyone may look.
+        pipeline: The pipeline with keys and load of this gateway.
+        scheduler: The source of the cluster's data.
+        is_open: Whether everyone may look if no keys are configured.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Dashboard:
         self._assets = files.load()
 
     def add_to(self, app: web.Application) -> None:
-        """Adds the routes and what goes with them."""
+        """Adds the routes, their security headers and their clean-up to an application."""
         app.add_routes(self._routes())
         app.on_response_prepare.append(_secure)
         app.on_cleanup.append(self._close)
@@ -118,15 +118,16 @@ class Dashboard:
         return web.Response(body=body, headers=headers, content_type="application/json")
 
     def _authorize(self, request: web.Request) -> None:
-        """Lets in who may look.
+        """Lets a caller in that may look.
 
         Raises:
-            Unauthenticated: keys are configured, and the caller shows none of them.
-            PermissionDenied: a key that may not look, or nothing tells who may.
+            Unauthenticated: Keys are configured, and the caller presents none of them.
+            PermissionDenied: The key lacks the scope `view`, or no keys are configured although
+                they are needed.
         """
         enter(request).require(SCOPE_VIEW)
         if not (self._pipeline.keys.enabled or self._is_open):
-            # As on the admin port: behind TLS nobody is let in whom nothing identifies.
+            # As on the admin port, callers behind TLS must be identified.
             raise PermissionDenied(
                 "the dashboard shows nothing without API keys; set api_keys_file, and give a key "
                 f"the scope '{SCOPE_VIEW}'"
@@ -140,7 +141,8 @@ _NEVER_KEPT = {"Cache-Control": "no-store"}
 
 
 def _sent(request: web.Request, asset: files.Asset) -> web.Response:
-    # Always asked again, answered without a body: a new version never meets old parts of itself.
+    # The browser asks for each file again and mostly gets 304 without a body, so that files of
+    # two versions never mix.
     headers = {"Cache-Control": "no-cache", "ETag": f'"{asset.etag}"'}
     known = request.if_none_match or ()
     if any(each.value in (asset.etag, "*") for each in known if isinstance(each, ETag)):

@@ -1,7 +1,7 @@
-"""Messages of the Admin service as JSON values (pure).
+"""Converters from messages of the Admin service to JSON values (pure).
 
-Fields keep their names. Numbers stay numbers, ids of 64 bits become strings: a browser counts
-exactly to 2**53 only. Bookings, of which there are thousands, are rows instead of objects.
+Fields keep their names. Numbers stay numbers, but ids of 64 bits become strings: a browser's
+numbers are exact only up to 2**53. Bookings, of which there are thousands, are rows, not objects.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ BOOKING_COLUMNS = (
     "real_start_us",
     "real_end_us",
 )
-"""Of a booking's row; `model` is an index into `models`."""
+"""Columns of a booking's row; `model` is an index into `models`."""
 _IDS = frozenset({"batch_id", "session_id", "request_number"})
 
 
 def values_of(message: Message) -> dict[str, Any]:
-    """Returns every field of `message`; an absent message is None."""
+    """Returns every field of `message` by name; an absent message is None."""
     return {each.name: _value(message, each) for each in message.DESCRIPTOR.fields}
 
 
 def timelines(answer: admin_pb2.GetTimelinesResponse) -> dict[str, object]:
-    """Returns the book with its times in whole microseconds from now, negative in the past."""
+    """Returns all bookings, with times in whole microseconds from now, negative in the past."""
     models: dict[str, int] = {}
     resources = [
         {

@@ -1,4 +1,4 @@
-"""The files of the page, read once when the gateway starts."""
+"""The files of the dashboard's page, read once when the gateway starts."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ PAGE = "index.html"
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """One file, as it is sent."""
+    """One file of the page, in the form in which it is sent."""
 
     body: bytes
     content_type: str
     etag: str
-    """Without quotes; changes with the content."""
+    """The entity tag without quotes, a digest of the content."""
 
 
 def load() -> Mapping[str, Asset]:
     """Returns the assets by file name.
 
-    Only these are ever served, by a look-up: no path of a request reaches the file system.
+    Only these are served, by a look-up: no path of a request reaches the file system.
     """
     folder = resources.files("catenary_gateway.dashboard") / "assets"
     found: dict[str, Asset] = {}

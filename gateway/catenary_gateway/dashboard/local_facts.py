@@ -1,4 +1,4 @@
-"""What only this gateway knows: its load, and what became of its requests."""
+"""Facts that only this gateway has: its load, and the outcomes of its requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from catenary_gateway.observability.outcomes import BUCKET_S, RecentOutcomes
 
 
 def gateway_facts(pipeline: RequestPipeline) -> dict[str, Any]:
-    """Returns the load of a gateway and the last minutes of every model it served."""
+    """Returns the load of a gateway, and the outcomes of every model over the last minutes."""
     request_metrics, sessions = pipeline.plane.request_metrics, pipeline.sessions
     outcomes, now_ns = request_metrics.outcomes, time.monotonic_ns()
     labels = {*(model.label for model in pipeline.catalog.models()), *outcomes.models()}
@@ -31,9 +31,9 @@ def gateway_facts(pipeline: RequestPipeline) -> dict[str, Any]:
 
 
 def model_facts(outcomes: RecentOutcomes, label: str, now_ns: int) -> dict[str, Any]:
-    """Returns the last minutes of one model; rates are means over the seconds there were any."""
+    """Returns one model's outcomes; its rates are means over the time since the first of them."""
     found = outcomes.of(label, now_ns)
-    # A model that was served first a minute ago has a rate over this minute.
+    # A model whose first request came a minute ago has a rate over this minute.
     seconds = max((age_s for age_s, _, _ in found.history), default=0) + BUCKET_S
     return {
         "seconds": seconds if found.history else 0,

@@ -1,4 +1,4 @@
-"""What each answer of the dashboard is made of."""
+"""The sources of the dashboard's answers: the scheduler, or this gateway."""
 
 from __future__ import annotations
 
@@ -22,66 +22,67 @@ from catenary_services.errors import InvalidInput
 from catenary_services.grpc.rpc_errors import error_of_rpc
 
 WINDOWS_S = (2, 5, 10, 30)
-"""How far back timelines may reach; a few, so that pages share answers."""
+"""Seconds that timelines may reach back. There are few choices, so that pages share answers."""
 AHEAD_NS = 1_000_000_000
 TIMEOUT_S = 3.0
-"""A page that waits longer says so and shows what it had."""
+"""Seconds to wait for the scheduler. After that a page reports the error and keeps its last
+data."""
 _SHOWN_REQUESTS = 100
 
 Values = Callable[[], object]
 
 
 class SchedulerCaller(Protocol):
-    """What is needed of `SchedulerAdmin`."""
+    """The part of `SchedulerAdmin` that the dashboard uses."""
 
     async def call(
         self, method: str, request: Any, timeout_s: float | None, group: str | None = None
     ) -> Any:
-        """Returns the answer of the scheduler, or of all groups' together."""
+        """Returns the answer of the scheduler, or the joint answer of all groups."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DashboardSources:
-    """Gets what pages show; what the scheduler answers instead is raised as a `CatenaryError`."""
+    """The data of each answer; errors of the scheduler are raised as `CatenaryError`."""
 
     pipeline: RequestPipeline
     scheduler: SchedulerCaller
 
     async def status(self) -> Values:
-        """The cluster as the scheduler sees it."""
+        """Returns the cluster's status as the scheduler sees it."""
         answer = await self._ask("GetStatus", admin_pb2.GetStatusRequest())
         add_attainment(answer, self.pipeline.plane.request_metrics.outcomes)
         return lambda: converters.values_of(answer)
 
     async def plan(self) -> Values:
-        """The plan in force, its promises, the last switch."""
+        """Returns the active plan, its promises and the last switch."""
         answer = await self._ask("GetPlan", admin_pb2.GetPlanRequest())
         return lambda: converters.values_of(answer)
 
     async def sessions(self) -> Values:
-        """The sessions that generate, those of this gateway with the ids of their requests."""
+        """Returns the sessions that generate, with request ids for those of this gateway."""
         answer = await self._ask("ListSessions", admin_pb2.ListSessionsRequest())
         name_requests(answer, self.pipeline.gateway_id, self.pipeline.sessions)
         return lambda: converters.values_of(answer)
 
     async def timelines(self, seconds: int) -> Values:
-        """The book of the last seconds and the next."""
+        """Returns the reservations of the last `seconds` and of the next second."""
         request = admin_pb2.GetTimelinesRequest(back_ns=seconds * 10**9, ahead_ns=AHEAD_NS)
         answer = await self._ask("GetTimelines", request)
         return lambda: converters.timelines(answer)
 
     async def requests(self) -> Values:
-        """What this gateway knows, whether a scheduler leads it or not."""
+        """Returns this gateway's facts and recent requests, which need no scheduler."""
         answer = recent_requests(self.pipeline.plane.request_metrics.recent, _SHOWN_REQUESTS)
         facts = gateway_facts(self.pipeline)
         return lambda: {"gateway": facts, **converters.values_of(answer)}
 
     def trace(self, request_id: str) -> dict[str, Any]:
-        """Returns where the time of one recent request went, of the latest for an empty id.
+        """Returns the trace of a recent request, of the latest one for an empty id.
 
         Raises:
-            InvalidInput: this gateway does not remember it.
+            InvalidInput: The request is not among the recent ones of this gateway.
         """
         request_metrics = self.pipeline.plane.request_metrics
         found = request_metrics.recent.find(request_id)
@@ -97,10 +98,10 @@ class DashboardSources:
 
 
 def window_of(text: str | None) -> int:
-    """Returns the seconds of a window wide enough for what a caller wants to see.
+    """Returns the smallest window, in seconds, that shows what a caller wants to see.
 
     Raises:
-        InvalidInput: it is no whole number of seconds from 1 to the widest window.
+        InvalidInput: `text` is not a whole number of seconds from 1 to the widest window.
     """
     widest = WINDOWS_S[-1]
     if text is None:

@@ -1,1 +1,1 @@
-"""The endpoints: what calls over gRPC and HTTP have in common, and services of our own."""
+"""The shared parts of all gRPC and HTTP endpoints, and the services of Catenary's own protocol."""

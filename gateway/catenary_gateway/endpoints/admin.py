@@ -1,4 +1,4 @@
-"""The Admin service: what gateways know is answered here, the rest by the scheduler that leads."""
+"""The Admin service: it answers from the gateway's own facts, or asks the scheduler that leads."""
 
 from __future__ import annotations
 
@@ -27,45 +27,47 @@ from catenary_services.security.keys import SCOPE_ADMIN, SCOPE_VIEW, ApiKeys
 
 DEFAULT_TIMEOUT_S = 30.0
 LONGEST_TIMEOUT_S = 600.0
-"""Deployments and drains take minutes."""
+"""Longest time in seconds for a call of the Admin service; deployments and drains take minutes."""
 VIEW_TIMEOUT_S = 1.5
-"""To look takes a scheduler milliseconds; a person is told within two seconds that it does not."""
+"""Seconds to wait for calls that only look. They take a scheduler milliseconds; a person is told
+within two seconds if it does not answer."""
 FROZEN_AFTER_S = 1.9
-"""A scheduler sends heartbeats every second; one that has missed nearly two is taken as frozen."""
+"""Seconds of silence after which a scheduler counts as frozen; it sends a heartbeat every
+second."""
 _LOOK_EVERY_S = 0.1
 _VIEWS = frozenset({"GetStatus", "GetPlan", "ListSessions", "GetTimelines"})
-"""What only looks."""
+"""Methods that only look, for which the scope `view` is enough."""
 _RETRY_NS = 1_000_000_000
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class HasChannel(Protocol):
-    """What is needed of `SchedulerLink`."""
+    """The part of `SchedulerLink` that calls of the Admin service use."""
 
     @property
     def channel(self) -> grpc.aio.Channel | None:
-        """To the scheduler that leads; None while there is none."""
+        """The channel to the scheduler that leads; None while none does."""
         ...
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Goes with every call."""
+        """Metadata that are sent with every call."""
         ...
 
     @property
     def silent_s(self) -> float:
-        """How long the scheduler that leads has said nothing."""
+        """Seconds since the scheduler's last message or heartbeat."""
         ...
 
     @property
     def problems(self) -> Mapping[str, str]:
-        """Why there is none, by address."""
+        """The reason why the last stream to an address ended, by address."""
         ...
 
 
 class SchedulerAdmin:
-    """Calls the Admin service of the scheduler that leads."""
+    """A client of the Admin service of the scheduler that leads."""
 
     def __init__(self, link: HasChannel) -> None:
         self._link = link
@@ -73,11 +75,11 @@ class SchedulerAdmin:
     async def call(
         self, method: str, request: Any, timeout_s: float | None, group: str | None = None
     ) -> Any:
-        """Returns the scheduler's answer; with one group it does not matter which is named.
+        """Returns the scheduler's answer; `group` does not matter with a single group.
 
         Raises:
-            Unavailable: no scheduler leads this gateway at present, or the one that does is frozen.
-            grpc.aio.AioRpcError: what the scheduler answered.
+            Unavailable: No scheduler leads this gateway, or the one that does is frozen.
+            grpc.aio.AioRpcError: The scheduler answered with an error.
         """
         channel = self._link.channel
         if channel is None:
@@ -101,7 +103,7 @@ class SchedulerAdmin:
             raise
 
     async def _unless_frozen(self, answer: Any) -> Any:
-        """Waits for an answer as long as the scheduler is heard of at all."""
+        """Waits for an answer; raises Unavailable if the scheduler falls silent meanwhile."""
         waiting = asyncio.ensure_future(answer)
         try:
             while True:
@@ -120,10 +122,10 @@ class SchedulerAdmin:
     def watch_scaling(
         self, request: admin_pb2.WatchScalingRequest
     ) -> AsyncIterable[admin_pb2.ScalingAdvice]:
-        """Returns what the scheduler advises, until its stream ends.
+        """Returns the stream of the scheduler's advice, which lasts until the scheduler ends it.
 
         Raises:
-            Unavailable: no scheduler leads this gateway at present.
+            Unavailable: No scheduler leads this gateway.
         """
         channel = self._link.channel
         if channel is None:
@@ -133,7 +135,10 @@ class SchedulerAdmin:
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
-    """Needs the scope `admin` if keys are configured; to look only, `view` is enough."""
+    """The Admin service of a gateway.
+
+    If keys are configured, callers need the scope `admin`; for methods that only look, `view`.
+    """
 
     def __init__(
         self,
@@ -153,9 +158,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def GetStatus(  # noqa: N802 - named by the protocol, like all below
         self, request: admin_pb2.GetStatusRequest, context: Context
     ) -> admin_pb2.GetStatusResponse:
-        """The cluster as the scheduler sees it, and what became of requests to this gateway.
+        """Returns the cluster's status, with the outcomes of requests to this gateway.
 
-        While no scheduler answers it is what this gateway knows, with the reason.
+        While no scheduler answers, it is the last status that this gateway knows, with the reason.
         """
         self._authorize(context, SCOPE_VIEW)
         answer: admin_pb2.GetStatusResponse
@@ -170,7 +175,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def GetPlan(  # noqa: N802
         self, request: admin_pb2.GetPlanRequest, context: Context
     ) -> admin_pb2.GetPlanResponse:
-        """The active plan."""
+        """Returns the active plan."""
         answer: admin_pb2.GetPlanResponse = await self._forward("GetPlan", request, context)
         return answer
 
@@ -178,7 +183,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ApplyPlan(  # noqa: N802
         self, request: admin_pb2.ApplyPlanRequest, context: Context
     ) -> admin_pb2.ApplyPlanResponse:
-        """Replaces the plan."""
+        """Forwards a plan that replaces the active one."""
         answer: admin_pb2.ApplyPlanResponse = await self._forward("ApplyPlan", request, context)
         return answer
 
@@ -186,7 +191,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def Replan(  # noqa: N802
         self, request: admin_pb2.ReplanRequest, context: Context
     ) -> admin_pb2.ReplanResponse:
-        """Plans anew."""
+        """Forwards the order to compute a new plan."""
         answer: admin_pb2.ReplanResponse = await self._forward("Replan", request, context)
         return answer
 
@@ -194,7 +199,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def DeployModel(  # noqa: N802
         self, request: admin_pb2.DeployModelRequest, context: Context
     ) -> admin_pb2.DeployModelResponse:
-        """Serves one more model."""
+        """Forwards the order to serve one more model."""
         answer: admin_pb2.DeployModelResponse = await self._forward("DeployModel", request, context)
         return answer
 
@@ -202,7 +207,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def DrainAgent(  # noqa: N802
         self, request: admin_pb2.DrainAgentRequest, context: Context
     ) -> admin_pb2.DrainAgentResponse:
-        """Empties an agent."""
+        """Forwards the order to drain an agent: to empty it of its work."""
         answer: admin_pb2.DrainAgentResponse = await self._forward("DrainAgent", request, context)
         return answer
 
@@ -210,7 +215,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListSessions(  # noqa: N802
         self, request: admin_pb2.ListSessionsRequest, context: Context
     ) -> admin_pb2.ListSessionsResponse:
-        """The sessions that generate; those of this gateway with the ids of their requests."""
+        """Returns the sessions that generate, with request ids for those of this gateway."""
         answer: admin_pb2.ListSessionsResponse = await self._forward(
             "ListSessions", request, context
         )
@@ -221,7 +226,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def MoveSession(  # noqa: N802
         self, request: admin_pb2.MoveSessionRequest, context: Context
     ) -> admin_pb2.MoveSessionResponse:
-        """Moves a session, which may be named by its request if this gateway serves that."""
+        """Forwards the order to move a session.
+
+        The session may be named by its request's id if this gateway serves the request.
+        """
         self._authorize(context)
         if bool(request.request_id) == bool(request.session_id):
             raise InvalidInput("session_id", "name either a session or a request")
@@ -237,7 +245,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def GetTrace(  # noqa: N802
         self, request: admin_pb2.GetTraceRequest, context: Context
     ) -> admin_pb2.GetTraceResponse:
-        """Where the time of one recent request of this gateway went."""
+        """Returns the trace of a recent request of this gateway: where its time went."""
         self._authorize(context, SCOPE_VIEW)
         found = self._request_metrics.recent.find(request.request_id)
         if found is None:
@@ -248,7 +256,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def GetTimelines(  # noqa: N802
         self, request: admin_pb2.GetTimelinesRequest, context: Context
     ) -> admin_pb2.GetTimelinesResponse:
-        """For what each device and link is reserved, and how it was really used."""
+        """Returns the reservations of every device and link, and how each was used in fact."""
         answer: admin_pb2.GetTimelinesResponse = await self._forward(
             "GetTimelines", request, context
         )
@@ -258,14 +266,14 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListRequests(  # noqa: N802
         self, request: admin_pb2.ListRequestsRequest, context: Context
     ) -> admin_pb2.ListRequestsResponse:
-        """The recent requests of this gateway, newest first."""
+        """Returns the recent requests of this gateway, newest first."""
         self._authorize(context, SCOPE_VIEW)
         return recent_requests(self._request_metrics.recent, request.limit)
 
     async def WatchScaling(  # noqa: N802
         self, request: admin_pb2.WatchScalingRequest, context: Context
     ) -> AsyncIterator[admin_pb2.ScalingAdvice]:
-        """How many agents there should be, at once and whenever that changes."""
+        """Streams the scheduler's advice on the number of agents: at once, and at every change."""
         try:
             self._authorize(context, SCOPE_VIEW)
             async for advice in self._scheduler.watch_scaling(request):

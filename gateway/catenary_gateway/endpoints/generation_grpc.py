@@ -1,4 +1,4 @@
-"""The Generation service: text as a stream of responses."""
+"""The Generation service of gRPC, which returns generated text as a stream of responses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from catenary_services.grpc.sampling_messages import sampling_of_message
 
 GENERATE = "catenary.v1.Generation/Generate"
 READ_GRACE_S = 30.0
-"""A client that reads nothing of its answer for so long is given up: what waits takes memory."""
+"""Seconds without any reading after which a client is given up, because what it has not read takes
+memory."""
 _LONGEST_ID = 256
 _LONGEST_NS = int(LONGEST_SLO_MS * NANOSECONDS_PER_MILLISECOND)
 
@@ -37,7 +38,7 @@ Response = generation_pb2.GenerateResponse
 
 
 class GenerationService(generation_pb2_grpc.GenerationServicer):
-    """Checks the key, converts, reads the answer and converts back."""
+    """The Generation service, which converts requests to generations and pieces to responses."""
 
     def __init__(self, pipeline: RequestPipeline) -> None:
         self._pipeline = pipeline
@@ -46,7 +47,7 @@ class GenerationService(generation_pb2_grpc.GenerationServicer):
     async def Generate(  # type: ignore[override]  # noqa: N802 - named by the protocol
         self, request: generation_pb2.GenerateRequest, context: Context
     ) -> None:
-        """One answer; ends with a response that has finish_reason set."""
+        """Streams one answer; `finish_reason` is set in its last response."""
         pipeline, metadata = self._pipeline, metadata_of(context)
         arrival = pipeline.arrive(GENERATE, metadata.get("traceparent"), context.time_remaining())
         principal = entered()
@@ -75,7 +76,7 @@ def prompt_of(request: generation_pb2.GenerateRequest) -> Prompt:
     """Returns the one prompt of a request.
 
     Raises:
-        InvalidInput: there is none, or more than one.
+        InvalidInput: There is none, more than one, or a message without a role.
     """
     given: list[Prompt] = []
     if request.prompt:
@@ -95,7 +96,7 @@ def prompt_of(request: generation_pb2.GenerateRequest) -> Prompt:
 
 
 def terms_of(request: generation_pb2.GenerateRequest) -> GenerationOptions:
-    """Returns what is asked beside the text."""
+    """Returns the options of a request: its time limits, priority and what is reported."""
     return GenerationOptions(
         deadline_ns=min(request.deadline_ns, _LONGEST_NS) or None,
         time_to_first_token_ns=min(request.time_to_first_token_slo_ns, _LONGEST_NS) or None,

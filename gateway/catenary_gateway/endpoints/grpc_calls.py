@@ -1,4 +1,4 @@
-"""What every gRPC method of a gateway has in common."""
+"""Helpers that all gRPC methods of a gateway share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Method = Callable[[S, Request, _Context], Awaitable[Response]]
 def answered(
     method: Callable[Concatenate[S, Request, P], Awaitable[Response]],
 ) -> Callable[Concatenate[S, Request, P], Awaitable[Response]]:
-    """Turns whatever `method` raises into a status with details."""
+    """Wraps `method`: any error it raises ends the call with a status and details."""
 
     @functools.wraps(method)
     async def call(self: S, request: Request, /, *args: P.args, **kwargs: P.kwargs) -> Response:

@@ -1,7 +1,7 @@
-"""The bodies of HTTP requests: read as they come, inflated and parsed off the event loop.
+"""Reading of HTTP request bodies, which are inflated and parsed off the event loop.
 
-What a body holds is taken from the gateway's room as its bytes arrive, so that who announces much
-and sends nothing holds nothing.
+A body takes its share of the gateway's memory limit as its bytes arrive, so that a client that
+announces much and sends nothing holds nothing.
 """
 
 from __future__ import annotations
@@ -20,29 +20,32 @@ from catenary_gateway.admission.concurrency_limiter import ConcurrencyPermit
 from catenary_services.errors import DeadlineExceeded, InvalidInput, Overloaded, PayloadTooLarge
 
 LONGEST_S = 60.0
-"""A body may take so long in all."""
+"""Longest time in seconds for a body to arrive."""
 SILENCE_S = 10.0
-"""No byte of a body for so long is the end of it."""
+"""Longest time in seconds without any byte of a body."""
 OFF_LOOP_BYTES = 64 * 1024
-"""What is larger is inflated and parsed by a thread."""
+"""Bodies above this size are inflated and parsed in a thread."""
 MOST_RATIO = 100
-"""A body that inflates to more times its size was made to; text inflates to less than ten."""
+"""Most bytes that one byte of a compressed body may inflate to. Text reaches less than ten; more is
+made on purpose."""
 _RATIO_FROM_BYTES = 1 << 20
-"""Small ones may: all zeros are a tensor, too."""
+"""Inflated size up to which any ratio is accepted, because a small tensor of zeros has a large
+one."""
 _STEP_BYTES = 256 * 1024
 _LARGE_BYTES = 2 * 1024 * 1024
-"""Larger ones are inflated and parsed one after the other: each may make as much again."""
+"""Bodies above this size are inflated and parsed one at a time, because each may need as much
+again."""
 _WORKERS = 2
 _MOST_WAITING = 64
 _RETRY_NS = 100_000_000
 _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 47}
-"""zlib's `wbits` of each encoding; 47 takes both forms of "deflate" that begin with a header."""
+"""zlib's `wbits` by encoding; 47 accepts both forms of "deflate" that begin with a header."""
 
 T = TypeVar("T")
 
 
 class BoundedThreadPool:
-    """Threads for what would hold up the event loop; bounded, as is who waits for them."""
+    """A thread pool for work that would block the event loop; few callers may wait for it."""
 
     def __init__(self, workers: int = _WORKERS, most_waiting: int = _MOST_WAITING) -> None:
         self._pool = ThreadPoolExecutor(workers, "http-body")
@@ -51,10 +54,10 @@ class BoundedThreadPool:
         self._large = asyncio.Semaphore(1)
 
     async def run(self, nbytes: int, work: Callable[[], T]) -> T:
-        """Returns what `work` does, which is about so many bytes; small work is done at once.
+        """Returns the result of `work`, which handles `nbytes` bytes; small work runs at once.
 
         Raises:
-            Overloaded: too much is waiting already.
+            Overloaded: Too many callers are waiting already.
         """
         if nbytes <= OFF_LOOP_BYTES:
             return work()
@@ -74,15 +77,15 @@ class BoundedThreadPool:
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            # Also where nobody waits for it any more, the thread is busy.
+            # The caller is gone, but the thread is still busy and must be counted until it is done.
             if not future.cancel():
                 await asyncio.gather(future, return_exceptions=True)
             raise
         finally:
-            del future  # what it raised names this frame, which would name it
+            del future  # its exception refers to this frame: this breaks the cycle
 
     def close(self) -> None:
-        """Ends the threads once they are done."""
+        """Ends the threads once their present work is done."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -90,11 +93,11 @@ OFF_LOOP: web.AppKey[BoundedThreadPool] = web.AppKey("off_loop", BoundedThreadPo
 
 
 def require_announced(request: web.Request, most_bytes: int) -> None:
-    """Returns if the body may be read, by what its headers say.
+    """Checks by a request's headers that its body may be read.
 
     Raises:
-        PayloadTooLarge: it is announced to have more than `most_bytes`.
-        InvalidInput: it is encoded as nobody here can decode.
+        PayloadTooLarge: The announced size is more than `most_bytes`.
+        InvalidInput: The encoding is not supported.
     """
     if (request.content_length or 0) > most_bytes:
         raise PayloadTooLarge(f"the body has more than {most_bytes} bytes")
@@ -106,18 +109,18 @@ def require_announced(request: web.Request, most_bytes: int) -> None:
 async def body_of(
     request: web.Request, most_bytes: int, permit: ConcurrencyPermit | None = None
 ) -> bytes:
-    """Returns the body, inflated.
+    """Returns the inflated body of a request.
 
     Args:
-        request: Whose.
-        most_bytes: More is refused as soon as it is there.
-        permit: Holds what is there; None for bodies that are always small.
+        request: The request.
+        most_bytes: A larger body is refused as soon as more has arrived.
+        permit: The permit that counts its bytes; None for bodies that are always small.
 
     Raises:
-        PayloadTooLarge: it has more than `most_bytes`.
-        Overloaded: there is no room for it.
-        DeadlineExceeded: it came too slowly.
-        InvalidInput: it is not compressed as announced.
+        PayloadTooLarge: The body has more than `most_bytes`.
+        Overloaded: The gateway has no room for the body.
+        DeadlineExceeded: The body arrived too slowly.
+        InvalidInput: The body is not compressed as announced.
     """
     require_announced(request, most_bytes)
     body = await _received(request, most_bytes, permit)
@@ -137,11 +140,11 @@ async def body_of(
 
 
 def inflated(body: bytes, window: int, most_bytes: int) -> bytes:
-    """Returns `body` decompressed, a step at a time: other threads go on between.
+    """Returns `body` decompressed in steps, between which other threads can run.
 
     Raises:
-        PayloadTooLarge: it is more than `most_bytes`, or much more than its size.
-        InvalidInput: it does not decompress, or is followed by something.
+        PayloadTooLarge: The result is larger than `most_bytes`, or suspiciously larger than `body`.
+        InvalidInput: The body does not decompress, or other bytes follow it.
     """
     most = min(most_bytes, max(_RATIO_FROM_BYTES, len(body) * MOST_RATIO))
     pieces: list[bytes] = []
@@ -189,7 +192,7 @@ async def _received(
 
 
 def _note_read(nbytes: int) -> None:
-    """Notes what the request cost, should it turn out to be its sender's fault."""
+    """Notes the bytes read of a request, which its sender is charged for if it is refused."""
     if (found := caller.get()) is not None:
         found.read_bytes = nbytes
 

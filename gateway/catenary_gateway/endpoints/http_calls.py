@@ -1,4 +1,4 @@
-"""What every HTTP route of a gateway has in common."""
+"""Helpers that all HTTP routes of a gateway share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turns whatever a route raises into the error body its clients parse, and charges for it."""
+    """Middleware that answers any error of a route with JSON, and charges its sender for it."""
     quotas = request.app[PIPELINE].authorizer.quotas
     arrived = Caller(quotas, address_of(request))
     caller.set(arrived)
@@ -39,7 +39,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except web.HTTPRequestEntityTooLarge:
         error: CatenaryError = PayloadTooLarge("the body is larger than accepted")
     except web.HTTPException as exc:
-        # aiohttp's own: no such route, wrong method, a body it could not read.
+        # aiohttp raises these: no such route, wrong method, a body it could not read.
         arrived.charge(_NO_ROUTE)
         try:
             quotas.require_good(arrived.subject)
@@ -54,21 +54,21 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 def enter(request: web.Request, *, counts: bool = False) -> Principal:
-    """Lets a caller in, before anything is read of its body; see `RequestPipeline.enter`.
+    """Lets a caller in before its body is read; see `RequestPipeline.enter`.
 
     Raises:
-        CatenaryError: it may not.
+        CatenaryError: The caller is refused.
     """
     return request.app[PIPELINE].enter(bearer(request), address_of(request), counts=counts)
 
 
 def address_of(request: web.Request) -> str:
-    """Returns where a request comes from."""
+    """Returns the network address of a request's sender, "unknown" if it is gone."""
     return request.remote or "unknown"
 
 
 def error_response(request: web.Request, error: CatenaryError) -> web.Response:
-    """Returns `error` as an answer to `request`."""
+    """Returns the response that reports `error` in the form of the request's protocol."""
     openai = request.path.startswith(OPENAI_PREFIX)
     headers = http_headers(error)
     request_id = request_id_of(request) if openai else ""
@@ -80,7 +80,7 @@ def error_response(request: web.Request, error: CatenaryError) -> web.Response:
         headers=headers,
     )
     if request.content.exception() is not None:
-        # The rest of a broken body cannot be told from the next request; say so.
+        # After a broken body the next request cannot be found, so the connection is closed.
         response.force_close()
     return response
 
@@ -88,7 +88,7 @@ def error_response(request: web.Request, error: CatenaryError) -> web.Response:
 def json_response(
     document: object, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    """Returns `document` as JSON."""
+    """Returns a response with `document` as JSON."""
     return web.Response(
         body=json.dumps(document).encode(),
         status=status,
@@ -98,13 +98,13 @@ def json_response(
 
 
 def request_id_of(request: web.Request) -> str:
-    """Returns the id the caller gave, shortened if too long; empty if none that can be echoed."""
+    """Returns the id that the caller gave, cut to 256 characters; "" if it cannot be echoed."""
     given = request.headers.get(REQUEST_ID, "")[:_LONGEST_ID]
     return given if given.isprintable() else ""
 
 
 def bearer(request: web.Request) -> str | None:
-    """Returns the key the caller presented."""
+    """Returns the header with the key that the caller presents; None if it has none."""
     return request.headers.get("Authorization")
 
 

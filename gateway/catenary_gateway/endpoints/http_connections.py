@@ -1,7 +1,7 @@
-"""Connections to the HTTP endpoint: how many there may be, and how long one may say nothing.
+"""Limits on connections to the HTTP endpoint: their number, and the time without a request.
 
-aiohttp bounds the size of headers and, between requests, the time; it waits for ever for the first
-request of a connection ("slow loris").
+aiohttp limits the size of headers and the time between requests, but waits for ever for the first
+request of a connection (the "slow loris" attack).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from catenary_services.log import get_logger
 
 MOST_CONNECTIONS = 8192
 MOST_OF_ONE_SOURCE = 2048
-"""Connections from one address, of which those without a request go first."""
+"""Most connections from one address; if there are more, those without a request are closed."""
 FIRST_REQUEST_S = 15.0
-"""So long after it was opened a connection must have sent the headers of a request."""
+"""Seconds within which a new connection must have sent the headers of a request."""
 _LOOK_S = 0.5
 
 _log = get_logger("catenary_gateway.http")
@@ -29,7 +29,7 @@ _Connection = RequestHandler
 
 
 class ConnectionWatcher:
-    """Watches over a server's connections from `start` to `stop`."""
+    """A watcher that closes surplus and silent connections of a server, from `start` to `stop`."""
 
     def __init__(
         self,
@@ -41,17 +41,15 @@ class ConnectionWatcher:
         self._first_request_s = first_request_s
         self._most = most
         self._served: set[_Connection] = set()
-        """Those that have sent a request."""
+        """The connections that have sent a request."""
         self._since: dict[_Connection, float] = {}
-        """When those were first seen that have not."""
+        """Time at which each connection without a request was first seen, in seconds."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self, server: web.Server) -> None:
-        """Begins to watch."""
         self._task = asyncio.create_task(self._watch(server))
 
     async def stop(self) -> None:
-        """Ends watching."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -60,7 +58,7 @@ class ConnectionWatcher:
         """Closes the connections that waited too long for their first request, or are too many.
 
         Returns:
-            How many.
+            The number of closed connections.
         """
         open_now = set(connections)
         self._served &= open_now
@@ -70,7 +68,7 @@ class ConnectionWatcher:
         late += self._too_many_of_one(connections, silent, set(late))
         left = len(connections) - len(late)
         if left > self._most:
-            # Those that have done nothing yet, the latest first.
+            # Connections without a request are closed, the latest first.
             young = [each for each in silent if each not in late]
             young.sort(key=lambda each: self._since[each], reverse=True)
             late += young[: left - self._most]
@@ -83,7 +81,7 @@ class ConnectionWatcher:
     def _too_many_of_one(
         self, connections: list[_Connection], silent: list[_Connection], late: set[_Connection]
     ) -> list[_Connection]:
-        """Returns the youngest silent connections of sources that have more than one may."""
+        """Returns the surplus of sources with too many connections: their youngest silent ones."""
         if len(connections) <= self._most_of_one_source:
             return []
         of_source = Counter(map(_source_of, connections))
@@ -97,7 +95,7 @@ class ConnectionWatcher:
 
     @property
     def middleware(self) -> Any:
-        """Notes which connections have sent a request; the outermost of the application."""
+        """The middleware that notes which connections sent a request; it is the outermost one."""
 
         @web.middleware
         async def note(request: web.Request, handler: Handler) -> web.StreamResponse:

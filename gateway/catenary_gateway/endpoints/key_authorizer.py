@@ -1,4 +1,4 @@
-"""What gRPC endpoints ask first: key, quota and room are looked at before a message is read."""
+"""The first check of gRPC calls: key, quota and room, before a message is read."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class KeyAuthorizer:
-    """Lets in callers with a key that may ask for more."""
+    """An authorizer that admits callers by their API key."""
 
     def __init__(self, pipeline: RequestPipeline) -> None:
         self._pipeline = pipeline
 
     def enter(self, method: str, context: Context, peer: str) -> str:
-        """Returns whose key it is; "" for methods that need none, and where there are no keys.
+        """Returns the name of the caller's key; "" if no key is needed or none are configured.
 
         Raises:
-            Unauthenticated: keys are configured and this is none of them.
-            QuotaExceeded: it made as many requests as it may, or too many that were refused.
-            Overloaded: too many requests are being worked on.
+            Unauthenticated: Keys are configured and this is none of them.
+            QuotaExceeded: The key made as many requests as it may, or too many that were refused.
+            Overloaded: Too many requests are being worked on.
         """
         pipeline, address = self._pipeline, address_of(peer)
         metadata = metadata_of(context)
@@ -51,7 +51,7 @@ class KeyAuthorizer:
         return principal.name if pipeline.keys.enabled else ""
 
     def refused(self, method: str, context: Context, error: CatenaryError) -> None:
-        """Charges the caller for a message that could not be taken."""
+        """Charges the caller for a message that was refused."""
         arrived = caller.get()
         if arrived is not None:
             arrived.charge(error)
@@ -60,7 +60,10 @@ class KeyAuthorizer:
 def inference_call_policy(
     pipeline: RequestPipeline, slack_bytes: int, receiving_bytes: int
 ) -> CallPolicy:
-    """Returns what endpoints for clients take; tensors have `slack_bytes` of names beside them."""
+    """Returns the policy of inference endpoints: key checks, and limits on message sizes.
+
+    A message may have `slack_bytes` more than its tensors or prompt.
+    """
     largest = pipeline.admission.max_request_bytes + slack_bytes
     longest = {
         f"{_OIP}/ModelInfer": largest,
@@ -71,5 +74,5 @@ def inference_call_policy(
 
 
 def admin_longest() -> dict[str, int]:
-    """Returns the longest message of each method of the endpoint for operators that needs more."""
+    """Returns the size limits in bytes of Admin methods that need more than the usual one."""
     return {"/catenary.v1.Admin/ApplyPlan": _PLAN_BYTES}

@@ -1,4 +1,4 @@
-"""Answers a stream's requests concurrently, but in their order."""
+"""Concurrent answers to the requests of a stream, written in the order of the requests."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ async def answer_in_order(
     write: Callable[[Response], Awaitable[object]],
     most: int,
 ) -> None:
-    """Returns when every request of the stream is answered.
+    """Answers every request of a stream, and returns when all answers are written.
 
-    At most `most` requests are worked on or wait to be written; then no more are read, and flow
+    At most `most` requests are worked on or wait to be written. Then no more are read, and flow
     control holds the client back. `answer` must not raise.
     """
     async with asyncio.TaskGroup() as tasks:

@@ -1,6 +1,6 @@
 """The request parameters Catenary understands: `slo_ms`, `deadline_unix_ms`, `priority`.
 
-Everything else is somebody else's and ignored, as the protocol wants it.
+All other parameters are ignored, as the protocol demands.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from catenary_services.errors import DeadlineExceeded, InvalidInput
 
 NANOSECONDS_PER_MILLISECOND = 1_000_000
 LONGEST_SLO_MS = 3_600_000.0
-"""An hour; longer ones are taken as this."""
+"""Longest objective in milliseconds, one hour; longer ones are cut to this."""
 
 _PRIORITY_LIMIT = 2**31
 
 
 def terms_of(parameters: Mapping[str, object], now_unix_ns: int) -> InferenceOptions:
-    """Returns what these parameters ask for.
+    """Returns the options that a request's parameters ask for.
 
     Args:
         parameters: Plain values by name.
-        now_unix_ns: Wall time, for `deadline_unix_ms`.
+        now_unix_ns: Nanoseconds since 1970, to which `deadline_unix_ms` is compared.
 
     Raises:
-        InvalidInput: a value is of the wrong type or out of range.
+        InvalidInput: A value is of the wrong type or out of range.
         DeadlineExceeded: `deadline_unix_ms` has passed.
     """
     if not parameters:
@@ -68,7 +68,7 @@ def _number(value: object, name: str) -> float:
         raise InvalidInput(_field(name), "must be a number")
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidInput(_field(name), "must be finite")
-    # An integer of any size is fine here; as a float it could overflow.
+    # An integer may have any size, which could overflow as a float.
     return float(min(max(value, -(2**62)), 2**62))
 
 

@@ -1,4 +1,4 @@
-"""The model repository extension of the Open Inference Protocol, as far as it fits."""
+"""The model repository extension of the Open Inference Protocol, except unloading."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ EXTENSIONS = ("model_repository", "binary_tensor_data", "parameters")
 
 
 class Repository:
-    """Lists models; loads by deploying at the scheduler."""
+    """The model repository of the cluster; loading a model deploys it at the scheduler."""
 
     def __init__(self, catalog: Catalog, scheduler: SchedulerAdmin) -> None:
         self._catalog = catalog
         self._scheduler = scheduler
 
     def index(self, *, ready_only: bool) -> Iterator[tuple[str, str, str, str]]:
-        """Yields (name, version, state, reason)."""
+        """Yields (name, version, state, reason) of every model; a ready one has no reason."""
         for model in self._catalog.models():
             if model.ready:
                 yield model.key.name, model.key.version, "READY", ""
@@ -29,7 +29,7 @@ class Repository:
                 yield model.key.name, model.key.version, "UNAVAILABLE", model.not_ready_reason
 
     async def load(self, name: str, timeout_s: float | None) -> None:
-        """Deploys "name" or "name:version" with the defaults of its manifest."""
+        """Deploys a model, "name" or "name:version", with the defaults of its manifest."""
         if not name:
             raise InvalidInput("model_name", "is empty")
         model, _, chosen = name.partition(":")
@@ -37,10 +37,10 @@ class Repository:
         await self._scheduler.call("DeployModel", request, timeout_s)
 
     def unload(self, name: str) -> None:
-        """Refuses: a model leaves by a plan without it, so that nothing is cut off.
+        """Refuses to unload a model, which leaves by a plan without it, so that nothing is cut off.
 
         Raises:
-            NotSupported: always.
+            NotSupported: Always.
         """
         raise NotSupported(
             f"unloading {name!r} is not offered; apply a plan without the model instead"
@@ -48,7 +48,7 @@ class Repository:
 
 
 def server_version() -> str:
-    """Returns the version of this release."""
+    """Returns the version of this release, "0" if the package is not installed."""
     try:
         return version("catenary")
     except PackageNotFoundError:

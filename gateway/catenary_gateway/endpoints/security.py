@@ -1,4 +1,4 @@
-"""How the endpoints of a gateway are protected, and what goes through them on behalf of others."""
+"""TLS of a gateway's endpoints, and the credentials it passes on to the scheduler."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from catenary_services.security.roles import RoleAuthorizer
 from catenary_services.security.tls import ServerSecurity
 
 on_behalf_of: ContextVar[str] = ContextVar("on_behalf_of", default="")
-"""What the caller of an endpoint gave as `authorization`: the scheduler wants to see it too, since
-a gateway may not change the cluster by itself. Each call has a context of its own."""
+"""The `authorization` that the present call's sender gave. The scheduler gets it too, because a
+gateway may not change the cluster by itself. Each call has a context of its own."""
 
 
 def passed_on(metadata: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...] | None:
-    """Returns the metadata of a call to the scheduler, with the caller's own proof."""
+    """Returns the metadata of a call to the scheduler, with the sender's credentials if any."""
     presented = on_behalf_of.get()
     return (*metadata, ("authorization", presented)) if presented else metadata or None
 
 
 def endpoint_security(settings: GatewaySettings) -> ServerSecurity:
-    """Returns how clients are met: TLS without client certificates, unless the settings say so.
+    """Returns the TLS settings for clients: TLS without client certificates by default.
 
     Raises:
-        InvalidInput: settings that contradict each other.
+        InvalidInput: The settings contradict each other.
     """
     if settings.doors_insecure and not settings.insecure:
         if settings.door_cert_file is not None:
@@ -43,7 +43,7 @@ def endpoint_security(settings: GatewaySettings) -> ServerSecurity:
 def admin_security(
     settings: GatewaySettings, *, has_keys: bool
 ) -> tuple[ServerSecurity, RoleAuthorizer | None]:
-    """Returns how operators are met: by their keys, or else by their certificates."""
+    """Returns TLS and authorization for operators, who have keys or else certificates."""
     if has_keys or settings.doors_insecure or settings.insecure:
         return endpoint_security(settings), None
     return ServerSecurity.from_settings(settings), RoleAuthorizer(settings.cluster, insecure=False)

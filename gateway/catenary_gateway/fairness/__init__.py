@@ -1,7 +1,7 @@
-"""Who is let in when more is asked than can be served (docs/security.md, "Fair share").
+"""Admission under overload, fair among API keys (docs/security.md, "Fair share").
 
     limit          how much of a model's work may be unanswered, learnt from the time it takes
-    credits        who of those that want more than their share has had the least
+    credits        which of the keys that want more than their share has had the least
     fair_limiter   both for one model: lets a request in or not, at once
     fair_limiters  the limiters of all models, and the errors callers get
 

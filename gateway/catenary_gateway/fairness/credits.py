@@ -1,19 +1,19 @@
-"""Who of those that want more than their share has had the least.
+"""Fairness among the API keys of a model: the key that has had the least for its share goes first.
 
-Every key has a counter of what it was served, divided by its share; who is behind goes first. That
-is the virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024),
-with two differences: here nobody queues, so those count as waiting who were refused a moment ago;
-and a key that was away is not lifted to the level of the others but to `allowance` below it, so
-that one that asks for just its share keeps it in spite of the chance in when it asks.
+Every key has a counter of what it was served, divided by its share; the key with the lowest counter
+goes first. That is the virtual token counter (Sheng et al., "Fairness in Serving Large Language
+Models", OSDI 2024), with two differences. Nobody queues here, so keys count as waiting that were
+refused a moment ago. And a key that was away is not lifted to the level of the others but to
+`allowance` below it, so that a key that asks for just its share gets it although it asks at random.
 
-Fair is weighted max-min: who asks for less than its share gets all of it, what it leaves goes to
-the others by their shares.
+The aim is weighted max-min fairness: a key that asks for less than its share gets all it asks for,
+and the rest goes to the others by their shares.
 """
 
 from __future__ import annotations
 
 PATIENCE_NS = 2_000_000_000
-"""Who was refused wants more for so long."""
+"""Nanoseconds after a refusal for which a key counts as wanting more."""
 
 
 class _Counter:
@@ -22,9 +22,9 @@ class _Counter:
     def __init__(self, share: float, served: float) -> None:
         self.share = share
         self.served = served
-        """Cost of what it was served since somebody was refused, divided by its share."""
+        """Cost of what the key was served since some key was refused, divided by its share."""
         self.refused_ns: int | None = None
-        """When it was refused last; None: not lately, it has what it wants."""
+        """Time of its last refusal; None if that is long ago: then the key has what it wants."""
 
 
 class FairCredits:
@@ -33,21 +33,21 @@ class FairCredits:
     def __init__(self) -> None:
         self._counters: dict[str, _Counter] = {}
         self._wanting: dict[str, _Counter] = {}
-        """Those that were refused lately, the latest at the end."""
+        """The keys that were refused less than `PATIENCE_NS` ago, the latest at the end."""
 
     @property
     def wanting(self) -> int:
-        """How many keys want more than they get."""
+        """Number of keys that want more than they get."""
         return len(self._wanting)
 
     def is_behind(self, key: str, share: float, allowance: float, now_ns: int) -> bool:
-        """True if a key has had no more than its share, beside those that want more.
+        """Returns True if a key has had no more than its share, among those that want more.
 
         Args:
-            key: Its name.
-            share: Its share.
-            allowance: Cost it may be ahead of or behind its share by chance.
-            now_ns: The moment.
+            key: Name of the key.
+            share: The key's share, relative to the shares of others.
+            allowance: Cost by which the key may be ahead of or behind its share by chance.
+            now_ns: The present time on the monotonic clock.
         """
         self._forget(now_ns)
         if not self._wanting:
@@ -67,12 +67,12 @@ class FairCredits:
         return counter.served <= mean + 1e-9 * (1.0 + abs(mean))
 
     def charge(self, key: str, share: float, cost: float) -> None:
-        """Notes what a key is served; a negative cost takes back what it was not."""
+        """Adds the cost of what a key is served; a negative cost takes back what it was not."""
         if self._wanting:
             self._counter(key, share).served += cost / share
 
     def refused(self, key: str, share: float, now_ns: int) -> None:
-        """Notes that a key wanted more."""
+        """Notes that a key was refused, and so wants more than it gets."""
         counter = self._counter(key, share)
         counter.refused_ns = now_ns
         self._wanting.pop(key, None)
@@ -81,7 +81,7 @@ class FairCredits:
     def _counter(self, key: str, share: float) -> _Counter:
         counter = self._counters.get(key)
         if counter is None:
-            # Who comes anew has neither a claim on what it did not ask for nor a debt.
+            # A new key has neither a debt nor a claim to what it did not ask for before.
             weight = sum(other.share for other in self._wanting.values())
             served = sum(other.share * other.served for other in self._wanting.values())
             counter = _Counter(share, served / weight if weight else 0.0)

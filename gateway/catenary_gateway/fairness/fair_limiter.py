@@ -1,4 +1,4 @@
-"""Lets a request for one model in, or not, at once (pure)."""
+"""The admission of requests for one model, which admits or refuses each at once (pure)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from catenary_gateway.fairness.credits import FairCredits
 from catenary_gateway.fairness.limit import AdaptiveLimit
 
 OPEN_SHARE = 0.8
-"""So much of the limit is for whoever comes first; the rest for those that are behind."""
+"""Share of the limit that is open to every key; the rest is for keys that are behind."""
 _SHORTEST_RETRY_NS = 100_000_000
 _LONGEST_RETRY_NS = 5_000_000_000
 _SMOOTHING = 0.05
@@ -17,22 +17,22 @@ _SMOOTHING = 0.05
 
 @dataclass(frozen=True, slots=True)
 class FairRequest:
-    """Who wants in, and what it takes."""
+    """A request for admission: its key, and its cost to the limit and to the key's share."""
 
     key: str
     share: float
     priority: int
-    """Higher is more urgent."""
+    """Priority of the request; higher is more urgent."""
     size: float = 1.0
-    """Of the limit: rows, or one generation."""
+    """Part of the limit that it takes: its rows, or 1 for a generation."""
     cost: float = 1.0
-    """Of the key's share: rows, or tokens."""
+    """Cost to the key's share: rows, or tokens."""
     budget_ns: int = 0
-    """What it gives until the moment `FairLimiter.answered` is called at."""
+    """Nanoseconds that may pass until `FairLimiter.answered` is called for it."""
 
 
 class LimiterEntry:
-    """A request that was let in, until it has what its limit is about."""
+    """A request that was let in; it is inside until its answer, its first token, or its failure."""
 
     __slots__ = ("began_ns", "inside", "request")
 
@@ -43,9 +43,9 @@ class LimiterEntry:
 
 
 class FairLimiter:
-    """The limiter of one model.
+    """The admission limiter of one model.
 
-    Invariant: `unanswered` is the size of all entries that are inside.
+    Invariant: `unanswered` is the sum of the sizes of all entries that are inside.
     """
 
     def __init__(self, now_ns: int) -> None:
@@ -57,15 +57,15 @@ class FairLimiter:
         self._refused_share = 0.0
 
     def would_admit(self, request: FairRequest, now_ns: int) -> bool:
-        """True if a request would be let in now; nothing changes but that a refusal is noted."""
+        """Returns True if a request would be let in now; changes nothing but notes a refusal."""
         limit = self.limit.value
         if math.isinf(limit):
             return True
-        # Who is more urgent is not kept out by who is less; the scheduler serves it first.
+        # Less urgent requests do not count, because the scheduler serves more urgent ones first.
         ahead = self._ahead(request.priority)
         allowance = max(1.0, limit) * (self._usual_cost or request.cost)
         behind = self.credits.is_behind(request.key, request.share, allowance, now_ns)
-        # A large request waits for no emptier moment than half full: small ones would starve it.
+        # A large request gets in once half of the limit is free, or small ones would starve it.
         size = min(request.size, limit / 2)
         if not ahead or ahead + size <= limit * (1.0 if behind else OPEN_SHARE):
             return True
@@ -75,7 +75,7 @@ class FairLimiter:
         return False
 
     def admit(self, request: FairRequest, now_ns: int) -> LimiterEntry | None:
-        """Lets a request in, or returns None."""
+        """Lets a request in, or returns None to refuse it."""
         if not self.would_admit(request, now_ns):
             return None
         self.unanswered += request.size
@@ -89,25 +89,25 @@ class FairLimiter:
         return LimiterEntry(request, now_ns)
 
     def answered(self, entry: LimiterEntry, now_ns: int) -> None:
-        """It has its answer (or its first token)."""
+        """Notes that an entry has its answer, or its first token."""
         if self._leave(entry):
             self.limit.answered(entry.began_ns, entry.request.budget_ns, entry.request.size, now_ns)
 
     def lost(self, entry: LimiterEntry, now_ns: int) -> None:
-        """It was refused, or late, for want of capacity."""
+        """Notes that an entry was refused later, or late, because capacity was short."""
         if self._leave(entry):
             self.limit.lost(entry.began_ns, entry.request.budget_ns, now_ns)
 
     def left(self, entry: LimiterEntry) -> None:
-        """It ended for reasons that say nothing about capacity."""
+        """Notes that an entry ended for reasons that say nothing about capacity."""
         self._leave(entry)
 
     def correct(self, entry: LimiterEntry, cost: float) -> None:
-        """It really cost so much."""
+        """Corrects an entry's cost to its key to what it really was."""
         self.credits.charge(entry.request.key, entry.request.share, cost - entry.request.cost)
 
     def retry_after_ns(self) -> int:
-        """Returns when who was refused should come back: the later, the more are refused."""
+        """Returns after how many nanoseconds to try again: the more are refused, the later."""
         expected = self.limit.usual_ns / max(0.02, 1.0 - self._refused_share)
         return int(min(max(expected, _SHORTEST_RETRY_NS), _LONGEST_RETRY_NS))
 

@@ -1,4 +1,4 @@
-"""The limiters of all models: from a request to "come in" or to the error its caller gets."""
+"""The admission limiters of all models, and the errors of requests that they refuse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_LIMITERS = 4096
 
 
 class FairPermit:
-    """A request that was let in, until its end."""
+    """A request that was let in, from its admission to its end."""
 
     __slots__ = ("_clock", "_entry", "_limiter")
 
@@ -24,11 +24,11 @@ class FairPermit:
         self._clock = clock
 
     def answered(self) -> None:
-        """It has its answer, or its first token."""
+        """Notes that the request has its answer, or its first token."""
         self._limiter.answered(self._entry, self._clock())
 
     def failed(self, error: BaseException, cost: float = 0.0) -> None:
-        """It ended with an error, and cost its key so much all the same; once."""
+        """Notes, once, that the request ended with an error; `cost` is what it cost its key."""
         if _for_want_of_capacity(error):
             self._limiter.lost(self._entry, self._clock())
         else:
@@ -36,12 +36,12 @@ class FairPermit:
         self.cost(cost)
 
     def cost(self, cost: float) -> None:
-        """It really cost its key so much; once, at its end."""
+        """Notes, once at the end, what the request cost its key."""
         self._limiter.correct(self._entry, cost)
 
 
 class FairLimiters:
-    """One limiter for each model, made when it is first asked for."""
+    """The limiters by model, each made at the first request for its model."""
 
     def __init__(self, *, enabled: bool = True, clock: Callable[[], int] | None = None) -> None:
         self._enabled = enabled
@@ -49,12 +49,12 @@ class FairLimiters:
         self._limiters: dict[str, FairLimiter] = {}
 
     def precheck(self, model: Model, principal: Principal) -> None:
-        """Returns if a small request at the key's highest priority might be let in now.
+        """Checks that a small request at the key's highest priority might be let in now.
 
-        Spares an endpoint the work of reading what would be refused.
+        An endpoint need not read the body of a request that would be refused.
 
         Raises:
-            Overloaded: it would not.
+            Overloaded: It would be refused.
         """
         limiter = self._limiters.get(model.label)
         if limiter is None or not self._enabled:
@@ -65,16 +65,16 @@ class FairLimiters:
             raise _refusal(model, limiter)
 
     def admit(self, model: Model, request: FairRequest) -> FairPermit:
-        """Lets a request in.
+        """Lets a request in, and returns its permit.
 
         Raises:
-            Overloaded: more is asked than can be answered in time; says when to come back.
+            Overloaded: The model cannot answer more in time; the error says when to come back.
         """
         now_ns = self._clock()
         limiter = self._limiters.get(model.label)
         if limiter is None:
             if len(self._limiters) >= _MOST_LIMITERS:
-                # Models come and go with versions; a limiter without requests can be made anew.
+                # Versions of models come and go; a limiter without requests can be made again.
                 self._limiters = {
                     name: limiter for name, limiter in self._limiters.items() if limiter.unanswered
                 }
@@ -88,13 +88,13 @@ class FairLimiters:
         return FairPermit(limiter, entry, self._clock)
 
     def interrupted(self) -> None:
-        """Nobody scheduled for a while: what waited then says nothing about capacity."""
+        """Notes that no scheduler led for a while: waiting times until now teach nothing."""
         now_ns = self._clock()
         for limiter in self._limiters.values():
             limiter.limit.interrupted(now_ns)
 
     def limits(self) -> dict[str, tuple[float, float]]:
-        """Returns per model how much may be unanswered (infinite: any), and how much is."""
+        """Returns by model the limit (infinite while there is none) and the unanswered amount."""
         return {
             name: (limiter.limit.value, limiter.unanswered)
             for name, limiter in self._limiters.items()
@@ -110,6 +110,6 @@ def _refusal(model: Model, limiter: FairLimiter) -> Overloaded:
 
 def _for_want_of_capacity(error: BaseException) -> bool:
     if isinstance(error, SloUnattainable):
-        # Without advice it is hopeless at any load.
+        # Without advice when to retry, the objective cannot be met at any load.
         return error.retry_after_ns is not None
     return isinstance(error, Overloaded | DeadlineExceeded)

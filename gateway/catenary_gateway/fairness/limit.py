@@ -1,4 +1,4 @@
-"""How much of a model's work may be unanswered at a time, learnt from how long answers take.
+"""A limit on a model's unanswered work, learnt from how long its answers take.
 
 Little's law: what is unanswered, divided by what is answered per second, is how long an answer
 takes. So with a limit on what is unanswered nobody waits for longer than that, whatever is offered,
@@ -6,9 +6,10 @@ and the device stays as busy as before as long as the limit keeps a queue in fro
 is follows from the share of their *slack* that requests spend waiting. Slack is the time a request
 has beyond what it takes on an idle cluster.
 
-Kin of the limits of TCP Vegas and of Netflix' concurrency-limits (Gradient). Different: the
-yardstick is what the callers asked for, not a multiple of the shortest time seen, since a device
-that works in batches needs a queue; and what was sent before the last change says nothing about it.
+The limits of TCP Vegas and of Netflix' concurrency-limits (Gradient) are related. Here the
+yardstick is the time that callers give, not a multiple of the shortest time seen, since a device
+that works in batches needs a queue; and requests sent before the last change of the limit say
+nothing about it.
 """
 
 from __future__ import annotations
@@ -16,26 +17,27 @@ from __future__ import annotations
 import math
 
 TARGET = 0.7
-"""Share of its slack that all but the slowest tenth of the requests should spend waiting."""
+"""Share of its slack that a request should spend waiting at most, the slowest tenth excepted."""
 HIGH = 0.85
-"""From there on the limit is lowered; between the two it stays."""
+"""Share of the slack above which the limit is lowered; between `TARGET` and this it stays."""
 BEGINS = 0.35
-"""From there on there is a limit at all. Early: whatever is let in too much waits in vain."""
+"""Share of the slack above which there is a limit at all. It is low, because whatever is let in
+beyond the limit waits in vain."""
 LOST = 1.5
-"""Counted for a request that was refused or late for want of capacity."""
+"""Share of the slack counted for a request that was refused or late because capacity was short."""
 FLOOR = 1.0
 _RARE = 0.01
-"""So many may be lost."""
+"""Share of the requests that may be lost without lowering the limit."""
 _FEWEST = 6
 _MOST = 512
 _SHORTEST_NS = 100_000_000
 _LONGEST_NS = 5_000_000_000
 _AGEING_PER_S = 0.001
-"""The shortest time seen grows so fast, so that one of other days is forgotten."""
+"""Growth of the shortest time seen per second, so that an old one is forgotten in time."""
 _TIGHT = 1.25
 _TIGHTER_THAN_USUAL = 3.0
-"""Who gives less than so many times the shortest time asks for the unlikely, and that teaches
-nothing; the second number is for those who give less than half of what is usual for the model."""
+"""Budgets below `_TIGHT` times the shortest time ask for the unlikely and teach nothing. For a
+budget below half of the model's usual one the factor is `_TIGHTER_THAN_USUAL`."""
 _LOWEST_STEP = 0.6
 _HIGHEST_STEP = 1.5
 _PAUSE_NS = 500_000_000
@@ -43,61 +45,62 @@ _PAUSE_SHARE = 0.8
 _MEMORY_NS = 20_000_000_000
 _NEAR = 0.85
 _CAREFUL_STEP = 1.01
-"""Near where requests were lost in the last 20 s the limit grows no faster than this."""
+"""Largest growth of the limit near the value at which requests were lost in the last 20 s."""
 _SMOOTHING = 0.1
 
 
 class AdaptiveLimit:
-    """The limit of one model at one gateway; infinite until waiting takes much of the slack.
+    """The limit of one model at one gateway, infinite until waiting takes much of the slack.
 
-    Sizes are rows of inferences, or generations without a first token.
+    Sizes count rows of inferences, or generations without a first token.
     """
 
     def __init__(self, now_ns: int) -> None:
         self.value = math.inf
         self.usual_budget_ns = 0
-        """What requests give that say nothing; 0 if unknown."""
+        """Budget in nanoseconds of requests that name none; 0 if unknown."""
         self.usual_ns = 0.0
-        """What an answer takes, on average."""
+        """Moving average of the time to an answer, in nanoseconds; 0 before the first one."""
         self._shortest_ns = math.inf
         self._aged_ns = now_ns
         self._changed_ns = now_ns
         self._opened_ns = now_ns
         self._first_fresh_ns = 0
         self._last_ns = now_ns
-        """When somebody was answered last."""
+        """Time at which the last request was answered."""
         self._strains: list[float] = []
         self._lost = 0
         self._answered = 0.0
-        """Sizes times how long they took: how much was unanswered on average, and not in vain."""
+        """Sum of sizes times durations of the answered requests. Divided by the elapsed time it is
+        the mean amount unanswered, without requests that waited in vain."""
         self._peak = 0.0
         self._bound = False
         self._ceiling = math.inf
-        """Where requests were lost a while ago."""
+        """The limit at which requests were lost lately; infinite if none were."""
         self._ceiling_until_ns = 0
 
     def bounded(self, unanswered: float) -> None:
-        """Notes that something was refused because so much was unanswered."""
+        """Notes that a request was refused because of the limit."""
         self._bound = True
         self._peak = max(self._peak, unanswered)
 
     def entered(self, unanswered: float) -> None:
-        """Notes that so much is unanswered now."""
+        """Notes the amount that is unanswered after a request was let in."""
         self._peak = max(self._peak, unanswered)
 
     def interrupted(self, now_ns: int) -> None:
-        """What came until now waited for something else than its turn; it teaches nothing."""
+        """Drops what was learnt until now: requests waited for something other than their turn."""
         self._changed_ns = self._opened_ns = now_ns
         self._begin_anew()
 
     def answered(self, began_ns: int, budget_ns: int, size: float, now_ns: int) -> None:
-        """Takes an answer into account.
+        """Learns from the time to one answer.
 
         Args:
-            began_ns: When the request came.
-            budget_ns: What it gave.
-            size: How much of the limit it took.
-            now_ns: The moment.
+            began_ns: Time at which the request was let in.
+            budget_ns: Nanoseconds that its caller gave for the answer.
+            size: The part of the limit that it took.
+            now_ns: The present time on the monotonic clock.
         """
         took_ns = max(1, now_ns - began_ns)
         if self._stood_still(took_ns, now_ns):
@@ -113,7 +116,7 @@ class AdaptiveLimit:
         self._look(now_ns)
 
     def lost(self, began_ns: int, budget_ns: int, now_ns: int) -> None:
-        """Takes a request into account that had no answer in time for want of capacity."""
+        """Learns from a request that had no answer in time because capacity was short."""
         if self._stood_still(now_ns - began_ns, now_ns):
             self.interrupted(now_ns)
         elif self._teaches(budget_ns):
@@ -122,11 +125,11 @@ class AdaptiveLimit:
         self._look(now_ns)
 
     def _stood_still(self, took_ns: int, now_ns: int) -> bool:
-        """True if nobody was answered for nearly as long as this one waited.
+        """Returns True if no request was answered for nearly as long as this one took.
 
-        That is a pause and no queue, which moves meanwhile; who waited in it tells nothing of how
-        much can be asked. Where there is a limit already, few are served at a time, and gaps are
-        usual.
+        That is a pause and not a queue, which would move meanwhile; requests that waited in it say
+        nothing about capacity. Once there is a limit, few requests are served at a time and gaps
+        are usual, so none counts as a pause.
         """
         if not math.isinf(self.value):
             return False
@@ -141,7 +144,7 @@ class AdaptiveLimit:
         return budget_ns >= _TIGHT * self._shortest_ns
 
     def _learn(self, began_ns: int, strain: float, now_ns: int) -> None:
-        # What came before the last change tells of the limit before it.
+        # A request that came before the last change tells of the limit before it.
         if began_ns < self._changed_ns or len(self._strains) >= _MOST:
             return
         if not self._strains:
@@ -189,7 +192,7 @@ class AdaptiveLimit:
         if now_ns > self._ceiling_until_ns:
             self._ceiling = math.inf
         step = min(_HIGHEST_STEP, math.sqrt(TARGET / max(strain, 1e-3)))
-        # A small limit must grow, too, and one at its place must not swing.
+        # The added term lets a small limit grow, but a limit near its target must not swing.
         grown = self.value + max(self.value * (step - 1.0), min(1.0, 2.0 * (TARGET - strain)))
         near = _NEAR * self._ceiling
         if grown > near:

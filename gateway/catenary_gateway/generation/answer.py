@@ -1,4 +1,4 @@
-"""What an endpoint holds of a generation while it reads it."""
+"""The stream through which an endpoint reads one generated answer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from catenary_gateway.observability.generations import ChainChange, ObjectivesRe
 
 
 class GenerationStream:
-    """One answer as its endpoint sees it; leaving it early gives the answer up.
+    """One generated answer as its endpoint reads it; leaving it early gives the answer up.
 
-    Used as a context manager around the loop that reads it.
+    It is a context manager around the loop that reads the answer.
     """
 
     def __init__(self, session: PendingSession, give_up: Callable[[PendingSession], None]) -> None:
@@ -23,32 +23,32 @@ class GenerationStream:
         self._give_up = give_up
 
     async def next(self) -> AnswerChunk | None:
-        """Returns what is ready, waiting for something; None after the last piece.
+        """Returns all text that is ready, after waiting for some; None after the last piece.
 
         Raises:
-            CatenaryError: whatever kept the answer from being completed, at the latest when one of
-                its limits has passed, and behind everything that came before.
+            CatenaryError: The reason why the answer is incomplete. All text that was generated
+                before is returned first.
         """
         return await self._session.read()
 
     @property
     def prompt_tokens(self) -> int:
-        """Length of the prompt."""
+        """Number of tokens in the prompt."""
         return len(self._session.request.prompt)
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens generated so far, an end-of-text token included."""
+        """Number of tokens generated so far, an end-of-text token included."""
         return len(self._session.generated)
 
     @property
     def objectives(self) -> ObjectivesReport:
-        """How it does beside what it is held to and what was promised, so far."""
+        """Times of the answer so far, beside its objectives and predictions."""
         return objectives_report(self._session)
 
     @property
     def chain_changes(self) -> tuple[ChainChange, ...]:
-        """Where it went from one chain to another, so far."""
+        """The changes from one chain to another so far, in order."""
         return chain_changes(self._session)
 
     def __enter__(self) -> GenerationStream:

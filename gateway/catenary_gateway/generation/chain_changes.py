@@ -1,4 +1,4 @@
-"""An answer's ways between chains: live moves, and new starts after a loss."""
+"""Changes of an answer's chain: live moves, and restarts after a loss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from catenary_protos.catenary.v1 import common_pb2
 
 
 def chain_changes(session: PendingSession) -> tuple[ChainChange, ...]:
-    """Returns every change of the chain whose tokens the client has, in order."""
+    """Returns the chain changes of an answer, in order.
+
+    Only chains count that have brought a token to the client.
+    """
     fruitful = [start for start in session.starts if start.first_token_ns]
     return tuple(
         ChainChange(

@@ -1,4 +1,4 @@
-"""From a prompt in any form to a checked `GenerationRequest`."""
+"""Conversion of a prompt in any form to a checked `GenerationRequest`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.errors import InvalidInput
 
 TOO_LONG = "context_length_exceeded"
-"""OpenAI's code for a prompt or an answer beyond the model's context."""
+"""OpenAI's error code for a prompt or an answer beyond the model's context."""
 MOST_MESSAGES = 4096
-"""Of one conversation."""
+"""Most messages of one conversation."""
 _SEED_BITS = 63
 _GENERATED = "generated_token_ids"
 
@@ -37,11 +37,11 @@ async def request_of(
     sampling: SamplingParameters,
     options: GenerationOptions,
 ) -> GenerationRequest:
-    """Returns the request the plane takes.
+    """Returns the checked request that the session plane takes.
 
     Raises:
-        InvalidInput: the prompt is empty, too long, or not of this model's vocabulary; or prompt
-            and answer may be longer together than a session is.
+        InvalidInput: The prompt is empty, too long, or not of this model's vocabulary; or prompt
+            and answer together may be longer than a session.
     """
     field = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
     ids = await _tokens_of(model, codec, prompt, field)
@@ -69,7 +69,7 @@ async def request_of(
 
 
 def is_unicode(text: str) -> bool:
-    """True unless there is half a character in `text`, which JSON can say and UTF-8 cannot."""
+    """Returns False for text with a lone surrogate, which JSON can express and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -90,13 +90,13 @@ async def _tokens_of(model: Model, codec: TextCodec, prompt: Prompt, field: str)
     if not is_unicode(text):
         raise InvalidInput(field, "has halves of characters (lone surrogates)")
     if len(text) > codec.most_characters(model.session_tokens):
-        # Spares the work of encoding what can never fit.
+        # Text that can never fit is refused before the work of encoding it.
         raise _too_long(model, field, f"has {len(text)} characters")
     return await codec.encode(text, special_tokens=add_special_tokens)
 
 
 def _check_messages(messages: Sequence[Message], most_characters: int, model: Model) -> None:
-    """Spares the template what can never fit; it runs where nobody else does meanwhile."""
+    """Refuses conversations that can never fit, before the template blocks the event loop."""
     if len(messages) > MOST_MESSAGES:
         raise InvalidInput("messages", f"are {len(messages)}, at most {MOST_MESSAGES} may be")
     texts = (text for each in messages for text in each.values() if isinstance(text, str))
@@ -108,7 +108,7 @@ def _check_messages(messages: Sequence[Message], most_characters: int, model: Mo
 def _check_generated(
     ids: Sequence[int], sampling: SamplingParameters, vocabulary_size: int
 ) -> None:
-    """Returns if an answer can go on behind these tokens."""
+    """Raises InvalidInput if the answer cannot continue after the tokens `ids`."""
     if len(ids) >= sampling.max_tokens:
         raise InvalidInput(
             _GENERATED, f"{len(ids)} tokens leave nothing of max_tokens={sampling.max_tokens}"

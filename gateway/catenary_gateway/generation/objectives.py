@@ -1,4 +1,4 @@
-"""What a generation was held to, what was promised for it, and what came of it."""
+"""Reports that compare a generation's times with its objectives and the predictions for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from catenary_gateway.observability.generations import ObjectivesReport
 
 
 def objectives_report(session: PendingSession) -> ObjectivesReport:
-    """Returns how a generation does, as of its latest token."""
+    """Returns a generation's times, objectives and predictions, as of its latest token."""
     options, starts = session.request.options, session.starts
     order = starts[-1].order if starts else None
     first_slo_ns = order.first_token_slo_ns if order is not None else 0
@@ -16,13 +16,13 @@ def objectives_report(session: PendingSession) -> ObjectivesReport:
     own_tokens = len(session.generated) - session.continued
     first_ns, behind = session.first_token_ns, own_tokens - 1
     return ObjectivesReport(
-        # A scheduler that does not place by objectives names none; they are counted all the same.
+        # A scheduler that does not place by objectives names none: the client's are counted then.
         first_token_slo_ns=first_slo_ns or options.time_to_first_token_ns or 0,
         per_token_slo_ns=per_token_slo_ns or options.time_per_output_token_ns or 0,
         first_token_ns=first_ns - session.arrival.monotonic_ns if first_ns else 0,
         per_token_ns=(session.last_token_ns - first_ns) // behind if behind > 0 else 0,
         predicted_first_token_ns=fruitful[0].order.predicted_first_token_ns if fruitful else 0,
-        # Of one that went on elsewhere, no single chain's promise says anything about the mean.
+        # A prediction is for one chain and says nothing about a mean over several.
         predicted_per_token_ns=(
             fruitful[0].order.predicted_per_token_ns if len(fruitful) == 1 else 0
         ),

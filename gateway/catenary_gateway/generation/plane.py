@@ -1,4 +1,4 @@
-"""The session plane behind every endpoint that generates text."""
+"""The session plane, which serves every endpoint that generates text."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ _Message = scheduler_pb2.GatewayMessage
 
 @dataclass(frozen=True, slots=True)
 class GenerationIntervals:
-    """How often one hears of answers, and for how long one may hear nothing."""
+    """Intervals of the session plane, in nanoseconds."""
 
     progress_interval_ns: int = 100_000_000
-    """Between two reports to the scheduler."""
+    """Time between two progress reports to the scheduler."""
     silence_ns: int = SILENCE_NS
-    """Without a token, after which an answer is given up."""
+    """Time without a further token after which an answer is given up."""
 
 
 class GenerationObserver(Protocol):
-    """Who wants to hear how a generation gets on."""
+    """Callbacks for the progress of one generation."""
 
     def first_token(self) -> None:
-        """It has a token; may be said again."""
+        """Called for every token of the generation."""
         ...
 
     def ended(self, error: CatenaryError | None, prompt_tokens: int, answer_tokens: int) -> None:
-        """It is over."""
+        """Called once when the generation ends; `error` is None if it is complete."""
         ...
 
 
 class SessionPlane:
-    """Keeps every unanswered generation, and sees each one to its end.
+    """The registry of all unanswered generations, which sees each one to its end.
 
-    Invariant: a session is in `_requests` exactly while it has not ended.
+    Invariant: a session is in `_requests` exactly until it ends.
     """
 
     def __init__(
@@ -85,21 +85,21 @@ class SessionPlane:
 
     @property
     def unanswered(self) -> int:
-        """Number of generations being worked on."""
+        """Number of generations that have not ended."""
         return len(self._requests)
 
     @property
     def running(self) -> int:
-        """Those of them that have a chain."""
+        """Number of generations that have a chain."""
         return self._starts.running
 
     @property
     def dropped(self) -> int:
-        """Tokens nobody waits for: late, twice, or of a session that goes on elsewhere."""
+        """Number of tokens that were late, duplicates, or of a session that was replaced."""
         return self._starts.dropped
 
     def waits_for(self, now_ns: int) -> list[scheduler_pb2.UnansweredRequest]:
-        """Returns every unanswered generation and its starts, for the scheduler's audit."""
+        """Returns every unanswered generation with its starts, for the scheduler's audit."""
         return [session.waits_for(now_ns) for session in self._requests.values()]
 
     def request_id(self, number: int) -> str:
@@ -108,14 +108,14 @@ class SessionPlane:
         return session.request.id if session is not None else ""
 
     def session_id(self, request_id: str) -> int | None:
-        """Returns the session that generates for a request now; None if none does."""
+        """Returns the id of the session that generates for a request; None if none does."""
         for session in self._requests.values():
             if session.request.id == request_id and session.current is not None:
                 return session.current.session_id
         return None
 
     def limits(self, request: GenerationRequest, arrival: RequestArrival) -> AnswerLimits:
-        """Returns when a request is given up that gets no tokens, or no further ones."""
+        """Returns the time limits of a request's answer."""
         return limits_of(request, arrival, self._pace.silence_ns)
 
     def open(
@@ -124,11 +124,11 @@ class SessionPlane:
         arrival: RequestArrival,
         observer: GenerationObserver | None = None,
     ) -> GenerationStream:
-        """Asks the scheduler for a chain; if it can, `watcher` hears of what becomes of it.
+        """Asks the scheduler for a chain, and returns the stream of the answer.
 
         Raises:
-            DeadlineExceeded: the deadline passed while the request was read.
-            Overloaded: the scheduler does not keep up.
+            DeadlineExceeded: The deadline passed while the request was read.
+            Overloaded: The scheduler does not read fast enough.
         """
         limits = self.limits(request, arrival)
         session = PendingSession(next(self._numbers), request, arrival, limits)
@@ -138,7 +138,7 @@ class SessionPlane:
                 raise DeadlineExceeded(
                     "the deadline passed while the request was read", details={"stage": "arrival"}
                 )
-            # May refuse; only then is there anything to undo, so nothing is kept before.
+            # Sending may raise Overloaded, so the session is registered only after it.
             submission = session.submission(session.submitted_ns)
             self._outbox.send(_Message(submit_session=submission))
         except CatenaryError as error:
@@ -152,14 +152,14 @@ class SessionPlane:
         return GenerationStream(session, self.give_up)
 
     def give_up(self, session: PendingSession) -> None:
-        """Ends a generation nobody reads any more; nothing happens if it has ended."""
+        """Ends a generation that nobody reads any more; does nothing if it has ended."""
         self._end(session, RequestCancelled("the client went away"), "cancel")
 
     def connected(self, mine: Callable[[int], bool] | None = None) -> None:
-        """Tells a new scheduler of every unfinished generation and where it goes on.
+        """Submits every unfinished generation, with its current session, to a new scheduler.
 
         Args:
-            mine: Says by its number whether a generation is that scheduler's; None: all are.
+            mine: Says by its number whether a generation belongs to that scheduler; None: all do.
         """
         now_ns = time.monotonic_ns()
         for session in list(self._requests.values()):
@@ -167,20 +167,23 @@ class SessionPlane:
                 self._outbox.send(_Message(submit_session=session.submission(now_ns)))
 
     def resubmission(self, number: int) -> scheduler_pb2.GatewayMessage | None:
-        """Returns what another scheduler is told of a generation that was not started yet."""
+        """Returns the message that submits a generation to another scheduler.
+
+        None if the generation has ended, or was started already.
+        """
         session = self._requests.get(number)
         if session is None or session.starts:
             return None
         return _Message(submit_session=session.submission(time.monotonic_ns()))
 
     def start(self, order: scheduler_pb2.StartSession) -> None:
-        """Carries out the scheduler's order to open a session; again: somewhere else."""
+        """Carries out the scheduler's order to start or restart a session on a chain."""
         session = self._requests.get(order.request_id)
         if session is not None:
             self._starts.start(session, order)
 
     def reject(self, order: scheduler_pb2.RejectRequest) -> None:
-        """Ends a generation the scheduler gave up."""
+        """Ends a generation that the scheduler has given up."""
         session = self._requests.get(order.request_id)
         if session is None:
             return
@@ -190,15 +193,15 @@ class SessionPlane:
         self._end(session, error, "none")
 
     def tokens(self, header: frame_pb2.FrameHeader, sender: str = "") -> bool:
-        """Takes the tokens of a frame, each if it is the next one of its request.
+        """Takes the tokens of a frame, each only if it is the next one of its generation.
 
         Returns:
-            False if `sender` is on none of the rings that some of them are to come from.
+            False if some tokens are of a session whose rings do not include `sender`.
         """
         return self._starts.tokens(header, sender)
 
     async def idle(self, timeout_s: float) -> bool:
-        """Waits until no generation is unanswered; False if some still were at the end."""
+        """Waits until no generation is unanswered; returns False after a timeout."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -207,7 +210,7 @@ class SessionPlane:
         return True
 
     async def close(self, error: CatenaryError) -> None:
-        """Ends everything unanswered with `error`."""
+        """Ends every unanswered generation with `error`."""
         for session in list(self._requests.values()):
             self._end(session, error, "cancel")
         self._deadlines.close()
@@ -225,7 +228,7 @@ class SessionPlane:
     def _expired(self, number: int) -> None:
         session = self._requests[number]
         now_ns = time.monotonic_ns()
-        if now_ns < session.due_ns:  # tokens came since this was set
+        if now_ns < session.due_ns:  # tokens have come since the timer was set
             self._deadlines.add(number, session.due_ns)
             return
         stage = "execute" if session.starts else "queue"
@@ -236,7 +239,10 @@ class SessionPlane:
         self._end(session, error, "cancel")
 
     def _end(self, session: PendingSession, error: CatenaryError | None, tell: str) -> None:
-        """Ends a generation exactly once: complete, or with `error`."""
+        """Ends a generation exactly once: complete if `error` is None, else with `error`.
+
+        `tell` is what the scheduler hears: "finished", "cancel" or "none".
+        """
         if self._requests.pop(session.number, None) is None:
             return
         self._starts.leave(session)
@@ -246,7 +252,7 @@ class SessionPlane:
         if observer is not None:
             own_tokens = len(session.generated) - session.continued
             observer.ended(error, len(session.request.prompt), own_tokens)
-        # At once: a free slot is what the head of the scheduler's queue waits for.
+        # Sent at once: the first generation in the scheduler's queue waits for this slot.
         if tell == "finished":
             finished = scheduler_pb2.RequestFinished(
                 request_id=session.number, progress=session.progress()
@@ -268,5 +274,5 @@ class SessionPlane:
         try:
             self._outbox.send(message)
         except Overloaded:
-            # A scheduler that does not read is about to be lost; the next one is told anew.
+            # A scheduler that does not read is about to be lost; `connected` tells the next one.
             return

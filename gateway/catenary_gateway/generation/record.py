@@ -1,4 +1,4 @@
-"""The record of a generation that is over, and where its time went."""
+"""The record of a generation that has ended, with the waterfall of its time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from catenary_gateway.results.hop_times import HopTimes
 def finished_session(
     session: PendingSession, outcome: str, finished_ns: int, gateway_id: str
 ) -> FinishedRequest:
-    """Returns what is kept of `session`."""
+    """Returns the record that is kept of a generation after its end."""
     request = session.request
     record = SessionRecord(
         operation=request.operation,
@@ -43,12 +43,12 @@ def finished_session(
 
 
 def _bars_of(session: PendingSession, finished_ns: int, gateway_id: str) -> Iterator[WaterfallSpan]:
-    """Yields where the time went: queue, first token hop by hop, then all the others'.
+    """Yields the waterfall: the queue, the first token hop by hop, then the sums of later tokens.
 
-    Agents report durations only, so the bars of hops lie one behind the other; behind the first
-    token a bar is the sum over all later tokens. A part that was moved to from another has, instead
-    of a queue, a bar from the order to move to its first token, while the part before went on, and
-    one of the time in which the client got no token.
+    Agents report durations only, so the bars of hops are laid end to end; after the first token a
+    bar is the sum over all later tokens. A start that takes over by a live move has no queue.
+    Instead it has a bar from the order to move to its first token, while the start before it goes
+    on, and a bar of the time in which the client gets no token.
     """
     waiting_ns = session.submitted_ns or finished_ns
     for number, start in enumerate(session.starts, 1):
@@ -99,7 +99,7 @@ def _hops(
     at_ns, latest_ns = span
     for timing in timings:
         for name, duration_ns in timing.phases:
-            # Clocks of several machines drift; a bar never reaches behind the token.
+            # Clocks of machines drift apart, so a bar is cut at the time of the token.
             end_ns = min(at_ns + duration_ns, max(at_ns, latest_ns))
             yield WaterfallSpan(name, timing.agent_id, at_ns, end_ns, start.session_id, number)
             at_ns = end_ns

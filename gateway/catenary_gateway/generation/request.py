@@ -1,4 +1,4 @@
-"""A generation as the plane behind the endpoints sees it: token ids and numbers, no protocol."""
+"""A generation as the session plane sees it: token ids and numbers, independent of protocols."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from catenary_services.domain.sampling import SamplingParameters
 
 CHAT = "chat"
 TEXT_COMPLETION = "text_completion"
-"""Operations by their names in OpenTelemetry's conventions for generative AI."""
+"""The name of the operation for prompts without a chat, from OpenTelemetry's conventions for
+generative AI (as `CHAT`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation, for the model's chat template."""
+    """A prompt that is a conversation, which the model's chat template turns into text."""
 
     messages: Sequence[Message]
     variables: Mapping[str, object] = field(default_factory=dict)
@@ -27,14 +28,14 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """A text to go on with."""
+    """A prompt that is text, which the model continues."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Token ids, taken as they are."""
+    """A prompt that is token ids, used unchanged."""
 
     token_ids: Sequence[int]
 
@@ -44,55 +45,57 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
-    """What the caller asks beside the text."""
+    """Options of a generation: time limits in nanoseconds, priority, and what is reported."""
 
     deadline_ns: int | None = None
-    """The whole answer within so long; None: the model's default."""
+    """Time for the whole answer; None: as long as tokens keep coming, up to an hour."""
     time_to_first_token_ns: int | None = None
     time_per_output_token_ns: int | None = None
-    """Service level objectives, which the scheduler places it by; None: the model's, if any."""
+    """Objective for the mean time per token after the first. The scheduler places generations by
+    both objectives; None stands for the model's objective, if it has one."""
     priority: int = 0
     timed: bool = False
-    """Say where the time of every token went."""
+    """True to report the hop times of every token."""
     generated: Sequence[int] = ()
-    """Tokens of the answer that the caller has from another gateway; it goes on behind them."""
+    """Tokens of the answer that the caller has received through another gateway; generation
+    continues after them."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A request whose prompt is tokens and was checked against the model."""
+    """A generation request whose prompt is token ids and was checked against the model."""
 
     model: Model
     id: str
     operation: str
     prompt: array[int]
-    """At least one token."""
+    """Ids of the prompt's tokens, one at least."""
     sampling: SamplingParameters
-    """Resolved: `max_tokens` and `seed` have values."""
+    """Sampling parameters in which `max_tokens` and `seed` have values."""
     codec: TextCodec
     options: GenerationOptions
 
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """Where the time of one token went."""
+    """Times of one generated token: the time since the previous one, and those of every hop."""
 
     token_id: int
     since_previous_ns: int
-    """From the token before, or from the request's arrival."""
+    """Nanoseconds since the previous token, or since the request's arrival for the first one."""
     hops: Sequence[common_pb2.HopTiming]
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerChunk:
-    """What an endpoint is given at a time: everything since the piece before."""
+    """A piece of an answer: everything that came since the piece before."""
 
     text: str
     token_ids: tuple[int, ...]
-    """Tokens whose text may still be held back are here already."""
+    """Ids of the new tokens. The text of the last ones may still be held back."""
     finish_reason: str
     """"stop" or "length" in the last piece, else empty."""
     timings: tuple[StepTiming, ...] = ()
-    """If asked for."""
+    """Times of the new tokens, if the request asked for them."""
     generated_before: int = 0
-    """Tokens of the answer before these."""
+    """Number of tokens of the answer before this piece."""

@@ -1,9 +1,9 @@
-"""A gateway of a cluster with several scheduler groups: one link to each, one face to the planes.
+"""Links to several scheduler groups, which look like one scheduler to a gateway's planes.
 
-* `rotation` - whose turn it is: weighted round robin.
-* `tables` - what all groups together serve, and where frames reach their agents.
-* `router` - which group has which request, and what becomes of it when that one has no room.
-* `listener` - what one group's scheduler says, made into what one scheduler would say.
+* `rotation` - the choice of the next group: weighted round robin.
+* `tables` - the models that all groups together serve, and the addresses of their agents.
+* `router` - the group of each request, and another one if that group has no room.
+* `listener` - the messages of one group's scheduler, changed to those of a single scheduler.
 * `admin` - the Admin service over all groups.
 * `sums` - statuses, plans and advice of several groups as one.
 """

@@ -1,4 +1,4 @@
-"""Calls the Admin service of every group's scheduler, and answers as one would."""
+"""The Admin service of all groups: it calls every scheduler and joins their answers."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from catenary_services.grpc.rpc_errors import error_of_rpc
 
 _RETRY_NS = 1_000_000_000
 _NOTHING_TO_SAY = (Unavailable, NoActivePlan)
-"""Errors of a group that is without a leader, or without a plan."""
+"""Errors of a group that has no leader or no plan; its answer is left out."""
 
 
 class GroupsAdmin(SchedulerAdmin):
-    """The schedulers of all groups; a caller may name one of them in the call's metadata."""
+    """The Admin service of all groups' schedulers; a call's metadata may name one of the groups."""
 
     def __init__(self, links: Sequence[HasChannel]) -> None:
-        """Link N is that of group N."""
+        """Joins the schedulers behind `links`, of which link N belongs to group N."""
         super().__init__(links[0])
         self._each = [SchedulerAdmin(link) for link in links]
 
     async def call(
         self, method: str, request: Any, timeout_s: float | None, group: str | None = None
     ) -> Any:
-        """Returns the answer of the group that is named, or what all of them come to.
+        """Returns the answer of the named group, or the joint answer of all groups.
 
         Raises:
-            InvalidInput: there is no such group, or the call needs one to be named.
-            Unavailable: no scheduler leads a group that is needed.
-            grpc.aio.AioRpcError: what a scheduler answered.
+            InvalidInput: There is no such group, or the call needs one to be named.
+            Unavailable: No scheduler leads a group that is needed.
+            grpc.aio.AioRpcError: A scheduler answered with an error.
         """
         if group is not None:
             return await self._named(group).call(method, request, timeout_s)
@@ -60,12 +60,12 @@ class GroupsAdmin(SchedulerAdmin):
     ) -> AsyncIterator[admin_pb2.ScalingAdvice]:
         """Yields the sum of all groups' advice, at once and whenever one of them changes.
 
-        A sum without one group would be taken for advice to stop its agents, so the stream ends
-        when that of any group does.
+        A sum without one group would look like advice to stop its agents, so the stream ends when
+        the stream of any group does.
 
         Raises:
-            Unavailable: no scheduler leads one of the groups.
-            grpc.aio.AioRpcError: how a group's stream ended.
+            Unavailable: No scheduler leads one of the groups.
+            grpc.aio.AioRpcError: A group's stream ended with an error.
         """
         latest: dict[int, admin_pb2.ScalingAdvice] = {}
         changed = asyncio.Event()
@@ -106,7 +106,7 @@ class GroupsAdmin(SchedulerAdmin):
     async def _those_that_answer(
         self, method: str, request: Any, timeout_s: float | None
     ) -> dict[int, Any]:
-        """Returns answers by group; a group may be without a leader for a moment."""
+        """Returns answers by group, without groups that have no leader or no plan at the moment."""
         answers = await asyncio.gather(
             *(each.call(method, request, timeout_s) for each in self._each), return_exceptions=True
         )
@@ -139,7 +139,7 @@ class GroupsAdmin(SchedulerAdmin):
     async def _apply(
         self, request: admin_pb2.ApplyPlanRequest, timeout_s: float | None
     ) -> admin_pb2.ApplyPlanResponse:
-        """Applies what `GetPlan` answers: a document for each group, or for some of them."""
+        """Applies plans in the form that `GetPlan` returns; groups may be left out."""
         parts = sums.plans_by_group(request.plan_json, len(self._each))
         answers = await asyncio.gather(
             *(
@@ -186,6 +186,6 @@ class GroupsAdmin(SchedulerAdmin):
             raise InvalidInput("session_id", f"{request.session_id} does not generate")
         own = admin_pb2.MoveSessionRequest()
         own.CopyFrom(request)
-        # As `joint_status` names chains.
+        # `joint_status` puts the group in front of a chain's name.
         own.chain_id = request.chain_id.removeprefix(f"{group}/")
         return await self._each[group].call("MoveSession", own, timeout_s)

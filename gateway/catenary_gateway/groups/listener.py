@@ -1,4 +1,4 @@
-"""What one group's scheduler says, made into what one scheduler of everything would say."""
+"""A listener to one group's scheduler, which lets all groups together look like one scheduler."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _Down = scheduler_pb2.SchedulerToGatewayMessage
 
 @dataclass(slots=True)
 class ListenerContext:
-    """What the listeners of all groups share."""
+    """State that the listeners of all groups share."""
 
     listener: MessageRouter
     router: GroupRouter
     models: ModelTables
     directories: PeerDirectories
     grace_s: float
-    """A group that nobody leads for longer serves nothing."""
+    """Seconds without a leader after which a group counts as serving nothing."""
     connected: set[int] = field(default_factory=set)
-    """Groups that are led as far as we know."""
+    """Groups that are led by a scheduler, as far as this gateway knows."""
     gone: set[int] = field(default_factory=set)
-    """Groups that were not led for longer than the grace."""
+    """Groups that have had no leader for longer than `grace_s`."""
 
     def forget_gone(self) -> None:
-        """Lets groups that are gone serve nothing, unless all are: then what was known stands."""
+        """Drops the models of groups that are gone, unless no group is connected."""
         if self.gone and self.connected:
             for group in self.gone:
                 self.models.drop(group)
@@ -38,7 +38,7 @@ class ListenerContext:
 
 
 class GroupListener:
-    """Implements `SchedulerListener` for one group."""
+    """The `SchedulerListener` of one group."""
 
     def __init__(self, group: int, context: ListenerContext) -> None:
         self._group = group
@@ -46,11 +46,11 @@ class GroupListener:
         self._timer: asyncio.TimerHandle | None = None
 
     def hello(self) -> scheduler_pb2.GatewayHello:
-        """Returns who this gateway is: the same for every group."""
+        """Returns this gateway's identity, which is the same for every group."""
         return self._context.listener.hello()
 
     def connected(self, epoch: int) -> None:
-        """Says again what is unfinished of this group, and what nobody has."""
+        """Submits this group's unfinished requests, and those that no group has."""
         self._stop_timer()
         context = self._context
         context.connected.add(self._group)
@@ -60,7 +60,10 @@ class GroupListener:
         context.listener.connected(epoch, context.router.is_due(self._group))
 
     def disconnected(self) -> None:
-        """The group is missed after a while, and the gateway is not ready when all are away."""
+        """Notes the loss of the group's scheduler.
+
+        The group is given up after `grace_s`; the gateway is told only if no group is connected.
+        """
         context = self._context
         context.connected.discard(self._group)
         if not context.connected:
@@ -70,7 +73,7 @@ class GroupListener:
         self._timer = loop.call_later(context.grace_s, self._give_up)
 
     def received(self, message: scheduler_pb2.SchedulerToGatewayMessage) -> None:
-        """Carries out one message."""
+        """Handles a message: merges tables, and checks to which group a request belongs."""
         context, group = self._context, self._group
         match message.WhichOneof("kind"):
             case "reject":
@@ -89,7 +92,7 @@ class GroupListener:
                 context.listener.received(message)
 
     def close(self) -> None:
-        """Waits for nothing any more."""
+        """Cancels the timer that would give the group up."""
         self._stop_timer()
 
     def _give_up(self) -> None:

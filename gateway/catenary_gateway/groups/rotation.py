@@ -1,4 +1,4 @@
-"""Whose turn it is: smooth weighted round robin (Aladdin, Appendix A: r_i = N_i / N_w * r_a)."""
+"""Smooth weighted round robin over groups (Aladdin, Appendix A: r_i = N_i / N_w * r_a)."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Mapping
 
 
 class WeightedRotation:
-    """Deals requests out to groups in proportion to their weights, as evenly as can be.
+    """A rotation that deals requests out to groups in proportion to their weights.
 
-    Any `sum(weights)` turns in a row with the same weights give each group exactly its weight.
+    Any `sum(weights)` consecutive turns with the same weights give each group exactly its weight.
     """
 
     def __init__(self) -> None:
         self._credit: dict[str, dict[int, int]] = {}
 
     def next(self, name: str, weights: Mapping[int, int]) -> int:
-        """Returns the group whose turn it is among `weights`, none of which is below 1.
+        """Returns the group whose turn it is.
 
         Args:
-            name: Of the model; each has a rotation of its own.
-            weights: Workers of each group; not empty.
+            name: Name of the model; each model has a rotation of its own.
+            weights: Number of workers by group; not empty, and each at least 1.
         """
         old = self._credit.get(name, {})
         credit: dict[int, int] = {}

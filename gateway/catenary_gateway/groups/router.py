@@ -1,8 +1,8 @@
-"""Which scheduler group has which request.
+"""The choice of a scheduler group for each request.
 
-A new request goes to the group whose turn it is; everything said of it later to the group that has
-it, also over changes of that group's leader. A group that has no room for it, or is away for long,
-loses it to another one, at most once.
+A new request goes to the group whose turn it is. Every later message about it goes to the same
+group, also after a change of that group's leader. If that group has no room, or no leader for long,
+the request goes to another group, at most once.
 """
 
 from __future__ import annotations
@@ -35,38 +35,41 @@ _NO_ROOM = frozenset(
         NoActivePlan.reason,
     }
 )
-"""Reasons another group may not have, if the scheduler says that trying again may help."""
+"""Reasons for which another group may accept a request, if the scheduler says when to try again."""
 AWAY = "GROUP_AWAY"
-"""Reason in the metric: nobody led the request's group for long."""
+"""Reason in the metric of reroutes: the request's group had no leader for long."""
 
 
 class RoutedLink(Protocol):
-    """What is needed of `SchedulerLink`."""
+    """The part of `SchedulerLink` that the router uses."""
 
     @property
     def is_connected(self) -> bool:
-        """True while a scheduler leads the group as far as we know."""
+        """True while a scheduler leads the group, as far as this gateway knows."""
         ...
 
     def send(self, message: scheduler_pb2.GatewayMessage) -> None:
-        """Queues a message; dropped while there is no scheduler."""
+        """Queues a message for the scheduler; drops it while no scheduler leads."""
         ...
 
     def send_soon(self, message: scheduler_pb2.GatewayMessage) -> None:
-        """The same for a message nobody waits for."""
+        """Queues a message that may wait a moment, because nobody waits for its effect."""
         ...
 
 
 class ResubmittingPlane(Protocol):
-    """What is needed of the planes."""
+    """The part of the data plane and the session plane that the router uses."""
 
     def resubmission(self, number: int) -> scheduler_pb2.GatewayMessage | None:
-        """Returns what another scheduler is told of a request that was not begun yet."""
+        """Returns the message that submits a request to another scheduler.
+
+        None if the request has ended or was begun.
+        """
         ...
 
 
 class GroupRouter:
-    """The planes' way out to all groups; implements `catenary_gateway.data_plane.Outbox`.
+    """The outbox of the planes to all groups; implements `catenary_gateway.data_plane.Outbox`.
 
     Invariant: `_group_of` has a request only between its submission and its end.
     """
@@ -74,7 +77,10 @@ class GroupRouter:
     def __init__(
         self, links: Sequence[RoutedLink], tables: ModelTables, rerouted: Callable[[str], None]
     ) -> None:
-        """Link N is that of group N; `rerouted` is told why a request went to another group."""
+        """Creates a router for `links`, of which link N belongs to group N.
+
+        `rerouted` is called with the reason whenever a request goes to another group.
+        """
         self._links = tuple(links)
         self._tables = tables
         self._rerouted = rerouted
@@ -85,20 +91,19 @@ class GroupRouter:
         self._left_behind: defaultdict[int, set[int]] = defaultdict(set)
 
     def serve(self, *planes: ResubmittingPlane) -> None:
-        """Says whose requests these are; they need us first."""
+        """Sets the planes whose requests are routed; they are made after this router."""
         self._planes = planes
 
     def group_of(self, number: int) -> int | None:
-        """Returns the group that has a request; None if none has."""
         return self._group_of.get(number)
 
-    # ---- the planes' way out ----
+    # ---- the outbox of the planes ----
 
     def send(self, message: scheduler_pb2.GatewayMessage) -> None:
-        """Queues a message for the group it concerns; dropped while nobody leads that.
+        """Queues a message for the group it concerns; drops it while that group has no leader.
 
         Raises:
-            Overloaded: no scheduler that it could go to keeps up.
+            Overloaded: No scheduler that it could go to reads fast enough.
         """
         kind = message.WhichOneof("kind")
         if kind in ("submit", "submit_session"):
@@ -115,7 +120,7 @@ class GroupRouter:
             self._send_progress(message.sessions_progressed)
 
     def send_soon(self, message: scheduler_pb2.GatewayMessage) -> None:
-        """Queues a message that nobody waits for: of the end of a request."""
+        """Queues a message that may wait a moment; only those of a request's end do."""
         if message.WhichOneof("kind") != "finished":
             self.send(message)
             return
@@ -123,27 +128,27 @@ class GroupRouter:
         if group is not None:
             self._links[group].send_soon(message)
 
-    # ---- what becomes of groups ----
+    # ---- changes of groups ----
 
     def is_due(self, group: int) -> Callable[[int], bool]:
-        """Returns which requests a scheduler that leads a group from now on must be told of."""
+        """Returns a test, by number, for requests that a new leader of `group` must be told of."""
         return lambda number: self._group_of.get(number, group) == group
 
     def connected(self, group: int) -> None:
-        """Tells a group's scheduler which requests went elsewhere while it was away."""
+        """Cancels, at a group's new scheduler, the requests that went to other groups."""
         for number in self._left_behind.pop(group, ()):
             self._cancel(number, group)
 
     def away(self, group: int) -> None:
-        """Nobody has led a group for long: what it did not begin goes to others that serve it."""
+        """Moves the requests that a group without a leader did not begin to other groups."""
         for number in [each for each, its in self._group_of.items() if its == group]:
             if self._move(number, group, AWAY):
                 self._left_behind[group].add(number)
 
     def refused(self, order: scheduler_pb2.RejectRequest, group: int) -> bool:
-        """Takes a group's refusal; True if the request goes on elsewhere, or is not that group's.
+        """Handles a group's refusal; returns True if the request goes on, or is not that group's.
 
-        A caller who is told False must end the request.
+        If it returns False, the caller must end the request.
         """
         number = order.request_id
         if self._group_of.get(number, group) != group:
@@ -156,7 +161,7 @@ class GroupRouter:
         return False
 
     def is_elsewhere(self, number: int, group: int) -> bool:
-        """True if another group has a request that this one begins; this one is told so."""
+        """Returns True, and cancels the request at `group`, if another group has it."""
         elsewhere = self._group_of.get(number, group) != group
         if elsewhere:
             self._cancel(number, group)
@@ -180,7 +185,7 @@ class GroupRouter:
             try:
                 self._links[group].send(message)
             except Overloaded as error:
-                # One more that keeps up will do; the last one's refusal is the answer.
+                # Another group may read fast enough; the error of the last one is raised.
                 among.remove(group)
                 if not among:
                     raise
@@ -191,14 +196,14 @@ class GroupRouter:
 
     def _choose(self, name: str, version: str, among: Sequence[int]) -> int:
         weights = self._tables.weights(name, version, among)
-        if not weights:  # it waits there until it is ready
+        if not weights:  # the request waits there until the model is ready
             weights = dict.fromkeys(self._tables.knowing(name, version, among) or among, 1)
         if len(weights) == 1:
             return next(iter(weights))
         return self._rotation.next(f"{name}:{version}", weights)
 
     def _move(self, number: int, group: int, reason: str) -> bool:
-        """Gives a request that was not begun to another group; False if that cannot be."""
+        """Submits a request that was not begun to another group; returns False if it cannot."""
         if number in self._moved:
             return False
         message = next(filter(None, (plane.resubmission(number) for plane in self._planes)), None)
@@ -224,7 +229,7 @@ class GroupRouter:
         return self._group_of.pop(number, None)
 
     def _cancel(self, number: int, group: int) -> None:
-        with suppress(Overloaded):  # then its scheduler is about to be lost
+        with suppress(Overloaded):  # such a scheduler is about to be lost
             cancel = scheduler_pb2.CancelRequest(request_id=number)
             self._links[group].send(_Message(cancel=cancel))
 
@@ -245,7 +250,7 @@ class GroupRouter:
 
 
 def _what(message: scheduler_pb2.GatewayMessage) -> tuple[int, str, str]:
-    """Returns number, model and version of a submission."""
+    """Returns the number, model name and version of a submission."""
     is_session = message.WhichOneof("kind") == "submit_session"
     asked = message.submit_session if is_session else message.submit
     return asked.request_id, asked.model, asked.model_version

@@ -1,4 +1,4 @@
-"""A gateway's side of its schedulers: one link, or one for each group and what joins them."""
+"""The links of a gateway to its schedulers: one, or one per group and the parts that join them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from catenary_services.telemetry.metrics import Metrics
 
 
 class SchedulerLinks:
-    """Keeps up the links of one gateway.
+    """The links of one gateway to its schedulers.
 
     Attributes:
-        links: To the scheduler of each group.
-        outbox: Where the planes send what schedulers are to know. With one group it is the link.
-        admin: Calls the Admin service of the scheduler, or of all of them.
+        links: The link to the scheduler of each group.
+        outbox: The outbox for messages of the planes; with one group it is the link itself.
+        admin: The Admin service of the scheduler, or of all groups.
     """
 
     def __init__(
         self, settings: GatewaySettings, security: ClientSecurity, metrics: Metrics
     ) -> None:
-        """Connects to nobody before `start`."""
+        """Creates the links; they connect after `start`."""
         groups = settings.scheduler_groups
         self._grace_s = settings.unavailable_grace_s
         self.links = [
@@ -51,7 +51,7 @@ class SchedulerLinks:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, listener: MessageRouter, planes: tuple[DataPlane, SessionPlane]) -> None:
-        """Begins to look for whoever leads, and tells `listener` what they say."""
+        """Starts the links; each looks for its leader, and passes messages on to `listener`."""
         self._tasks = [
             asyncio.create_task(link.run(each), name="scheduler-link")
             for link, each in zip(self.links, self._ears(listener, planes), strict=True)
@@ -73,13 +73,13 @@ class SchedulerLinks:
         ]
 
     async def failed(self) -> None:
-        """Raises if a link ended, which it never should."""
+        """Waits for the links, and raises if one of them ends with an error, which none should."""
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
 
     async def stop(self) -> None:
-        """Ends every link. Idempotent."""
+        """Closes every link. Idempotent."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

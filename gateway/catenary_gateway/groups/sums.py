@@ -1,4 +1,4 @@
-"""Statuses, plans and advice of several groups as one."""
+"""Joint statuses, plans and advice of several scheduler groups."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _Status = admin_pb2.GetStatusResponse
 
 
 def joint_status(statuses: Mapping[int, _Status], groups: int) -> _Status:
-    """Returns the cluster of which `statuses` are the groups that answered.
+    """Returns the joint status of the groups that answered.
 
-    Figures are sums; names and plans stand in a row. A group that did not answer is listed without
-    a scheduler.
+    Figures are summed; names and plans are listed. A group that did not answer is listed without a
+    scheduler.
     """
     each = [status for _, status in sorted(statuses.items())]
     joint = _Status(
@@ -57,7 +57,7 @@ def joint_status(statuses: Mapping[int, _Status], groups: int) -> _Status:
 
 
 def joint_plan(plans: Mapping[int, admin_pb2.GetPlanResponse]) -> admin_pb2.GetPlanResponse:
-    """Returns the plans of all groups: documents by group, explanations one below the other."""
+    """Returns the plans of all groups: documents by group, and explanations joined."""
     each = sorted(plans.items())
     documents = {str(group): json.loads(plan.plan_json) for group, plan in each}
     texts = [f"scheduler group {group}\n{plan.explanation}" for group, plan in each]
@@ -69,9 +69,9 @@ def joint_plan(plans: Mapping[int, admin_pb2.GetPlanResponse]) -> admin_pb2.GetP
     )
     switched = [plan for _, plan in each if plan.HasField("last_switch")]
     for _, plan in each:
-        joint.promises.extend(plan.promises)  # of a model in two groups, one promise each
+        joint.promises.extend(plan.promises)  # a model in two groups has a promise in each
     if switched:
-        # One that is under way or went wrong tells more than one that is done.
+        # A switch under way or failed tells more than one that is done.
         joint.last_switch.CopyFrom(
             min(switched, key=lambda plan: plan.last_switch.phase == "done").last_switch
         )
@@ -81,7 +81,7 @@ def joint_plan(plans: Mapping[int, admin_pb2.GetPlanResponse]) -> admin_pb2.GetP
 def joint_sessions(
     lists: Mapping[int, admin_pb2.ListSessionsResponse],
 ) -> admin_pb2.ListSessionsResponse:
-    """Returns the sessions of all groups; their chains are named as in `joint_status`."""
+    """Returns the sessions of all groups, with names of chains as in `joint_status`."""
     joint = admin_pb2.ListSessionsResponse()
     for group, answer in sorted(lists.items()):
         for session in answer.sessions:
@@ -98,7 +98,7 @@ def joint_sessions(
 def joint_timelines(
     answers: Mapping[int, admin_pb2.GetTimelinesResponse],
 ) -> admin_pb2.GetTimelinesResponse:
-    """Returns the devices and links of all groups; a link two groups share is listed for each."""
+    """Returns the devices and links of all groups; a link that two groups share is listed twice."""
     joint = admin_pb2.GetTimelinesResponse(
         truncated=any(answer.truncated for answer in answers.values())
     )
@@ -111,10 +111,10 @@ def joint_timelines(
 
 
 def plans_by_group(plan_json: str, groups: int) -> dict[int, str]:
-    """Returns the documents of a plan as `joint_plan` makes it, by group.
+    """Returns the plan documents by group from a plan in the form of `joint_plan`.
 
     Raises:
-        InvalidInput: it is the plan of one cluster, or of groups that there are not.
+        InvalidInput: The document is not JSON, not by group, or names a group that does not exist.
     """
     try:
         document = json.loads(plan_json)
@@ -133,12 +133,12 @@ def plans_by_group(plan_json: str, groups: int) -> dict[int, str]:
 
 
 def joint_ids(answers: Iterable[HasPlan]) -> str:
-    """Returns the ids of the plans that several groups answered."""
+    """Returns the plan ids in several groups' answers, joined by commas."""
     return _row(answer.plan_id for answer in answers)
 
 
 def joint_replan(answers: Sequence[admin_pb2.ReplanResponse]) -> admin_pb2.ReplanResponse:
-    """Returns whether any group has a new plan."""
+    """Returns the joint answer of several groups: changed if any group has a new plan."""
     joint = admin_pb2.ReplanResponse(
         plan_id=_row(answer.plan_id for answer in answers),
         changed=any(answer.changed for answer in answers),
@@ -150,7 +150,7 @@ def joint_replan(answers: Sequence[admin_pb2.ReplanResponse]) -> admin_pb2.Repla
 
 
 def joint_advice(advices: Sequence[admin_pb2.ScalingAdvice]) -> admin_pb2.ScalingAdvice:
-    """Returns how many agents all groups together should have."""
+    """Returns the joint advice: sums over all groups, and attainment weighted by arrivals."""
     joint = admin_pb2.ScalingAdvice(
         agents_wanted=sum(advice.agents_wanted for advice in advices),
         agents_now=sum(advice.agents_now for advice in advices),
@@ -163,7 +163,7 @@ def joint_advice(advices: Sequence[admin_pb2.ScalingAdvice]) -> admin_pb2.Scalin
             models.setdefault((model.model, model.version), []).append(model)
     for (name, version), parts in models.items():
         rate = sum(part.arrivals_per_s for part in parts)
-        # Each group's share counts by what arrives there.
+        # Attainment of each group is weighted by its arrivals.
         weights = [part.arrivals_per_s for part in parts] if rate > 0 else [1.0] * len(parts)
         met = sum(w * part.attainment_ratio for w, part in zip(weights, parts, strict=True))
         joint.models.add(
@@ -202,7 +202,7 @@ def _add_model(joint: admin_pb2.ModelStatus, part: admin_pb2.ModelStatus, group:
     joint.packing = _row([joint.packing, part.packing])
     joint.sessions_moving += part.sessions_moving
     joint.pipelines_served.extend(part.pipelines_served)
-    if part.attainment_ratio >= 0:  # the worse of them; gateways say what they measured themselves
+    if part.attainment_ratio >= 0:  # the lowest; gateways replace it by their own measurement
         known = joint.attainment_ratio
         joint.attainment_ratio = (
             min(known, part.attainment_ratio) if known >= 0 else (part.attainment_ratio)
@@ -210,9 +210,9 @@ def _add_model(joint: admin_pb2.ModelStatus, part: admin_pb2.ModelStatus, group:
     for chain in part.chains:
         added = joint.chains.add()
         added.CopyFrom(chain)
-        added.chain_id = f"{group}/{chain.chain_id}"  # plans of two groups use the same names
+        added.chain_id = f"{group}/{chain.chain_id}"  # plans of different groups use the same names
 
 
 def _row(texts: Iterable[str], between: str = ", ") -> str:
-    """Returns different texts that are not empty, in order."""
+    """Returns the distinct texts that are not empty, in order, joined by `between`."""
     return between.join(dict.fromkeys(text for text in texts if text))

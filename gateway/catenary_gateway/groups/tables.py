@@ -1,4 +1,4 @@
-"""What all groups together serve, and where frames reach their agents."""
+"""The models of all groups, and the addresses of their agents, each merged into one table."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 
 
 class ModelTables:
-    """The last model table of every group."""
+    """The latest model table of every group."""
 
     def __init__(self) -> None:
         self._tables: dict[int, dict[tuple[str, str], scheduler_pb2.ServedModel]] = {}
-        # By model and group, of those that have it ready: asked for at every request.
+        # Workers by model and group, for ready models only: looked up for every request.
         self._weights: dict[tuple[str, str], dict[int, int]] = {}
 
     def update(self, group: int, table: scheduler_pb2.ModelTable) -> None:
-        """Replaces what a group serves."""
+        """Replaces the models of a group."""
         self._tables[group] = {(each.name, each.version): each for each in table.models}
         self._weigh()
 
     def drop(self, group: int) -> None:
-        """Forgets what a group served that nobody leads."""
+        """Removes the models of a group that has no leader."""
         self._tables.pop(group, None)
         self._weigh()
 
     def merged(self) -> scheduler_pb2.ModelTable:
-        """Returns every model of any group: ready if one of them has it ready."""
+        """Returns the models of all groups; a model is ready if one group has it ready."""
         found: dict[tuple[str, str], scheduler_pb2.ServedModel] = {}
         for _, table in sorted(self._tables.items()):
             for key, served in table.items():
@@ -42,12 +42,12 @@ class ModelTables:
         return scheduler_pb2.ModelTable(models=found.values())
 
     def weights(self, name: str, version: str, among: Iterable[int]) -> dict[int, int]:
-        """Returns by group, of those given that have a model ready, how many workers serve it."""
+        """Returns the number of workers by group, for those of `among` with a ready model."""
         weights = self._weights.get((name, version), {})
         return {group: weights[group] for group in among if group in weights}
 
     def knowing(self, name: str, version: str, among: Iterable[int]) -> list[int]:
-        """Returns the groups that serve a model or will when they can."""
+        """Returns the groups of `among` that serve a model, or will once they can."""
         return [group for group in among if (name, version) in self._tables.get(group, {})]
 
     def _weigh(self) -> None:
@@ -59,7 +59,7 @@ class ModelTables:
 
 
 class PeerDirectories:
-    """The last directory of every group."""
+    """The latest directory of every group."""
 
     def __init__(self) -> None:
         self._peers: dict[int, dict[str, common_pb2.Peer]] = {}
@@ -67,7 +67,6 @@ class PeerDirectories:
         self._gateways: dict[int, int] = {}
 
     def update(self, group: int, directory: scheduler_pb2.Directory) -> None:
-        """Replaces the peers of a group."""
         before = self._peers.get(group, {})
         now = {peer.peer_id: peer for peer in directory.peers}
         for peer_id, peer in now.items():
@@ -80,17 +79,17 @@ class PeerDirectories:
                 self._latest.pop(peer_id, None)
 
     def merged(self) -> scheduler_pb2.Directory:
-        """Returns every peer once; one that moved to another group as that group knows it."""
+        """Returns every peer once, in the version of the group that changed its entry last."""
         found: dict[str, common_pb2.Peer] = {}
         for group, peers in sorted(self._peers.items()):
             for peer_id, peer in peers.items():
                 if peer_id not in found or self._latest.get(peer_id) == group:
                     found[peer_id] = peer
-        # Every gateway is connected to every group; one that has just come, not yet to all.
+        # Every gateway connects to every group, but a new one is not connected to all of them yet.
         gateways = max(self._gateways.values(), default=0)
         return scheduler_pb2.Directory(peers=found.values(), gateways=gateways)
 
 
 def _rank(served: scheduler_pb2.ServedModel) -> tuple[bool, bool]:
-    """Returns how much a group's word on a model is worth: ready, else deployed, else known."""
+    """Returns the rank of a group's entry for a model: ready before deployed before known."""
     return served.ready, bool(served.inputs) or served.generates

@@ -1,1 +1,1 @@
-"""What remains of a request after its answer: metrics, times, outcomes."""
+"""Records of finished requests: metrics, outcomes, latest requests and their waterfalls."""

@@ -1,4 +1,4 @@
-"""What is kept of a generation after its end: token counts and times, no text, no tokens."""
+"""The record that is kept of a finished generation: token counts and times, no text, no tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ RESTART = "restart"
 
 @dataclass(frozen=True, slots=True)
 class WaterfallSpan:
-    """One stretch of time, on the gateway's monotonic clock."""
+    """One bar of a waterfall; its times are on the gateway's monotonic clock."""
 
     name: str
     process: str
@@ -21,16 +21,17 @@ class WaterfallSpan:
 
 @dataclass(frozen=True, slots=True)
 class ObjectivesReport:
-    """Times of one generation, in nanoseconds.
+    """Times and objectives of one generation, in nanoseconds.
 
     Attributes:
-        first_token_slo_ns: Most time from its arrival to its first token; 0: any.
-        per_token_slo_ns: Most mean time per token behind the first; 0: any.
-        first_token_ns: What the first took; 0: there was none.
-        per_token_ns: The mean time per token behind the first; 0: there was none.
-        predicted_first_token_ns: What the scheduler expected when it started it; 0: nothing.
-        predicted_per_token_ns: The same, per token behind the first.
-        complete: It came to its end.
+        first_token_slo_ns: The objective for the time from arrival to the first token; 0: none.
+        per_token_slo_ns: The objective for the mean time per token after the first; 0: none.
+        first_token_ns: Time from arrival to the first token; 0 before the first token.
+        per_token_ns: Mean time per token after the first; 0 before the second token.
+        predicted_first_token_ns: The scheduler's prediction of `first_token_ns` when it started
+            the generation; 0: none.
+        predicted_per_token_ns: The scheduler's prediction of `per_token_ns`; 0: none.
+        complete: Whether the answer was generated to its end.
     """
 
     first_token_slo_ns: int
@@ -43,16 +44,16 @@ class ObjectivesReport:
 
     @property
     def met_first_token(self) -> bool:
-        """True if the first token came in time; also if it did not have to."""
+        """True if the first token came in time, or has no objective."""
         if not self.first_token_slo_ns:
             return True
         return 0 < self.first_token_ns <= self.first_token_slo_ns
 
     @property
     def met_per_token(self) -> bool:
-        """True if the others came fast enough; also if they did not have to.
+        """True if the later tokens came fast enough, or have no objective.
 
-        An answer of one token has no others. One that broke off cannot have met this.
+        An answer of one token meets this objective, and one that broke off does not.
         """
         if not self.per_token_slo_ns:
             return True
@@ -66,15 +67,15 @@ class ObjectivesReport:
 
 @dataclass(frozen=True, slots=True)
 class ChainChange:
-    """An answer that was begun on one chain went on another.
+    """The change of an answer from one chain to another.
 
     Attributes:
-        how: "kv" or "tokens" for a live move, by what travelled; "restart".
-        generated_tokens: So many were generated before.
-        after_ns: From the request's arrival to the first token of the new chain.
-        stall_ns: From the last token of the old chain to the first of the new one.
-        from_agents: Agents of the ring that generated before, in the order of their blocks.
-        to_agents: The same of the new one.
+        how: "restart", or for a live move what was sent: "kv" or "tokens".
+        generated_tokens: Number of tokens generated before the change.
+        after_ns: Time from the request's arrival to the first token of the new chain.
+        stall_ns: Time from the last token of the old chain to the first of the new one.
+        from_agents: Agents of the old ring, in the order of their blocks.
+        to_agents: Agents of the new ring, in the order of their blocks.
     """
 
     how: str
@@ -87,23 +88,23 @@ class ChainChange:
 
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
-    """The facts of one generation that a request of any kind does not have."""
+    """The part of a request's record that only generations have."""
 
     operation: str
     prompt_tokens: int
     completion_tokens: int
     max_tokens: int
     finish_reason: str
-    """Empty if it failed."""
+    """"stop" or "length"; empty if the generation failed."""
     first_token_ns: int
-    """On the monotonic clock, as the next; 0: there was none."""
+    """Time of the first token on the monotonic clock, as `last_token_ns`; 0 if there was none."""
     last_token_ns: int
     objectives: ObjectivesReport
     bars: tuple[WaterfallSpan, ...]
-    """Where the time went, behind the receiving of the request; see `_bars_of`."""
+    """The waterfall of the generation, after the request was received."""
     chain_changes: tuple[ChainChange, ...]
 
     @property
     def moves(self) -> int:
-        """How often it moved to another chain while it ran."""
+        """Number of live moves to another chain; restarts do not count."""
         return sum(change.how != RESTART for change in self.chain_changes)

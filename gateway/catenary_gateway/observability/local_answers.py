@@ -1,4 +1,4 @@
-"""What only a gateway knows, as messages of the Admin service (pure but for the clock)."""
+"""Answers of the Admin service from facts that only a gateway has (pure but for the clock)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from catenary_protos.catenary.v1 import admin_pb2
 from catenary_services.domain.ids import ModelKey
 
 MOST_REQUESTS = 500
-"""Of one answer to `ListRequests`."""
+"""Most requests in one answer to `ListRequests`."""
 _USUAL_REQUESTS = 50
 
 
 class LocalStatus:
-    """The cluster as one gateway last heard of it, for when no scheduler answers."""
+    """The last known status of the cluster, for answers while no scheduler can be reached."""
 
     def __init__(self, gateway_id: str, catalog: Catalog) -> None:
         self._gateway_id = gateway_id
         self._catalog = catalog
 
     def status(self, problem: str) -> admin_pb2.GetStatusResponse:
-        """Returns the models of the last model table, and why there is nothing better."""
+        """Returns the last known models, with `problem` as the reason for showing no more."""
         return admin_pb2.GetStatusResponse(
             gateways=[self._gateway_id],
             models=[
@@ -41,28 +41,28 @@ class LocalStatus:
 
 
 class RunningRequests(Protocol):
-    """What is needed of `SessionPlane`."""
+    """The part of `SessionPlane` that names requests."""
 
     def request_id(self, number: int) -> str:
         """Returns the id of an unanswered request by its number; empty if there is none."""
         ...
 
     def session_id(self, request_id: str) -> int | None:
-        """Returns the session that generates for a request; None if none does."""
+        """Returns the id of the session that generates for a request; None if none does."""
         ...
 
 
 def name_requests(
     answer: admin_pb2.ListSessionsResponse, gateway_id: str, requests: RunningRequests
 ) -> None:
-    """Fills in the ids of requests, which only their own gateway knows."""
+    """Fills in the request ids of this gateway's sessions, which no other process knows."""
     for session in answer.sessions:
         if session.gateway_id == gateway_id:
             session.request_id = requests.request_id(session.request_number)
 
 
 def add_attainment(answer: admin_pb2.GetStatusResponse, outcomes: RecentOutcomes) -> None:
-    """Fills in which share of each model's requests was in time, which gateways alone know."""
+    """Fills in the share of each model's requests that this gateway answered in time."""
     now_ns = time.monotonic_ns()
     for model in answer.models:
         label = str(ModelKey(model.name, model.version))
@@ -70,7 +70,7 @@ def add_attainment(answer: admin_pb2.GetStatusResponse, outcomes: RecentOutcomes
 
 
 def recent_requests(recent: RecentRequests, limit: int) -> admin_pb2.ListRequestsResponse:
-    """Returns the latest requests, the newest first; the usual number for a limit of 0."""
+    """Returns the latest `limit` requests, the newest first; 50 for a limit of 0."""
     now_ns = time.monotonic_ns()
     return admin_pb2.ListRequestsResponse(
         requests=[

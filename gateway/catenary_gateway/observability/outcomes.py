@@ -1,4 +1,4 @@
-"""What became of each model's requests over the last minutes, in buckets of a few seconds."""
+"""Outcomes of each model's requests over the last minutes, in buckets of a few seconds."""
 
 from __future__ import annotations
 
@@ -9,63 +9,65 @@ from dataclasses import dataclass, field
 
 BUCKET_S = 5
 BUCKETS = 60
-"""Of `BUCKET_S` each: five minutes."""
+"""Number of buckets that are kept; together they span five minutes."""
 _NANOSECONDS_PER_SECOND = 1_000_000_000
 
 _SHORTEST_NS = 100_000
 _BINS_PER_OCTAVE = 8
 _BINS = 21 * _BINS_PER_OCTAVE
-"""Latencies from 0.1 ms to more than 200 s; neighbouring bins are 9 % apart."""
+"""Number of latency bins, which span 0.1 ms to more than 200 s; neighbours differ by 9 %."""
 
 
 @dataclass(slots=True)
 class OutcomeBucket:
-    """The requests that ended within some seconds."""
+    """Counts of the requests that ended within one interval of `BUCKET_S` seconds."""
 
     number: int
-    """Of the monotonic clock, in units of `BUCKET_S`."""
+    """The interval's number: its start on the monotonic clock, in units of `BUCKET_S`."""
     finished: int = 0
-    """Answered, well or with an error; those whose client went away excepted."""
+    """Number of requests that were answered or failed, without those whose client went away and
+    those refused at the endpoint."""
     met: int = 0
-    """Of these, in time: before their deadline, or within their objectives."""
+    """Number of finished requests that were in time: before their deadline and within their
+    objectives."""
     rows: int = 0
-    """Rows of those that were answered well."""
+    """Number of rows of the requests that were answered without an error."""
     errors: Counter[str] = field(default_factory=Counter)
-    """By reason, refused and cancelled ones included."""
+    """Number of errors by reason, those of refused and cancelled requests included."""
     bins: Counter[int] = field(default_factory=Counter)
-    """Latencies of those that were answered well."""
+    """Number of requests answered without an error, by latency bin."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOutcomes:
-    """One model over the last minutes."""
+    """Outcomes of one model's requests over the last minutes."""
 
     seconds: int
-    """How far back this goes."""
+    """Length of the period, in seconds."""
     finished: int
     met: int
     rows: int
     errors: dict[str, int]
     p50_ns: int
-    """From arrival to answer, within 5 % of the true value; 0: none was answered."""
+    """Median time from arrival to answer, within 5 % of the true value; 0 if none was answered."""
     p99_ns: int
     history: tuple[tuple[int, int, int], ...]
-    """(age in seconds, finished, met) of each bucket that has any, oldest first."""
+    """One (age in seconds, finished, met) per bucket with any request, oldest first."""
 
     @property
     def attainment_ratio(self) -> float:
-        """The share that was in time; -1 if none finished."""
+        """Share of the finished requests that were in time; -1 if none finished."""
         return self.met / self.finished if self.finished else -1.0
 
 
 class RecentOutcomes:
-    """Counts by model; a bounded memory, however many requests there are."""
+    """Counters of outcomes by model, of bounded size however many requests there are."""
 
     def __init__(self) -> None:
         self._models: dict[str, deque[OutcomeBucket]] = {}
 
     def add(self, model: str, now_ns: int, *, met: bool, duration_ns: int, rows: int) -> None:
-        """Counts a request that was answered well; `met` says whether in time."""
+        """Counts a request that was answered without an error; `met` says whether in time."""
         bucket = self._bucket(model, now_ns)
         bucket.finished += 1
         bucket.met += met
@@ -76,10 +78,10 @@ class RecentOutcomes:
         """Counts a request that failed.
 
         Args:
-            model: Its label.
-            now_ns: On the monotonic clock.
-            reason: Of the error.
-            counts: False if its deadline is no matter, because its client went away or it was
+            model: The model's label.
+            now_ns: The present time on the monotonic clock.
+            reason: The reason of the error.
+            counts: Whether the request counts as finished; False if its client went away or it was
                 refused at the endpoint.
         """
         bucket = self._bucket(model, now_ns)
@@ -87,7 +89,7 @@ class RecentOutcomes:
         bucket.errors[reason] += 1
 
     def of(self, model: str, now_ns: int) -> ModelOutcomes:
-        """Returns the last minutes of one model."""
+        """Returns the outcomes of one model over the last minutes."""
         buckets = list(self._fresh(model, now_ns))
         errors: Counter[str] = Counter()
         bins: Counter[int] = Counter()
@@ -110,7 +112,7 @@ class RecentOutcomes:
         )
 
     def models(self) -> tuple[str, ...]:
-        """Returns the labels of all models of which anything was counted."""
+        """Returns the labels of all models with an outcome since the gateway started."""
         return tuple(self._models)
 
     def _bucket(self, model: str, now_ns: int) -> OutcomeBucket:
@@ -138,7 +140,7 @@ def _bin_of(duration_ns: int) -> int:
 
 
 def _percentile(bins: Counter[int], share: float) -> int:
-    """Returns the geometric middle of the bin in which the wanted latency lies."""
+    """Returns the geometric middle of the bin with the given quantile; 0 if there are no bins."""
     wanted = math.ceil(bins.total() * share)
     for number in sorted(bins):
         wanted -= bins[number]

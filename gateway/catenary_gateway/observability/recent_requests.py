@@ -1,4 +1,4 @@
-"""The latest requests and where their time went, for `Admin.GetTrace`."""
+"""The latest finished requests, from which `Admin.GetTrace` draws waterfalls."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ CAPACITY = 1024
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """What is kept of a request: times and facts, no tensors."""
+    """The record that is kept of a finished request: times and facts, no tensors."""
 
     id: str
     model: str
     outcome: str
-    """"OK" or the reason it failed."""
+    """"OK", or the reason of the error."""
     arrival: RequestArrival
     submitted_ns: int
     finished_ns: int
     attempts: tuple[BatchAttempt, ...]
     session: SessionRecord | None = None
-    """Of a generation, which has no attempts."""
+    """The record of a generation, which has no attempts; None for an inference."""
     rows: int = 1
 
     @classmethod
     def of(cls, pending: PendingRequest, outcome: str, finished_ns: int) -> FinishedRequest:
-        """Returns what is kept of `pending`."""
+        """Returns the record of an inference that has ended."""
         return cls(
             pending.request.id,
             pending.request.model.label,
@@ -45,7 +45,7 @@ class FinishedRequest:
 
 
 class RecentRequests:
-    """A bounded memory of finished requests, by the id the client gave or was given."""
+    """The latest finished requests by id, of bounded number."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
@@ -55,19 +55,19 @@ class RecentRequests:
         return len(self._by_id)
 
     def add(self, request: FinishedRequest) -> None:
-        """Remembers a request; of two with one id the later one."""
+        """Adds a request; of two requests with one id only the later is kept."""
         self._by_id[request.id] = request
         self._by_id.move_to_end(request.id)
         if len(self._by_id) > self._capacity:
             self._by_id.popitem(last=False)
 
     def find(self, request_id: str) -> FinishedRequest | None:
-        """Returns the request with this id; the latest one for an empty id."""
+        """Returns the request with this id, the latest one for ""; None if it is unknown."""
         if not request_id:
             return next(reversed(self._by_id.values()), None)
         found = self._by_id.get(request_id)
         if found is None:
-            # What OpenAI's clients are told is the id behind a prefix.
+            # OpenAI's clients see the id with a prefix such as "chatcmpl-".
             found = self._by_id.get(request_id.partition("-")[2])
         return found
 

@@ -1,4 +1,4 @@
-"""What remains of a request after its answer: metrics, the recent-request memory, its spans."""
+"""Metrics, the memory of recent requests, and spans, written when a request has ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OWN_BARS = "gateway."
 
 
 class RequestMetrics:
-    """Counts, remembers and traces finished requests."""
+    """A recorder of finished requests, which counts, remembers and traces them."""
 
     def __init__(self, gateway_id: str, metrics: Metrics, tracer: Tracer) -> None:
         self.gateway_id = gateway_id
@@ -36,7 +36,10 @@ class RequestMetrics:
         self._intervals: dict[str, Histogram] = {}
 
     def finished(self, request: FinishedRequest, deadline_ns: int) -> None:
-        """Takes one finished request into account."""
+        """Records a finished request.
+
+        `deadline_ns` is its deadline on the monotonic clock.
+        """
         metrics, model = self.metrics, request.model
         self.recent.add(request)
         self._count(model, request.outcome)
@@ -64,22 +67,22 @@ class RequestMetrics:
         intervals.observe(duration_ns / 1e9)
 
     def moved(self, model: str, mode: str, stall_ns: int) -> None:
-        """Counts a generation that goes on on another chain.
+        """Counts a generation that continues on another chain.
 
         Args:
-            model: Its label.
-            mode: What travelled: "kv" or "tokens".
-            stall_ns: From the last token of the old chain to the first of the new one.
+            model: The model's label.
+            mode: What was sent: "kv" or "tokens".
+            stall_ns: Nanoseconds from the last token of the old chain to the first of the new one.
         """
         self.metrics.generation_moves.labels(model, mode, names.MOVED).inc()
         self.metrics.move_stall_seconds.labels(model, mode).observe(stall_ns / 1e9)
 
     def move_failed(self, model: str, mode: str) -> None:
-        """Counts a generation that could not go to another chain, as far as this gateway knows."""
+        """Counts a failed move of a generation, as far as this gateway knows."""
         self.metrics.generation_moves.labels(model, mode, names.MOVE_FAILED).inc()
 
     def refused(self, model: str, reason: str) -> None:
-        """Counts a request that was turned away at the endpoint."""
+        """Counts a request that was refused at the endpoint; `model` is empty if it is unknown."""
         self._count(model, reason)
         if model:
             self.outcomes.add_error(model, time.monotonic_ns(), reason, counts=False)
@@ -124,7 +127,7 @@ class RequestMetrics:
             self._judge(model, session.objectives)
 
     def _judge(self, model: str, report: ObjectivesReport) -> None:
-        """Counts what was met of a generation's objectives, and how true its predictions were."""
+        """Counts the objectives that a generation met, and the errors of its predictions."""
         metrics = self.metrics
         for name, slo_ns, met, measured_ns, predicted_ns in (
             (
@@ -183,7 +186,7 @@ class RequestMetrics:
 
 
 def _attributes(model: str, session: SessionRecord) -> dict[str, AttributeValue]:
-    """Returns what OpenTelemetry's conventions for generative AI want in a span; never texts."""
+    """Returns a span's attributes by OpenTelemetry's conventions for generative AI; no texts."""
     return {
         names.ATTRIBUTE_OPERATION: session.operation,
         names.ATTRIBUTE_PROVIDER: names.PROVIDER,
@@ -199,7 +202,7 @@ def _attributes(model: str, session: SessionRecord) -> dict[str, AttributeValue]
 
 
 def _objective_attributes(report: ObjectivesReport) -> dict[str, AttributeValue]:
-    """Returns measured, promised and predicted times in seconds; what is not known is left out."""
+    """Returns the measured, wanted and predicted times in seconds, without unknown ones."""
     times_ns = {
         names.ATTRIBUTE_FIRST_TOKEN: report.first_token_ns,
         names.ATTRIBUTE_FIRST_TOKEN_SLO: report.first_token_slo_ns,

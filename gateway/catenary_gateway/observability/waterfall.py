@@ -1,8 +1,7 @@
-"""A finished request as bars of a waterfall, from times recorded along its way.
+"""Waterfalls of finished requests, drawn from the times recorded along their way.
 
-Times of the gateway are of its own clock. Agents report durations only, so their bars are laid one
-behind the other from the moment the rows were pushed; what is left until the result came in is
-`gateway.return`.
+Times of the gateway are of its own clock. Agents report durations only, so their bars are laid end
+to end from the moment the rows were pushed; the rest until the result came in is `gateway.return`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from catenary_protos.catenary.v1 import admin_pb2
 
 
 def bars_of(request: FinishedRequest, gateway_id: str) -> list[WaterfallSpan]:
-    """Returns where the time went, in order of attempts and hops."""
+    """Returns the waterfall of a request, in the order of attempts and hops."""
     bars: list[WaterfallSpan] = []
     arrived_ns = request.arrival.monotonic_ns
     submitted_ns = request.submitted_ns or request.finished_ns
@@ -54,7 +53,7 @@ def _until(end_ns: int, bars: list[WaterfallSpan]) -> list[WaterfallSpan]:
 
 
 def trace_of(request: FinishedRequest, gateway_id: str) -> admin_pb2.GetTraceResponse:
-    """Returns the answer of `Admin.GetTrace`."""
+    """Returns a request's trace as the answer of `Admin.GetTrace`."""
     arrived_ns = request.arrival.monotonic_ns
     trace = request.arrival.trace
     return admin_pb2.GetTraceResponse(
@@ -83,7 +82,7 @@ def _hops(attempt: BatchAttempt, gateway_id: str, number: int) -> Iterator[Water
     at_ns = attempt.push_ns or attempt.dispatched_ns
     for timing in attempt.timings:
         for name, duration_ns in timing.phases:
-            # Clocks of several machines drift; a bar never reaches behind the result.
+            # Clocks of machines drift apart, so a bar is cut at the time of the result.
             end_ns = min(at_ns + duration_ns, max(at_ns, attempt.result_ns))
             yield WaterfallSpan(name, timing.agent_id, at_ns, end_ns, attempt.batch_id, number)
             at_ns = end_ns

@@ -1,1 +1,1 @@
-"""The Open Inference Protocol over gRPC and HTTP."""
+"""The endpoints of the Open Inference Protocol over gRPC and HTTP."""

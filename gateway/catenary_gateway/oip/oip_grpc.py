@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over gRPC: thin servicer methods around the data plane."""
+"""The Open Inference Protocol over gRPC: servicer methods that call the data plane."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
-    """Every method checks the key, converts, calls and converts back."""
+    """The inference service: its methods check keys, convert, and call the data plane."""
 
     def __init__(
         self, pipeline: RequestPipeline, repository: Repository, max_stream_requests: int
@@ -42,21 +42,21 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     async def ServerLive(  # noqa: N802 - named by the protocol, like all below
         self, request: oip.ServerLiveRequest, context: Context
     ) -> oip.ServerLiveResponse:
-        """True while the process answers at all; needs no key."""
+        """Returns true while the process answers at all; needs no key."""
         return oip.ServerLiveResponse(live=True)
 
     @answered
     async def ServerReady(  # noqa: N802
         self, request: oip.ServerReadyRequest, context: Context
     ) -> oip.ServerReadyResponse:
-        """True if a scheduler leads and every model is ready; needs no key."""
+        """Returns true if a scheduler leads and every model is ready; needs no key."""
         return oip.ServerReadyResponse(ready=self._pipeline.readiness.ready)
 
     @answered
     async def ModelReady(  # noqa: N802
         self, request: oip.ModelReadyRequest, context: Context
     ) -> oip.ModelReadyResponse:
-        """True if this model takes requests."""
+        """Returns true if the model takes requests."""
         self._identify(context)
         model = self._pipeline.catalog.find(request.name, request.version)
         return oip.ModelReadyResponse(ready=model.ready)
@@ -65,7 +65,7 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     async def ServerMetadata(  # noqa: N802
         self, request: oip.ServerMetadataRequest, context: Context
     ) -> oip.ServerMetadataResponse:
-        """Name, version and extensions."""
+        """Returns the server's name, version and supported extensions."""
         self._identify(context)
         return oip.ServerMetadataResponse(
             name="catenary", version=server_version(), extensions=EXTENSIONS
@@ -75,7 +75,7 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     async def ModelMetadata(  # noqa: N802
         self, request: oip.ModelMetadataRequest, context: Context
     ) -> oip.ModelMetadataResponse:
-        """The signature of a model."""
+        """Returns the tensor signature of a model."""
         self._identify(context)
         model = self._pipeline.catalog.find(request.name, request.version)
         return oip_proto.metadata_of(model, self._pipeline.catalog.versions(request.name))
@@ -84,7 +84,7 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     async def ModelInfer(  # noqa: N802
         self, request: oip.ModelInferRequest, context: Context
     ) -> oip.ModelInferResponse:
-        """One inference."""
+        """Answers one inference request."""
         traceparent = presented().get("traceparent")
         arrival = self._pipeline.arrive(INFER, traceparent, context.time_remaining())
         return await self._infer(request, arrival, entered())
@@ -95,14 +95,14 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
         request_iterator: AsyncIterator[oip.ModelInferRequest],
         context: Context,
     ) -> None:
-        """Many inferences on one stream; answers in the order of the requests."""
+        """Answers many inference requests on one stream, in their order."""
         metadata, address = metadata_of(context), address_of(context.peer())
 
         async def answer(request: oip.ModelInferRequest) -> oip.ModelStreamInferResponse:
             arrival = self._pipeline.arrive(
                 STREAM_INFER, metadata.get("traceparent"), context.time_remaining()
             )
-            # Anew each time: a key that was revoked is refused on streams it opened before, too.
+            # Checked for each request, so that a revoked key is refused on open streams too.
             presented = metadata.get("authorization")
             return await self._infer_in_stream(request, arrival, presented, address)
 
@@ -112,7 +112,7 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     async def RepositoryIndex(  # noqa: N802
         self, request: oip.RepositoryIndexRequest, context: Context
     ) -> oip.RepositoryIndexResponse:
-        """Every model with its state."""
+        """Returns every model with its state; only ready ones if asked for."""
         self._identify(context)
         index = oip.RepositoryIndexResponse()
         for name, version, state, reason in self._repository.index(ready_only=request.ready):
@@ -123,7 +123,7 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     async def RepositoryModelLoad(  # noqa: N802
         self, request: oip.RepositoryModelLoadRequest, context: Context
     ) -> oip.RepositoryModelLoadResponse:
-        """Has the scheduler deploy a model."""
+        """Orders the scheduler to deploy a model."""
         self._identify(context).require(SCOPE_ADMIN)
         on_behalf_of.set(metadata_of(context).get("authorization") or "")
         await self._repository.load(request.model_name, context.time_remaining())
@@ -133,7 +133,7 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     async def RepositoryModelUnload(  # noqa: N802
         self, request: oip.RepositoryModelUnloadRequest, context: Context
     ) -> oip.RepositoryModelUnloadResponse:
-        """Refused; says what to do instead."""
+        """Refuses to unload a model, with an error that says what to do instead."""
         self._identify(context).require(SCOPE_ADMIN)
         self._repository.unload(request.model_name)
         return oip.RepositoryModelUnloadResponse()
@@ -165,7 +165,7 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
             error = error_of_exception(exc)
             charge(error)
             answer.error_message = f"[{error.reason}] {public_message(error)}"
-            # Triton's clients find out by the id which of their requests it was.
+            # Triton's clients match the error to their request by the id.
             answer.infer_response.id = message.id
         answer.infer_response.parameters["triton_final_response"].bool_param = True
         return answer

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over HTTP, with Triton's binary tensor extension."""
+"""The HTTP routes of the Open Inference Protocol, with Triton's binary tensor extension."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _INFER_ROUTE = "/v2/models/{model}/infer"
 
 
 def routes() -> list[web.RouteDef]:
-    """Returns every route below `/v2`, and the probes."""
+    """Returns all routes below `/v2`, and the routes of the probes."""
     model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
     return [
         web.get("/healthz", _live),
-        web.get("/health", _live),  # the name load tools and vLLM use
+        web.get("/health", _live),  # load tools and vLLM use this name
         web.get("/readyz", _ready),
         web.get("/v2", _server_metadata),
         web.get("/v2/", _server_metadata),
@@ -93,12 +93,12 @@ async def _repository_index(request: web.Request) -> web.Response:
 async def _infer(request: web.Request) -> web.Response:
     pipeline = request.app[PIPELINE]
     arrival = pipeline.arrive(_INFER_ROUTE, request.headers.get("traceparent"))
-    # Before the body is read: what cannot be taken is not even received.
+    # Checked before the body is read: a refused request need not be received.
     principal = enter(request, counts=True)
     name, version = _named(request)
     largest = pipeline.admission.max_request_bytes
     with pipeline.admit(principal, name, version, request.content_length or 0) as admitted:
-        # What is announced may come; only what is there is held.
+        # The announced size was only checked; bytes are held as they arrive.
         admitted.permit.hold(0)
         with admitted.permit.arriving(charged_subject()):
             body = await body_of(request, largest, admitted.permit)

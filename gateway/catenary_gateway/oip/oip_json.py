@@ -1,4 +1,4 @@
-"""Pure converters between the HTTP bodies of the Open Inference Protocol and our own types.
+"""Pure converters between HTTP bodies of the Open Inference Protocol and the gateway's types.
 
 A body is JSON, or JSON followed by the bytes of those tensors whose parameters say
 `binary_data_size` (Triton's binary tensor extension, the default of tritonclient).
@@ -29,16 +29,16 @@ _BINARY_SIZE = "binary_data_size"
 def request_of(
     body: bytes, json_size: int | None, model: Model, conversion: ConversionContext
 ) -> tuple[InferenceRequest, OutputFormat]:
-    """Returns the request in `body`, and how its answer shall look.
+    """Returns the request in `body`, and the format of its answer.
 
     Args:
         body: The whole body; the arrays may be views of it.
-        json_size: Bytes of the JSON at its beginning; None if there is nothing else.
-        model: Whom the path names.
+        json_size: Bytes of the JSON at its beginning; None if it is JSON only.
+        model: The model that the path names.
         conversion: Limits, time and the id of a request without one.
 
     Raises:
-        InvalidInput: something in it is wrong; the field is named.
+        InvalidInput: The request is wrong; the error names the field.
     """
     document = inference_of(body if json_size is None else memoryview(body)[:json_size])
     tensors = _objects(document, "inputs")
@@ -65,7 +65,7 @@ def request_of(
 def response_of(
     response: InferenceResponse, form: OutputFormat, wanted: tuple[int, ...]
 ) -> tuple[bytes, int | None]:
-    """Returns the body for `response`, and the size of its JSON if bytes follow."""
+    """Returns the body for `response`, and the size of its JSON; None if no bytes follow it."""
     model = response.model
     outputs: list[Document] = []
     payload: list[bytes] = []
@@ -96,7 +96,7 @@ def response_of(
 
 
 def metadata_of(model: Model, versions: Sequence[str]) -> Document:
-    """Returns what a client may know of `model`."""
+    """Returns the metadata of a model: its versions, platform and tensors."""
     return {
         "name": model.key.name,
         "versions": list(versions),

@@ -1,4 +1,4 @@
-"""Pure converters between the gRPC messages of the Open Inference Protocol and our own types."""
+"""Pure converters between gRPC messages of the Open Inference Protocol and the gateway's types."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from catenary_services.errors import InvalidInput
 def request_of(
     message: oip.ModelInferRequest, model: Model, conversion: ConversionContext
 ) -> tuple[InferenceRequest, OutputFormat]:
-    """Returns the request in `message`, and how its answer shall look.
+    """Returns the request in `message`, and the format of its answer.
 
-    The arrays may be views of bytes `message` holds.
+    The arrays may be views of bytes in `message`.
 
     Raises:
-        InvalidInput: something in it is wrong; the field is named.
+        InvalidInput: The request is wrong; the error names the field.
     """
     declared = [
         DeclaredInput(tensor.name, tensor.datatype, tuple(tensor.shape))
@@ -50,7 +50,7 @@ def request_of(
 def response_of(
     response: InferenceResponse, form: OutputFormat, wanted: tuple[int, ...]
 ) -> oip.ModelInferResponse:
-    """Returns the message for `response`, raw if asked raw or if an output has no other form."""
+    """Returns the message for `response`, in raw form if wanted or if an output has no other."""
     model = response.model
     message = oip.ModelInferResponse(
         model_name=model.key.name, model_version=model.key.version, id=response.id
@@ -67,7 +67,7 @@ def response_of(
 
 
 def metadata_of(model: Model, versions: list[str]) -> oip.ModelMetadataResponse:
-    """Returns what a client may know of `model`."""
+    """Returns the metadata of a model: its versions, platform and tensors."""
     form = oip.ModelMetadataResponse.TensorMetadata
     return oip.ModelMetadataResponse(
         name=model.key.name,
@@ -79,7 +79,7 @@ def metadata_of(model: Model, versions: list[str]) -> oip.ModelMetadataResponse:
 
 
 def plain_parameters(parameters: Mapping[str, oip.InferParameter]) -> dict[str, object]:
-    """Returns parameters as plain values; one without a value is None."""
+    """Returns parameters as plain values by name; None for one without a value."""
     plain: dict[str, object] = {}
     for name, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")

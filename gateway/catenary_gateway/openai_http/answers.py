@@ -1,4 +1,4 @@
-"""The JSON objects OpenAI's clients parse."""
+"""The JSON objects of answers, in the form that OpenAI's clients parse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OWNER = "catenary"
 
 
 def model_document(model: Model, reference: str) -> dict[str, Any]:
-    """Returns a model as `/v1/models` lists it."""
+    """Returns a model's entry in the list of `/v1/models`."""
     return {
         "id": reference,
         "object": "model",
@@ -26,7 +26,7 @@ def model_document(model: Model, reference: str) -> dict[str, Any]:
 
 
 def usage_of(generation: GenerationStream) -> dict[str, Any]:
-    """Returns how many tokens went in and came out."""
+    """Returns the `usage` object: the numbers of tokens in the prompt and in the answer."""
     prompt, completion = generation.prompt_tokens, generation.completion_tokens
     return {
         "prompt_tokens": prompt,
@@ -37,9 +37,9 @@ def usage_of(generation: GenerationStream) -> dict[str, Any]:
 
 
 def prediction_headers(generation: GenerationStream) -> dict[str, str]:
-    """Returns what the scheduler expected of an answer that has begun, in milliseconds.
+    """Returns headers with the scheduler's predictions for an answer, in milliseconds.
 
-    Bodies are OpenAI's, and have no place for it; nothing is said where nothing was known.
+    OpenAI's bodies have no place for predictions. A prediction that is unknown has no header.
     """
     report = generation.objectives
     predicted_ns = {
@@ -51,7 +51,7 @@ def prediction_headers(generation: GenerationStream) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class AnswerWriter:
-    """Writes the answer to one request, whole or chunk by chunk."""
+    """A writer of the answer to one request, whole or chunk by chunk."""
 
     id: str
     model: str
@@ -74,10 +74,10 @@ class AnswerWriter:
         """Returns one chunk of a stream.
 
         Args:
-            text: What is new; may be empty.
-            finish_reason: In the last chunk of the choice, else empty.
-            usage: Of every chunk, if the client wants that.
-            first: The chunk that opens a chat.
+            text: The new text; may be empty.
+            finish_reason: The reason in the last chunk of the choice; empty in all others.
+            usage: The usage so far; None leaves it out.
+            first: Whether this chunk opens the answer; only chats have such a chunk.
         """
         choice: dict[str, Any] = {
             "index": 0,
@@ -96,7 +96,7 @@ class AnswerWriter:
         return chunk
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """Returns the chunk behind the last one, with nothing but the usage."""
+        """Returns the chunk after the last one of a stream, which holds only the usage."""
         return {**self._head(self._chunk_kind), "choices": [], "usage": usage}
 
     @property
@@ -108,7 +108,7 @@ class AnswerWriter:
 
 
 def event_of(document: dict[str, Any]) -> bytes:
-    """Returns a server-sent event."""
+    """Returns a JSON object encoded as a server-sent event."""
     return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
 
 

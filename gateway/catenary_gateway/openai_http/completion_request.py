@@ -1,4 +1,4 @@
-"""What the body of a completion asks for."""
+"""The request in the body of a completion or chat completion, checked field by field."""
 
 from __future__ import annotations
 
@@ -13,34 +13,35 @@ from catenary_services.domain.sampling import MAX_BIASED_TOKENS, MAX_SEED, Sampl
 from catenary_services.errors import InvalidInput
 
 COMPLETION_TOKENS = 16
-"""Most tokens of a completion that names no limit, as OpenAI and vLLM have it; a chat has none."""
+"""Most tokens of a completion that names no limit, as with OpenAI and vLLM; chats have no limit."""
 _PRIORITY_LIMIT = 2**31 - 1
 _MOST_VARIABLES = 32
 _MOST_DIGITS = 10
 _ROLES = {role: role for role in ("system", "user", "assistant")} | {"developer": "system"}
-"""Templates know `developer`, OpenAI's newer word, as `system`."""
+"""The role that templates get for each role of a message: they know OpenAI's newer `developer` as
+`system`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """A completion as asked for."""
+    """A completion or chat completion as its client asks for it."""
 
     model: str
     prompt: Prompt
     sampling: SamplingParameters
     stream: bool
     include_usage: bool
-    """One more chunk with the usage at the end of a stream."""
+    """True to send one more chunk with the usage at the end of a stream."""
     continuous_usage: bool
-    """Usage in every chunk of a stream."""
+    """True to send the usage in every chunk of a stream."""
     priority: int
 
 
 def chat_of(fields: Fields) -> CompletionRequest:
-    """Returns what a chat completion asks for.
+    """Returns the request in the fields of a chat completion.
 
     Raises:
-        InvalidInput: a field is missing, wrong, or asks for what is not offered.
+        InvalidInput: A field is missing, wrong, or asks for what is not offered.
     """
     _refuse(fields, _REFUSED | _REFUSED_IN_CHATS)
     limit = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
@@ -57,10 +58,10 @@ def chat_of(fields: Fields) -> CompletionRequest:
 
 
 def completion_of(fields: Fields) -> CompletionRequest:
-    """Returns what a completion asks for.
+    """Returns the request in the fields of a completion.
 
     Raises:
-        InvalidInput: a field is missing, wrong, or asks for what is not offered.
+        InvalidInput: A field is missing, wrong, or asks for what is not offered.
     """
     _refuse(fields, _REFUSED | _REFUSED_IN_COMPLETIONS)
     prompt = _prompt(fields.get("prompt"))
@@ -82,7 +83,7 @@ def _wanted(fields: Fields, prompt: Prompt, max_tokens: int) -> CompletionReques
         stream=stream,
         include_usage=flag(options, "include_usage"),
         continuous_usage=flag(options, "continuous_usage_stats"),
-        # vLLM, whose field this is, serves the lowest first; the scheduler here the highest.
+        # This field is vLLM's, which serves the lowest value first; the scheduler the highest.
         priority=-priority,
     )
 
@@ -102,11 +103,11 @@ def _sampling(fields: Fields, max_tokens: int) -> SamplingParameters:
         min_tokens=integer(fields, "min_tokens", 0),
         temperature=number(fields, "temperature", 1.0),
         top_p=number(fields, "top_p", 1.0),
-        # -1 is how vLLM's clients say "all".
+        # vLLM's clients send -1 for all tokens.
         top_k=0 if top_k == -1 else top_k,
         repetition_penalty=number(fields, "repetition_penalty", 1.0),
         stop=_stop(fields.get("stop")),
-        # Any 64-bit integer of OpenAI's; negative ones take the upper half.
+        # OpenAI allows any 64-bit integer; negative ones map to the upper half.
         seed=None if seed is None else integer(fields, "seed", 0) & MAX_SEED,
         ignore_eos=flag(fields, "ignore_eos"),
         presence_penalty=number(fields, "presence_penalty", 0.0),
@@ -117,7 +118,7 @@ def _sampling(fields: Fields, max_tokens: int) -> SamplingParameters:
 
 
 def _bias(bias: Fields) -> tuple[tuple[int, float], ...]:
-    """Returns what is added to which logits: JSON has token ids as texts."""
+    """Returns pairs of a token id and its bias; in JSON the ids are the keys, and so texts."""
     if len(bias) > MAX_BIASED_TOKENS:
         raise InvalidInput("logit_bias", f"has more than {MAX_BIASED_TOKENS} tokens")
     pairs = []
@@ -184,12 +185,12 @@ def _content(value: Any, where: str) -> str:
         if not isinstance(part.get("text"), str):
             raise InvalidInput(f"{where}[{at}].text", "must be a text")
         parts.append(part["text"])
-    # As vLLM does for templates that take texts only.
+    # vLLM joins parts like this for templates that take only text.
     return "\n".join(parts)
 
 
 def _refuse(fields: Fields, refused: dict[str, tuple[Callable[[Any], bool], str]]) -> None:
-    """Refuses what would change the answer and is not offered; what changes nothing may stay."""
+    """Raises InvalidInput for fields that would change the answer and are not supported."""
     for name in fields.keys() & refused.keys():
         harmless, why = refused[name]
         if fields[name] is not None and not harmless(fields[name]):
@@ -198,7 +199,7 @@ def _refuse(fields: Fields, refused: dict[str, tuple[Callable[[Any], bool], str]
 
 def _is(*values: object) -> Callable[[Any], bool]:
     def harmless(value: Any) -> bool:
-        # Of one type: 0 is a number of log probabilities, False is none.
+        # The types must be equal: in `logprobs`, 0 asks for log probabilities and False does not.
         return any(type(value) is type(each) and value == each for each in values)
 
     return harmless

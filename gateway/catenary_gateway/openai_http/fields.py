@@ -1,4 +1,4 @@
-"""Typed reading of JSON fields; a wrong one is named in the error."""
+"""Typed readers of JSON fields; their errors name the field."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Fields = Mapping[str, Any]
 
 
 def text(fields: Fields, name: str) -> str:
-    """Returns a text that must be there."""
+    """Returns a text that must be present and not empty."""
     value = fields.get(name)
     if not isinstance(value, str) or not value:
         raise InvalidInput(name, "must be a text and not empty")
@@ -20,7 +20,7 @@ def text(fields: Fields, name: str) -> str:
 
 
 def flag(fields: Fields, name: str) -> bool:
-    """Returns a boolean; absent or null is false."""
+    """Returns a boolean; False if it is absent or null."""
     value = fields.get(name)
     if value is not None and not isinstance(value, bool):
         raise InvalidInput(name, "must be true or false")
@@ -28,7 +28,7 @@ def flag(fields: Fields, name: str) -> bool:
 
 
 def integer(fields: Fields, name: str, default: int) -> int:
-    """Returns an integer; absent or null is `default`."""
+    """Returns an integer; `default` if it is absent or null."""
     value = fields.get(name)
     if value is None:
         return default
@@ -38,13 +38,13 @@ def integer(fields: Fields, name: str, default: int) -> int:
 
 
 def number(fields: Fields, name: str, default: float) -> float:
-    """Returns a finite number; absent or null is `default`."""
+    """Returns a finite number, limited to 1e18 in magnitude; `default` if it is absent or null."""
     value = fields.get(name)
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidInput(name, "must be a number")
-    # An integer of any size is JSON; beyond this all are equally out of range.
+    # JSON integers have any size; those beyond 1e18 are out of every field's range.
     value = float(min(max(value, -1e18), 1e18))
     if not math.isfinite(value):
         raise InvalidInput(name, "must be finite")
@@ -52,7 +52,7 @@ def number(fields: Fields, name: str, default: float) -> float:
 
 
 def mapping(fields: Fields, name: str) -> Fields:
-    """Returns an object; absent or null is an empty one."""
+    """Returns an object; an empty one if it is absent or null."""
     value = fields.get(name)
     if value is None:
         return {}

@@ -1,4 +1,4 @@
-"""The routes below `/v1`."""
+"""The HTTP routes of the OpenAI API, below `/v1`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _SHOWN = 100
 
 
 def routes() -> list[web.RouteDef]:
-    """Returns the routes below `/v1`, and the version as vLLM tells it."""
+    """Returns the routes below `/v1`, and vLLM's route for the version."""
     return [
         web.get("/v1/models", _models),
         web.get("/v1/models/{model}", _model),
@@ -94,7 +94,7 @@ async def _complete(
 ) -> web.StreamResponse:
     pipeline = request.app[PIPELINE]
     arrival = pipeline.arrive(request.path, request.headers.get("traceparent"))
-    # Before the body is read: what cannot be taken is not even received.
+    # Checked before the body is read: a refused request need not be received.
     principal = enter(request, counts=True)
     require_announced(request, pipeline.max_prompt_bytes)
     with pipeline.admitted(0) as permit:

@@ -1,4 +1,4 @@
-"""A streamed answer: server-sent events, written as fast as the client reads them."""
+"""The streaming of an answer as server-sent events, at the pace of its client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from catenary_gateway.openai_http.completion_request import CompletionRequest
 from catenary_services.grpc.error_tables import error_of_exception, openai_body
 
 READ_GRACE_S = 30.0
-"""A client that reads nothing of its answer for so long is given up: what waits takes memory."""
+"""Seconds without any reading after which a client is given up, because what it has not read takes
+memory."""
 
 
 async def stream_answer(
@@ -29,10 +30,10 @@ async def stream_answer(
     generation: GenerationStream,
     headers: dict[str, str],
 ) -> web.StreamResponse:
-    """Streams an answer, waiting for its first token before anything is sent.
+    """Streams an answer, after waiting for its first token.
 
     Raises:
-        CatenaryError: it ended before the first token, so that there is a status to say it with.
+        CatenaryError: The generation failed before its first token; the status can still say so.
     """
     first = await generation.next()
     response = web.StreamResponse(
@@ -52,20 +53,20 @@ async def stream_answer(
         async with asyncio.timeout(READ_GRACE_S):
             await response.write_eof()
     except ConnectionError:
-        # The client is gone, found out while writing.
+        # The client went away, which shows only in a write.
         return response
     except TimeoutError:
-        # The client stopped reading: nothing can be said to it, and it holds memory.
+        # The client has stopped reading, so no error can reach it, and it holds memory.
         if request.transport is not None:
             request.transport.abort()
     return response
 
 
 async def _send(response: web.StreamResponse, event: bytes) -> None:
-    """Writes an event; waits for a slow client as long as it reads at all.
+    """Writes an event, and waits for a slow client as long as it reads at all.
 
     Raises:
-        TimeoutError: the client has not read for `READ_GRACE_S`.
+        TimeoutError: The client has not read for `READ_GRACE_S`.
     """
     async with asyncio.timeout(READ_GRACE_S):
         await response.write(event)
@@ -91,7 +92,7 @@ async def _write(
         try:
             piece = await generation.next()
         except Exception as exc:
-            # The status is long out; never cut off silently.
+            # The status was sent long ago, so the error is sent as the last event.
             await _send(response, event_of(openai_body(error_of_exception(exc))))
             return
     if wanted.include_usage:

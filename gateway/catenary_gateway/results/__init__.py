@@ -1,1 +1,1 @@
-"""From an accepted request to its answer: rows to agents, results back, a deadline."""
+"""The way of an accepted request: its rows to agents, their results back, and its deadline."""

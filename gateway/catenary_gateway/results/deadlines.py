@@ -1,4 +1,4 @@
-"""The deadlines of all requests on one timer."""
+"""Deadlines of all requests, served by one timer."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _FEW = 1_024
 
 
 class Deadlines:
-    """Calls back when a deadline passes; one event-loop timer for the earliest of them.
+    """A registry of deadlines with one event-loop timer, set for the earliest of them.
 
-    Most requests finish long before. Removing one from a heap is slow and a stale entry is
-    harmless, so entries stay until they are the earliest when the timer fires; it is then set for
-    the first one still pending, so that under load it fires about once per usual time limit and
-    not once per request. Should stale entries far outnumber the pending (long deadlines, quick
-    answers), they are all removed at once.
+    Most requests finish long before their deadline. Removing an entry from a heap is slow and a
+    stale entry is harmless, so an entry stays until it is the earliest when the timer fires. The
+    timer is then set for the first request still pending, so that under load it fires about once
+    per usual time limit and not once per request. If stale entries far outnumber pending ones
+    (long deadlines, quick answers), all of them are removed at once.
     """
 
     def __init__(self, expired: Callable[[int], None], pending: Collection[int]) -> None:
@@ -29,7 +29,7 @@ class Deadlines:
         self._timer_ns = 0
 
     def add(self, number: int, deadline_ns: int) -> None:
-        """Has `expired(number)` called soon after `deadline_ns` on the monotonic clock."""
+        """Arranges a call of `expired(number)` soon after `deadline_ns` on the monotonic clock."""
         if len(self._heap) > max(_FEW, 4 * len(self._pending)):
             self._heap = [entry for entry in self._heap if entry[1] in self._pending]
             heapq.heapify(self._heap)
@@ -38,7 +38,7 @@ class Deadlines:
             self._arm()
 
     def close(self) -> None:
-        """Forgets everything."""
+        """Drops all deadlines and cancels the timer."""
         self._heap.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -48,8 +48,8 @@ class Deadlines:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ns = self._heap[0][0]
-        # Event loops count in milliseconds: without the slack a timer fires too early, again and
-        # again, and one that is a little late serves all deadlines up to then.
+        # Event loops count in milliseconds: without the slack a timer fires too early and has to
+        # be set again. A timer that is a little late serves all deadlines up to then.
         delay_s = max(0, self._timer_ns - time.monotonic_ns()) / 1e9 + SLACK_S
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._fire)
 

@@ -1,4 +1,4 @@
-"""From a scheduler's order to frames: the rows of a batch, on their way to the first agent."""
+"""The delivery of a batch: from a scheduler's order to frames for the route's first agent."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ LONGEST_PUSH_S = 5.0
 
 
 class LinkSource(Protocol):
-    """What is needed of `catenary_services.transport.hub.TransportHub`."""
+    """The part of `catenary_services.transport.hub.TransportHub` that deliveries use."""
 
     async def link_to(self, peer_id: str, timeout_s: float) -> Link:
-        """Returns an open link to a peer."""
+        """Returns an open link to a peer, after waiting for it up to `timeout_s` seconds."""
         ...
 
 
@@ -38,11 +38,11 @@ async def deliver(
     """Pushes this gateway's rows of a batch to the first agent of its route.
 
     Raises:
-        RequestCancelled: nobody waits for any row of the batch any more.
-        DeadlineExceeded: no time is left.
-        InvalidInput: the rows cannot lie in one tensor.
-        PartitionLost: the agent cannot be reached.
-        Overloaded: the agent took no frame in time.
+        RequestCancelled: Every request of the batch has ended.
+        DeadlineExceeded: No time is left.
+        InvalidInput: The rows do not fit into one tensor.
+        PartitionLost: The agent cannot be reached.
+        Overloaded: The agent took no frame in time.
     """
     live = [requests[piece.request_id] for piece in attempt.slices if piece.request_id in requests]
     if not live:
@@ -56,10 +56,10 @@ async def deliver(
 
 
 class _Rows:
-    """Finds the rows of requests; rows of requests that are gone are blanks.
+    """The rows of a batch by request; rows of requests that have ended are blanks.
 
-    The batch was cut with them in mind: without them it would never be complete, and every other
-    request in it would wait in vain.
+    The batch has a place for every row: without the blanks it would never be complete, and its
+    other requests would wait in vain.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class _Rows:
         self._example = example
 
     def shape(self, name: str, rows: int) -> tuple[int, ...]:
-        """Returns the shape of `rows` rows of an input."""
+        """Returns the shape of `rows` rows of the input called `name`."""
         whole = self._example.request.inputs[name].shape
         return (rows, *whole[1:]) if self.model.batched else whole
 
     def parts(self, name: str, run: Sequence[common_pb2.Slice]) -> list[Tensor | None]:
-        """Returns the rows of each slice as a view; None for blanks."""
+        """Returns the rows of each slice as a view of the request's array; None for blanks."""
         found: list[Tensor | None] = []
         for piece in run:
             request = self._requests.get(piece.request_id)
@@ -101,7 +101,7 @@ async def _push_run(
     deadline_ns: int,
     link: Link,
 ) -> None:
-    """Pushes one frame: slices that lie side by side in the batch."""
+    """Pushes one frame with slices that are adjacent in the batch."""
     count = sum(piece.rows for piece in run)
     specs = rows.model.inputs
     parts = [rows.parts(spec.name, run) for spec in specs]
@@ -112,7 +112,7 @@ async def _push_run(
     ]
     tensors, nbytes = layout(
         [
-            # The layout knows fixed sizes only; BYTES take the room of their raw form.
+            # `layout` takes only datatypes of fixed size; BYTES are laid out in their raw form.
             (spec.name, spec.datatype, shapes[at])
             if (raw := encoded[at]) is None
             else (spec.name, "UINT8", (len(raw),))
@@ -156,7 +156,7 @@ def _fill(
     parts: Sequence[Tensor | None],
     run: Sequence[common_pb2.Slice],
 ) -> None:
-    """Copies the rows of every slice behind each other into `target`."""
+    """Copies the rows of all slices into `target`, one slice after the other; blanks are zeros."""
     example = next((part for part in parts if part is not None), None)
     if example is None:
         target[:] = bytes(len(target))
@@ -174,7 +174,7 @@ def _fill(
 def _encode(
     spec: TensorSpec, parts: Sequence[Tensor | None], run: Sequence[common_pb2.Slice]
 ) -> bytes:
-    """Returns the raw form of BYTES rows; an empty element is four zero bytes."""
+    """Returns the raw form of BYTES rows; an element of a blank is empty: four zero bytes."""
     example = next((part for part in parts if part is not None), None)
     if example is None and ANY in spec.shape[1:]:
         raise InvalidInput(spec.name, "the shape of rows nobody waits for is unknown")
@@ -186,7 +186,7 @@ def _encode(
 
 
 def _runs(slices: Sequence[common_pb2.Slice]) -> list[list[common_pb2.Slice]]:
-    """Returns the slices by batch row, cut where the batch has rows of other gateways between."""
+    """Returns slices in the order of batch rows, split at rows of other gateways."""
     runs: list[list[common_pb2.Slice]] = []
     end = -1
     for piece in sorted(slices, key=lambda piece: piece.batch_row):
@@ -199,10 +199,10 @@ def _runs(slices: Sequence[common_pb2.Slice]) -> list[list[common_pb2.Slice]]:
 
 
 def left_s(deadline_ns: int) -> float:
-    """Returns the seconds left for one step of a delivery.
+    """Returns the seconds left for one step of a delivery, at most `LONGEST_PUSH_S`.
 
     Raises:
-        DeadlineExceeded: none.
+        DeadlineExceeded: No time is left.
     """
     left = (deadline_ns - time.monotonic_ns()) / 1e9
     if left <= 0:
@@ -211,7 +211,7 @@ def left_s(deadline_ns: int) -> float:
 
 
 def slices_of(dispatch: scheduler_pb2.DispatchBatch) -> tuple[RequestSlice, ...]:
-    """Returns the slices of an order as they are remembered."""
+    """Returns the slices of an order, in the form that is kept in attempts."""
     return tuple(
         RequestSlice(piece.request_id, piece.request_row, piece.rows, piece.batch_row)
         for piece in dispatch.slices

@@ -1,7 +1,7 @@
-"""How long one hop of a chain took, without the message that told so.
+"""Times of one hop of a chain, independent of the message that reported them.
 
-A field of a message keeps the whole message in memory, with all that came in it; what is kept of a
-request until long after its end is made of plain numbers.
+A field of a message keeps the whole message in memory. Records of requests outlive the requests by
+far, so they hold plain numbers instead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from catenary_protos.catenary.v1 import common_pb2
 
 
 class HopTimes(NamedTuple):
-    """Where the time of one hop went, as its agent measured it."""
+    """Times of one hop in nanoseconds, as its agent measured them."""
 
     agent_id: str
     first_block: int
@@ -24,7 +24,7 @@ class HopTimes(NamedTuple):
 
     @classmethod
     def of(cls, timing: common_pb2.HopTiming) -> HopTimes:
-        """Returns what a message says."""
+        """Returns the times that a message reports."""
         return cls(
             timing.agent_id,
             timing.first_block,
@@ -37,12 +37,12 @@ class HopTimes(NamedTuple):
 
     @property
     def blocks(self) -> tuple[str, int, int]:
-        """Which hop it is: agent and blocks."""
+        """Identity of the hop: agent, first block and last block."""
         return self.agent_id, self.first_block, self.last_block
 
     @property
     def phases(self) -> tuple[tuple[str, int], ...]:
-        """The stretches of the hop, in order: name and duration in nanoseconds."""
+        """The phases of the hop in order, each as a name and a duration in nanoseconds."""
         return (
             ("agent.transfer", self.transfer_ns),
             ("agent.wait", self.wait_ns),
@@ -51,7 +51,7 @@ class HopTimes(NamedTuple):
         )
 
     def plus(self, other: HopTimes) -> HopTimes:
-        """Returns the sums of this hop's times and those of another token on the same hop."""
+        """Returns the sums of these times and those of another token on the same hop."""
         return HopTimes(
             *self.blocks,
             self.transfer_ns + other.transfer_ns,

@@ -1,4 +1,4 @@
-"""One unanswered request: its tensors, what is under way, and the rows that came back."""
+"""An unanswered request: its tensors, its batches under way, and the rows that came back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from catenary_services.errors import InternalError
 
 @dataclass(frozen=True, slots=True)
 class RequestSlice:
-    """Rows `[request_row, request_row + rows)` of a request, at `batch_row` of a batch."""
+    """A slice of a batch: rows `[request_row, request_row + rows)` of a request.
+
+    `batch_row` is the batch's row that holds the first of them.
+    """
 
     request_id: int
     request_row: int
@@ -27,29 +30,32 @@ class RequestSlice:
 
 @dataclass(slots=True, eq=False)
 class BatchAttempt:
-    """A batch with rows of this gateway. Times are of the monotonic clock; 0: not yet."""
+    """A batch with rows of this gateway.
+
+    Times are nanoseconds of the monotonic clock; 0 if it has not happened.
+    """
 
     batch_id: int
     batch_rows: int
     slices: tuple[RequestSlice, ...]
     dispatched_ns: int
     expected_ns: int
-    """When the scheduler expects the last hop to be done."""
+    """Time at which the scheduler expects the last hop to be done."""
     agents: tuple[str, ...] = ()
-    """Of the route: the last one brings the result, any of them may tell of a failure."""
+    """Agents of the route. The last one sends the result; any of them may report a failure."""
     waiting: int = 0
-    """Requests of this gateway that still count on it."""
+    """Number of unanswered requests of this gateway with rows in the batch."""
     push_ns: int = 0
     sent_ns: int = 0
     result_ns: int = 0
     merged_ns: int = 0
     failed: str = ""
-    """Reason it will bring nothing, as far as this gateway knows."""
+    """Reason why it will bring no result, as far as this gateway knows; empty if it may."""
     timings: tuple[HopTimes, ...] = ()
 
 
 class PendingRequest:
-    """Collects the rows of one request until there are all of them.
+    """An unanswered request, which collects its rows until it has all of them.
 
     Invariants: `missing` is the number of zeros in `have`; a row of `outputs` is written exactly
     once, by the first result that brings it.
@@ -88,7 +94,7 @@ class PendingRequest:
         self.outputs: list[Tensor] | None = None
 
     def submission(self, now_ns: int) -> scheduler_pb2.SubmitRequest:
-        """Returns what the scheduler is to know, with the rows an earlier one dispatched."""
+        """Returns the message that submits the request, with the rows already dispatched."""
         request, trace = self.request, self.arrival.trace
         message = scheduler_pb2.SubmitRequest(
             request_id=self.number,
@@ -107,13 +113,13 @@ class PendingRequest:
     def merge(self, row: int, rows: int, views: Mapping[str, Tensor], at: int) -> bool:
         """Copies rows `[at, at + rows)` of a result to rows `[row, row + rows)` of the answer.
 
-        Rows that are there already are left alone.
+        Rows that came before are not copied again.
 
         Returns:
             True if the request is complete with them.
 
         Raises:
-            InternalError: the result does not have the outputs this model has.
+            InternalError: The result does not have the outputs of this model.
         """
         if self.outputs is None:
             self.outputs = self._allocate(views)
@@ -131,7 +137,7 @@ class PendingRequest:
         return self.missing == 0
 
     def answer(self) -> tuple[Tensor, ...]:
-        """Returns the complete outputs."""
+        """Returns the outputs, in the order in which they were requested; none may be missing."""
         assert self.missing == 0
         assert self.outputs is not None
         return tuple(self.outputs)
@@ -171,7 +177,7 @@ class PendingRequest:
                 output[...] = view
 
     def _gaps(self, row: int, rows: int) -> Iterator[tuple[int, int]]:
-        """Yields (first, count) of the runs in `[row, row + rows)` that are still missing."""
+        """Yields (first row, count) of every run of missing rows in `[row, row + rows)`."""
         end = row + rows
         while (start := self.have.find(0, row, end)) >= 0:
             row = self.have.find(1, start, end)
@@ -180,14 +186,14 @@ class PendingRequest:
             yield start, row - start
 
     def _in_flight(self, now_ns: int) -> Iterator[scheduler_pb2.InFlight]:
-        """Yields, run by run, which batch brings (or has brought) which rows."""
+        """Yields the batch that brings or has brought each run of rows."""
         owner: list[BatchAttempt | None] = [None] * self.request.rows
         for attempt in self.attempts:
             for piece in attempt.slices:
                 if piece.request_id != self.number:
                     continue
                 for row in range(piece.request_row, piece.request_row + piece.rows):
-                    # A row that arrived needs no other batch, even if this one failed elsewhere.
+                    # A row that has arrived needs no other batch, even if its batch failed later.
                     if not attempt.failed or self.have[row]:
                         owner[row] = attempt
         start = 0
@@ -197,7 +203,7 @@ class PendingRequest:
                 continue
             attempt_here = owner[start]
             if attempt_here is not None:
-                # Rows that are here must not be dispatched again: never overdue.
+                # Rows that have arrived must never look overdue, or they are dispatched again.
                 due_ns = self.deadline_ns if self.have[start] else attempt_here.expected_ns
                 yield scheduler_pb2.InFlight(
                     batch_id=attempt_here.batch_id,

@@ -1,4 +1,4 @@
-"""From result frames to complete requests."""
+"""The merging of result frames into complete requests."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _log = get_logger("catenary_gateway.results.results")
 
 
 class ResultMerger:
-    """Takes frames, copies their rows into the requests that wait for them, and gives them back.
+    """A merger, which copies the rows of result frames into the requests that wait for them.
 
-    A frame is believed only as far as it repeats what the scheduler ordered: rows are placed by the
-    slices of the order, so a confused agent can never put a row into another request.
+    A frame is accepted only if it repeats what the scheduler ordered: rows are placed by the slices
+    of the order, so a faulty agent can never put a row into another request.
     """
 
     def __init__(
@@ -38,17 +38,17 @@ class ResultMerger:
         self._complete = complete
         self._failed = failed
         self.others: dict[int, Callable[[frame_pb2.FrameHeader, str], bool]] = {}
-        """Who takes frames of other kinds, with the sender: all of it is in the header. False: the
-        sender has no part in it."""
+        """Handlers of other kinds of frames. A handler gets the header and the sender's name, and
+        returns False if the sender has no part in it."""
         self.on_refused: Callable[[], None] = _nothing
-        """Called for every frame of somebody who was not to send it."""
+        """Called for every frame whose sender was not to send it."""
         self.dropped = 0
-        """Frames nobody waits for, or that are malformed."""
+        """Number of frames that came too late or were malformed."""
         self.refused = 0
-        """Frames of peers that the scheduler did not order them from."""
+        """Number of frames whose sender was not to send them."""
 
     def take(self, frame: ReceivedFrame) -> None:
-        """Handles one frame and releases it. Never raises."""
+        """Handles one frame and releases it; never raises."""
         try:
             self._take(frame)
         except (InvalidInput, InvalidMessage) as error:
@@ -67,14 +67,14 @@ class ResultMerger:
             return
         attempt = self._attempts.get(header.batch_id)
         if attempt is None:
-            # Late, or of a request that is gone: the usual end of a batch that was sent again.
+            # The result is late, or its request has ended: usual for a batch that was sent again.
             self.dropped += 1
             return
         if not _is_ordered(header, attempt, frame.sender):
             self._refuse(frame.sender)
             return
         if header.kind == frame_pb2.FRAME_KIND_FAILURE:
-            # The scheduler hears of it too, and decides; kept for the trace.
+            # The scheduler gets the failure too, and decides; here it is kept for the trace.
             attempt.failed = header.failure.reason
             return
         if header.kind != frame_pb2.FRAME_KIND_RESULT:
@@ -132,14 +132,14 @@ class ResultMerger:
 
 
 def _is_ordered(header: frame_pb2.FrameHeader, attempt: BatchAttempt, sender: FrameSender) -> bool:
-    """Returns whether a frame comes from the agent that was to send it."""
+    """Returns whether a frame comes from an agent that was to send it."""
     if header.kind == frame_pb2.FRAME_KIND_RESULT:
         return not attempt.agents or sender.may_be(attempt.agents[-1])
     return not sender.name or sender.name in attempt.agents
 
 
 def _nothing() -> None:
-    """Nobody counts."""
+    """Does nothing; the default of `ResultMerger.on_refused`."""
 
 
 def _check_rows(header: frame_pb2.FrameHeader, views: Mapping[str, Tensor]) -> None:

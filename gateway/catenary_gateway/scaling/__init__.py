@@ -1,1 +1,1 @@
-"""What the scheduler says of scaling, to KEDA and to whoever reads metrics."""
+"""The scheduler's advice on scaling, offered to KEDA and as metrics."""

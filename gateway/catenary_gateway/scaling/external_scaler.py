@@ -1,8 +1,8 @@
 """KEDA's `externalscaler.ExternalScaler`: the scheduler decides how many agents run.
 
-One `ScaledObject` scales one StatefulSet of agents; the trigger's metadata says which. The metric
-is the number of replicas itself (target 1 per replica, type AverageValue), so that what KEDA and
-the horizontal pod autoscaler make of it is what the scheduler wants.
+One `ScaledObject` scales one StatefulSet of agents, which the trigger's metadata names. The metric
+is the number of replicas itself (target 1 per replica, type AverageValue), so that KEDA and the
+horizontal pod autoscaler compute exactly the number that the scheduler wants.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from catenary_services.security.keys import SCOPE_VIEW, ApiKeys
 
 METRIC = "catenary-agents"
 _ANSWER_S = 5.0
-"""KEDA asks again with its next poll."""
+"""Seconds to wait for the scheduler; KEDA asks again at its next poll."""
 _RETRY_NS = 1_000_000_000
 _KEY_NAMES = ("apiKey", "apiKeyFromEnv")
-"""KEDA sends no metadata with its calls; a key comes with the trigger's own metadata. Values of
-names that end in "FromEnv" are taken from the environment of the scaled pods; the name stays."""
+"""Names of the trigger's metadata that may hold an API key, because KEDA sends no metadata with its
+calls. KEDA takes the value of a name that ends in "FromEnv" from the environment of the scaled pods
+and keeps the name."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ScalingSource(Protocol):
-    """What is needed of `SchedulerAdmin`."""
+    """The part of `SchedulerAdmin` that scaling uses."""
 
     async def call(
         self, method: str, request: Any, timeout_s: float | None, group: str | None = None
@@ -46,12 +47,15 @@ class ScalingSource(Protocol):
     def watch_scaling(
         self, request: admin_pb2.WatchScalingRequest
     ) -> AsyncIterable[admin_pb2.ScalingAdvice]:
-        """Returns what the scheduler advises, until its stream ends."""
+        """Returns the stream of the scheduler's advice, which lasts until the scheduler ends it."""
         ...
 
 
 class ExternalScaler(keda_grpc.ExternalScalerServicer):
-    """Needs a key with the scope `view` or `admin` if keys are configured."""
+    """KEDA's external scaler.
+
+    If keys are configured, its calls need one with the scope `view` or `admin`.
+    """
 
     def __init__(self, keys: ApiKeys, scheduler: ScalingSource) -> None:
         self._keys = keys
@@ -61,13 +65,13 @@ class ExternalScaler(keda_grpc.ExternalScalerServicer):
     async def IsActive(  # noqa: N802 - named by the protocol, like all below
         self, request: keda.ScaledObjectRef, context: Context
     ) -> keda.IsActiveResponse:
-        """Whether there should be any replica."""
+        """Returns whether there should be any replica."""
         return keda.IsActiveResponse(result=await self._replicas(request, context) > 0)
 
     async def StreamIsActive(  # noqa: N802
         self, request: keda.ScaledObjectRef, context: Context
     ) -> AsyncIterator[keda.IsActiveResponse]:
-        """The same at once, and whenever it changes."""
+        """Streams whether there should be any replica: at once, and whenever it changes."""
         told: bool | None = None
         try:
             share = self._admit(request, context)
@@ -84,7 +88,7 @@ class ExternalScaler(keda_grpc.ExternalScalerServicer):
     async def GetMetricSpec(  # noqa: N802
         self, request: keda.ScaledObjectRef, context: Context
     ) -> keda.GetMetricSpecResponse:
-        """The one metric there is: replicas, of which each stands for one."""
+        """Returns the only metric: the number of replicas, with a target of 1 per replica."""
         self._admit(request, context)
         spec = keda.MetricSpec(metricName=METRIC, targetSize=1, targetSizeFloat=1.0)
         return keda.GetMetricSpecResponse(metricSpecs=[spec])
@@ -93,7 +97,7 @@ class ExternalScaler(keda_grpc.ExternalScalerServicer):
     async def GetMetrics(  # noqa: N802
         self, request: keda.GetMetricsRequest, context: Context
     ) -> keda.GetMetricsResponse:
-        """How many replicas there should be now."""
+        """Returns the number of replicas that there should be now."""
         if request.metricName not in ("", METRIC):
             raise InvalidInput("metricName", f"there is only {METRIC!r}")
         replicas = await self._replicas(request.scaledObjectRef, context)
@@ -104,8 +108,8 @@ class ExternalScaler(keda_grpc.ExternalScalerServicer):
 
     async def _replicas(self, reference: keda.ScaledObjectRef, context: Context) -> int:
         share = self._admit(reference, context)
-        # The agents behind the advice: one that came in between counts twice for a moment, which
-        # the next poll mends; one that left in between is never taken for one that must stay.
+        # Agents are read after the advice. An agent that joins in between counts twice until the
+        # next poll. An agent that leaves in between is never taken for one that must stay.
         try:
             async with asyncio.timeout(_ANSWER_S):
                 advice = await self._advice()
@@ -120,7 +124,7 @@ class ExternalScaler(keda_grpc.ExternalScalerServicer):
             async for advice in stream:
                 return advice
         finally:
-            # One of a single scheduler is a call, one of several groups a generator.
+            # The stream of a single scheduler is a call, that of several groups a generator.
             if isinstance(stream, grpc.aio.Call):
                 stream.cancel()
             elif isinstance(stream, AsyncGenerator):
@@ -135,12 +139,12 @@ class ExternalScaler(keda_grpc.ExternalScalerServicer):
         return list(answer.agents)
 
     def _admit(self, reference: keda.ScaledObjectRef, context: Context) -> StatefulSetShare:
-        """Returns whom a call is for.
+        """Checks the key of a call, and returns the agents that it is for.
 
         Raises:
-            Unauthenticated: keys are configured and none of them came with the call.
-            PermissionDenied: its key may not look.
-            InvalidInput: the trigger's metadata are wrong.
+            Unauthenticated: Keys are configured and none of them came with the call.
+            PermissionDenied: The key does not have the scope `view`.
+            InvalidInput: The trigger's metadata are wrong.
         """
         metadata = reference.scalerMetadata
         presented = metadata_of(context).get("authorization")
@@ -151,10 +155,10 @@ class ExternalScaler(keda_grpc.ExternalScalerServicer):
 
 
 def share_of(metadata: Mapping[str, str]) -> StatefulSetShare:
-    """Returns which agents a trigger scales, from its metadata.
+    """Returns the agents that a trigger scales, from its metadata.
 
     Raises:
-        InvalidInput: `agentPrefix` is missing, or a number is none.
+        InvalidInput: `agentPrefix` is missing, or `growthShare` is not a number in 0..1.
     """
     prefix = metadata.get("agentPrefix", "")
     if not prefix:

@@ -1,7 +1,7 @@
-"""What the scheduler says of scaling, as metrics of the gateway: the one place scrapers find it.
+"""The scheduler's advice on scaling as metrics of the gateway, where scrapers find them.
 
-Whoever scales by these figures (KEDA, HPA) need not know which scheduler leads. While none is
-connected the last figures stay: load has not changed because nobody could be asked.
+Autoscalers (KEDA, HPA) that use them need not know which scheduler leads. While no scheduler is
+connected the last values stay, because its absence says nothing about the load.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _log = get_logger("catenary_gateway.scaling.scaling_gauges")
 
 
 class ScalingGauges:
-    """Keeps the gauges at the scheduler's advice."""
+    """A task that sets the gauges to the scheduler's advice."""
 
     def __init__(self, scheduler: SchedulerAdmin, metrics: Metrics) -> None:
         self._scheduler = scheduler
@@ -29,29 +29,28 @@ class ScalingGauges:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins to follow the advice."""
         self._task = asyncio.create_task(self.run(), name="scaling-gauges")
 
     async def close(self) -> None:
-        """Ends that. Idempotent."""
+        """Stops following the advice. Idempotent."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
 
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Follows the advice until cancelled."""
         while True:
             try:
                 request = admin_pb2.WatchScalingRequest()
                 async for advice in self._scheduler.watch_scaling(request):
                     self.show(advice)
             except (CatenaryError, grpc.aio.AioRpcError) as error:
-                # Normal while schedulers change; the link itself tells when none is there.
+                # This is normal while schedulers change; the link logs when none is connected.
                 _log.debug("scaling_stream_ended", error=str(error))
             await asyncio.sleep(_PAUSE_S)
 
     def show(self, advice: admin_pb2.ScalingAdvice) -> None:
-        """Sets the gauges; those of models that are gone are removed."""
+        """Sets the gauges, and removes those of models that the advice no longer names."""
         metrics = self._metrics
         metrics.agents_wanted.set(advice.agents_wanted)
         metrics.agents_now.set(advice.agents_now)

@@ -1,1 +1,1 @@
-"""Tensors as every protocol writes them, to arrays and back."""
+"""Conversion of tensors between arrays and the forms of every protocol."""

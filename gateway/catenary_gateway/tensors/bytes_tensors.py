@@ -1,4 +1,4 @@
-"""BYTES tensors: variable-length elements, as object arrays of `bytes`."""
+"""BYTES tensors, whose elements vary in length, as object arrays of `bytes`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ ObjectArray = NDArray[np.object_]
 
 
 def object_array(elements: Sequence[bytes], shape: tuple[int, ...]) -> ObjectArray:
-    """Returns an object array of `shape`; `elements` must be exactly as many."""
+    """Returns an object array of `shape`, which has a place for each of `elements`."""
     array = np.empty(len(elements), dtype=np.object_)
     array[:] = elements
     return array.reshape(shape)
 
 
 def decode(raw: bytes | memoryview, shape: tuple[int, ...], field: str) -> ObjectArray:
-    """Returns the elements in `raw`, each behind its length (4 bytes, little-endian).
+    """Returns the elements in `raw`, where each follows its length (4 bytes, little-endian).
 
     Raises:
-        InvalidInput: they are not exactly as many as `shape` has; names `field`.
+        InvalidInput: `raw` does not hold exactly the elements of `shape`; the error names `field`.
     """
     try:
         return decode_bytes(raw, shape)

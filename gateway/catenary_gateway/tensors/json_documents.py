@@ -1,7 +1,7 @@
-"""Strict JSON from strangers, bounded before it is made into objects.
+"""Strict parsing of JSON from strangers, bounded before objects are made of it.
 
-A parser makes an object of a few bytes: 8 MB of `[],[],..` are a second of work and half a
-gigabyte. So bodies are counted first, and tensors stay text until their place is known.
+A parser makes an object from a few bytes: 8 MB of `[],[],..` take a second of work and half a
+gigabyte. So the values of a body are counted first, and tensors stay text until they are needed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from catenary_services.errors import InvalidInput
 Document = dict[str, object]
 
 MOST_BYTES = 16 << 20
-"""Of JSON in one body; tensors of more than this are binary, or come over gRPC."""
+"""Most bytes of JSON in one body; larger tensors are sent as binary data or over gRPC."""
 MOST_SMALL_BYTES = 64 << 10
-"""Of every value that is no tensor."""
+"""Most bytes of any value that is not a tensor."""
 _MOST_VALUES = 500_000
 _MOST_CONTAINERS = 20_000
-"""Lists and objects of a body of plain values; thousands are made in a millisecond."""
+"""Most lists and objects in a body of plain values; thousands of them are made in a millisecond."""
 _MOST_OBJECTS = 30_000
 _MOST_INPUTS = 1024
 _STEP_BYTES = 256 << 10
@@ -53,10 +53,10 @@ _anything = msgspec.json.Decoder()
 
 
 def document_of(body: bytes | memoryview) -> Document:
-    """Returns a body of plain values as an object.
+    """Returns the JSON object in a body of plain values.
 
     Raises:
-        InvalidInput: it is none, or has more values than any request needs.
+        InvalidInput: The body is not a JSON object, or has more values than any request needs.
     """
     data = bytes(body)
     if len(data) > MOST_SMALL_BYTES:
@@ -69,10 +69,10 @@ def document_of(body: bytes | memoryview) -> Document:
 
 
 def inference_of(body: bytes | memoryview) -> Document:
-    """Returns a body of the inference protocol; the `data` of every input is still text.
+    """Returns the body of an inference request; the `data` of every input is still text.
 
     Raises:
-        InvalidInput: it is none; the field is named.
+        InvalidInput: The body is not such a request; the error names the field.
     """
     if len(body) > MOST_BYTES:
         raise InvalidInput("body", f"has more than {MOST_BYTES} bytes of JSON; send binary data")
@@ -90,10 +90,10 @@ def inference_of(body: bytes | memoryview) -> Document:
 
 
 def small_value(raw: msgspec.Raw, field: str) -> Any:
-    """Returns the value in a piece of JSON that is always short.
+    """Returns the value in a piece of JSON of at most `MOST_SMALL_BYTES`.
 
     Raises:
-        InvalidInput: it is not.
+        InvalidInput: The piece is longer, or is not JSON.
     """
     if len(memoryview(raw)) > MOST_SMALL_BYTES:
         raise InvalidInput(field, f"has more than {MOST_SMALL_BYTES} bytes")
@@ -101,10 +101,10 @@ def small_value(raw: msgspec.Raw, field: str) -> Any:
 
 
 def decoded(data: Any, field: str, decode: Callable[[Any], Any]) -> Any:
-    """Returns what `decode` makes of `data`.
+    """Returns the result of `decode(data)`.
 
     Raises:
-        InvalidInput: nothing.
+        InvalidInput: `decode` fails; the error names `field`.
     """
     try:
         return decode(data)
@@ -139,9 +139,9 @@ def _input(tensor: _Tensor, field: str) -> Document:
 
 
 def has_few(data: memoryview, sign: bytes, most: int) -> bool:
-    """Returns whether a sign stands in `data` at most so often.
+    """Returns whether `data` holds the byte `sign` at most `most` times.
 
-    Counts a piece at a time, and no further than it must: other threads go on between.
+    It counts a piece at a time, and no further than it must, so that other threads can run between.
     """
     found = 0
     for at in range(0, len(data), _STEP_BYTES):
@@ -152,7 +152,7 @@ def has_few(data: memoryview, sign: bytes, most: int) -> bool:
 
 
 def _require_few(data: bytes | memoryview, signs: bytes, most: int, what: str) -> None:
-    """Counts at most too many: what stands inside of texts counts, too."""
+    """Raises InvalidInput for too many of any of `signs`; those inside texts count too."""
     view = memoryview(data)
     if not all(has_few(view, bytes((sign,)), most) for sign in signs):
         raise InvalidInput("body", f"has more than {most} {what}")

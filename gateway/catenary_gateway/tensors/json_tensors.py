@@ -1,4 +1,4 @@
-"""Tensors as JSON: lists of numbers, booleans or strings, nested or flat, row-major."""
+"""Conversion of tensors to and from JSON lists, nested or flat, in row-major order."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from catenary_services.domain.tensors import DTYPE_OF
 from catenary_services.errors import InvalidInput
 
 _PIECE_BYTES = 32 << 10
-"""Text that is parsed at once, below a millisecond."""
+"""Bytes of text that are parsed at once, in less than a millisecond."""
 _MOST_LISTS = 200_000
 _DEEPEST = 32
-"""NumPy's own limit."""
+"""Most levels of nested lists, which is NumPy's own limit."""
 _MOST_COMMAS = 1_000_000
-"""In a list of texts, those inside of them included."""
+"""Most commas in a list of texts, those inside the texts included."""
 
 
 class _List(msgspec.Struct, array_like=True):
-    """Any list; its elements are skipped."""
+    """A list of any length whose elements are skipped."""
 
 
 _lists = msgspec.json.Decoder(list[_List])
@@ -36,7 +36,7 @@ def from_json(data: object, tensor: DeclaredInput, field: str) -> Tensor:
     """Returns the array in the text of a JSON value.
 
     Raises:
-        InvalidInput: it is ragged, has another shape, or an element is of another type.
+        InvalidInput: The value is ragged, has another shape, or an element is of another type.
     """
     text = memoryview(data) if isinstance(data, msgspec.Raw) else memoryview(b"null")
     if bytes(text[:1]) != b"[":
@@ -58,7 +58,7 @@ def _array(text: memoryview, tensor: DeclaredInput, field: str) -> Tensor:
     dtype = DTYPE_OF[tensor.datatype]
     if len(text) <= _PIECE_BYTES:
         return _numbers(decoded(text, field, msgspec.json.decode), dtype, field)
-    # However they are nested, there is one comma fewer than numbers.
+    # However lists are nested, there is one comma fewer than numbers.
     if not has_few(text, b",", tensor.elements):
         raise InvalidInput(field, f"has more than {tensor.elements} elements, as declared")
     if not has_few(text, b"[", _MOST_LISTS):
@@ -69,7 +69,7 @@ def _array(text: memoryview, tensor: DeclaredInput, field: str) -> Tensor:
 
 
 class _Numbers:
-    """The numbers of a long text, made piece by piece: other threads go on between."""
+    """The numbers of a long text, parsed piece by piece so that other threads can run between."""
 
     def __init__(self, array: Tensor, field: str) -> None:
         self.array = array
@@ -77,7 +77,7 @@ class _Numbers:
         self._field = field
 
     def read(self, text: memoryview, depth: int) -> tuple[int, ...]:
-        """Appends those of a list, and returns its shape."""
+        """Appends the numbers of a list, and returns its shape."""
         field = self._field
         if len(text) <= _PIECE_BYTES:
             return self._take(decoded(text, field, msgspec.json.decode))
@@ -89,7 +89,7 @@ class _Numbers:
                 if len(self._take(piece)) != 1:
                     raise InvalidInput(field, "is ragged")
             return (self.filled - begin,)
-        # A number among lists would be one of millions: that is seen before any is kept.
+        # A number among lists may be one of millions, so it is found before any object is made.
         decoded(text, field, _lists.decode)
         rows = decoded(text, field, _rows.decode)
         shapes = {self.read(memoryview(row), depth - 1) for row in rows}
@@ -115,7 +115,7 @@ def _pieces(text: memoryview, field: str) -> Iterator[list[object]]:
     while at <= end:
         window = bytes(text[at : min(at + _PIECE_BYTES, end)])
         size = len(window) if at + len(window) >= end else window.rfind(b",")
-        # Not one element cut in two: numbers have no commas, and texts are refused below.
+        # A piece ends at a comma, so no number is split; texts are refused later.
         piece = decoded(b"[" + window[: max(0, size)] + b"]", field, msgspec.json.decode)
         if not piece:
             raise InvalidInput(field, "is not a list of numbers")
@@ -124,7 +124,7 @@ def _pieces(text: memoryview, field: str) -> Iterator[list[object]]:
 
 
 def _require_few(text: memoryview, field: str) -> None:
-    """Returns if a list of texts has no more of them than tensors have in JSON."""
+    """Raises InvalidInput if a list of texts has more elements than tensors may have in JSON."""
     bounds = ((b"[", _MOST_LISTS), (b'"', 2 * _MOST_LISTS), (b",", _MOST_COMMAS))
     if not all(has_few(text, sign, most) for sign, most in bounds):
         raise InvalidInput(field, "has too many elements for JSON; send it as binary data")
@@ -134,7 +134,7 @@ def to_json(array: Tensor, field: str) -> list[object]:
     """Returns a flat list of the elements.
 
     Raises:
-        InvalidInput: BYTES elements are not UTF-8 and so have no JSON form.
+        InvalidInput: BYTES elements are not UTF-8, and so have no JSON form.
     """
     if array.dtype != np.object_:
         flat: list[object] = array.reshape(-1).tolist()
@@ -190,7 +190,7 @@ def _strings(data: list[object], tensor: DeclaredInput, field: str) -> Tensor:
 
 
 def _flat(data: list[object]) -> list[object]:
-    """Returns the leaves in order, without recursion: the depth is the sender's choice."""
+    """Returns the leaves of nested lists, without recursion because the sender sets the depth."""
     leaves: list[object] = []
     stack: list[object] = [data]
     while stack:

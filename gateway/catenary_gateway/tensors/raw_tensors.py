@@ -1,4 +1,4 @@
-"""Raw tensor bytes to arrays and back; the fast path of both endpoints: no copy on the way in."""
+"""Conversion of raw tensor bytes to arrays and back; reading copies nothing but BYTES."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def from_raw(raw: bytes | memoryview, tensor: DeclaredInput, field: str) -> Tens
     """Returns a view of `raw` (a new array for BYTES).
 
     Raises:
-        InvalidInput: `raw` has another length than datatype and shape say.
+        InvalidInput: The length of `raw` is not that of the datatype and shape.
     """
     count = tensor.elements
     if tensor.datatype == BYTES:
@@ -38,7 +38,7 @@ def from_raw(raw: bytes | memoryview, tensor: DeclaredInput, field: str) -> Tens
 
 
 def to_raw(array: Tensor) -> bytes:
-    """Returns row-major bytes; BYTES elements behind their lengths."""
+    """Returns the elements' bytes in row-major order; each BYTES element follows its length."""
     if array.dtype == np.object_:
         return encode_bytes(array.astype(np.object_, copy=False))
     return array.tobytes()

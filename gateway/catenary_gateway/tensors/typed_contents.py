@@ -1,8 +1,8 @@
-"""Typed tensor contents (`InferTensorContents`) to arrays and back.
+"""Conversion of typed tensor contents (`InferTensorContents`) to arrays and back.
 
-FP32 and FP64 lists are packed on the wire exactly as they lie in an array, so they are taken from
-and put into the serialized message as a whole: a thousand times fewer Python objects than element
-by element. Integers are varints there and have no such shortcut.
+FP32 and FP64 lists are packed on the wire exactly as in an array's memory, so they are copied from
+and to the serialized message as a whole, which makes a thousand times fewer Python objects than one
+by one. Integers are varints on the wire and have no such shortcut.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FIELD_OF = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-"""Which list holds the elements of a datatype; FP16 has none."""
+"""The field that holds the elements of each datatype; FP16 has none."""
 
 _NUMBER_OF = {
     name: oip.InferTensorContents.DESCRIPTOR.fields_by_name[name].number
@@ -40,15 +40,15 @@ _LENGTH_DELIMITED = 2
 
 
 def has_typed_form(datatype: str) -> bool:
-    """False for datatypes that travel raw only."""
+    """Returns False for datatypes that have only a raw form."""
     return datatype in FIELD_OF
 
 
 def from_contents(contents: oip.InferTensorContents, tensor: DeclaredInput, field: str) -> Tensor:
-    """Returns the array in `contents`.
+    """Returns the array in typed contents.
 
     Raises:
-        InvalidInput: another list is filled, there are too few or too many elements, or one does
+        InvalidInput: Another list is filled, there are too few or too many elements, or one does
             not fit the datatype.
     """
     name = FIELD_OF.get(tensor.datatype)
@@ -68,7 +68,7 @@ def from_contents(contents: oip.InferTensorContents, tensor: DeclaredInput, fiel
     dtype = DTYPE_OF[tensor.datatype]
     if name in _NUMBER_OF:
         packed = contents.SerializeToString()
-        # The only list, so its elements are the end of the message.
+        # The message has no other list, so the elements are its last bytes.
         array = np.frombuffer(packed, dtype, count, len(packed) - count * dtype.itemsize)
         return array.reshape(tensor.shape)
     wide = np.fromiter(values, np.uint64 if name == "uint64_contents" else np.int64, count)
@@ -88,10 +88,10 @@ def to_contents(array: Tensor, datatype: str) -> oip.InferTensorContents:
 
 
 def narrowed(wide: Tensor, dtype: np.dtype[np.generic], field: str) -> Tensor:
-    """Returns integers as `dtype`.
+    """Returns an array of integers, converted to `dtype`.
 
     Raises:
-        InvalidInput: one is out of its range.
+        InvalidInput: An integer is out of the range of `dtype`.
     """
     if dtype.kind in "iu" and wide.size:
         bits = dtype.itemsize * 8

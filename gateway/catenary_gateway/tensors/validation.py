@@ -1,7 +1,7 @@
-"""Checks what a request declares about its tensors against the model, before any byte is read.
+"""Checks of a request's declared tensors against the model, before any byte of them is read.
 
-Both endpoints call these, so that one mistake has one message. Fields are named as in the message:
-`inputs[0].shape`.
+Endpoints of both protocols call them, so that one mistake has one error message. Fields are named
+as in the request: `inputs[0].shape`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from catenary_services.domain.tensors import ANY, DTYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput
 
 MAX_ROWS = 65_536
-"""Rows of one request; a request of more is a mistake or an attack."""
+"""Most rows of one request; a request with more is a mistake or an attack."""
 
 BYTES = "BYTES"
 DATATYPES = frozenset((*DTYPE_OF, BYTES, "BF16"))
 _LONGEST_NAME = 100
 LONGEST_ID = 256
-"""Characters of a request's id; it is echoed, logged and kept for a while."""
+"""Most characters of a request's id, which is echoed, logged and kept for a while."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredInput:
-    """What a request says of one of its inputs."""
+    """The declaration of one input in a request."""
 
     name: str
     datatype: str
@@ -34,16 +34,15 @@ class DeclaredInput:
 
     @property
     def elements(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
 
 
 def check_inputs(model: Model, declared: Sequence[DeclaredInput], max_bytes: int) -> int:
-    """Returns the number of rows of a request that declares these inputs.
+    """Checks the declared inputs of a request, and returns its number of rows.
 
     Raises:
-        InvalidInput: an input is unknown, twice, missing, of another datatype or shape, too large,
-            or has another number of rows than the others.
+        InvalidInput: An input is unknown, given twice, missing, of another datatype or shape, too
+            large, or has another number of rows than the others.
     """
     specs = model.specs
     seen: set[str] = set()
@@ -78,10 +77,10 @@ def check_inputs(model: Model, declared: Sequence[DeclaredInput], max_bytes: int
 
 
 def check_outputs(model: Model, names: Sequence[str]) -> tuple[int, ...]:
-    """Returns the positions of the requested outputs; all of them if none is named.
+    """Returns the indices of the requested outputs in the model; all of them if none is named.
 
     Raises:
-        InvalidInput: an output is unknown or asked for twice.
+        InvalidInput: An output is unknown or requested twice.
     """
     if not names:
         return tuple(range(len(model.outputs)))
@@ -100,7 +99,7 @@ def check_outputs(model: Model, names: Sequence[str]) -> tuple[int, ...]:
 
 
 def _check_tensor(tensor: DeclaredInput, spec: TensorSpec, field: str, max_bytes: int) -> int:
-    """Returns the bytes the tensor has at least."""
+    """Checks one tensor, and returns the least number of bytes it has."""
     if tensor.datatype != spec.datatype:
         known = "" if tensor.datatype in DATATYPES else " (not a datatype of the protocol)"
         raise InvalidInput(
@@ -121,8 +120,8 @@ def _check_tensor(tensor: DeclaredInput, spec: TensorSpec, field: str, max_bytes
             )
     # A BYTES element has a length of four bytes even when empty.
     item = 4 if spec.datatype == BYTES else DTYPE_OF[spec.datatype].itemsize
-    # Python integers do not overflow; a product of huge dimensions is simply too large.
-    # Empty ones count as 1: NumPy refuses huge dimensions even beside a zero.
+    # Python integers do not overflow, so a product of huge dimensions is compared as it is.
+    # Empty dimensions count as 1, because NumPy refuses huge dimensions even beside a zero.
     if math.prod(max(size, 1) for size in shape) * item > max_bytes:
         raise InvalidInput(
             f"{field}.shape", f"describes more than the {max_bytes} bytes a request may have"
@@ -137,7 +136,7 @@ def _check_rows(rows: int, field: str) -> int:
 
 
 def clip(text: str) -> str:
-    """Returns `text`, shortened if a stranger made it long."""
+    """Returns `text`, shortened to at most 100 characters and an ellipsis."""
     return text if len(text) <= _LONGEST_NAME else text[:_LONGEST_NAME] + "…"
 
 
@@ -146,10 +145,10 @@ def _shown(shape: Sequence[int]) -> str:
 
 
 def check_id(request_id: str) -> str:
-    """Returns the id of a request.
+    """Returns the id of a request if it is short enough to be echoed, logged and kept.
 
     Raises:
-        InvalidInput: it is too long to be echoed, logged and kept.
+        InvalidInput: The id has more than `LONGEST_ID` characters.
     """
     if len(request_id) > LONGEST_ID:
         raise InvalidInput("id", f"has {len(request_id)} characters, at most {LONGEST_ID} may be")

@@ -2,8 +2,8 @@
 
 anchors, cluster  places in the network, GPU slices, servers; the planning task they make
 workload          sessions: drawn ones, or those of an Azure LLM trace
-plan, serve       composed chains in force; how they serve a workload; c by replaying one
-loop, result      the event heap; what was found
+plan, serve       composed chains as a plan; how they serve a workload; tuning c by a replay
+loop, result      the event heap; the figures of a run
 """
 
 from catenary_simulator.chains.cluster import (

@@ -1,7 +1,7 @@
-"""Places with round-trip times between them: the RIPE Atlas anchors of Europe.
+"""Places with round-trip times between them, from the RIPE Atlas anchors of Europe.
 
-The data set has only the times from four monitors to every anchor; between two anchors they are
-made up of both medians and the distance, as the server-chain paper's authors do:
+The data set has only the times from four monitors to every anchor. The time between two anchors is
+estimated from both medians and the distance, as in the server-chain paper:
 0.3 med_i + 0.3 med_j + 0.01 ms per km of great circle.
 """
 
@@ -21,11 +21,11 @@ _EARTH_RADIUS_KM = 6371.0
 
 @dataclass(frozen=True, slots=True)
 class NetworkAnchor:
-    """A place in the network."""
+    """A RIPE Atlas anchor: a place in the network; coordinates are in degrees."""
 
     name: str
     median_rtt_ms: float
-    """To the monitors."""
+    """Median round-trip time to the monitors."""
     latitude: float
     longitude: float
 
@@ -34,7 +34,7 @@ def read_anchors(path: Path) -> list[NetworkAnchor]:
     """Returns the anchors of a file with the columns of `ripe_anchors_eu.csv`.
 
     Raises:
-        InvalidInput: If the file is not there or has other columns.
+        InvalidInput: The file cannot be read or has other columns.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -52,7 +52,7 @@ def read_anchors(path: Path) -> list[NetworkAnchor]:
 
 
 def rtt_ms(first: NetworkAnchor, second: NetworkAnchor) -> float:
-    """Returns the round-trip time between two anchors; 0 from one to itself."""
+    """Returns the round-trip time between two anchors in milliseconds; 0 from one to itself."""
     if first == second:
         return 0.0
     medians = first.median_rtt_ms + second.median_rtt_ms
@@ -60,7 +60,7 @@ def rtt_ms(first: NetworkAnchor, second: NetworkAnchor) -> float:
 
 
 def distance_km(first: NetworkAnchor, second: NetworkAnchor) -> float:
-    """Returns the length of the great circle between two anchors (haversine formula)."""
+    """Returns the great-circle distance between two anchors in km (haversine formula)."""
     here, there = radians(first.latitude), radians(second.latitude)
     north = sin((there - here) / 2)
     east = sin(radians(second.longitude - first.longitude) / 2)

@@ -1,4 +1,4 @@
-"""What is simulated: a model, GPU slices, and servers at some distance of an orchestrator."""
+"""The simulated cluster: a model, GPU slices, and servers at some distance from an orchestrator."""
 
 from __future__ import annotations
 
@@ -17,49 +17,50 @@ _SECONDS_PER_MS = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class DecoderModel:
-    """A decoder model, by what its blocks need."""
+    """A decoder model, described by the memory and the work that its blocks need."""
 
     name: str
     blocks: int
     block_gb: float
     cache_gb: float
-    """Of one session in one block."""
+    """Cache of one session in one block."""
     hidden_size: int
     parameters_per_block: int
     attention_heads: int = 1
     kv_heads: int = 1
     gflop_per_token: float = 0.0
-    """Of one block; for computation times that depend on the tokens of a request."""
+    """Work of one block per token, for computation times that depend on the tokens of a request."""
     overhead_ms: float = 1.0
-    """Of one block, per session."""
+    """Overhead of one block per session."""
     input_tokens: float = 2000.0
-    """Mean per session."""
+    """Mean number of input tokens per session."""
     output_tokens: float = 20.0
-    """Mean per session."""
+    """Mean number of output tokens per session."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSlice:
-    """A kind of GPU."""
+    """A kind of GPU, or of a slice of one."""
 
     name: str
     memory_gb: float
     tflops: float
     bandwidth_gb_per_ms: float
     block_ms: float | None = None
-    """tau_p: time of a session of mean size in one block; None: by the formula of the paper."""
+    """The paper's tau_p: time of a session of mean size in one block; None: by the paper's
+    formula."""
     forward_rps: float = 1.0
     """Forward passes of a block per second, as PETALS measures them."""
     network_rps: float = 1.0
     """Requests per second its network carries, as PETALS measures them."""
     petals_most_blocks: int | None = None
-    """Cap of PETALS on what it hosts."""
+    """Most blocks that PETALS hosts on it; None: no such limit."""
 
     def block_token_ms(self, model: DecoderModel, factor: float) -> tuple[float, float, float]:
-        """Returns milliseconds per block: per session, per input and per output token.
+        """Returns milliseconds per block as a triple: per session, per input and per output token.
 
-        tau_p = overhead + F / f * inputs + s_m / b * (outputs - 1): prefill is bound by computing,
-        decoding by memory (footnote 11 of the paper).
+        tau_p = overhead + F / f * inputs + s_m / b * (outputs - 1): prefill is bound by
+        computing, decoding by memory (footnote 11 of the paper).
         """
         prefill = model.gflop_per_token / self.tflops
         decode = model.block_gb / self.bandwidth_gb_per_ms
@@ -73,7 +74,7 @@ class GpuSlice:
 
 @dataclass(frozen=True, slots=True)
 class CommunicationCost:
-    """tau_c: round trip and overhead, once per session or for every output token."""
+    """The paper's tau_c: round trip and overhead, once per session or for every output token."""
 
     per: Literal["session", "token"] = "token"
     overhead_ms: float = 18.0
@@ -81,47 +82,47 @@ class CommunicationCost:
 
 @dataclass(frozen=True, slots=True)
 class ServerSpeed:
-    """How long a session takes at a server, by its tokens; milliseconds."""
+    """Times of a session at one server in milliseconds, by its tokens."""
 
     fixed_ms: float
     per_output_ms: float
-    """Communication."""
+    """Communication time per output token; `fixed_ms` is that per session."""
     block_fixed_ms: float
     block_input_ms: float
     block_output_ms: float
 
     def communication_s(self, outputs: float) -> float:
-        """Returns tau_c of a session with so many output tokens."""
+        """Returns tau_c in seconds of a session with `outputs` output tokens."""
         return (self.fixed_ms + self.per_output_ms * outputs) * _SECONDS_PER_MS
 
     def block_s(self, inputs: float, outputs: float) -> float:
-        """Returns tau_p of a session with so many tokens."""
+        """Returns tau_p in seconds of one block, for a session with so many tokens."""
         per_block = self.block_fixed_ms + self.block_input_ms * inputs
         return (per_block + self.block_output_ms * outputs) * _SECONDS_PER_MS
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterServer:
-    """A GPU at some distance."""
+    """A server of the cluster: a GPU at some distance from the orchestrator."""
 
     name: str
     gpu: GpuSlice
     rtt_ms: float
-    """To the orchestrator."""
+    """Round-trip time to the orchestrator."""
     speed: ServerSpeed
 
 
 @dataclass(frozen=True, slots=True)
 class ChainsCluster:
-    """Everything that serves a model."""
+    """A model and all servers that can serve it."""
 
     model: DecoderModel
     servers: tuple[ClusterServer, ...]
     rtts_ms: tuple[tuple[float, ...], ...]
-    """Between servers."""
+    """Round-trip times between servers: a row and a column per server, in their order."""
 
     def task(self, rate_per_s: float, load: float = 0.7, stop: StopRule = "all") -> ChainTask:
-        """Returns the planning task, with times of a session of mean size."""
+        """Returns the planning task, in which times are those of a session of mean size."""
         model = self.model
         servers = tuple(
             Server(
@@ -139,7 +140,7 @@ class ChainsCluster:
 
 @dataclass(frozen=True, slots=True)
 class ServerSite:
-    """A server to be: what and where."""
+    """A server to be built: its kind of GPU and its round-trip time to the orchestrator."""
 
     name: str
     gpu: GpuSlice
@@ -154,14 +155,14 @@ def cluster_of(
     compute_factor: float = 1.0,
     rtts_ms: Sequence[Sequence[float]] | None = None,
 ) -> ChainsCluster:
-    """Returns a cluster of servers in these places.
+    """Returns a cluster with a server at each place.
 
     Args:
-        model: What they serve.
+        model: The model they serve.
         places: The servers.
-        communication: What tau_c is made of.
-        compute_factor: Multiplies all computation times (kappa).
-        rtts_ms: Between servers; None: the mean of both ways to the orchestrator.
+        communication: The parts of tau_c.
+        compute_factor: Factor of all computation times (kappa).
+        rtts_ms: Round-trip times between servers; None: the mean of both ways to the orchestrator.
     """
     servers = tuple(
         ClusterServer(
@@ -184,17 +185,17 @@ def random_places(
     big_share: float,
     random: np.random.Generator,
 ) -> tuple[list[ServerSite], list[list[float]]]:
-    """Returns servers at random anchors around a random orchestrator, and times between them.
+    """Returns servers at random anchors around a random orchestrator, and their round-trip times.
 
     Args:
-        anchors: Where they may be.
+        anchors: The places to choose from.
         gpus: The big kind and the small kind.
-        count: Servers, J.
-        big_share: Share of them with the big kind, eta; which ones is random.
-        random: Decides everything.
+        count: Number of servers, J.
+        big_share: Share of the servers with the big kind, eta; which ones is random.
+        random: Generator of all random choices.
 
     Raises:
-        InvalidInput: If there are not enough anchors.
+        InvalidInput: There are not enough anchors.
     """
     if count + 1 > len(anchors):
         raise InvalidInput("servers", f"{count} and an orchestrator at {len(anchors)} anchors")

@@ -29,16 +29,16 @@ from catenary_simulator.chains.workload import SessionWorkload
 from catenary_simulator.kernel import GATEWAY, NEVER, Kernel
 
 _REPORT_NS = 10 * NANOSECONDS_PER_SECOND
-"""Between two reports of a session's tokens. Gateways report far more often; all that depends on it
-here is that a session which generates is not taken for a silent one."""
+"""Nanoseconds between two reports of a session's tokens. Gateways report far more often; here the
+reports only keep a session that generates from being taken for a silent one."""
 
 
 class SessionDurations:
-    """How long a session of a workload takes on a chain.
+    """The durations of a workload's sessions on any chain.
 
     Args:
-        cluster: Speeds of its servers.
-        workload: Sizes and tokens of its sessions.
+        cluster: The cluster with the speeds of its servers.
+        workload: The workload with the sizes and tokens of its sessions.
     """
 
     def __init__(self, cluster: ChainsCluster, workload: SessionWorkload) -> None:
@@ -49,7 +49,7 @@ class SessionDurations:
         self._kept: list[tuple[ChainHop, ...]] = []
 
     def of(self, number: int, hops: tuple[ChainHop, ...]) -> Nanoseconds:
-        """Returns the time of one session."""
+        """Returns the duration of session `number` of the workload on a chain."""
         # Dispatchers hand out the same hops again and again; hashing them costs more than the rest.
         sums = self._by_identity.get(id(hops))
         if sums is None:
@@ -61,7 +61,7 @@ class SessionDurations:
         return round(work.sizes[number] * seconds * NANOSECONDS_PER_SECOND)
 
     def _sums(self, hops: tuple[ChainHop, ...]) -> tuple[float, float, float]:
-        """Returns seconds of a whole chain: fixed, per input and per output token."""
+        """Returns a whole chain's seconds as a triple: fixed, per input and per output token."""
         known = self._chains.get(hops)
         if known is not None:
             return known
@@ -76,10 +76,10 @@ class SessionDurations:
 
 
 class _Running(NamedTuple):
-    """A session that has its chain."""
+    """A session that runs on a chain."""
 
     number: int
-    """Of its request in the workload."""
+    """Index of its request in the workload."""
     started_ns: Nanoseconds
     end_ns: Nanoseconds
 
@@ -88,11 +88,11 @@ class SessionLoop(Kernel):
     """Lets sessions arrive and everything run out.
 
     Args:
-        dispatcher: Has its plan already.
-        model: What all sessions want.
+        dispatcher: The dispatcher, which has its plan already.
+        model: The model of all sessions.
         workload: The sessions.
-        durations: How long they take.
-        sweep: Called now and then, to throw away what a dispatcher keeps for others.
+        durations: Their durations by chain.
+        sweep: Called now and then to drop records that a dispatcher keeps for others.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class SessionLoop(Kernel):
         self._running: dict[int, _Running] = {}
         """By the id of the session."""
         self.started_ns: list[Nanoseconds] = [-1] * len(workload)
-        """-1: rejected."""
+        """Start of each session by number; -1 for one that has not started or was rejected."""
         self.ended_ns: list[Nanoseconds] = [-1] * len(workload)
         self.rejected = 0
 
@@ -164,9 +164,9 @@ class SessionLoop(Kernel):
         return not self._running and self.unanswered() == 0
 
     def _progress(self, running: _Running, now: Nanoseconds) -> SessionProgress:
-        """Returns how far a session is, as if its tokens came evenly.
+        """Returns the progress of a session, as if its tokens came evenly.
 
-        Jobs of the paper's model have no other times than their start and their end.
+        Jobs in the paper's model have no times but their start and their end.
         """
         number = running.number
         tokens = max(1, round(self._workload.outputs[number]))

@@ -1,4 +1,4 @@
-"""Composed chains as a plan in force: what the dispatcher is told."""
+"""Composed chains in the form of a plan, as the dispatcher is given it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from catenary_services.domain.plan import CacheCapacity, Chain, ChainHop, ModelP
 
 _NEVER: Nanoseconds = 1 << 62
 _SESSION_TOKENS = 1 << 30
-"""Sessions are counted, not their tokens: a slot holds whatever a session brings."""
+"""Tokens of the longest session: without a limit in effect, because slots count sessions only."""
 
 
 def plan_of(composition: Composition, model: ModelKey) -> Plan:
-    """Returns the plan that serves a model by these chains; agents are named like servers."""
+    """Returns the plan that serves a model by composed chains; agents have the servers' names."""
     parts = {
         each.server: PartitionKey(model, each.first_block, each.last_block)
         for each in composition.hosted

@@ -1,4 +1,4 @@
-"""What became of the sessions of one run, or of several."""
+"""Times of the sessions of one run, or of several."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ChainResult:
-    """Times of all sessions that were served, in seconds."""
+    """Times of all served sessions in seconds, and counts of rejected sessions and of events."""
 
     waits_s: Floats
     services_s: Floats
     rejected: int = 0
     events: int = 0
     decision_ns: Sequence[Nanoseconds] = ()
-    """Of every decision, if they were timed."""
+    """Time of every decision in nanoseconds; empty if they were not timed."""
 
     @property
     def responses_s(self) -> Floats:
-        """From arrival to the last token."""
+        """Times from arrival to the last token."""
         return self.waits_s + self.services_s
 
     @property
     def mean_response_s(self) -> float:
-        """Infinity if nothing was served, or not everything."""
+        """The mean response time; infinity if any session was rejected, or none was served."""
         if self.rejected or not len(self.waits_s):
             return float("inf")
         return float(self.responses_s.mean())
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the figures; None where nothing was served."""
+        """Returns the result's figures by name; None for those that need a served session."""
         responses = self.responses_s
         figures: dict[str, Any] = {
             "requests": len(responses) + self.rejected,
@@ -62,7 +62,6 @@ class ChainResult:
 def result_of(
     workload: SessionWorkload, loop: SessionLoop, decision_ns: Sequence[Nanoseconds] = ()
 ) -> ChainResult:
-    """Returns the times of a loop that has run."""
     arrived = np.array(workload.arrived_ns, dtype=np.int64)
     started = np.array(loop.started_ns, dtype=np.int64)
     served = started >= 0
@@ -77,7 +76,7 @@ def result_of(
 
 
 def together(results: Sequence[ChainResult]) -> ChainResult:
-    """Returns the sessions of several runs as those of one."""
+    """Returns the sessions of several runs as the result of one."""
     return ChainResult(
         np.concatenate([each.waits_s for each in results]),
         np.concatenate([each.services_s for each in results]),

@@ -27,22 +27,22 @@ def serve_chains(
     workload: SessionWorkload,
     stopwatch: Callable[[], Nanoseconds] | None = None,
 ) -> ChainResult:
-    """Returns how these chains serve a workload.
+    """Runs a workload on composed chains, and returns its times.
 
     Args:
-        cluster: Who serves.
-        composition: The chains over it.
-        policy: Which chain a session takes: a name of the scheduler's, or what makes a policy.
-        workload: What is served.
-        stopwatch: Has every decision timed, in nanoseconds.
+        cluster: The servers.
+        composition: The chains over the servers.
+        policy: The choice of a session's chain: a name of the scheduler's, or a policy factory.
+        workload: The sessions.
+        stopwatch: Clock in nanoseconds to time every decision with; None: they are not timed.
     """
-    # Nobody is turned away: the paper's queues have no end.
+    # No session is rejected, because queues in the paper's model are unlimited.
     limits = ChainedConfig(max_queued=len(workload) + 1, max_requests=len(workload) + 1)
     dispatcher = ChainedDispatcher(limits, policy=policy, stopwatch=stopwatch)
     for server in cluster.servers:
         dispatcher.handle(AgentJoined(_agent(server.name, server.gpu.memory_gb)), 0)
     dispatcher.handle(PlanActivated(plan_of(composition, MODEL)), 0)
-    # The book's journal is for Redis; without anybody who reads it, it would only grow.
+    # The book's journal is for Redis; here nothing reads it, so it is dropped as it grows.
     loop = SessionLoop(
         dispatcher, MODEL, workload, SessionDurations(cluster, workload), dispatcher.take_changes
     )
@@ -51,15 +51,15 @@ def serve_chains(
 
 
 class ReplayEvaluator:
-    """Mean response in seconds of chains that serve a given workload: tunes c by replaying it.
+    """An evaluator of chains for tuning c, which returns their mean response to a workload.
 
-    The bounds of Theorem 3.7 know only the mean rate and take arrivals for Poisson; on bursty load
+    The bounds of Theorem 3.7 use only the mean rate and assume Poisson arrivals; for bursty load
     they choose too few caches.
 
     Args:
-        cluster: Who serves.
-        workload: What is replayed.
-        policy: Which chain a session takes.
+        cluster: The servers.
+        workload: The sessions that are replayed.
+        policy: The choice of a session's chain.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ReplayEvaluator:
         self._policy = policy
 
     def __call__(self, composition: Composition) -> float:
-        """Returns the mean response; infinity if there is no chain."""
+        """Returns the mean response in seconds; infinity if there is no chain."""
         if not composition.feasible:
             return float("inf")
         served = serve_chains(self._cluster, composition, self._policy, self._workload)

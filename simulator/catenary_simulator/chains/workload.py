@@ -1,4 +1,4 @@
-"""Sessions to be served: when they arrive and how much work they are."""
+"""Workloads of sessions: their arrivals and the work they are."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class SessionWorkload:
-    """Sessions in the order of arrival."""
+    """Sessions in the order of arrival; equal indices belong to one session."""
 
     arrived_ns: list[Nanoseconds]
     sizes: list[float]
-    """Multiplies the time of a session; mean 1."""
+    """Factor of each session's time; the mean is 1."""
     inputs: list[float]
     outputs: list[float]
-    """Tokens."""
+    """Number of output tokens of each session; `inputs` are its input tokens."""
 
     def __len__(self) -> int:
         return len(self.arrived_ns)
 
     @property
     def rate_per_s(self) -> float:
-        """Mean rate over the whole of it."""
+        """Mean arrival rate from the first arrival to the last."""
         span = self.arrived_ns[-1] - self.arrived_ns[0]
         return (len(self) - 1) * NANOSECONDS_PER_SECOND / span if span else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class RequestTrace:
-    """Recorded requests."""
+    """Recorded requests: seconds since the first one, and input and output tokens."""
 
     seconds: Floats
     inputs: Floats
     outputs: Floats
 
     def part(self, first: int, count: int, speed: float = 1.0) -> SessionWorkload:
-        """Returns a stretch of it, replayed so many times as fast.
+        """Returns `count` requests from index `first` on, replayed `speed` times as fast.
 
         Raises:
-            InvalidInput: If it has no such stretch.
+            InvalidInput: The trace has fewer requests.
         """
         stretch = slice(first, first + count)
         seconds = self.seconds[stretch]
@@ -66,11 +66,11 @@ def exponential(
     """Returns sessions of exponential size with mean 1.
 
     Args:
-        arrivals: Their process.
-        rate_per_s: Its mean rate.
+        arrivals: The process of arrivals.
+        rate_per_s: Mean rate of the process.
         tokens: Input and output tokens of every session.
-        count: How many.
-        seed: Decides moments and sizes, each by a stream of its own.
+        count: Number of sessions.
+        seed: Seed of arrivals and sizes, each with a random stream of its own.
     """
     moments = moments_of(arrivals, rate_per_s, count, seed)
     sizes = np.random.default_rng((seed, 2)).standard_exponential(count)
@@ -84,14 +84,14 @@ def with_tokens_of(
     stretch: tuple[int, int],
     seed: int,
 ) -> SessionWorkload:
-    """Returns the requests of a stretch (first, count) of a trace at other moments."""
+    """Returns the tokens of a trace's stretch (first, count) with arrivals of a process."""
     part = trace.part(*stretch)
     moments = moments_of(arrivals, rate_per_s, len(part), seed)
     return _workload(moments, np.ones(len(part)), np.array(part.inputs), np.array(part.outputs))
 
 
 def moments_of(arrivals: ArrivalProcess, rate_per_s: float, count: int, seed: int) -> Floats:
-    """Returns the first so many arrivals, in seconds."""
+    """Returns the first `count` arrivals of a process, in seconds."""
     duration = 1.2 * count / rate_per_s
     while True:
         random = np.random.default_rng((seed, 1))
@@ -105,7 +105,7 @@ def read_trace(path: Path) -> RequestTrace:
     """Returns an Azure LLM inference trace (columns TIMESTAMP, ContextTokens, GeneratedTokens).
 
     Raises:
-        InvalidInput: If the file is not there or not such a trace.
+        InvalidInput: The file cannot be read, or is not such a trace.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -126,7 +126,7 @@ def read_trace(path: Path) -> RequestTrace:
 
 
 def _seconds(text: str) -> float:
-    """Returns the moment; the trace has seven decimals, a datetime six."""
+    """Returns seconds since 1970; a trace has seven decimals, a datetime only six."""
     whole, _, decimals = text.strip().partition(".")
     fraction = float(f"0.{decimals}") if decimals else 0.0
     return datetime.fromisoformat(f"{whole}+00:00").timestamp() + fraction

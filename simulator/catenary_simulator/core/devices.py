@@ -1,4 +1,4 @@
-"""Devices, links, and the batches on them."""
+"""Simulated devices and links, and the batches on them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from catenary_services.domain.ids import BatchId, Nanoseconds, PartitionKey, Req
 
 
 class StageCost:
-    """What a partition costs on a device; every device of a pool has the same one."""
+    """The cost of a partition on a device, equal for every device of a pool."""
 
     __slots__ = ("compute_ns", "final", "first", "row_bytes")
 
@@ -14,28 +14,28 @@ class StageCost:
         self, compute_ns: tuple[Nanoseconds, ...], row_bytes: int, first: bool, final: bool
     ) -> None:
         self.compute_ns = compute_ns
-        """Index 0 is batch 1."""
+        """Time of a batch by its number of rows; index 0 is a batch of one row."""
         self.row_bytes = row_bytes
-        """Bytes of one row that enter."""
+        """Bytes of one row of the partition's input."""
         self.first = first
-        """Its input comes from the gateway."""
+        """Whether the partition is the first, whose input comes from the gateway."""
         self.final = final
-        """Its output is the model's."""
+        """Whether the partition is the last, whose output is the model's."""
 
 
 class SimulatedLink:
-    """One direction of a server's network connection: one transfer at a time."""
+    """One direction of a server's network connection, which carries one transfer at a time."""
 
     __slots__ = ("busy", "waiting")
 
     def __init__(self) -> None:
         self.busy = False
         self.waiting: list[tuple[Nanoseconds, int, BatchTransfer]] = []
-        """Most urgent first; a transfer waits at both of its links."""
+        """Waiting transfers, most urgent first; each waits at both of its links."""
 
 
 class SimulatedDevice:
-    """A virtual GPU: one batch at a time, the earliest reservation first."""
+    """A virtual GPU, which computes one batch at a time, the earliest reservation first."""
 
     __slots__ = (
         "busy_ns",
@@ -60,14 +60,14 @@ class SimulatedDevice:
         clock_error_ns: Nanoseconds,
     ) -> None:
         self.group = group
-        """Its GPU class."""
+        """Name of its GPU class."""
         self.share = share
-        """Part of a physical GPU."""
+        """Part of a physical GPU that it is, 0 to 1."""
         self.uplink = uplink
         self.downlink = downlink
         self.bytes_per_second = bytes_per_second
         self.clock_error_ns = clock_error_ns
-        """Added to every time it reports."""
+        """Error of its clock, added to every time it reports."""
         self.costs: dict[PartitionKey, StageCost] = {}
         self.ready: list[tuple[Nanoseconds, int, SimulatedBatch]] = []
         self.running: SimulatedBatch | None = None
@@ -75,7 +75,7 @@ class SimulatedDevice:
 
 
 class BatchHop:
-    """One stop of a batch."""
+    """One stop of a batch: a device, the cost there, and the reservation."""
 
     __slots__ = ("cost", "device", "reserved_ns")
 
@@ -83,11 +83,11 @@ class BatchHop:
         self.device = device
         self.cost = cost
         self.reserved_ns = reserved_ns
-        """Start of its reservation: who may go first on a device and on a link."""
+        """Start of its reservation; the earliest goes first on a device and on a link."""
 
 
 class SimulatedBatch:
-    """A batch on its way."""
+    """A batch on its way along its hops."""
 
     __slots__ = (
         "batch",
@@ -104,19 +104,19 @@ class SimulatedBatch:
     def __init__(self, batch: BatchId, requests: list[RequestId], hops: list[BatchHop]) -> None:
         self.batch = batch
         self.requests = requests
-        """One for each row."""
+        """The request of each row."""
         self.hops = hops
         self.position = 0
         self.transfers_left = 0
         self.transfer_start: Nanoseconds = -1
-        """-1 while nothing was sent to the present hop."""
+        """Start of the transfer to the present hop; -1 before it begins."""
         self.transfer_end: Nanoseconds = -1
         self.compute_start: Nanoseconds = 0
         self.cancelled = False
 
 
 class BatchTransfer:
-    """Rows of a batch on their way from one device to the next."""
+    """A transfer of a batch's rows from one device to the next."""
 
     __slots__ = ("job", "number", "receiver", "sender", "size")
 
@@ -132,5 +132,5 @@ class BatchTransfer:
         self.sender = sender
         self.receiver = receiver
         self.size = size
-        """Bytes."""
+        """Size of the transfer in bytes."""
         self.number = number

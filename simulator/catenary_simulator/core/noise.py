@@ -15,8 +15,8 @@ _BLOCK = 4096
 class NoiseFactors:
     """An endless, seeded supply of positive factors with mean 1 (stragglers not counted).
 
-    Log-normal with a coefficient of variation; with probability `straggler_probability` a factor
-    is multiplied by `straggler_factor`.
+    Factors are log-normal with the coefficient of variation `cv`. With the probability
+    `probability` a factor is multiplied by `slow`.
     """
 
     __slots__ = ("_at", "_block", "_probability", "_random", "_sigma", "_slow", "constant")
@@ -29,10 +29,9 @@ class NoiseFactors:
         self._block: list[float] = []
         self._at = 0
         self.constant = cv <= 0.0 and (probability <= 0.0 or slow == 1.0)
-        """Every factor is 1: the caller may save the multiplication."""
+        """True if every factor is 1, so that the caller can save the multiplication."""
 
     def next(self) -> float:
-        """Returns the next factor."""
         if self._at == len(self._block):
             self._refill()
         factor = self._block[self._at]

@@ -1,4 +1,4 @@
-"""What became of every request: each ends exactly once."""
+"""The requests of a run and their states; each request ends exactly once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.errors import DeadlineExceeded, InternalError
 
 WAITING, IN_FLIGHT, FINISHED, LATE, DROPPED = range(5)
-"""States of a request; the last three are ends."""
+"""The states of a request, of which the last three are final."""
 _NOT_AT_ALL = -1
 
 
@@ -15,8 +15,9 @@ class SimulatedRequests:
 
     Args:
         models: The models served.
-        arrivals: (moment, index of the model), ascending.
-        slos: Per model: deadline of a request after its arrival.
+        arrived: Arrival time of each request, ascending.
+        model_of: Index of each request's model.
+        slos: Time by model from a request's arrival to its deadline.
     """
 
     __slots__ = (
@@ -51,12 +52,12 @@ class SimulatedRequests:
         return len(self.arrived)
 
     def dispatched(self, number: int) -> None:
-        """Its rows are on their way."""
+        """Notes that a request's rows are on their way."""
         if self.state[number] == WAITING:
             self.state[number] = IN_FLIGHT
 
     def computed(self, number: int, now: Nanoseconds) -> bool:
-        """Notes that a request's result is there; False if it had ended before."""
+        """Notes that a request's result is there; returns False if it had ended before."""
         if self.state[number] > IN_FLIGHT:
             return False
         self._end(number, FINISHED if now <= self.deadlines[number] else LATE)
@@ -66,11 +67,11 @@ class SimulatedRequests:
     def rejected(self, number: int, reason: str) -> None:
         """Notes that a request was answered with an error.
 
-        It is late if time ran out while it was on its way, and dropped otherwise. One whose result
-        is there has ended already; the dispatcher had not heard of that yet.
+        The request is late if its time ran out while it was on its way, and dropped otherwise. If
+        its result is there it has ended already, and the dispatcher had not heard of that yet.
 
         Raises:
-            InternalError: If it was rejected before.
+            InternalError: The request was rejected before.
         """
         if self.finished_at[number] == _NOT_AT_ALL:
             raise InternalError(f"request {number} was rejected twice")

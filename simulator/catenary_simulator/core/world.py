@@ -1,7 +1,7 @@
-"""Agents and links as they would behave: executes what is dispatched, and reports it.
+"""Agents and links as they would behave, which execute dispatched batches and report them.
 
-* A device computes one batch at a time; of those whose data is there, the one whose reservation
-  starts first, as soon as it can (as the real agents do).
+* A device computes one batch at a time. Of the batches whose data has arrived it takes the one
+  whose reservation starts first, as soon as it can (as the real agents do).
 * A transfer needs the uplink of the sender's server and the downlink of the receiver's, both to
   itself. Links serve the most urgent transfer that can go, by the reservation it is meant for.
 * Reports reach the dispatcher `report_delay_ns` later, with the clock error of their server.
@@ -154,7 +154,7 @@ class SimulatedCluster(Kernel):
     # Transfers
 
     def _gather(self, job: SimulatedBatch, numbers: list[int], now: Nanoseconds) -> None:
-        """Sends rows that are spread over devices to the first hop (no path was reserved)."""
+        """Sends rows from the devices they are on to the first hop (no path was reserved)."""
         senders: dict[SimulatedDevice, int] = {}
         for number in numbers:
             sender = self._located.pop(number)
@@ -281,7 +281,7 @@ class SimulatedCluster(Kernel):
     def _left(
         self, job: SimulatedBatch, device: SimulatedDevice, final: bool, now: Nanoseconds
     ) -> None:
-        """A batch came to the end of its path: answers, or rows that wait for another order."""
+        """Ends a batch's path: its rows are answers, or wait on the device for another order."""
         self._jobs.pop(job.batch, None)
         for request in job.requests:
             if not final:

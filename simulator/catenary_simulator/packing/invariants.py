@@ -1,4 +1,4 @@
-"""What has to hold after every epoch, whoever decides; seen from outside the policy."""
+"""Invariants that hold after every epoch of any policy, checked from outside the policy."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from catenary_scheduler.packing.policies import PackingPolicy
 def violations(
     policy: PackingPolicy, capacity: int, sizes: Mapping[Item, int], queued: Set[Item]
 ) -> list[str]:
-    """Returns what does not hold, in words; empty if all does.
+    """Returns a sentence for each violated invariant; empty if all hold.
 
     Every GPU holds at most its capacity and at least one session, every session is on one GPU or
     queued, and its size is the one it was told.
 
     Args:
-        policy: After an epoch.
-        capacity: Of a GPU.
-        sizes: Of all sessions there are.
-        queued: Those of them that wait.
+        policy: The policy after an epoch.
+        capacity: Capacity of a GPU.
+        sizes: Sizes of all present sessions.
+        queued: The sessions that wait.
     """
     found: list[str] = []
     seen: set[Item] = set()
@@ -47,5 +47,5 @@ def violations(
 
 
 def broken_rules(policy: PackingPolicy) -> Sequence[str]:
-    """Returns which of Mell's own properties (P1-P5) do not hold; none of other policies."""
+    """Returns the properties P1 to P5 of Mell that do not hold; empty for other policies."""
     return policy.check() if isinstance(policy, MellPool | LazyPool) else ()

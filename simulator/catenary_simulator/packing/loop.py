@@ -1,4 +1,4 @@
-"""Epochs of a cluster: sessions end, grow and come; the policy decides; everything is counted."""
+"""The epochs of a cluster, in which sessions end, grow and arrive and the policy decides."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ BLOCK_TOKENS = 16
 
 
 def blocks(tokens: int) -> int:
-    """Returns the blocks that so many tokens take."""
+    """Returns the number of cache blocks that `tokens` tokens take."""
     return -(-tokens // BLOCK_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
 class PackingTiming:
-    """How time passes.
+    """The lengths of epochs and of waiting.
 
     Attributes:
-        epochs: How many there are.
-        warm_up: Epochs that are not measured.
-        epoch_s: Length of one.
-        step_tokens: That a running session generates in one.
+        epochs: Number of epochs.
+        warm_up: Number of epochs at the start that are not measured.
+        epoch_s: Length of an epoch in seconds.
+        step_tokens: Tokens that a running session generates in an epoch.
         patience: Epochs after which a waiting session gives up; None: never.
-        reserve: The policy is told final lengths.
+        reserve: Whether the policy is told the final lengths of sessions.
     """
 
     epochs: int
@@ -54,24 +54,25 @@ class _Session:
     disturbed: bool = False
 
     def held_after(self, step: int) -> int:
-        """Tokens in its cache once it has generated so many more."""
+        """Returns the tokens in its cache after `step` more tokens."""
         return self.prompt + min(self.answer, self.generated + step)
 
 
 class PackingLoop(Kernel):
     """One run: the kernel has an epoch happen after the other.
 
-    Sizes are in blocks and are those at the end of the epoch that begins (G14). Whatever happens in
-    an epoch is taken up at its end: who arrives is placed then, who ends leaves its room then. A
-    session generates while it has a place; preempted, it goes on where it was.
+    Sizes are in blocks and are those at the end of the epoch that begins (G14). Events of an epoch
+    take effect at its end: a session that arrives is placed then, and a session that ends leaves
+    its room then. A session generates while it has a place; after a preemption it goes on where it
+    was.
 
     Args:
-        policy: Decides; empty.
-        capacity: Of a GPU, in blocks.
-        sessions: In order of arrival; each fits an empty GPU.
-        pace: How time passes.
-        transfers: Divides the moves; None: they are only counted.
-        stopwatch: Has every epoch's decision timed, in nanoseconds.
+        policy: The packing policy, without sessions.
+        capacity: Capacity of a GPU, in blocks.
+        sessions: The sessions in order of arrival; each fits an empty GPU.
+        pace: The lengths of epochs and of waiting.
+        transfers: The division of moves by boundaries; None: moves are only counted.
+        stopwatch: Clock in nanoseconds to time every epoch's decision; None: they are not timed.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class PackingLoop(Kernel):
         return self.is_empty()
 
     def _departed(self) -> list[Item]:
-        """Takes away who has ended or gives up waiting, and returns them."""
+        """Removes and returns the sessions that have ended or give up waiting."""
         counts, patience = self.counts, self._pace.patience
         ended = [item for item, each in self._present.items() if each.generated >= each.answer]
         tired = [
@@ -142,7 +143,7 @@ class PackingLoop(Kernel):
         return [*ended, *tired]
 
     def _grown(self) -> dict[Item, int]:
-        """Returns the new sizes of the running sessions that grow."""
+        """Returns the new sizes, in blocks, of the running sessions that grow."""
         if self._pace.reserve:
             return {}
         grown: dict[Item, int] = {}
@@ -199,7 +200,7 @@ class PackingLoop(Kernel):
         counts.violations += len(found) + len(broken_rules(policy))
 
     def _wanted(self, result: EpochResult) -> list[RequestedMove]:
-        """Returns the moves by the places of the GPUs in their machines."""
+        """Returns the moves, with the places of their GPUs in machines."""
         return [
             RequestedMove(
                 move.item,
@@ -221,7 +222,7 @@ class PackingLoop(Kernel):
 
 
 def _by_epoch(sessions: RequestWorkload, epoch_s: float) -> Iterator[tuple[int, int, _Session]]:
-    """Yields the epoch at whose begin each session is placed, its number and itself."""
+    """Yields for each session the epoch at whose begin it is placed, its number, and itself."""
     length_ns = epoch_s * NANOSECONDS_PER_SECOND
     for number, moment in enumerate(sessions.arrived_ns):
         session = _Session(sessions.prompts[number], sessions.answers[number])

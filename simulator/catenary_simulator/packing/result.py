@@ -1,4 +1,4 @@
-"""What became of GPUs and sessions under a policy."""
+"""Counts and figures of GPUs and sessions under a packing policy."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from catenary_simulator.packing.transfers import TransferTally
 
 @dataclass(slots=True)
 class PackingCounts:
-    """What is added up over the measured epochs; sizes in the unit of the capacity.
+    """Counts over the measured epochs; sizes are in the unit of the capacity.
 
     Attributes:
-        gpus: Active ones, epoch by epoch (those before the measured ones as well).
-        used: Held by sessions, over all epochs.
-        lower_bounds: L2, over all epochs.
-        migrations: Running sessions that changed their GPU.
-        migrated_tokens: That these held.
-        preemptions: Sessions that lost their cache.
-        recomputed_tokens: That these held.
-        queued: Waiting sessions, over all epochs.
-        queued_peak: At a time, at most.
-        present: Placed and waiting sessions, over all epochs.
-        arrived: Sessions.
-        ended: With their last token.
-        undisturbed: Of those, never preempted and never waited.
-        gave_up: Waited for too long.
-        violations: Of invariants; 0 unless something is wrong.
-        decision_ns: Of every epoch, if they were timed.
+        gpus: Number of active GPUs by epoch, epochs before the measured ones included.
+        used: Capacity held by sessions, summed over epochs.
+        lower_bounds: The bound L2 on the number of GPUs, summed over epochs.
+        migrations: Number of moves of running sessions to another GPU.
+        migrated_tokens: Tokens in the caches of moved sessions.
+        preemptions: Number of times that a session lost its cache.
+        recomputed_tokens: Tokens in the caches that were lost.
+        queued: Number of waiting sessions, summed over epochs.
+        queued_peak: Most waiting sessions in an epoch.
+        present: Number of placed and waiting sessions, summed over epochs.
+        arrived: Number of sessions that arrived.
+        ended: Number of sessions that got their last token.
+        undisturbed: Number of ended sessions that never waited and were never preempted.
+        gave_up: Number of sessions that waited for too long.
+        violations: Number of violated invariants; 0 unless something is wrong.
+        decision_ns: Time of every measured decision; empty if they were not timed.
     """
 
     gpus: list[int] = field(default_factory=list)
@@ -54,29 +54,29 @@ class PackingResult:
     """Figures of one run, over the epochs after the warm-up.
 
     Attributes:
-        gpus_mean: Active GPUs, on average over time.
-        gpus_peak: The same, at most.
+        gpus_mean: Mean number of active GPUs.
+        gpus_peak: Most active GPUs in an epoch.
         utilisation: Share of the active GPUs' capacity that sessions held.
-        migrations_per_s: Running sessions that changed their GPU.
-        migrated_bytes_per_s: Of their caches.
-        preemptions_per_s: Sessions that lost their cache for want of room.
-        lower_bound_gpus: No packing of the sessions of a moment needs fewer (L2), on average.
-        recomputed_tokens_per_s: Read again for preempted sessions.
-        sessions_mean: Present at a time, waiting ones included.
-        queued_mean: Waiting at a time.
-        queued_peak: The same, at most.
-        arrived: Sessions.
-        ended: With their last token.
+        migrations_per_s: Moves of running sessions to another GPU per second.
+        migrated_bytes_per_s: Bytes of the moved caches per second.
+        preemptions_per_s: Losses of a session's cache for lack of room per second.
+        lower_bound_gpus: Mean of the bound L2: no packing of the same sessions needs fewer GPUs.
+        recomputed_tokens_per_s: Tokens that preempted sessions lost, per second.
+        sessions_mean: Mean number of present sessions, waiting ones included.
+        queued_mean: Mean number of waiting sessions.
+        queued_peak: Most waiting sessions in an epoch.
+        arrived: Number of sessions that arrived.
+        ended: Number of sessions that got their last token.
         undisturbed: Share of those that ended or gave up whose cache was held from their arrival to
-            their end.
-        held: Share of the sessions present at a time whose cache was held.
-        gave_up: Sessions that waited for too long.
-        unfit: Sessions larger than a GPU, refused or cut.
-        violations: Of invariants; 0 unless something is wrong.
+            their end; None if there are none.
+        held: Mean share of the present sessions whose cache was held; None if there are none.
+        gave_up: Number of sessions that waited for too long.
+        unfit: Number of sessions larger than a GPU, refused or cut.
+        violations: Number of violated invariants; 0 unless something is wrong.
         transfers: Moves by the way they went; None without boundaries.
-        decision_p50_us: Of an epoch, if they were timed.
-        decision_p99_us: Of an epoch, if they were timed.
-        gpus: Active ones, epoch by epoch, from the first arrival.
+        decision_p50_us: Median time of an epoch's decision; None if it was not timed.
+        decision_p99_us: 99th percentile of that time; None if it was not timed.
+        gpus: Number of active GPUs by epoch, from the first arrival on.
     """
 
     gpus_mean: float
@@ -103,7 +103,7 @@ class PackingResult:
     gpus: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the figures without the series; None where there is nothing to speak of."""
+        """Returns the figures by name, without the series; `transfers` only if there are any."""
         facts = asdict(self)
         del facts["gpus"]
         transfers = facts.pop("transfers")
@@ -114,14 +114,14 @@ class PackingResult:
 
 @dataclass(frozen=True, slots=True)
 class FigureScale:
-    """What turns counts into figures.
+    """The scale that turns counts into figures.
 
     Attributes:
-        capacity: Of a GPU, in the unit of sizes.
-        epoch_s: Length of an epoch.
-        warm_up_epochs: Not measured.
-        token_bytes: Cache of one token.
-        unfit: Sessions larger than a GPU.
+        capacity: Capacity of a GPU, in the unit of sizes.
+        epoch_s: Length of an epoch in seconds.
+        warm_up_epochs: Number of epochs that are not measured.
+        token_bytes: Bytes of the cache of one token.
+        unfit: Number of sessions larger than a GPU.
     """
 
     capacity: int
@@ -134,7 +134,7 @@ class FigureScale:
 def result_of(
     counts: PackingCounts, scale: FigureScale, transfers: TransferTally | None
 ) -> PackingResult:
-    """Returns the figures of a run."""
+    """Returns the figures of a run from its counts."""
     measured = counts.gpus[scale.warm_up_epochs :]
     epochs, seconds = len(measured), len(measured) * scale.epoch_s
     gpu_epochs = sum(measured)

@@ -1,4 +1,4 @@
-"""A workload under a policy of packing, from an empty cluster."""
+"""The run of a workload under a packing policy, from an empty cluster."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from catenary_simulator.placement.workload import RequestWorkload
 
 @dataclass(frozen=True, slots=True)
 class GpuKind:
-    """What all GPUs of a run are.
+    """The kind of all GPUs of a run.
 
     Attributes:
-        cache_tokens: Capacity C.
-        token_bytes: Cache of one token.
-        token_ms: Of a decode step, whatever the batch.
+        cache_tokens: Capacity C of the cache in tokens.
+        token_bytes: Bytes of the cache of one token.
+        token_ms: Duration of a decode step, for any batch.
     """
 
     cache_tokens: int
@@ -31,33 +31,33 @@ class GpuKind:
 
 
 class PolicyFactory(Protocol):
-    """What makes the policy of a run."""
+    """A factory of the policy of a run."""
 
     @property
     def reserve(self) -> bool:
-        """Sessions count with their final length from the start."""
+        """Whether sessions count with their final length from the start."""
         ...
 
     def make(self, capacity: int, most_gpus: int | None) -> PackingPolicy:
-        """Returns the policy, empty."""
+        """Returns a policy without sessions; `most_gpus` None: there is no limit."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PackingRun:
-    """One run.
+    """The settings of one run.
 
     Attributes:
         gpu: Kind of the GPUs.
-        policy: Who decides.
-        warm_up_s: Not measured.
-        duration_s: Measured, after the warm-up.
-        epoch_s: Between decisions.
-        most_gpus: There are; None: as many as are wanted.
-        patience_s: After which a waiting session gives up; None: never.
-        cut: Sessions larger than a GPU are cut instead of refused.
-        network: Boundaries to divide moves by; None: they are only counted.
-        stopwatch: Has every epoch's decision timed, in nanoseconds.
+        policy: Factory of the packing policy.
+        warm_up_s: Seconds at the start that are not measured.
+        duration_s: Seconds that are measured, after the warm-up.
+        epoch_s: Seconds between decisions.
+        most_gpus: Number of GPUs; None: as many as the policy wants.
+        patience_s: Seconds after which a waiting session gives up; None: never.
+        cut: Whether sessions larger than a GPU are cut instead of refused.
+        network: Boundaries to divide moves by; None: moves are only counted.
+        stopwatch: Clock in nanoseconds to time every epoch's decision; None: they are not timed.
     """
 
     gpu: GpuKind
@@ -73,10 +73,10 @@ class PackingRun:
 
 
 def serve_packing(run: PackingRun, sessions: RequestWorkload) -> PackingResult:
-    """Returns what a policy makes of sessions.
+    """Runs sessions under a policy, and returns the figures.
 
     Raises:
-        InvalidInput: If an epoch is shorter than a step, or nothing would be measured.
+        InvalidInput: An epoch is shorter than a decode step.
     """
     gpu = run.gpu
     capacity = gpu.cache_tokens // BLOCK_TOKENS

@@ -1,10 +1,10 @@
-"""How moves would travel: links between machines, boundaries, caches or tokens or later (Mell, V).
+"""Transfers of moved sessions over links and boundaries, as caches or as tokens (Mell, V).
 
-GPUs stand in machines. A cache that changes the machine passes the uplink of one and the downlink
-of the other; one that stays passes the machine's bus. A cache larger than its narrowest link takes
-in an epoch goes in portions, one an epoch. What finds no room comes up again in the next epoch.
-Placing does not wait for any of it: the shares say how far the boundaries carry what the policy
-wants.
+GPUs stand in machines. A cache that moves between machines passes the uplink of one and the
+downlink of the other; a cache that stays in its machine passes the machine's bus. A cache larger
+than its narrowest link carries in an epoch is sent in portions, one per epoch. A move that finds no
+room is tried again in the next epoch. Placing does not wait for transfers: the tally only says how
+much of the policy's moves the boundaries can carry.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from catenary_scheduler.packing.transfers.transfers import TransferMove, divide
 
 @dataclass(frozen=True, slots=True)
 class TransferNetwork:
-    """What an epoch has room for beside the work.
+    """The capacity for moves in an epoch, beside the sessions' work.
 
     Attributes:
-        gpus_per_machine: That share a bus.
-        bus_bytes: Per epoch, inside a machine.
-        link_bytes: Per epoch, up or down a machine's link.
-        prefill_tokens: Per epoch, that a GPU can read again.
+        gpus_per_machine: Number of GPUs that share a bus.
+        bus_bytes: Bytes per epoch inside a machine.
+        link_bytes: Bytes per epoch in each direction of a machine's link.
+        prefill_tokens: Tokens per epoch that a GPU can read again.
     """
 
     gpus_per_machine: int
@@ -36,16 +36,16 @@ class TransferNetwork:
 
 @dataclass(slots=True)
 class TransferTally:
-    """How many moves went which way.
+    """Counts of moves by the way they went.
 
     Attributes:
-        kv: As caches.
-        tokens: As tokens, read again at the target.
-        carried: Times a portion of a cache went and the rest had to follow.
-        deferred: Times a move found no room in an epoch.
-        dropped: Not needed any more when their turn came: the session ended or moved on.
-        kv_bytes: Of caches and portions that went.
-        tokens_read: By those that went as tokens.
+        kv: Number of moves as caches.
+        tokens: Number of moves as tokens, which are read again at the target.
+        carried: Number of times that a portion of a cache was sent and the rest had to follow.
+        deferred: Number of times that a move found no room in an epoch.
+        dropped: Number of waiting moves no longer needed: the session ended or moved on.
+        kv_bytes: Bytes of all caches and portions that were sent.
+        tokens_read: Tokens read again for moves as tokens.
     """
 
     kv: int = 0
@@ -59,7 +59,7 @@ class TransferTally:
 
 @dataclass(frozen=True, slots=True)
 class RequestedMove:
-    """A session that is to move in an epoch; `held` are the tokens of its cache."""
+    """A move that the policy wants in an epoch; `held` is the number of tokens in the cache."""
 
     item: Item
     source: int
@@ -69,18 +69,18 @@ class RequestedMove:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A move, and the bytes of it that have gone in earlier epochs."""
+    """A move that is under way; `sent` are its bytes sent in earlier epochs."""
 
     wanted: RequestedMove
     sent: int = 0
 
 
 class EpochTransfers:
-    """Divides the moves of every epoch.
+    """The division of every epoch's moves into caches, tokens and deferred ones.
 
     Args:
         network: The boundaries.
-        token_bytes: Cache of one token.
+        token_bytes: Bytes of the cache of one token.
     """
 
     def __init__(self, network: TransferNetwork, token_bytes: int) -> None:
@@ -92,12 +92,12 @@ class EpochTransfers:
     def epoch(
         self, moves: Iterable[RequestedMove], held: Mapping[Item, int], *, counted: bool
     ) -> None:
-        """Divides what an epoch brings and what the last one left.
+        """Divides the moves of an epoch and those that the last one deferred.
 
         Args:
-            moves: Of this epoch.
-            held: Tokens of all sessions there are.
-            counted: Add to the tally; else the boundaries hold, but nothing is noted.
+            moves: The moves of this epoch.
+            held: Tokens in the caches of all present sessions.
+            counted: Whether to add to the tally; the boundaries apply in any case.
         """
         tally = self.tally if counted else TransferTally()
         pending = self._pending(moves, held, tally)
@@ -120,7 +120,7 @@ class EpochTransfers:
     def _pending(
         self, moves: Iterable[RequestedMove], held: Mapping[Item, int], tally: TransferTally
     ) -> list[_Pending]:
-        """Returns the moves with those that waited; one that moved on again moves once."""
+        """Returns the new and the waiting moves; a session that moved on again has one move."""
         pending: list[_Pending] = []
         for move in moves:
             before = self._waiting.pop(move.item, None)
@@ -163,20 +163,20 @@ class EpochTransfers:
 
 
 class MachineSlots:
-    """Which place in the machines an active GPU of the policy has: the lowest that is free."""
+    """The places of active GPUs in machines; a new GPU gets the lowest free place."""
 
     def __init__(self) -> None:
         self._of: dict[int, int] = {}
         self._free: list[int] = []
 
     def of(self, gpu: int) -> int:
-        """Returns the place of a GPU; a new one gets one."""
+        """Returns the place of a GPU, which it gives to a new one."""
         if gpu not in self._of:
             self._of[gpu] = heapq.heappop(self._free) if self._free else len(self._of)
         return self._of[gpu]
 
     def keep(self, active: Iterable[int]) -> None:
-        """Frees the places of all GPUs but these."""
+        """Frees the places of all GPUs that are not active."""
         gone = self._of.keys() - set(active)
         for gpu in gone:
             heapq.heappush(self._free, self._of.pop(gpu))

@@ -1,4 +1,4 @@
-"""Sessions to be packed: when they arrive, what they hold at first and how far they grow."""
+"""Workloads of sessions to be packed: their arrivals, first sizes and growth."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LognormalLengths:
     """A distribution of lengths in tokens.
 
     Attributes:
-        mean: Of the lengths themselves, not of their logarithms.
+        mean: Mean of the lengths themselves, not of their logarithms.
         sigma: Standard deviation of the logarithm.
     """
 
@@ -26,14 +26,14 @@ class LognormalLengths:
     sigma: float
 
     def drawn(self, random: np.random.Generator, count: int) -> list[int]:
-        """Returns lengths of at least one token."""
+        """Returns `count` random lengths of at least one token."""
         middle = log(self.mean) - self.sigma**2 / 2
         values = np.exp(middle + self.sigma * random.standard_normal(count))
         return [int(value) for value in np.maximum(1, np.rint(values))]
 
     @property
     def median(self) -> float:
-        """Half of the lengths are below it."""
+        """The median of the distribution, in tokens."""
         return self.mean * exp(-(self.sigma**2) / 2)
 
 
@@ -59,7 +59,7 @@ def drawn_sessions(
         answers: Distribution of l_out.
         arrivals: Process of arrivals.
         steps: Its mean rate over time.
-        seed: Decides moments and lengths, each by a stream of its own.
+        seed: Seed of arrivals and lengths, each with a random stream of its own.
     """
     moments: list[float] = []
     begin = 0.0
@@ -80,17 +80,17 @@ def drawn_sessions(
 def traced_sessions(
     lengths: LengthPopulation, duration_s: float, *, every: int = 1, scale: int = 1, first: int = 0
 ) -> RequestWorkload:
-    """Returns a stretch of a trace at its own moments.
+    """Returns the sessions of a stretch of a trace, at their recorded times.
 
     Args:
-        lengths: Of a trace, with moments.
-        duration_s: Of the stretch.
-        every: Only every so manieth arrival.
-        scale: Lengths are multiplied by it.
-        first: Arrivals to skip.
+        lengths: The lengths of a trace, with times.
+        duration_s: Length of the stretch in seconds.
+        every: Step through the arrivals: only every such arrival is taken.
+        scale: Factor of all lengths.
+        first: Number of arrivals to skip.
 
     Raises:
-        InvalidInput: If the lengths have no moments, or the trace is too short.
+        InvalidInput: The lengths have no times, or the trace is too short.
     """
     if not lengths.moments_s:
         raise InvalidInput("lengths.file", "a trace with the moments of its requests is needed")
@@ -114,12 +114,12 @@ def traced_sessions(
 def fitting(
     sessions: RequestWorkload, most_tokens: int, *, cut: bool = False
 ) -> tuple[RequestWorkload, int]:
-    """Returns the sessions that fit an empty GPU to their end, and how many did not (G13).
+    """Returns the sessions that fit an empty GPU to their end, and how many do not (G13).
 
     Args:
-        sessions: All.
-        most_tokens: That a GPU holds.
-        cut: Make the others fit, answers first, instead of refusing them.
+        sessions: All sessions.
+        most_tokens: Tokens that a GPU holds.
+        cut: Whether to cut the others until they fit, answers first, instead of refusing them.
     """
     kept = RequestWorkload([], [], [])
     unfit = 0

@@ -3,7 +3,7 @@
 workload     requests: drawn from recorded lengths, a trace's stretch, or lognormal ones
 engine       one worker, iteration by iteration: prompts whole or in chunks, cache, preemption
 loop         the event heap: the scheduler's own `ChainedDispatcher` decides
-serve        so many equal workers serve a workload by a policy
+serve        a number of equal workers serve a workload by a policy
 search       the smallest number of workers that reaches an attainment
-result       what was found
+result       the figures of a run
 """

@@ -1,9 +1,10 @@
-"""One worker, iteration by iteration: continuous batching as its latency lines say (eq. 2-3).
+"""A worker simulated iteration by iteration: continuous batching by its latency lines (eq. 2-3).
 
-Whole prompts go first: a pass over all that wait holds up who generates. In chunks, every step
-takes at most so many prompt tokens beside the sessions that generate, as the agents' lanes do.
-Moments are picoseconds and coefficients are rounded to them, so that many steps in a row are one
-sum of integers, exactly what they are one by one.
+Whole prompts go first: a pass over all waiting prompts delays the sessions that generate. With
+chunks, every step takes at most a chunk of prompt tokens beside the sessions that generate, as the
+agents' lanes do.
+Times are in picoseconds and coefficients are rounded to them, so that the time of many steps is one
+sum of integers, exactly equal to adding the steps one by one.
 """
 
 from __future__ import annotations
@@ -15,20 +16,22 @@ from catenary_services.domain.ids import RequestId, SessionId
 from catenary_services.domain.latency import LatencyLines
 
 PICOSECONDS = 1000
-"""In a nanosecond."""
+"""Number of picoseconds in a nanosecond."""
 _WATERMARK = 0.01
-"""Share of the cache that stays free when a session joins others: who is preempted does not come
-back only to be preempted again (vLLM's watermark)."""
+"""Share of the cache that stays free when a session joins others, so that a preempted session does
+not return only to be preempted again (vLLM's watermark)."""
 
 
 class SimulatedSession:
-    """A request on its way through a worker.
+    """A session on its way through a worker; times are in picoseconds.
 
     Attributes:
-        generated: Tokens when it last joined the batch; between, the worker's steps count.
-        first_ps: Moment of its first token; -1 before.
-        last_ps: Moment of the latest token it got when it joined or left the batch.
-        pending: Tokens of prompt (and of the answer so far, if it was preempted) to be run.
+        generated: Tokens of the answer when it last joined the batch; the worker's steps since then
+            add to them.
+        first_ps: Time of its first token; -1 before.
+        last_ps: Time of the latest token it had when it joined or left the batch.
+        pending: Tokens still to be prefilled: of the prompt, and of the answer so far if it was
+            preempted.
         worker: Index of its worker; -1 before it has one.
     """
 
@@ -53,18 +56,18 @@ class SimulatedSession:
 
     @property
     def tokens(self) -> int:
-        """Prompt and answer so far, as of the last join."""
+        """Number of tokens of the prompt and of the answer, as of the last join."""
         return self.prompt_tokens + self.generated
 
 
 class SimulatedWorker:
-    """A worker that runs prompts and generates.
+    """A simulated worker that prefills prompts and generates.
 
     Args:
-        index: Its number.
-        lines: How long passes and steps take, and what a token takes of the cache.
+        index: Index of the worker.
+        lines: The latency lines of passes and steps, and the cache that a token takes.
         cache_tokens: Capacity of the cache, M.
-        split_decode: Sessions come with their first token from elsewhere (split phase).
+        split_decode: Whether sessions come with their first token from elsewhere (split phase).
     """
 
     def __init__(
@@ -86,37 +89,37 @@ class SimulatedWorker:
         self.waiting: deque[SimulatedSession] = deque()
         self.prefilling: deque[SimulatedSession] = deque()
         self.reserved_tokens = 0
-        """Of sessions whose prompt is being run."""
+        """Tokens of cache reserved for sessions whose prompts are being prefilled."""
         self.running: list[SimulatedSession] = []
         self.context_tokens = 0
-        """Of all that generate."""
+        """Tokens in the caches of all sessions that generate."""
         self.steps = 0
-        """Decode steps that are over."""
+        """Number of decode steps that are over."""
         self.last_step_ps = -1
         self.sessions = 0
-        """Whoever is here and not over."""
+        """Number of sessions at the worker that are not over."""
         self.busy_ps = 0
         self.preemptions = 0
         self.began_ps = 0
         self.ends_ps = -1
-        """When what goes on is over; -1: nothing goes on."""
+        """End of the present iteration; -1 while there is none."""
         self.announced_ps = -1
-        """The end that whoever drives the worker has noted."""
+        """The value of `ends_ps` that the loop driving the worker has noted."""
         self.planned = 0
-        """Decode steps until then."""
+        """Number of decode steps until `ends_ps`."""
         self._parts: list[SimulatedSession] = []
-        """Whose prompts are being run until then."""
+        """The sessions whose prompts are being prefilled until `ends_ps`."""
 
     # From outside
 
     def can_ever_hold(self, session: SimulatedSession) -> bool:
-        """False if its cache alone is more than the worker has."""
+        """Returns False if a session's cache alone exceeds the worker's capacity."""
         return self._cache(session.prompt_tokens + session.answer_tokens, 1) <= self.capacity
 
     def submit(self, session: SimulatedSession, now_ps: int) -> list[SimulatedSession]:
-        """Has a session take part from the next step on; look at `ends_ps` afterwards.
+        """Adds a session from the next step on; `ends_ps` may change.
 
-        Returns who is over at once: a session that came with its only token.
+        Returns the sessions that are over at once: those that came with their only token.
         """
         over: list[SimulatedSession] = []
         session.worker = self.index
@@ -135,7 +138,7 @@ class SimulatedWorker:
         return over
 
     def boundary(self) -> list[SimulatedSession]:
-        """Ends what goes on, begins the next, and returns the sessions that are over."""
+        """Ends the present iteration, begins the next, and returns the sessions that are over."""
         now_ps = self.ends_ps
         self.busy_ps += now_ps - self.began_ps
         over: list[SimulatedSession] = []
@@ -154,7 +157,7 @@ class SimulatedWorker:
         return over
 
     def progress_at(self, now_ps: int) -> tuple[int, int]:
-        """Returns the decode steps since the start that are over, and when the last one was."""
+        """Returns the number of decode steps since the start, and the time of the last one."""
         if self.planned and self.ends_ps >= 0:
             steps = min(self.planned, self._steps_within(now_ps - self.began_ps))
             if steps and not self._parts:
@@ -162,12 +165,12 @@ class SimulatedWorker:
         return self.steps, self.last_step_ps
 
     def state_of(self, session: SimulatedSession, steps: int, last_step_ps: int) -> tuple[int, int]:
-        """Returns the tokens of a session that generates and the moment of the latest.
+        """Returns a generating session's answer tokens, and the time of the latest.
 
         Args:
-            session: One of `running`.
-            steps: As `progress_at` says.
-            last_step_ps: As `progress_at` says.
+            session: A session in `running`.
+            steps: The number of steps that `progress_at` returns.
+            last_step_ps: The time that `progress_at` returns.
         """
         own = steps - session.joined_steps
         return session.generated + own, last_step_ps if own else session.last_ps
@@ -195,7 +198,7 @@ class SimulatedWorker:
         self.ends_ps = now_ps + max(1, duration) if busy else -1
 
     def _admit(self, now_ps: int, over: list[SimulatedSession]) -> None:
-        """Gives cache to those who wait, first come, first served, as far as it goes."""
+        """Gives cache to waiting sessions in their order, as far as it goes."""
         waiting = self.waiting
         while waiting:
             session = waiting[0]
@@ -215,7 +218,7 @@ class SimulatedWorker:
                 self.prefilling.append(session)
 
     def _take_prompts(self) -> int:
-        """Takes the prompt tokens of the next pass; returns how long they take (eq. 2)."""
+        """Takes the prompt tokens of the next pass; returns its duration (eq. 2)."""
         left = self.chunk_tokens or 1 << 60
         taken = 0
         while left > 0 and self.prefilling:
@@ -230,7 +233,7 @@ class SimulatedWorker:
         return max(self.floor_ps, self.prefill_token_ps * taken + self.prefill_ps)
 
     def _join(self, session: SimulatedSession, now_ps: int, over: list[SimulatedSession]) -> None:
-        """It has one token more, by its prompt or from elsewhere, and generates from now on."""
+        """Adds a session to the batch, with one token more from its prefill or from elsewhere."""
         if self._is_handed_over(session):
             # Its first token was there when it came.
             session.first_ps = session.last_ps = session.arrived_ps
@@ -274,7 +277,7 @@ class SimulatedWorker:
         return self.cache_token * tokens + self.cache_session * sessions
 
     def _room(self) -> int:
-        """Returns how many steps all that generate have cache for."""
+        """Returns for how many steps the running sessions have cache."""
         batch = len(self.running)
         held = self.context_tokens + self.reserved_tokens
         free = self.capacity - self._cache(held, batch + len(self.prefilling))
@@ -283,7 +286,7 @@ class SimulatedWorker:
         return int(free / (self.cache_token * batch))
 
     def _make_room(self) -> int:
-        """Preempts who came last until a step fits; returns for how many steps there is room."""
+        """Preempts the latest sessions until a step fits; returns the steps there is room for."""
         while True:
             room = self._room()
             if room >= 1 or (len(self.running) <= 1 and not self.prefilling):
@@ -304,7 +307,7 @@ class SimulatedWorker:
     # Steps of the batch as it is
 
     def _steps_ps(self, steps: int) -> int:
-        """Returns how long so many steps take: the context grows by the batch in each (eq. 3)."""
+        """Returns the duration of `steps` steps; each adds the batch to the context (eq. 3)."""
         batch = len(self.running)
         if batch == 1 and self.lone_ps:
             return steps * self.lone_ps
@@ -313,7 +316,7 @@ class SimulatedWorker:
         return steps * first + self.context_token_ps * batch * (steps * (steps - 1) // 2)
 
     def _steps_within(self, elapsed_ps: int) -> int:
-        """Returns how many steps are over after a while."""
+        """Returns how many whole steps fit into a time since `began_ps`."""
         step = self._steps_ps(1)
         batch = len(self.running)
         growth = 0 if batch == 1 and self.lone_ps else self.context_token_ps * batch

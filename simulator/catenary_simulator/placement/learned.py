@@ -1,4 +1,4 @@
-"""What a policy has learned of answers before a run."""
+"""Length predictors trained on answers before a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from catenary_simulator.placement.workload import LengthPopulation
 
 
 def trained(learned: LengthPopulation) -> LengthPredictor:
-    """Returns a fresh predictor that has seen these answers, in their order."""
+    """Returns a new predictor that has learned these answers, in their order."""
     return LengthPredictor.from_record(_record(learned))
 
 

@@ -34,35 +34,35 @@ _LOOKED = 4
 
 
 class RunController(Protocol):
-    """Watches a run and changes its cluster."""
+    """A controller that watches a run and changes its cluster."""
 
     @property
     def every_ns(self) -> Nanoseconds:
-        """How often it looks."""
+        """Time between two calls of `look`."""
         ...
 
     def arrived(self, session: SimulatedSession, now: Nanoseconds) -> None:
-        """A request arrived."""
+        """Called for every request that arrives."""
         ...
 
     def ended(self, session: SimulatedSession, now: Nanoseconds) -> None:
-        """A session has all its tokens."""
+        """Called for every session that has all its tokens."""
         ...
 
     def look(self, loop: PlacementLoop, now: Nanoseconds) -> list[Event]:
-        """Returns what the dispatcher is to be told; may add workers to the loop."""
+        """Returns events for the dispatcher; may add workers to the loop."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReportDelays:
-    """How long news take, and how often there are any.
+    """Delays and intervals of messages in a run.
 
     Attributes:
-        start_ns: From the decision to the worker.
-        notice_ns: From a gateway or a worker to the dispatcher.
-        report_every_ns: Gateways tell so often how far sessions are; 0: only their ends.
-        answer_tokens: Most tokens a request asks for.
+        start_ns: Delay from the decision to the worker.
+        notice_ns: Delay from a gateway or a worker to the dispatcher.
+        report_every_ns: Interval of progress reports by gateways; 0: they report ends only.
+        answer_tokens: Most tokens that a request asks for.
     """
 
     start_ns: Nanoseconds = 1_000_000
@@ -75,12 +75,12 @@ class PlacementLoop(Kernel):
     """Lets requests arrive and everything run out; its clock counts picoseconds.
 
     Args:
-        dispatcher: Has its agents and its plan already.
-        model: What all requests want.
+        dispatcher: The dispatcher, which has its agents and its plan already.
+        model: The model of all requests.
         workload: The requests.
-        workers: By the name of their agent.
-        objectives: What requests are held to.
-        delays: How long news take.
+        workers: The workers by the names of their agents.
+        objectives: The objectives of all requests.
+        delays: Delays and intervals of messages.
     """
 
     def __init__(
@@ -102,25 +102,26 @@ class PlacementLoop(Kernel):
         self.objectives = objectives
         self._delays = delays
         self._open: dict[int, SimulatedSession] = {}
-        """By the request's number, from its arrival to its end."""
+        """Sessions by the number of their request, from its arrival to its end."""
         self.ended: list[SimulatedSession] = []
         self.rejected: list[int] = []
         self.missed = 0
-        """Sessions that ended without meeting their objectives, and requests rejected."""
+        """Number of sessions that ended without meeting their objectives, and of rejected
+        requests."""
         self.may_miss = len(workload)
         """The run ends when more have missed: its outcome is decided."""
         self.used = 0
-        """Workers with a session."""
+        """Number of workers with a session."""
         self.peak_used = 0
         self.used_area = 0
-        """Sum over time of workers with a session, in worker-picoseconds."""
+        """Integral over time of the workers with a session, in worker-picoseconds."""
         self.arriving_area = 0
-        """The same until the last arrival."""
+        """The value of `used_area` at the last arrival."""
         self._used_since = 0
         self.arriving_ps = 0
-        """When the last request arrived."""
+        """Time at which the last request arrived."""
         self.busy_ps = 0
-        """Sum over workers of the time they computed until then."""
+        """Time that all workers computed until the last arrival, summed."""
 
     @property
     def decided(self) -> bool:
@@ -205,7 +206,7 @@ class PlacementLoop(Kernel):
     # What happens
 
     def _all_arrived(self) -> None:
-        """Takes what is measured while requests arrive."""
+        """Records the figures that are measured only while requests arrive."""
         self._count_used(0)
         self.arriving_ps, self.arriving_area = self.now, self.used_area
         self.busy_ps = sum([worker.busy_ps for worker in self._by_index])
@@ -221,7 +222,7 @@ class PlacementLoop(Kernel):
         self._follow(worker)
 
     def _fail(self, session: SimulatedSession) -> None:
-        """No cache of the worker could ever hold it: the gateway gets an error."""
+        """Ends a session with an error, because its cache exceeds that of its worker."""
         number = session.request.number
         self.rejected.append(number)
         self._miss()
@@ -246,7 +247,7 @@ class PlacementLoop(Kernel):
             self._count_used(-1)
 
     def attained(self, session: SimulatedSession) -> bool:
-        """True if a session that is over met its objectives."""
+        """Returns True if a session that is over met its objectives."""
         limits = self.objectives
         first_ps = session.first_ps - session.arrived_ps
         if limits.first_token_ns and first_ps > limits.first_token_ns * PICOSECONDS:
@@ -281,7 +282,7 @@ class PlacementLoop(Kernel):
         )
 
     def add_worker(self, name: str, worker: SimulatedWorker) -> None:
-        """Has one more worker, by the name of its agent; its index follows the last one's."""
+        """Adds a worker by the name of its agent; its index must follow the last one's."""
         self.workers[name] = worker
         self._by_index.append(worker)
 

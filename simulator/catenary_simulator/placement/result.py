@@ -1,4 +1,4 @@
-"""What became of the requests of a run under objectives."""
+"""Figures of a placement run: attainment of objectives, times and use of workers."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ _PS_PER_MS = NANOSECONDS_PER_MILLISECOND * PICOSECONDS
 
 @dataclass(frozen=True, slots=True)
 class PlacementResult:
-    """Figures of one run.
+    """Figures of one placement run.
 
     Attributes:
-        requests: That arrived.
-        attained: That met both objectives; who was rejected or never ended did not.
-        rejected: Answered with an error.
-        first_token_ms: TTFT of all that ended.
-        per_token_ms: ATGT of all that ended with two tokens or more.
-        first_token_late: Ended, and missed TTFT.
-        per_token_late: Ended, and missed ATGT.
-        workers: In the run.
-        workers_peak: With a session at a time, at most.
-        workers_mean: The same on average until the last arrival.
-        utilisation: Share of the workers' time until then that they computed.
-        preemptions: Sessions whose cache was given away.
-        events: Handled by the dispatcher.
-        simulated_s: Virtual time until the last answer.
-        decided: The run was ended early, because too many had missed.
-        decision_ns: Of every decision, if they were timed.
+        requests: Number of requests of the workload.
+        attained: Number of requests that met both objectives; rejected requests and those that
+            never ended did not.
+        rejected: Number of requests answered with an error.
+        first_token_ms: Time to the first token (TTFT) of each request that ended.
+        per_token_ms: Mean time per token (ATGT) of each request that ended with two tokens or more.
+        first_token_late: Number of requests that ended and missed TTFT.
+        per_token_late: Number of requests that ended and missed ATGT.
+        workers: Number of workers in the run.
+        workers_peak: Most workers with a session at the same time.
+        workers_mean: Mean number of workers with a session until the last arrival.
+        utilisation: Share of the workers' time until the last arrival in which they computed.
+        preemptions: Number of times that a session's cache was taken away.
+        events: Number of events that the dispatcher handled.
+        simulated_s: Virtual seconds until the end of the run.
+        decided: Whether the run was ended early because too many requests had missed.
+        decision_ns: Time of every decision; empty if they were not timed.
         statistics: Counters of the dispatcher.
     """
 
@@ -65,7 +66,7 @@ class PlacementResult:
         return self.attained / self.requests if self.requests else 1.0
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the figures; None where nothing was served."""
+        """Returns the figures by name; None for times of which there are none."""
         return {
             "workers": self.workers,
             "attainment": self.attainment,
@@ -89,7 +90,6 @@ def result_of(
     decision_ns: Sequence[Nanoseconds] = (),
     statistics: Mapping[str, int] | None = None,
 ) -> PlacementResult:
-    """Returns the figures of a loop that has run."""
     over, limits = loop.ended, loop.objectives
     first = np.array([each.first_ps - each.arrived_ps for each in over], dtype=np.float64)
     longer = [each for each in over if each.answer_tokens > 1]

@@ -1,4 +1,4 @@
-"""Workers that come and go as the scheduler's own scaling says, with cold starts."""
+"""Runs whose number of workers follows the scheduler's own scaling, with cold starts."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _LOOK_NS = NANOSECONDS_PER_SECOND
 
 @dataclass(frozen=True, slots=True)
 class ScaledRun:
-    """A run whose workers are scaled.
+    """The settings of a run whose workers are scaled.
 
     Attributes:
-        run: With so many workers at the start.
-        cold_start_ns: From the order to a worker that serves.
-        most: Workers that may be there at once.
-        lengths: Of the requests, as a model's history says.
-        policy: When workers come and go; its cold start is overwritten.
+        run: The settings of the run, with the number of workers at the start.
+        cold_start_ns: Time from the order of a worker until it serves.
+        most: Most workers at the same time.
+        lengths: Mean lengths of the requests, as a model's history gives them.
+        policy: The scaling policy; its cold start is replaced by `cold_start_ns`.
     """
 
     run: PlacementRun
@@ -49,10 +49,10 @@ class ScaledResult:
     """Figures of a scaled run.
 
     Attributes:
-        served: What became of the requests.
-        worker_s: Seconds of all workers, from the order to the end, while requests arrived.
-        peak: Workers at a time, with those that start.
-        orders: How often the number was changed.
+        served: The figures of the requests.
+        worker_s: Seconds of all workers, from their order to their end, until the last arrival.
+        peak: Most workers at the same time, with those that start.
+        orders: Number of changes of the number of workers.
     """
 
     served: PlacementResult
@@ -62,7 +62,7 @@ class ScaledResult:
 
 
 def serve_scaled(scaled: ScaledRun, workload: RequestWorkload) -> ScaledResult:
-    """Returns how a cluster serves a workload that scales meanwhile."""
+    """Runs a workload on a cluster that scales meanwhile, and returns its figures."""
     run = scaled.run
     dispatcher = dispatcher_for(run, len(workload))
     cluster = ScaledCluster(scaled, dispatcher)
@@ -78,11 +78,11 @@ def serve_scaled(scaled: ScaledRun, workload: RequestWorkload) -> ScaledResult:
 
 
 class ScaledCluster:
-    """Carries out what the scaling orders; implements `Overseer`.
+    """The cluster that carries out orders of the scaling; implements `RunController`.
 
     Args:
-        scaled: The run.
-        dispatcher: Who places.
+        scaled: The settings of the run.
+        dispatcher: The dispatcher that places sessions.
     """
 
     every_ns: Nanoseconds = _LOOK_NS
@@ -94,28 +94,28 @@ class ScaledCluster:
         self.scaling = ModelScaling(MODEL, policy)
         self._made = 0
         self._starting: list[tuple[Nanoseconds, str]] = []
-        """When they will serve, in order."""
+        """The starting workers in order: the time at which each will serve, and its name."""
         self._serving: list[str] = []
         self._draining: list[str] = []
         self._since: dict[str, Nanoseconds] = {}
-        """When each that is not gone was ordered."""
+        """Time at which each present worker was ordered."""
         self._spans: list[tuple[Nanoseconds, Nanoseconds]] = []
-        """Of those that are gone: ordered, and gone."""
+        """Times of each worker that has gone: its order and its end."""
         self.orders = 0
         self.peak = 0
 
     def begin(self, loop: PlacementLoop) -> list[Event]:
-        """Returns the events with which the first workers serve."""
+        """Starts the first workers, and returns the events by which they serve."""
         for _ in range(self._scaled.run.workers):
             self._start(0)
         return self._begin_serving(loop, self._scaled.cold_start_ns, at=0)
 
     def arrived(self, session: SimulatedSession, now: Nanoseconds) -> None:
-        """Tells the scaling of a request."""
+        """Tells the scaling that a request arrived."""
         self.scaling.arrived(session.prompt_tokens, now)
 
     def ended(self, session: SimulatedSession, now: Nanoseconds) -> None:
-        """Tells the scaling how a session went."""
+        """Tells the scaling the times of a session that ended."""
         first_ns = (session.first_ps - session.arrived_ps) // PICOSECONDS
         decode_ns = (session.last_ps - session.first_ps) // PICOSECONDS
         outcome = (session.answer_tokens, first_ns, decode_ns)
@@ -123,7 +123,7 @@ class ScaledCluster:
         self.scaling.finished(outcome, self._scaled.run.objectives, arrived_ns, now)
 
     def look(self, loop: PlacementLoop, now: Nanoseconds) -> list[Event]:
-        """Has started workers serve, orders what the scaling wants, lets empty ones go."""
+        """Lets started workers serve and empty ones go, and orders what the scaling wants."""
         events = self._begin_serving(loop, now, at=now)
         events += self._let_go(loop, now)
         scale = self.scaling.decide(self._facts(loop), now)
@@ -138,7 +138,7 @@ class ScaledCluster:
         return events
 
     def worker_s(self, until: Nanoseconds) -> float:
-        """Returns the seconds of all workers until a moment."""
+        """Returns the summed seconds of all workers, from their orders to the time `until`."""
         spans = [*self._spans, *((since, until) for since in self._since.values())]
         total = sum(max(0, min(end, until) - min(since, until)) for since, end in spans)
         return total / NANOSECONDS_PER_SECOND
@@ -184,7 +184,7 @@ class ScaledCluster:
         return [*(AgentJoined(agent_of(name)) for name in names), self._plan()]
 
     def _retire(self, loop: PlacementLoop, count: int, now: Nanoseconds) -> list[Event]:
-        """Calls off who has not begun yet, the latest first, then drains the emptiest."""
+        """Cancels workers that have not begun, the latest first, then drains the emptiest."""
         while count and self._starting:
             _, name = self._starting.pop()
             self._spans.append((self._since.pop(name), now))

@@ -1,4 +1,4 @@
-"""The smallest number of workers that reaches an attainment."""
+"""The search for the smallest number of workers that reaches an attainment."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from catenary_simulator.placement.result import PlacementResult
 from catenary_simulator.placement.workload import LengthPopulation
 
 _SAFE = 0.7
-"""Share of the steady state's workers that is surely too few: runs begin with an empty cluster."""
+"""Share of the steady state's number of workers that is surely too few, because runs begin with an
+empty cluster."""
 _FINE = 48
 _COARSE = 4
-"""From `_FINE` workers on, only every fourth number is tried: who needs so many is far off."""
+"""Step of the search from `_FINE` workers on: a policy that needs so many is far behind anyway."""
 
 
 def fewest_workers(
@@ -20,14 +21,14 @@ def fewest_workers(
 ) -> PlacementResult | None:
     """Returns the run with the fewest workers that reaches the target; None if there is none.
 
-    Attainment need not rise with the number of workers: numbers are tried one after the other, so
-    that what is returned is the smallest, not just one that will do.
+    Attainment need not rise with the number of workers, so numbers are tried one after the other:
+    the result is the smallest of them, not just one that suffices.
 
     Args:
-        serve: Runs the same workload on so many workers.
+        serve: Function that runs the same workload on a number of workers.
         target: Share of the requests that must meet their objectives.
-        least: Where to begin.
-        most: Where to give up.
+        least: The first number to try.
+        most: The last number to try.
     """
     workers = max(1, least)
     while workers <= most:
@@ -43,8 +44,8 @@ def least_workers(
 ) -> int:
     """Returns a number of workers that is surely not enough, or 1.
 
-    In the steady state as many tokens are decoded as are asked for, by batches no larger than
-    eq. 4 allows at the mean context, were there no prompts to run.
+    In the steady state as many tokens are decoded as are asked for, in batches no larger than eq. 4
+    allows at the mean context if there were no prompts to prefill.
     """
     answers = sum(lengths.answers)
     over_time = sum(

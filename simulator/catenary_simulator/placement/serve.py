@@ -1,4 +1,4 @@
-"""Equal workers in the simulator, filled by the scheduler's own dispatcher."""
+"""A placement run: equal simulated workers, filled by the scheduler's own dispatcher."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from catenary_simulator.placement.workload import LengthPopulation, RequestWorkl
 MODEL = ModelKey("simulated", "1")
 _NEVER: Nanoseconds = 1 << 60
 _SLOTS = 1 << 20
-"""Sessions at a time as far as slots go: the cache is counted in tokens here."""
+"""Slots of a worker: without a limit in effect, because the cache is counted in tokens here."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerKind:
-    """What all workers of a run are.
+    """The kind of all workers of a run.
 
     Attributes:
-        lines: How long passes and steps take.
+        lines: The latency lines of passes and steps.
         cache_tokens: Capacity of the cache, M.
-        split_decode: Sessions come with their first token from elsewhere (split phase).
-        believed: What the dispatcher is told instead of `lines`, if it is to be wrong.
+        split_decode: Whether sessions come with their first token from elsewhere (split phase).
+        believed: The lines that the dispatcher is told if it is to be wrong; None: `lines`.
     """
 
     lines: LatencyLines
@@ -57,17 +57,17 @@ class WorkerKind:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRun:
-    """One run.
+    """The settings of one run.
 
     Attributes:
-        kind: Of the workers.
-        workers: How many.
-        policy: A name of the scheduler's, or what makes a policy.
-        objectives: What requests are held to.
-        learned: What answers were seen before; None: none.
-        delays: How long news take.
-        may_miss: Requests; the run ends when more have missed. None: it never does.
-        stopwatch: Has every decision timed, in nanoseconds.
+        kind: Kind of the workers.
+        workers: Number of workers.
+        policy: A name of the scheduler's policies, or a policy factory.
+        objectives: The objectives of all requests.
+        learned: Lengths that the predictor has learned before; None: none.
+        delays: Delays and intervals of messages.
+        may_miss: The run ends early when more requests than this have missed; None: it never does.
+        stopwatch: Clock in nanoseconds to time every decision with; None: they are not timed.
     """
 
     kind: WorkerKind
@@ -81,7 +81,7 @@ class PlacementRun:
 
 
 def serve_placement(run: PlacementRun, workload: RequestWorkload) -> PlacementResult:
-    """Returns how workers serve a workload, from an empty cluster until all is answered."""
+    """Runs a workload from an empty cluster until all is answered, and returns its figures."""
     dispatcher = dispatcher_for(run, len(workload))
     names = [f"worker-{index}" for index in range(run.workers)]
     for name in names:
@@ -101,8 +101,8 @@ def serve_placement(run: PlacementRun, workload: RequestWorkload) -> PlacementRe
 
 
 def dispatcher_for(run: PlacementRun, requests: int) -> ChainedDispatcher:
-    """Returns the dispatcher of a run, without agents."""
-    # The workers here know nothing of moves: who leaves waits for the end of its sessions.
+    """Returns the dispatcher of a run without agents, its predictor trained on `run.learned`."""
+    # Simulated workers cannot move sessions: one that leaves waits for its sessions to end.
     limits = ChainedConfig(max_queued=requests + 1, max_requests=requests + 1, max_moves=0)
     dispatcher = ChainedDispatcher(limits, policy=run.policy, stopwatch=run.stopwatch)
     if run.learned is not None:
@@ -111,12 +111,11 @@ def dispatcher_for(run: PlacementRun, requests: int) -> ChainedDispatcher:
 
 
 def agent_of(name: str) -> Agent:
-    """Returns the agent of a worker."""
     return Agent(AgentId(name), "simulated", ServerId(name), 1, link_bytes_per_second=1)
 
 
 def plan_of(run: PlacementRun, names: list[str]) -> Plan:
-    """Returns the plan in which every agent is a worker."""
+    """Returns the plan in which every named agent is a worker with a chain of its own."""
     part = PartitionKey(MODEL, 0, 1)
     role: ChainRole = "decode" if run.kind.split_decode else "mixed"
     chains = tuple(

@@ -1,4 +1,4 @@
-"""Requests to be placed: when they arrive, how long their prompts are and their answers will be."""
+"""Workloads of requests to be placed: their arrivals, prompt lengths and answer lengths."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LengthPopulation:
-    """Prompts and their answers, in tokens; a population to draw from.
+    """Lengths of prompts and their answers in tokens, as a population to draw from.
 
     Attributes:
-        prompts: l_in.
-        answers: l_out.
-        moments_s: When they were asked, if they are of a trace; empty otherwise.
+        prompts: Lengths of the prompts, l_in.
+        answers: Lengths of their answers, l_out.
+        moments_s: Arrival times in seconds if they are of a trace; empty otherwise.
     """
 
     prompts: tuple[int, ...]
@@ -32,11 +32,11 @@ class LengthPopulation:
     moments_s: tuple[float, ...] = ()
 
     def halves(self) -> tuple[LengthPopulation, LengthPopulation]:
-        """Returns every other one to learn from, and the rest to be served."""
+        """Returns every other length to learn from, and the rest to be served."""
         return self._part(slice(0, None, 2)), self._part(slice(1, None, 2))
 
     def within(self, context_tokens: int) -> LengthPopulation:
-        """Returns those that fit a model's context."""
+        """Returns the lengths whose prompt and answer together fit a model's context."""
         kept = [
             index
             for index, prompt in enumerate(self.prompts)
@@ -54,7 +54,7 @@ class LengthPopulation:
 
 @dataclass(frozen=True, slots=True)
 class RequestWorkload:
-    """Requests in the order of arrival."""
+    """Requests in the order of arrival: times, and prompt and answer lengths in tokens."""
 
     arrived_ns: list[Nanoseconds]
     prompts: list[int]
@@ -65,10 +65,10 @@ class RequestWorkload:
 
 
 def read_lengths(path: Path) -> LengthPopulation:
-    """Returns the lengths of a file with columns l_in and l_out, and t in seconds if it has it.
+    """Returns the lengths of a CSV file with columns l_in and l_out, and if present t in seconds.
 
     Raises:
-        InvalidInput: If it is not there, has other columns or no line.
+        InvalidInput: The file cannot be read, has other columns or no line.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -89,10 +89,10 @@ def lognormal_lengths(
     """Returns lengths drawn from lognormal distributions, prompt and answer independently.
 
     Args:
-        prompt: Median and the standard deviation of the logarithm.
-        answer: The same of answers.
-        count: How many.
-        seed: Decides them.
+        prompt: Median of the prompts, and the standard deviation of their logarithm.
+        answer: Median of the answers, and the standard deviation of their logarithm.
+        count: Number of lengths.
+        seed: Seed of the random stream.
     """
     random = np.random.default_rng((seed, 3))
 
@@ -113,11 +113,11 @@ def drawn_workload(
     """Returns requests whose lengths are drawn with replacement.
 
     Args:
-        lengths: What is drawn from.
+        lengths: The population to draw from.
         arrivals: Process of arrivals.
-        rate_per_s: Its mean rate.
-        duration_s: How long requests arrive.
-        seed: Decides moments and lengths, each by a stream of its own.
+        rate_per_s: Mean rate of the process.
+        duration_s: Seconds during which requests arrive.
+        seed: Seed of arrivals and lengths, each with a random stream of its own.
     """
     moments = arrivals.moments(rate_per_s, duration_s, np.random.default_rng((seed, 1)))
     chosen = np.random.default_rng((seed, 2)).integers(len(lengths.prompts), size=len(moments))
@@ -131,7 +131,7 @@ def stepped_workload(
     duration_s: float,
     seed: int,
 ) -> RequestWorkload:
-    """Returns requests at one rate after the other, each for an equal part of the time."""
+    """Returns requests at one rate after the other, each for an equal part of the duration."""
     part_s = duration_s / len(rates_per_s)
     whole = RequestWorkload([], [], [])
     for number, rate in enumerate(rates_per_s):
@@ -149,16 +149,16 @@ def stepped_workload(
 def replayed_workload(
     lengths: LengthPopulation, rate_per_s: float, duration_s: float, seed: int
 ) -> RequestWorkload:
-    """Returns a stretch of a trace in its order, as fast as gives the rate on average.
+    """Returns a stretch of a trace in its order, at a speed that gives the mean rate.
 
     Args:
-        lengths: Of a trace, with moments.
+        lengths: The lengths of a trace, with times.
         rate_per_s: Mean rate of the whole trace after scaling.
-        duration_s: Length of the stretch after scaling.
-        seed: Decides where it begins.
+        duration_s: Length of the stretch after scaling, in seconds.
+        seed: Seed of the random begin of the stretch.
 
     Raises:
-        InvalidInput: If the lengths have no moments, or the trace is too short.
+        InvalidInput: The lengths have no times, or the trace is too short.
     """
     if len(lengths.moments_s) < 2:
         raise InvalidInput("lengths", "a trace with the moments of its requests is needed")

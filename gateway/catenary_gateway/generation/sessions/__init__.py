@@ -1,1 +1,1 @@
-"""One generation on its chains: its starts, its limits, and the tokens that come of them."""
+"""The state of one generation on its chains: its starts, its time limits and its tokens."""

@@ -1,8 +1,9 @@
-"""Which rings may bring the tokens of which generation, and the tokens they bring.
+"""The starts whose tokens are believed, and the tokens they bring.
 
-A generation has one current start at most, whose tokens count. It may have successors: starts that
-a live migration is to hand it to. It goes on until one of them brings the next token; that one is
-current then. Whatever fails, restarts or overtakes, each position is taken once, and in order.
+A generation has at most one current start, whose tokens count. It may have successors: starts to
+which a live migration is to hand it over. The current start goes on until a successor brings the
+next token; then that successor becomes current. Whatever fails, restarts or arrives out of order,
+the token of each position is taken exactly once, and in order.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ from catenary_services.errors import InvalidInput, PartitionLost
 from catenary_services.grpc.error_tables import error_of_exception, failure_of
 
 OVERTAKEN_S = 5.0
-"""Tokens of the ring a session left that are this long behind those of the new one are lost."""
+"""Seconds to wait for tokens of the ring that a session has left, once the new ring has brought
+later ones. After that they count as lost."""
 _MOST_SUCCESSORS = 4
-"""A move that failed at the agents is believed until others were ordered: who moved it decides."""
+"""Most successors of one generation. A move that failed at the agents keeps its successor here
+until later moves replace it, because the scheduler decides about moves."""
 
 _Message = scheduler_pb2.GatewayMessage
 
 
 @dataclass(frozen=True, slots=True)
 class StartDeps:
-    """Whom rings, the scheduler and the metrics are reached by."""
+    """Dependencies of a start: the ways to reach rings, the scheduler and the metrics."""
 
     gateway_id: str
     hub: LinkSource
@@ -41,16 +44,19 @@ class StartDeps:
 
 
 class ActiveStarts:
-    """Keeps the starts that are believed.
+    """The current starts and successors of all generations.
 
     Invariants: of the sessions that have not ended, `_sessions` has exactly the current starts,
-    `_successors` exactly those that are to take over. Tokens of any other session id are nobody's.
+    `_successors` exactly those that are to take over. Tokens of any other session id are dropped.
     """
 
     def __init__(self, deps: StartDeps, took: Callable[[PendingSession], None]) -> None:
-        """`took` is called for every token taken; it may end the session."""
+        """Creates an empty registry.
+
+        `took` is called for every token taken; it may end the session.
+        """
         self.dropped = 0
-        """Tokens nobody waits for."""
+        """Number of tokens dropped: late, duplicates, or of a session that was replaced."""
         self._to = deps
         self._took = took
         self._sessions: dict[int, PendingSession] = {}
@@ -59,11 +65,11 @@ class ActiveStarts:
 
     @property
     def running(self) -> int:
-        """Number of generations that have a ring."""
+        """Number of generations that have a current start."""
         return len(self._sessions)
 
     def start(self, session: PendingSession, order: scheduler_pb2.StartSession) -> None:
-        """Opens a session on a ring, in place of any other, or moves the current one to it."""
+        """Opens a session on a ring, in place of the current one or to take over from it."""
         if order.session_id in self._sessions or order.session_id in self._successors:
             return
         start = SessionStart(order.session_id, order, time.monotonic_ns(), len(session.generated))
@@ -77,22 +83,22 @@ class ActiveStarts:
         self._begin(session, start)
 
     def leave(self, session: PendingSession) -> None:
-        """Believes none of a generation's starts any more."""
+        """Stops taking tokens from all starts of a generation."""
         for start in (session.current, *session.successors):
             if start is not None:
                 self._drop(session, start)
 
     async def close(self) -> None:
-        """Waits for what is being sent; every session was left before."""
+        """Waits for openings that are being sent. Every session was left before."""
         await asyncio.gather(*self._deliveries.values(), return_exceptions=True)
 
     # Tokens
 
     def tokens(self, header: frame_pb2.FrameHeader, sender: str = "") -> bool:
-        """Takes the tokens of a frame, each if it is the next one of its generation.
+        """Takes the tokens of a frame, each only if it is the next one of its generation.
 
         Returns:
-            False if `sender` is on none of the rings that some of them are to come from.
+            False if some tokens are of a session whose rings do not include `sender`.
         """
         now_ns, planned = time.monotonic_ns(), True
         for token in header.session_tokens:
@@ -110,10 +116,11 @@ class ActiveStarts:
             elif token.HasField("failure"):
                 self._failed(session, start, token.failure)
             elif session.is_early(start, token):
-                # The ring of the prompt sends the first token, another ring the second.
+                # The ring of the prompt sends the first token and another ring the second, so the
+                # second can arrive first.
                 continue
             elif token.position > session.next_position:
-                # Links keep their order, so one between was lost, and no later one can be believed.
+                # Links keep the order of frames, so a token in between was lost.
                 self._failed(session, start, _lost(session))
             else:
                 self._take(session, token, now_ns)
@@ -126,7 +133,7 @@ class ActiveStarts:
         return start is None or sender in start.agents
 
     def _of_successor(self, token: frame_pb2.SessionToken, now_ns: int) -> None:
-        """Takes a token of a session that is to take over, or of one that nobody knows."""
+        """Takes a token of a successor, or drops one of an unknown session."""
         session, start = self._successors.get(token.session_id, (None, None))
         if session is None or start is None:
             self.dropped += 1
@@ -138,7 +145,7 @@ class ActiveStarts:
             self._take_over(session, start, now_ns)
             self._take(session, token, now_ns)
         elif session.is_early(start, token):
-            # It was handed over; the last tokens of the ring before are still on their way.
+            # The session was handed over, and the last tokens of the old ring are on their way.
             if start.overtake_timer is None:
                 loop = asyncio.get_running_loop()
                 start.overtake_timer = loop.call_later(
@@ -148,7 +155,7 @@ class ActiveStarts:
             self._never_came(session, start)
 
     def _take(self, session: PendingSession, token: frame_pb2.SessionToken, now_ns: int) -> None:
-        """Takes the next token, and those behind it that came before."""
+        """Takes the next token, and those after it that arrived earlier."""
         following: frame_pb2.SessionToken | None = token
         while following is not None:
             previous_ns = session.last_token_ns
@@ -162,7 +169,7 @@ class ActiveStarts:
             following = session.early_token()
 
     def _take_over(self, session: PendingSession, start: SessionStart, now_ns: int) -> None:
-        """Makes a successor current; whatever still comes of any other start is nobody's."""
+        """Makes a successor current, and drops every other start of the session."""
         for other in (session.current, *session.successors):
             if other is not None and other is not start:
                 self._drop(session, other)
@@ -175,7 +182,7 @@ class ActiveStarts:
     # Starts
 
     def _move(self, session: PendingSession, start: SessionStart) -> None:
-        """Has the session that generates move to another ring, and goes on with it until then."""
+        """Orders the current session to move to another ring, and goes on with it until it has."""
         moved_id, moved = start.order.moved_session_id, session.current
         problem = ""
         if moved is None or moved.session_id != moved_id or not moved.first_token_ns:
@@ -202,33 +209,34 @@ class ActiveStarts:
         try:
             if not start.order.route:
                 raise InvalidInput("route", "an order needs a route")
-            # A move that does not begin is the scheduler's to give up; the session goes on.
+            # A move whose opening is lost is given up by the scheduler; the session goes on.
             lost = partial(self._opening_lost, session, start) if start.moves is None else None
             await open_session(session, start, self._to.gateway_id, self._to.hub, lost)
         except Exception as exc:
             if not session.believes(start):
                 return
             error = error_of_exception(exc)
-            # What does not fit and our bugs fail again; all else may work elsewhere.
+            # Invalid orders, and our own bugs, fail again on any other chain.
             retryable = not isinstance(error, InvalidInput) and error.reason != "INTERNAL"
-            # No agent failed: whom this gateway could not reach, the scheduler knows by the route.
+            # No agent is blamed: the scheduler knows from the route who was not reached.
             self._failed(session, start, failure_of(error, retryable=retryable))
 
     def _opening_lost(
         self, session: PendingSession, start: SessionStart, error: PartitionLost
     ) -> None:
-        """The link broke behind an opening: unless it has brought tokens, nobody may have it."""
+        """Fails the current start if its link broke before it brought a token."""
         if start is session.current and not start.first_token_ns:
             self._failed(session, start, failure_of(error, retryable=True))
 
     def _failed(
         self, session: PendingSession, start: SessionStart, failure: common_pb2.Failure
     ) -> None:
-        """Leaves a start; the scheduler decides whether there is another.
+        """Drops a start and reports its failure; the scheduler decides whether there is another.
 
-        If it was to take over, the session goes on where it is. If it is the current one, a
-        successor may have been handed the session before, and is still believed. Once one has
-        brought tokens that others must precede, neither can go on without the other.
+        If a successor fails, the session goes on with its current start. If the current start
+        fails, the session may have been handed over to a successor before, which is still
+        believed. Once a successor has brought tokens that others must precede, it cannot go on
+        without the start that is to bring those, nor that start without it.
         """
         is_current = start is session.current
         handed_over = any(each.early for each in (session.successors if is_current else [start]))
@@ -238,7 +246,7 @@ class ActiveStarts:
             self._all_lost(session)
 
     def _never_came(self, session: PendingSession, start: SessionStart) -> None:
-        """The last tokens of the ring that a session left are lost: it cannot go on."""
+        """Ends all starts, as the last tokens of the ring the session left are lost."""
         self._drop(session, start)
         self._report(session, start, _lost(session))
         self._all_lost(session)
@@ -252,7 +260,7 @@ class ActiveStarts:
     def _report(
         self, session: PendingSession, start: SessionStart, failure: common_pb2.Failure
     ) -> None:
-        """Tells the scheduler that a start brings no more."""
+        """Tells the scheduler that a start brings no more tokens."""
         start.failed = failure.reason or PartitionLost.reason
         start.failed_ns = time.monotonic_ns()
         if start.order.moved_session_id and not start.first_token_ns:
@@ -261,18 +269,18 @@ class ActiveStarts:
         self._to.tell(_Message(session_failed=report))
 
     def _drop(self, session: PendingSession, start: SessionStart) -> None:
-        """Takes no token of a start any more."""
+        """Stops taking tokens from a start."""
         if self._sessions.pop(start.session_id, None) is None:
             self._successors.pop(start.session_id, None)
         session.left(start)
         delivery = self._deliveries.get(start.session_id)
         if delivery is not None and delivery is not asyncio.current_task():
-            # A frame is sent whole or never, so this harms nobody else's.
+            # A frame is sent whole or not at all, so cancelling damages no other frame.
             delivery.cancel()
 
 
 def _why_again(session: PendingSession) -> str:
-    """Returns why the start whose tokens counted last brings no more."""
+    """Returns the reason why the last start whose tokens counted brings no more."""
     for start in reversed(session.starts):
         if start.moves is None or start.first_token_ns:
             return start.failed or PartitionLost.reason

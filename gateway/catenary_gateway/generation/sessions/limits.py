@@ -1,4 +1,4 @@
-"""When an unfinished answer is given up: how long it may take, to begin, to go on, and in all."""
+"""Time limits of an unfinished answer: for its first token, for each next one, and in all."""
 
 from __future__ import annotations
 
@@ -8,33 +8,38 @@ from catenary_gateway.generation.request import GenerationRequest
 from catenary_gateway.inference import LONGEST_BUDGET_NS, RequestArrival
 
 FIRST_TOKEN_NS = 300_000_000_000
-"""For models that name no objective of their own."""
+"""Nanoseconds from arrival to the first token, if neither the model nor the request names an
+objective."""
 SILENCE_NS = 60_000_000_000
-"""Longer than any agent's loss takes to be made good, with room in the queue behind it."""
+"""Nanoseconds without a further token after which an answer is given up. This is longer than the
+recovery from any loss of an agent, with time in the queue after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerLimits:
-    """The limits of one answer, on the monotonic clock.
+    """The time limits of one answer; points in time are on the monotonic clock.
 
-    A client that named no time for the whole answer has none to keep to, however long the answer
-    is, as long as it begins and goes on.
+    An answer of a client that named no time for the whole of it may take up to
+    `LONGEST_BUDGET_NS`, as long as tokens keep coming.
     """
 
     whole_ns: int
-    """When all of it must be there; hours from its arrival if nobody asked for less."""
+    """Time at which the whole answer must be complete."""
     first_token_ns: int
-    """When its first token must be there."""
+    """Time at which the first token must have come."""
     silence_ns: int
-    """How long it may be without a further token."""
+    """Nanoseconds that may pass without a further token."""
 
     def due_ns(self, last_token_ns: int) -> int:
-        """Returns when it is given up if nothing more comes; `last_token_ns` is 0 before any."""
+        """Returns the time at which the answer is given up if no further token comes.
+
+        `last_token_ns` is 0 before the first token.
+        """
         next_ns = last_token_ns + self.silence_ns if last_token_ns else self.first_token_ns
         return min(self.whole_ns, next_ns)
 
     def stage_at(self, now_ns: int, last_token_ns: int) -> str:
-        """Returns, in words, which of the limits has passed."""
+        """Returns a phrase that says which of the limits has passed."""
         if now_ns >= self.whole_ns:
             return "the deadline passed"
         if last_token_ns:
@@ -45,8 +50,8 @@ class AnswerLimits:
 def limits_of(request: GenerationRequest, arrival: RequestArrival, silence_ns: int) -> AnswerLimits:
     """Returns the limits of a request.
 
-    The time for the whole answer is what its client says, in the request or as its own deadline;
-    the model's objective is for the first token alone.
+    The time for the whole answer is what the client says, in the request or as the deadline of its
+    call. The model's objective applies to the first token only.
     """
     said = [ns for ns in (request.options.deadline_ns, arrival.budget_ns) if ns is not None]
     whole_ns = min(*said, LONGEST_BUDGET_NS) if said else LONGEST_BUDGET_NS

@@ -1,4 +1,4 @@
-"""What a gateway sends for a session: its opening, and the order to move it to another ring."""
+"""Frames that a gateway sends for a session: its opening, or the order to move it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ async def open_session(
     hub: LinkSource,
     lost: Lost | None = None,
 ) -> None:
-    """Pushes the opening of a start, with the token history, to whoever is to know of it.
+    """Sends the opening of a start, with the token history, to the agent that must know it.
 
-    That is the first agent of its ring; for a start that takes over from another, the first agent
-    of the ring that generates now, which brings all else about. Does nothing once the start has
-    been overtaken by another one or by the request's end. Should the link break before the opening
-    has certainly arrived, `lost` is told.
+    That is the first agent of the start's ring. For a start that takes over from another it is the
+    first agent of the ring that generates now, which organises the move. Nothing is sent if the
+    start has been replaced by another one, or the request has ended. `lost` is called if the link
+    breaks before it is certain that the opening has arrived.
 
     Raises:
-        DeadlineExceeded: no time is left.
-        PartitionLost: the agent cannot be reached.
-        Overloaded: the agent took no frame in time.
+        DeadlineExceeded: No time is left.
+        PartitionLost: The agent cannot be reached.
+        Overloaded: The agent took no frame in time.
     """
     deadline_ns = session.due_ns
     ring = start.order.route if start.moves is None else start.moves.ring

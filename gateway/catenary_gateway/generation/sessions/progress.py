@@ -1,4 +1,4 @@
-"""Tells the scheduler how far sessions are: a few times a second, all of them in one message."""
+"""Progress reports to the scheduler: one message, some times a second, for all sessions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ Tell = Callable[[scheduler_pb2.GatewayMessage], None]
 
 
 class ProgressReporter:
-    """Reports sessions that got tokens since the last report; no timer runs while none does."""
+    """A reporter of the sessions that got tokens since the last report.
+
+    Its timer runs only while there is such a session.
+    """
 
     def __init__(self, tell: Tell, interval_ns: int) -> None:
         self._tell = tell
@@ -21,18 +24,18 @@ class ProgressReporter:
         self._timer: asyncio.TimerHandle | None = None
 
     def took(self, session: PendingSession) -> None:
-        """A session got a token; called for each one, so it only notes it."""
+        """Notes that a session has a new token; called for each one."""
         self._progressed[session.number] = session
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._interval_s, self._report)
 
     def ended(self, session: PendingSession) -> None:
-        """Its end says how far it came."""
+        """Forgets a session that has ended, because the message of its end says how far it came."""
         self._progressed.pop(session.number, None)
 
     def close(self) -> None:
-        """Reports nothing any more."""
+        """Cancels the next report."""
         self._progressed.clear()
         if self._timer is not None:
             self._timer.cancel()

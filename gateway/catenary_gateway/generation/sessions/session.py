@@ -1,4 +1,4 @@
-"""One unanswered generation: its tokens so far, where they are made, and who reads them."""
+"""One unanswered generation: its tokens so far, its starts, and the text to be read."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from catenary_services.grpc.sampling_messages import message_of_sampling
 
 
 class PendingSession:
-    """Keeps the token history of one generation, and what its endpoint has not read yet.
+    """The token history of one generation, and the part its endpoint has not read yet.
 
-    Invariants: `generated` only grows, by the token of the next position, and begins with what
-    its client has from another gateway; `current` is the start
-    whose tokens count, None while there is none; `successors` are those it may move to: the first
-    token taken from one makes that the current one, and the only one. Nothing changes after
-    `ended`.
+    Invariants: `generated` begins with the tokens that the client has received through another
+    gateway, and grows only by the token of the next position. `current` is the start whose tokens
+    count, None while there is none. `successors` are the starts it may move to: the first token
+    taken from one of them makes that one current and drops all others. Nothing changes after
+    `ended` is set.
     """
 
     __slots__ = (
@@ -70,7 +70,7 @@ class PendingSession:
         self._ready: list[str] = []
         self._read = self.continued
         for token in self.generated:
-            # Its client has this text; what is held back of it comes with the next tokens.
+            # The client has this text already; the part held back is returned with the next tokens.
             self.text.push(token)
         self._timings: list[StepTiming] = []
         self._awake = asyncio.Event()
@@ -82,21 +82,21 @@ class PendingSession:
 
     @property
     def next_position(self) -> int:
-        """Index of the next token in the whole sequence."""
+        """Index of the next token in the sequence of prompt and answer."""
         return len(self.request.prompt) + len(self.generated)
 
     @property
     def due_ns(self) -> int:
-        """When it is given up if no further token comes, on the monotonic clock."""
+        """Monotonic time at which the generation is given up if no further token comes."""
         return self.limits.due_ns(self.last_token_ns)
 
     @property
     def timed(self) -> bool:
-        """True if agents are to say where the time of each token goes."""
+        """True if agents are to report how long each token took them."""
         return self.request.options.timed or self.arrival.trace.sampled
 
     def submission(self, now_ns: int) -> scheduler_pb2.SubmitSession:
-        """Returns what the scheduler is to know, with the session that goes on if there is one."""
+        """Returns the message that submits the generation and its session, if one runs."""
         request, trace = self.request, self.arrival.trace
         message = scheduler_pb2.SubmitSession(
             request_id=self.number,
@@ -117,13 +117,13 @@ class PendingSession:
             if not order.decode_route:
                 message.session_id = self.current.session_id
                 message.route.extend(order.route)
-            elif self.current.first_token_ns:  # on its first ring it is over, or soon will be
+            elif self.current.first_token_ns:  # the ring of the prompt is done, or soon will be
                 message.session_id = self.current.session_id
                 message.route.extend(order.decode_route)
         return message
 
     def waits_for(self, now_ns: int) -> scheduler_pb2.UnansweredRequest:
-        """Returns what the scheduler's audit is to know: the starts whose tokens are taken."""
+        """Returns the entry of the scheduler's audit: the starts whose tokens are taken."""
         request = scheduler_pb2.UnansweredRequest(request_id=self.number)
         for start in (self.current, *self.successors):
             if start is not None:
@@ -132,7 +132,7 @@ class PendingSession:
         return request
 
     def progress(self) -> scheduler_pb2.SessionProgress:
-        """Returns how far it is, as of its latest token."""
+        """Returns how many tokens were generated, and in which time, as of the latest one."""
         first_ns = self.first_token_ns
         return scheduler_pb2.SessionProgress(
             request_id=self.number,
@@ -144,10 +144,10 @@ class PendingSession:
     def opening(
         self, start: SessionStart, gateway_id: str, now_ns: int
     ) -> frame_pb2.SessionOpening:
-        """Returns all the agents of a start must know, with the tokens generated so far."""
+        """Returns what the agents of a start must know, with the tokens generated so far."""
         request, trace = self.request, self.arrival.trace
         sampling = message_of_sampling(request.sampling)
-        # Watched here; nobody else needs the texts.
+        # The gateway itself looks for stop texts, so agents need not have them.
         del sampling.stop[:]
         opening = frame_pb2.SessionOpening(
             gateway_id=gateway_id,
@@ -165,7 +165,7 @@ class PendingSession:
         return opening
 
     def begin(self, start: SessionStart) -> None:
-        """Notes a start: beside the current one if it moves that, else in its place."""
+        """Registers a start: as a successor if it moves the current one, else as current."""
         self.starts.append(start)
         if start.moves is None:
             self.current = start
@@ -177,7 +177,7 @@ class PendingSession:
         return start is self.current or start in self.successors
 
     def left(self, start: SessionStart) -> None:
-        """Takes no token of a start any more."""
+        """Stops taking tokens from a start."""
         start.stop_waiting()
         if start is self.current:
             self.current = None
@@ -185,35 +185,36 @@ class PendingSession:
             self.successors.remove(start)
 
     def take_over(self, start: SessionStart) -> None:
-        """Makes a successor the current start: it has brought the next token."""
+        """Makes a successor the current start, because it has brought the next token."""
         self.left(start)
         start.history_tokens = len(self.generated)
         self.current = start
 
     def is_early(self, start: SessionStart, token: frame_pb2.SessionToken) -> bool:
-        """Keeps a token that overtook others, which are still to come; False if it did not.
+        """Keeps a token that overtook others that are still to come; False if it did not.
 
-        Split phase: of a prompt the first token comes from one ring, the others from another. Live
-        migration: the last tokens of the ring before may be behind the first of the new one.
+        There are two cases. If prompts and answers are computed on different rings, the first token
+        and the second come from different rings. In a live migration, the last tokens of the old
+        ring may arrive after the first of the new ring.
         """
         expected = self.next_position + 1
         if start is not self.current:
             return self.current is not None and start.keep_early(token, expected)
         if not start.order.decode_route or start.first_token_ns:
             return False
-        # One token is missing, no more.
+        # Only the first token comes from another ring, so exactly one is missing.
         is_second = bool(start.early) or token.position == expected
         return is_second and start.keep_early(token, expected)
 
     def early_token(self) -> frame_pb2.SessionToken | None:
-        """Returns a token of the current start that was kept, if it is the next one now."""
+        """Returns the kept token of the current start that is the next one now, None if none is."""
         start = self.current
         if start is None or not start.early or start.early[0].position != self.next_position:
             return None
         return start.early.pop(0)
 
     def successor_due(self) -> SessionStart | None:
-        """Returns the successor that has brought the next token, if one has."""
+        """Returns the successor that has brought the next token, None if none has."""
         for start in self.successors:
             if start.early and start.early[0].position == self.next_position:
                 return start
@@ -235,9 +236,9 @@ class PendingSession:
             self._timings.append(timing)
         reason = token.finish_reason
         if not reason and len(self.generated) >= self.request.sampling.max_tokens:
-            # The last agent says so itself; what one forgets must not grow without limit here.
+            # The last agent should say so. An agent that does not must not make this list grow.
             reason = "length"
-        # An end-of-text token is no text, whatever the tokenizer thinks of it.
+        # An end-of-text token has no text, even if the tokenizer decodes it to some.
         text = self.text.push(token.token_id) if reason != "stop" else ""
         if reason and not self.text.stopped:
             text += self.text.end()
@@ -247,7 +248,7 @@ class PendingSession:
         self._awake.set()
 
     def end(self, error: CatenaryError | None) -> None:
-        """Lets the endpoint read what there is, and then the end."""
+        """Ends the generation: the endpoint reads the rest, then the end or `error`."""
         self.ended = True
         self.error = error
         self.current = None
@@ -255,10 +256,10 @@ class PendingSession:
         self._awake.set()
 
     async def read(self) -> AnswerChunk | None:
-        """Returns everything since the last call, waiting for something; None after the end.
+        """Returns everything since the last call, after waiting for something; None after the end.
 
         Raises:
-            CatenaryError: it ended with this, and all that came before was read.
+            CatenaryError: The generation ended with this error, and all text before it was read.
         """
         while True:
             if self._read < len(self.generated):

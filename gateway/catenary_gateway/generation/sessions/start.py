@@ -1,4 +1,4 @@
-"""One start of a session on a chain: where it runs, and what came of it."""
+"""One start of a session on a chain: its order, its times and its outcome."""
 
 from __future__ import annotations
 
@@ -10,62 +10,66 @@ from catenary_gateway.results.hop_times import HopTimes
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 
 MOST_EARLY = 64
-"""Tokens of the ring that generates that may overtake those of the ring before it."""
+"""Most tokens of the generating ring that may overtake the tokens of the ring before it."""
 BY_KV, BY_TOKENS = "kv", "tokens"
-"""What travels when a session moves: its caches, or its tokens to compute them again."""
+"""The value of `SessionStart.mode` for a move that sends tokens, from which the new ring computes
+the caches again; `BY_KV` is for a move that sends the caches."""
 
 
 @dataclass(slots=True, eq=False)
 class SessionStart:
-    """One start of a session on a chain. Times are of the monotonic clock; 0: not yet."""
+    """One start of a session on a chain.
+
+    Times are nanoseconds of the monotonic clock; 0 if it has not happened.
+    """
 
     session_id: int
     order: scheduler_pb2.StartSession
     started_ns: int
     history_tokens: int
-    """Generated before its first token, as far as was known; so part of what it began with."""
+    """Tokens known to be generated before its first token; it began with these or fewer."""
     moves: SessionStart | None = None
-    """Live migration: the start that it takes over from while that one goes on."""
+    """The start from which this one takes over in a live migration; None if it starts afresh."""
     push_ns: int = 0
     sent_ns: int = 0
     first_token_ns: int = 0
     last_token_ns: int = 0
     failed: str = ""
-    """Reason it brings no more, as far as this gateway knows."""
+    """Reason why it brings no more tokens, as far as this gateway knows; empty if it may."""
     failed_ns: int = 0
     early: list[frame_pb2.SessionToken] = field(default_factory=list)
-    """Tokens in a row that came before those of another ring that precede them."""
+    """Consecutive tokens that arrived before the tokens of another ring that precede them."""
     overtake_timer: asyncio.TimerHandle | None = None
-    """Ends the wait for those."""
+    """The timer that ends the wait for the preceding tokens; None while nothing is waited for."""
     first_hops: tuple[HopTimes, ...] = ()
     later_hops: dict[tuple[str, int, int], HopTimes] = field(default_factory=dict)
-    """Sums over the tokens behind the first, by agent and blocks."""
+    """Sums of hop times over all tokens after the first, by agent and blocks."""
 
     agents: frozenset[str] = frozenset()
-    """Whom its tokens may come from."""
+    """Ids of the agents that its tokens may come from."""
 
     def __post_init__(self) -> None:
-        """Notes who is on its rings."""
+        """Collects the agents of its rings."""
         hops = (*self.order.route, *self.order.decode_route)
         self.agents = frozenset(hop.agent_id for hop in hops)
 
     @property
     def ring(self) -> Sequence[common_pb2.Hop]:
-        """Where its tokens are generated, in the order of blocks."""
+        """The hops that generate its tokens, in the order of their blocks."""
         return self.order.decode_route or self.order.route
 
     @property
     def mode(self) -> str:
-        """What travels, if it takes over from another."""
+        """`BY_TOKENS` if a move sends tokens, else `BY_KV`."""
         by_tokens = self.order.move_mode == scheduler_pb2.MOVE_MODE_TOKENS
         return BY_TOKENS if by_tokens else BY_KV
 
     def keep_early(self, token: frame_pb2.SessionToken, earliest: int) -> bool:
-        """Keeps a token that overtook others; False if it cannot have done so.
+        """Keeps a token that has overtaken others; returns False if it cannot have done so.
 
         Args:
-            token: Of this start.
-            earliest: Position the first token kept must have at least.
+            token: A token of this start.
+            earliest: The least position of the first token that is kept.
         """
         early = self.early
         if len(early) >= MOST_EARLY or (early and token.position != early[-1].position + 1):
@@ -76,13 +80,13 @@ class SessionStart:
         return True
 
     def stop_waiting(self) -> None:
-        """Nothing that it overtook is waited for any more."""
+        """Ends the wait for tokens that others have overtaken."""
         if self.overtake_timer is not None:
             self.overtake_timer.cancel()
             self.overtake_timer = None
 
     def add_hops(self, timings: Sequence[common_pb2.HopTiming]) -> None:
-        """Takes the hops of one more token into account."""
+        """Adds the hop times of one more token."""
         if not self.first_hops:
             self.first_hops = tuple(map(HopTimes.of, timings))
             return

@@ -1,1 +1,1 @@
-"""Text to tokens and back, by the files of a model."""
+"""Conversion between text and tokens with a model's tokenizer and chat template."""

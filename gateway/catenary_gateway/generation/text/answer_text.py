@@ -1,4 +1,4 @@
-"""Tokens back to text, as they come: whole characters only, nothing of a stop text."""
+"""Conversion of generated tokens to text: whole characters only, and nothing of a stop text."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tokenizers.decoders import DecodeStream
 
 
 class AnswerText:
-    """The text of one answer.
+    """The text of one answer, decoded as its tokens come.
 
-    Text that may turn out to be the beginning of a stop text is held back until it is clear. All
-    that was handed out, put together, is what the tokenizer makes of all tokens at once, up to the
+    Text that may be the beginning of a stop text is held back until it is clear whether it is. The
+    returned pieces together equal what the tokenizer decodes from all tokens at once, up to the
     stop text.
     """
 
@@ -29,19 +29,19 @@ class AnswerText:
         """True once a stop text was found."""
 
     def push(self, token_id: int) -> str:
-        """Returns the text that is certain with one more token; often none."""
+        """Returns the text that is certain after one more token; it is often empty."""
         self._ids.append(token_id)
         fresh = self._decode(token_id)
         if not fresh:
             return ""
         self._decoded.append(fresh)
         if not self._stop or len(self._ids) <= self._min_tokens:
-            # As in vLLM, stop texts count behind the least number of tokens only.
+            # As in vLLM, stop texts count only after the least number of tokens.
             return fresh
         return self._until_stop(fresh)
 
     def end(self) -> str:
-        """Returns the rest, after the last token."""
+        """Returns the rest of the text, after the last token."""
         if self.stopped:
             return ""
         fresh = self._missing()
@@ -71,14 +71,14 @@ class AnswerText:
         try:
             return self._stream.step(self._tokenizer, token_id) or ""
         except Exception:
-            # The library gives up where a decoder takes back what it said. What is certain then is
-            # what the whole has beyond; a new stream goes on behind it.
+            # The library raises where a decoder would take back text it has returned. Then only the
+            # text that decoding all tokens adds is certain, and a new stream continues after it.
             self._stream = DecodeStream(skip_special_tokens=True)
             missing = self._missing()
             return "" if missing.endswith("\ufffd") else missing
 
     def _missing(self) -> str:
-        """Returns what the text of all tokens has beyond what was decoded one by one."""
+        """Returns the text that decoding all tokens gives beyond the text decoded one by one."""
         whole: str = self._tokenizer.decode(self._ids, skip_special_tokens=True)
         decoded = "".join(self._decoded)
         return whole[len(decoded) :] if whole.startswith(decoded) else ""

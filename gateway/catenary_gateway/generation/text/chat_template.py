@@ -1,9 +1,9 @@
-"""Chat templates, rendered exactly as `transformers` does it, without `transformers`.
+"""Chat templates, rendered exactly as `transformers` renders them, without that library.
 
 Source: `transformers.utils.chat_template_utils` of release 5.23 (the environment, its filters and
 globals) and `PreTrainedTokenizerBase.apply_chat_template` (dropped None values, special tokens).
-Templates come from the model repository, conversations from strangers; a template sees nothing of
-theirs but JSON values.
+Templates come from the model repository, conversations from strangers. A template sees only JSON
+values of a conversation.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"
 
 
 class ChatTemplate:
-    """A compiled template."""
+    """A compiled chat template."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Compiles.
+        """Compiles the source of a template.
 
         Raises:
-            jinja2.TemplateSyntaxError: it is none.
+            jinja2.TemplateSyntaxError: The source is not a valid template.
         """
         self._template = _environment().from_string(source)
         self._special_tokens = dict(special_tokens)
@@ -41,14 +41,14 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], variables: Mapping[str, object] | None = None
     ) -> str:
-        """Returns the conversation as text, up to where the answer begins.
+        """Returns a conversation as text, up to the point where the answer begins.
 
         Args:
             messages: JSON objects with "role" and "content".
             variables: Further JSON values for the template ("enable_thinking").
 
         Raises:
-            InvalidInput: the template refuses the conversation, or a variable has a reserved name.
+            InvalidInput: The template refuses the conversation, or a variable has a reserved name.
         """
         chosen = dict(variables or {})
         for name in chosen.keys() & _RESERVED:
@@ -63,7 +63,7 @@ class ChatTemplate:
                 add_generation_prompt=True,
             )
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
-            # Also what a template trips over, like a role it does not expect.
+            # This includes errors of the template itself, such as for a role it does not expect.
             raise InvalidInput("messages", f"the model's chat template says: {error}") from None
 
 
@@ -80,12 +80,12 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks what the assistant said, for training; here it only renders."""
+    """The tag `{% generation %}`, which marks answers for training; here it only renders."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        """Returns the block's content as a call block."""
+        """Returns the tag's content as a Jinja call block."""
         lineno = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         call = self.call_method("_render")
@@ -96,7 +96,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _TemplateDict:
-    """`dict`, as far as templates need it."""
+    """The part of `dict` that chat templates use."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -106,9 +106,9 @@ class _TemplateDict:
 
 
 class _TemplateNamespace(Namespace):
-    """`namespace` that stores nothing with a leading underscore."""
+    """A Jinja `namespace` that refuses names with a leading underscore."""
 
-    # As in Jinja: `namespace(self=...)` works.
+    # As in Jinja, there is no parameter `self`, so that `namespace(self=...)` works.
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, args = args[0], args[1:]
         attributes = dict(*args, **kwargs)

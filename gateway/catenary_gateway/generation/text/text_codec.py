@@ -1,8 +1,8 @@
-"""Text to tokens, by the files of a model's folder in the repository.
+"""Conversion of text to tokens with the files of a model's folder in the repository.
 
 tokenizer.json is all the tokenizer needs; chat_template.jinja (else the "chat_template" of
-tokenizer_config.json) makes a conversation one text. Both are optional to the platform as a whole:
-without a template a model completes texts only.
+tokenizer_config.json) turns a conversation into one text. Both are optional to the platform as a
+whole: without a template a model completes texts only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from catenary_services.log import get_logger
 from catenary_services.models.model_repository import ModelRepository
 
 _LONG_CHARACTERS = 2_000
-"""Longer texts are encoded off the event loop: a token takes about a microsecond."""
+"""Texts with more characters than this are encoded in a thread: a token takes about a
+microsecond."""
 _SPECIAL_TOKENS = (
     "bos_token",
     "eos_token",
@@ -42,7 +43,7 @@ _SPECIAL_TOKENS = (
     "cls_token",
     "mask_token",
 )
-"""What `transformers` tells templates of, whatever else the configuration names."""
+"""The special tokens that `transformers` passes to templates."""
 
 _log = get_logger("catenary_gateway.generation")
 
@@ -59,21 +60,22 @@ class TextCodec:
         self._template = template
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.vocabulary_size = vocabulary_size or max(vocabulary.values(), default=-1) + 1
-        """Token ids lie below; rows of the embedding, which may be more than there are tokens."""
+        """All token ids lie below this. It is the number of rows of the embedding, which may exceed
+        the number of tokens."""
         self._longest_token = max(map(len, vocabulary), default=1)
 
     @classmethod
     def load(cls, folder: Path, reading: VerifiedReading | None = None) -> TextCodec:
-        """Reads the files of a model's folder; takes a while.
+        """Reads the files of a model's folder, which takes a while.
 
         Args:
-            folder: Of the model.
-            reading: Checks the files; None: they are taken as they are.
+            folder: The folder of the model.
+            reading: The check of the files; None to use them unchecked.
 
         Raises:
-            OSError: there is no tokenizer.json.
-            ValueError: a file is malformed.
-            ContentMismatch: a file is not what was recorded.
+            OSError: There is no tokenizer.json.
+            ValueError: A file is malformed.
+            ContentMismatch: A file is not what was recorded.
         """
         files = reading or VerifiedReading(folder.name, folder, None, digests())
         text = files.content("tokenizer.json", LARGEST_JSON_BYTES).decode()
@@ -96,14 +98,17 @@ class TextCodec:
         return self._template is not None
 
     def most_characters(self, tokens: int) -> int:
-        """Returns how long a text of so many tokens can be; a longer one need not be encoded."""
+        """Returns the most characters of a text of `tokens` tokens.
+
+        A longer text never fits and need not be encoded.
+        """
         return tokens * self._longest_token
 
     def render(self, messages: Sequence[Message], variables: Mapping[str, object]) -> str:
-        """Returns a conversation as the text the model continues.
+        """Returns a conversation as the text that the model continues.
 
         Raises:
-            InvalidInput: there is no template, or it refuses the conversation.
+            InvalidInput: There is no template, or it refuses the conversation.
         """
         if self._template is None:
             raise InvalidInput("messages", "this model has no chat template; send it a prompt")
@@ -113,27 +118,28 @@ class TextCodec:
         """Returns the tokens of a text.
 
         Args:
-            text: Special tokens in it are recognised.
-            special_tokens: Add what the tokenizer puts around a text; a chat template has done so.
+            text: The text, in which special tokens are recognised.
+            special_tokens: Whether to add the tokens that the tokenizer puts around a text; False
+                for the text of a chat template, which has them.
         """
         if len(text) <= _LONG_CHARACTERS:
             return self.encode_now(text, special_tokens=special_tokens)
         return await asyncio.to_thread(self._encode_aside, text, special_tokens)
 
     def encode_now(self, text: str, *, special_tokens: bool) -> list[int]:
-        """The same, on this thread."""
+        """Returns the tokens of a text, encoded on this thread."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special_tokens).ids
         return ids
 
     def _encode_aside(self, text: str, special_tokens: bool) -> list[int]:
-        # Of the library's ways to encode, only those for batches leave the interpreter to others.
+        # Only the library's functions for batches release the interpreter lock.
         (encoded,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
         ids: list[int] = encoded.ids
         return ids
 
 
 class TextCodecs:
-    """The codecs of every model asked for, each read once, off the event loop."""
+    """The codecs of all requested models, whose files are read once, in a thread."""
 
     def __init__(self, repository: Path) -> None:
         self._repository = ModelRepository(repository)
@@ -141,20 +147,20 @@ class TextCodecs:
         self._expected: set[ModelKey] = set()
 
     def expect(self, models: Iterable[ModelKey]) -> None:
-        """Begins to read the files of models that will be asked for, once for each."""
+        """Begins to read the files of models that will be requested, once for each model."""
         for model in models:
             if model not in self._expected:
                 self._expected.add(model)
                 self._load(model)
 
     async def of(self, model: ModelKey) -> TextCodec:
-        """Returns a model's codec.
+        """Returns the codec of a model, after its files were read.
 
         Raises:
-            NoActivePlan: this gateway cannot read the model's files.
+            NoActivePlan: This gateway cannot read the model's files.
         """
         try:
-            # One caller that goes away must not take the file from the others.
+            # A caller that is cancelled must not cancel the reading that others wait for.
             return await asyncio.shield(self._load(model))
         except (OSError, ValueError, ContentMismatch, ModelNotFound, Unavailable) as error:
             raise NoActivePlan(
@@ -176,7 +182,7 @@ class TextCodecs:
 
     def _loaded(self, model: ModelKey, load: asyncio.Future[TextCodec]) -> None:
         if load.cancelled() or load.exception() is not None:
-            # The files may come yet: the next caller tries again.
+            # The files may appear later, so the next caller tries again.
             del self._loads[model]
             why = "cancelled" if load.cancelled() else str(load.exception())
             _log.warning("tokenizer_not_loaded", model=str(model), why=why)
