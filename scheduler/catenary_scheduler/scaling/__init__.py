@@ -1,4 +1,4 @@
-"""When a cluster should be planned anew, and how large it should be: pure, decisions from events.
+"""Decisions about when a cluster is planned anew and how large it is: pure functions of events.
 
 workers     how many workers a model should have, and which agents these are
 groups      how many scheduler groups a cluster needs
