@@ -1,4 +1,4 @@
-"""How many workers a model should have, and which agents these are.
+"""Decisions about how many workers a model should have, and which agents these are.
 
 autoscaling    the decision: events in, `Scale` commands out
 workers_line   how many a rate of arrivals needs (eq. 7), learned
