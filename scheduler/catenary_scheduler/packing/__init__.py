@@ -1,6 +1,7 @@
-"""Sessions on few GPUs: which key-value caches live together, and how they move (Mell).
+"""Packing of sessions on few GPUs: which key-value caches live together, and how they move (Mell).
 
-Pure, as all of the brain: sizes in, moves out. Sizes are integers, so that borders are exact.
+Packing is pure, like the whole brain: sizes in, moves out. Sizes are integers, so that borders are
+exact.
 
 mell          Mell whole: arrivals, departures and growth under P1-P5, one by one or batched
 lazy          what deployments run: few moves, the same bound (ADR 0014)
