@@ -1,4 +1,4 @@
-"""From models and agents to a `Plan`: pure functions, no I/O.
+"""Planning, from models and agents to a `Plan`: pure functions, no I/O.
 
 placement    what a person may write: which blocks run where, and how many rows a batch has
 even_split   a pipeline made from nothing but block times and the agents present

@@ -139,7 +139,9 @@ class LazyMover:
         return moves
 
     def _roomy(self, size: int) -> list[tuple[int, int, int]]:
-        """Returns (bin, room, sessions) of the bins with the most room, if that suffices, descending.
+        """Returns (bin, room, sessions) of the bins with the most room, in descending order.
+
+        Bins with less than `size` are left out.
         """
         shelves = self._shelves
         found = []

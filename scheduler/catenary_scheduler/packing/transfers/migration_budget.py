@@ -219,7 +219,7 @@ class MigrationBudget:
     def _begin(
         self, move: TransferMove, reads: int, now: Nanoseconds, ways: Sequence[TransferKind] = WAYS
     ) -> TransferKind | None:
-        """Starts a single move on the first way that has room, even if it exceeds an epoch's budget.
+        """Starts a single move on the first way that has room, even beyond an epoch's budget.
 
         Returns None if no way has room.
         """

@@ -1,4 +1,4 @@
-"""The planners on a cluster that is there: from agents to a problem, from a plan to agents.
+"""Planners on a live cluster: from its agents to a problem, and from a plan to its agents.
 
 groups     agents that are alike; what the planner calls a class of GPUs
 profiles   block times of every model on every group, corrected by what agents measured
