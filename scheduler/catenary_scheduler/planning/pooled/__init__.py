@@ -1,4 +1,4 @@
-"""Plans of pooled pipelines (PPipe, sections 4 and 5, and appendix A).
+"""Planner of pooled pipelines (PPipe, sections 4 and 5, and appendix A).
 
 problem, objectives      what is asked and what is answered
 dataset                  problems from files in the format of the reference data
