@@ -1,4 +1,4 @@
-"""Server chains: which blocks of a decoder model every server hosts, and the chains over them.
+"""Server chains: the blocks of a decoder model that every server hosts, and chains over them.
 
 problem       what is asked (`ChainTask`) and answered (`Composition`)
 gbp_cr, gca   the paper's placement and cache allocation (Algorithms 1 and 2)

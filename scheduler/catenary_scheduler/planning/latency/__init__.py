@@ -1,4 +1,4 @@
-"""Latency lines of workers: fitted, refitted while they run, added up over chains (Aladdin, 3.1).
+"""Latency lines of workers: fitted, refitted at run time, added up over chains (Aladdin, 3.1).
 
 nnls       least squares without negative coefficients, from the normal equations
 fitting    eq. 1-3 from profiles, with a flat floor for short prompts
