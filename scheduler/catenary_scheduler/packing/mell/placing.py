@@ -1,7 +1,4 @@
-"""Allocate, the operation that places a unit (Mell, Fig.
-
-10, with completions G1, G2, G7 and G9).
-"""
+"""Allocate: the operation that places a unit (Mell, Fig. 10, completions G1, G2, G7, G9)."""
 
 from __future__ import annotations
 
@@ -81,9 +78,9 @@ def _for_tiny(state: MellState, unit: PackingUnit) -> Bin | None:
 
 
 def _beside_large(state: MellState, unit: PackingUnit) -> Bin | None:
-    """Returns an L-bin without S and M in which a unit fits beside the L, not counting T.
+    """Returns an L-bin without S and M in which a unit fits beside the L, if T make room.
 
-    Returns None if none.
+    Returns None if there is none.
     """
     solos = state.solos
     end = bisect_right(solos, (state.capacity - unit.size, 1 << 62))
@@ -105,7 +102,7 @@ def _beside_large(state: MellState, unit: PackingUnit) -> Bin | None:
 def _for_middle(state: MellState, unit: PackingUnit) -> Bin | None:
     """Returns the M- or S-bin that lacks a unit and has the fewest T in the way.
 
-    Returns None if none does.
+    Returns None if there is none.
     """
     kept = OPEN_MEDIUM if unit.kind == MEDIUM else OPEN_SMALL
     best: Bin | None = None

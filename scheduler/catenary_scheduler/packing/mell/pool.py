@@ -1,4 +1,4 @@
-"""Mell as published: sessions on as few GPUs as its rules find, with few moves.
+"""Mell with its completions: sessions on as few GPUs as its rules find, with few moves.
 
 Source: "Mell: Memory-Efficient Large Language Model Serving via Multi-GPU KV Cache Management",
 sections VI and VII, with completions where its rules have gaps (see the package). One pool serves

@@ -79,9 +79,9 @@ class ChainActivity:
 
 @dataclass(frozen=True, slots=True)
 class MoveTimes:
-    """Nanoseconds from the start of a move to its hand-over, by way.
+    """Times of the two ways of a move, in nanoseconds from its start to its hand-over.
 
-    Returns None if that way is impossible.
+    A field is None if that way is not possible.
     """
 
     kv_ns: Nanoseconds | None

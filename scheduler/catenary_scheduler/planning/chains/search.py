@@ -93,10 +93,7 @@ def least_service_s(sizes: TaskSizes, limits: Blocks) -> float:
 
 
 def least_surrogate(task: ChainTask, sizes: TaskSizes) -> tuple[int, int] | None:
-    """Returns the c and K(c) with the least product c K(c) (eq.
-
-    14), and the smallest c of equal ones.
-    """
+    """Returns the c and K(c) with the least product c K(c) (eq. 14), the smaller c of equals."""
     best: tuple[int, int] | None = None
     for c, until, limits in _steps(task, sizes):
         if best is not None and c >= best[0] * best[1]:

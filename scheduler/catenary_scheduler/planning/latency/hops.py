@@ -74,9 +74,7 @@ def chain_lines(hops: Sequence[HopCost], hop_ns: float = HOP_NS) -> LatencyLines
 
 
 def cache_line(decoder: DecoderTable) -> tuple[float, float]:
-    """Returns h and j of eq.
-
-    1 in bytes: for one token in all blocks, and for a session beside that.
+    """Returns h and j of eq. 1 in bytes: for a token in all blocks, and for a session beside that.
 
     Executors keep keys and values and nothing else per session, so j is 0. Plans count caches in
     tokens (h = 1): a session has the same tokens in every block it passes, on whatever agent.

@@ -44,10 +44,7 @@ class WorkTotals:
 
     @property
     def shared(self) -> tuple[int, int, int]:
-        """Context tokens, rows and steps without the lone steps, which are the regressors of eq.
-
-        3.
-        """
+        """Context tokens, rows and steps without the lone steps: the regressors of eq. 3."""
         return (
             self.decode_context_tokens - self.lone_context_tokens,
             self.decode_rows - self.lone_steps,

@@ -30,8 +30,7 @@ class GenerationCost:
 
     prefill_ns: Nanoseconds
     prefill_token_ns: Nanoseconds
-    """Nanoseconds per prompt token: a chunk of n tokens takes `prefill_ns + n *
-    prefill_token_ns`."""
+    """Nanoseconds per prompt token: a chunk of n takes `prefill_ns + n * prefill_token_ns`."""
     decode_ns: Nanoseconds
     decode_session_ns: Nanoseconds
     """Nanoseconds per session: a step of b > 1 sessions with c cached tokens takes `decode_ns + b *

@@ -1,4 +1,4 @@
-"""How many workers a model should have: pure, events in and `Scale` commands out.
+"""Decision on the number of workers of a model: pure, events in and `Scale` commands out.
 
     arrivals, lengths   ->  change points  ->  rate expected when a new worker would be ready
     that rate           ->  workers line   ->  workers
