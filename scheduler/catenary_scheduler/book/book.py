@@ -32,7 +32,7 @@ class Correction(NamedTuple):
     drift_ns: Nanoseconds
     """Real end of the use minus its booked end."""
     displaced: tuple[BatchId, ...]
-    """Batches whose later uses moved, without repetition."""
+    """Batches whose later uses were moved, each once."""
 
 
 class _Booking:
@@ -172,7 +172,7 @@ class Book:
         return True
 
     def expire(self, now: Nanoseconds) -> list[BatchId]:
-        """Releases the batches whose expiry has come, and returns them."""
+        """Releases the batches whose expiry is at or before `now`, and returns them."""
         expired = []
         while (moment := self.next_expiry()) is not None and moment <= now:
             batch = heappop(self._expiries)[1]

@@ -24,7 +24,7 @@ class Cascade:
         self._pending: list[tuple[Nanoseconds, int, BookedInterval]] = []
 
     def displace(self, use: BookedInterval | None, floor: Nanoseconds) -> None:
-        """Demands that `use`, if any, does not start before `floor`."""
+        """Requires that `use`, if there is one, does not start before `floor`."""
         if use is None or use.start >= floor:
             return
         known = self._floor.get(use)

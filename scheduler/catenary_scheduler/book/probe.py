@@ -37,7 +37,7 @@ class ProbeStage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PathHop:
-    """One hop of a path: the transfer into it (none if `transfer_ns` is 0) and its compute."""
+    """One hop of a path: its compute, and the transfer into it (none if `transfer_ns` is 0)."""
 
     member: PoolMember
     transfer_start: Nanoseconds
@@ -53,7 +53,7 @@ class Path:
     rows: int
     finish_ns: Nanoseconds
     wait_ns: Nanoseconds
-    """Sum of the waits for each resource (Algorithm 1, waitTime)."""
+    """Sum of the waits for each resource, in nanoseconds (Algorithm 1, waitTime)."""
     steps: list[PathHop]
 
 
@@ -200,7 +200,10 @@ def _with_transfer(
 def _look_at_all(
     pool: Pool, sender: PoolMember, moment: Nanoseconds, duration: Nanoseconds, nbytes: int
 ) -> PathHop:
-    """Algorithm 2, lines 10 to 19, with one search per downlink instead of one per GPU."""
+    """Returns the hop by Algorithm 2, lines 10 to 19, after an examination of every GPU.
+
+    There is one search per downlink instead of one per GPU.
+    """
     members, uplink, speed = pool.members, sender.uplink, sender.bytes_per_second
     best, best_sent, best_length = -1, moment, 0
     best_start: Nanoseconds = _LAST

@@ -5,12 +5,12 @@ the key-value cache of one session in one block. A *reservation* gives a session
 cache along its chain, until they are released one agent after the other. The verbs are those of the
 book:
 
-    probe    the first cache of a chain that has too few slots left (books nothing)
+    probe    find the first cache of a chain that has too few slots left (books nothing)
     reserve  take slots in every cache of a chain, or in none
-    confirm  the session is alive: keep its slots until a later moment
-    correct  an agent really holds so many slots for a session: mend the book
-    release  the session holds nothing more, everywhere or on one agent
-    expire   release every session that was not heard of in time
+    confirm  keep the slots of a session that is alive until a later moment
+    correct  enter the number of slots that an agent really holds for a session
+    release  free the slots of a session, everywhere or on one agent
+    expire   release every session that was not confirmed in time
 
 The memory is the agents', so in the ordinary course only an agent's report, or its loss, frees
 slots. The expiry is a safety net for sessions that everybody has forgotten.
@@ -195,7 +195,7 @@ class SlotLedger:
         return freed
 
     def expire(self, now: Nanoseconds) -> list[SessionId]:
-        """Releases the sessions whose expiry has come, and returns them."""
+        """Releases the sessions whose expiry is at or before `now`, and returns them."""
         expired = []
         while (moment := self.next_expiry()) is not None and moment <= now:
             session = heappop(self._expiries)[1]

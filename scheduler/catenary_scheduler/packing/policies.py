@@ -23,12 +23,12 @@ class PackingPolicy(Protocol):
 
         Args:
             departed: Sessions that are over, placed or queued.
-            sizes: What running sessions will hold at the end of the coming epoch; who is not named
-                keeps its size. Sizes of queued sessions may be named as well.
-            arrived: New sessions and what they will hold, in the order of their arrival.
+            sizes: Sizes that running sessions will have at the end of the coming epoch. A session
+                that is missing keeps its size. Queued sessions may be included.
+            arrived: Sizes that new sessions will have, in the order of their arrival.
 
         Raises:
-            InvalidInput: If a session is larger than a GPU, or not known, or known already; nothing
+            InvalidInput: A session does not fit a GPU, is not known, or is known already; nothing
                 has changed then.
         """
         ...

@@ -1,20 +1,20 @@
 """Placements of models that generate text: their chains, and the hosts of the chains.
 
-As a document, in the place of `pipelines`::
+In a document they replace `pipelines`::
 
     session_tokens: 2048          # optional
-    time_to_first_token_slo_ms: 800     # optional, as the next: of sessions that name none
-    time_per_output_token_slo_ms: 80
+    time_to_first_token_slo_ms: 800     # optional: for sessions that name no objectives
+    time_per_output_token_slo_ms: 80    # optional, likewise
     chains:
       - capacity: 16
         role: mixed                   # optional; "prefill" chains run the prompts for "decode"
-                                      # chains on other agents; without the other they do both
-        cache_tokens: 8192            # optional: of all its sessions together, if its memory holds
-                                      # less than all of them at full length
+                                      # chains on other agents, "mixed" chains do both
+        cache_tokens: 8192            # optional: total of all its sessions, if memory holds
+                                      # fewer than all of them at full length
         hops:
           - {agent: agent-0, blocks: [0, 12]}
           - {agent: agent-1, blocks: [10, 30], entry: 12}   # hosts from 10, enters at 12
-    hosts:                        # optional: what the chains need if left out
+    hosts:                        # optional; by default what the chains need
       - {agent: agent-0, blocks: [0, 12], block_slots: 192}
       - {agent: agent-1, blocks: [10, 30], block_slots: 288, cache_tokens: 163840}
 """

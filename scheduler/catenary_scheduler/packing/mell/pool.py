@@ -87,9 +87,9 @@ class MellPool:
 
         Args:
             departed: Sessions that are over, placed or queued.
-            sizes: What sessions will hold at the end of the coming epoch (G14), placed or queued;
-                who is not named keeps its size.
-            arrived: New sessions and what they will hold, in the order of their arrival.
+            sizes: Sizes that sessions will have at the end of the coming epoch (G14), placed or
+                queued. A session that is missing keeps its size.
+            arrived: Sizes that new sessions will have, in the order of their arrival.
 
         Raises:
             InvalidInput: A session does not fit a bin (G13), is not known, or is known already;

@@ -161,7 +161,7 @@ def _weights(deaths: Rates, arrivals: float) -> Rates:
     Their logarithms are summed starting from the largest, so none overflows, and rounding errors
     gather in those that do not matter.
     """
-    steps = np.log(arrivals / deaths)  # of phi_n over phi_(n-1)
+    steps = np.log(arrivals / deaths)  # phi_n over phi_(n-1)
     peak = int(np.searchsorted(deaths, arrivals))  # phi grows while deaths < arrivals
     weights = np.empty(len(deaths) + 1)
     weights[peak] = 1.0

@@ -100,7 +100,7 @@ def fit_prefill(samples: Sequence[PrefillSample]) -> LatencyFit:
     best = _fit(rows, times)
     least = _squares(best, rows, times) * _WORTH_A_FLOOR - _EXACT * len(times)
     lengths = sorted({each.tokens for each in ordered})
-    for length in lengths[1:-1]:  # at least two lengths are left for the line
+    for length in lengths[1:-1]:  # the line needs at least two lengths
         flat = int(np.searchsorted(rows[:, 0], length))
         # This mean minimises the relative error, with weights 1 / t^2.
         floor = float(np.sum(1.0 / times[:flat]) / np.sum(1.0 / times[:flat] ** 2))

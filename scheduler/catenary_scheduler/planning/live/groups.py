@@ -20,7 +20,7 @@ BITS_PER_BYTE = 8
 
 @dataclass(frozen=True, slots=True)
 class DeviceGroup:
-    """The agents of one device class and level, by name."""
+    """Agents of one device class and level, in the order of their names."""
 
     device_class: str
     level: int

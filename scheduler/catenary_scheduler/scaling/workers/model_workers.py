@@ -13,7 +13,7 @@ from math import ceil
 from catenary_services.domain.ids import AgentId, ModelKey
 
 Workers = Sequence[Set[AgentId]]
-"""The agents of each chain of a model."""
+"""Agents of each chain of a model."""
 
 
 @dataclass(frozen=True, slots=True)

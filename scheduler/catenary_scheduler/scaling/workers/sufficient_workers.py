@@ -25,7 +25,7 @@ class SufficientWorkers:
 
     Attributes:
         line: Line from which the workers for a rate are read.
-        worker: What one worker sustains in theory; None while nothing is known of it.
+        worker: Load that one worker sustains in theory; None while nothing is known about it.
     """
 
     def __init__(self, policy: ScalingPolicy) -> None:

@@ -38,7 +38,7 @@ class ArrivalTrend:
         Falling rates are not predicted, because removing workers is never urgent.
         """
         self._turn(now)
-        counts = list(self._bins)[:-1]  # the present second is not over
+        counts = list(self._bins)[:-1]  # the present second is not over yet
         n = len(counts)
         if n < _LEAST_SECONDS or not any(counts):
             return rate

@@ -17,7 +17,7 @@ class ScalingPolicy:
     """Thresholds and times that determine when workers come and go."""
 
     attainment: float = 0.95
-    """Share of the sessions that should meet their objectives."""
+    """Share of sessions that should meet their objectives."""
     theta: float = 0.9
     """Share of an objective, or of the slots, that workers are planned to use."""
     headroom: float = 1.0

@@ -27,7 +27,7 @@ from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 
 Pair = tuple[float, float]
-"""Arrivals per second, and the workers that suffice for them."""
+"""Pair of arrivals per second and the number of workers that suffices for them."""
 
 _PRIOR_LOADS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Loads of the prior's pairs, in multiples of what one worker sustains. A line through them is

@@ -85,11 +85,11 @@ class LinkedPaths:
                 continue
             onward = np.where(self._room[after] >= needs, rest[after], NO_PATH)
             totals = np.minimum(costs + onward, NO_PATH)
-            chosen = totals.argmin(axis=1)  # the first of equals: the smallest server number
+            chosen = totals.argmin(axis=1)  # of equal ones the smallest server number
             values = totals[np.arange(len(totals)), chosen]
             if len(here):
                 rest[here], self._next[here] = values, after[chosen]
-            else:  # the orchestrator, last
+            else:  # the orchestrator comes last
                 begin, least = int(after[chosen[0]]), int(values[0])
         if least >= NO_PATH:
             return None

@@ -1,6 +1,6 @@
 """Dynamic programme over whole GPUs: proven optimal, in milliseconds at 100 GPUs.
 
-It follows section 4 of the specification: a table per model (`free_rules`, `slots`), then the
+It follows section 4 of the specification: a table per model (`free_rules`), then the
 division of the GPUs among the models (`coupling`).
 """
 
