@@ -43,7 +43,7 @@ def cheapest_cells(
 ) -> list[Cell] | None:
     """Returns a cell for each model so that all reach their rates at the least price.
 
-    Returns None if none do.
+    Returns None if the cluster is too small for that.
     """
     needs = [least_last(table, rate) for table, rate in zip(tables, rates, strict=True)]
     sums = _together(needs)
