@@ -1,20 +1,20 @@
 """The book: who uses which device and which link when, now and in the future.
 
-One `Timeline` per time-shared resource ("gpu/<agent>", "uplink/<server>", "downlink/<server>").
-A *use* is one interval on one resource, or the same interval on the two links of a transfer; a
-batch books a chain of uses. The verbs are
+There is one `Timeline` per time-shared resource ("gpu/<agent>", "uplink/<server>",
+"downlink/<server>"). A *use* is one interval on one resource, or the same interval on the two links
+of a transfer. A batch books a chain of uses. The verbs are
 
-    probe    where would a batch of this size run, and when would it finish (books nothing)
-    reserve  book the chain a probe found
-    confirm  the batch is alive: keep its bookings until a later moment
-    correct  a use really ran from a to b: mend the book, push out what that displaces
-    release  the batch needs nothing more
-    expire   release every batch that was not heard of in time
+    probe    find where a batch of this size would run, and when it would finish (books nothing)
+    reserve  book the path that a probe found
+    confirm  keep the bookings of a batch that is alive until a later moment
+    correct  replace a booked use by the real one, and move what that displaces
+    release  free everything a batch has booked
+    expire   release every batch that was not confirmed in time
 
 Cache slots of generating sessions are counted, not timed: `slots.SlotLedger`, reached as
 `Book.slots`, has the same verbs for them.
 
-Memory is authoritative; `take_changes` hands the journal to whoever writes it to Redis.
+Memory is authoritative; `take_changes` returns the journal for the writer to Redis.
 """
 
 from catenary_scheduler.book.book import Book

@@ -1,4 +1,4 @@
-"""The reservation book of one scheduler."""
+"""The reservation book of one scheduler: its resources, and what each batch has booked."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from catenary_services.errors import InternalError
 
 
 class Correction(NamedTuple):
-    """How far the book was off, and what that cost."""
+    """Difference between a booked and a real use, and the batches that it displaced."""
 
     drift_ns: Nanoseconds
-    """Real end minus booked end."""
+    """Real end of the use minus its booked end."""
     displaced: tuple[BatchId, ...]
-    """Batches whose later uses moved, without repetition."""
+    """Batches whose later uses were moved, each once."""
 
 
 class _Booking:
-    """Uses of one batch, in order of time."""
+    """The intervals one batch has booked, in order of time, and when they expire."""
 
     __slots__ = ("expires", "uses")
 
@@ -46,10 +46,10 @@ class _Booking:
 
 
 class Book:
-    """Timelines of all resources and the chain of uses of every batch; and the cache slots.
+    """Timelines of all resources, the chain of uses of every batch, and the ledger of cache slots.
 
-    `slots` books what is counted instead of timed, by session, with the same verbs. What goes
-    beyond this process (`snapshot`, `take_changes`, `restore`) is of both.
+    `slots` books cache slots, which are counted instead of timed, by session and with the same
+    verbs. `snapshot`, `take_changes` and `restore` cover both kinds.
 
     Invariants: no two uses overlap on a resource; within a batch no use that can still move starts
     before the one ahead of it ends; replaying the journal gives `snapshot()`.
@@ -68,14 +68,14 @@ class Book:
     # Resources
 
     def timeline(self, resource: ResourceId) -> Timeline:
-        """Returns the timeline of a resource, made on first use."""
+        """Returns the timeline of a resource, and makes it on first use."""
         line = self._timelines.get(resource)
         if line is None:
             line = self._timelines[resource] = Timeline(resource)
         return line
 
     def member(self, agent: Agent) -> PoolMember:
-        """Returns an agent as a pool wants it."""
+        """Returns the timelines and the link speed of an agent, as a member of a pool."""
         return PoolMember(
             agent.agent_id,
             self.timeline(gpu_of(agent.agent_id)),
@@ -85,7 +85,10 @@ class Book:
         )
 
     def follow(self, pools: Iterable[Pool]) -> None:
-        """Makes these the pools that are kept in order; others must not be probed any more."""
+        """Attaches these pools, which are then kept in order, and detaches all others.
+
+        A pool that is detached must not be probed any more.
+        """
         for pool in self._followed:
             pool.detach()
         self._followed = list(pools)
@@ -95,20 +98,23 @@ class Book:
     # The verbs
 
     def probe(self, chain: PoolChain, rows: int, now: Nanoseconds) -> Path:
-        """Returns where a batch of `rows` would run if dispatched now. Books nothing."""
+        """Returns where a batch of `rows` would run if it were dispatched now. Books nothing."""
         return chain.probe(rows, now)
 
     def reserve(self, batch: BatchId, steps: Sequence[PathHop], expires_ns: Nanoseconds) -> None:
-        """Books every transfer and compute of a path; no steps book only the expiry.
+        """Books every transfer and compute interval of a path; without steps, only the expiry.
 
         Raises:
-            InternalError: If something is booked already, or the batch has a booking. The book is
+            InternalError: An interval is not free, or the batch has a booking already. The book is
                 unchanged then.
         """
         self._enter(batch, uses_of(batch, steps), expires_ns)
 
     def confirm(self, batch: BatchId, expires_ns: Nanoseconds) -> None:
-        """The batch is alive: it does not expire before `expires_ns`."""
+        """Keeps the bookings of a batch that is alive: it does not expire before `expires_ns`.
+
+        Ignores a batch without a booking, and never makes the expiry earlier.
+        """
         booking = self._bookings.get(batch)
         if booking is not None and expires_ns > booking.expires:
             self._postpone(batch, booking, expires_ns)
@@ -122,14 +128,14 @@ class Book:
         *,
         transfer: bool = False,
     ) -> Correction | None:
-        """Replaces a booked interval by the one that really was.
+        """Replaces a booked interval by the one that really happened.
 
-        * The real interval takes the place of the booked one. Where a real use of the same
-          resource is known already, what is known stays and only the rest is entered.
-        * Uses that have not been reported and overlap it are pushed behind its end, and so, in
-          their order, is all they displace: later uses of the same resources, later uses of the
-          same batches (both links of a transfer together). The expiry of a batch whose last use
-          moves, moves with it.
+        * The real interval takes the place of the booked one. Where a real use of the same resource
+          is known already, what is known stays and only the rest is entered.
+        * Uses that overlap it and have not been reported move behind its end. They in turn displace
+          later uses of the same resources and of the same batches (both links of a transfer
+          together), which move as well and keep their order. If the last use of a batch moves, the
+          expiry of the batch moves by as much.
         * If it ended earlier than booked, the rest is free. Later uses stay where they are: agents
           run early when they can, and then report so.
         * Uses of this batch ahead of this one that were never reported are over: they end, at the
@@ -157,7 +163,7 @@ class Book:
         return Correction(drift, self._settle(use, start_ns, end_ns))
 
     def release(self, batch: BatchId) -> bool:
-        """Frees all a batch has booked; False if it has no booking."""
+        """Frees everything a batch has booked. Returns False if it has no booking."""
         booking = self._bookings.pop(batch, None)
         if booking is None:
             return False
@@ -166,7 +172,7 @@ class Book:
         return True
 
     def expire(self, now: Nanoseconds) -> list[BatchId]:
-        """Releases the batches whose expiry has come, and returns them."""
+        """Releases the batches whose expiry is at or before `now`, and returns them."""
         expired = []
         while (moment := self.next_expiry()) is not None and moment <= now:
             batch = heappop(self._expiries)[1]
@@ -177,7 +183,7 @@ class Book:
     # Around the verbs
 
     def next_expiry(self) -> Nanoseconds | None:
-        """When `expire` has something to do."""
+        """Returns the moment at which `expire` next releases a batch; None without any booking."""
         heap = self._expiries
         while heap:
             moment, batch = heap[0]
@@ -188,7 +194,10 @@ class Book:
         return None
 
     def prune(self, now: Nanoseconds) -> None:
-        """Forgets what really happened and is over. Costs nothing when there is none."""
+        """Forgets uses that really happened and ended by `now`.
+
+        The cost is constant if there are none.
+        """
         while self._history and self._history[0][0] <= now:
             use = heappop(self._history)[2]
             if use.live:
@@ -196,7 +205,7 @@ class Book:
                 self._take_out(use)
 
     def finish(self, batch: BatchId) -> Nanoseconds | None:
-        """Returns when the last use of a batch ends as booked now; None without any."""
+        """Returns when the last booked use of a batch ends; None if it has booked nothing."""
         booking = self._bookings.get(batch)
         return booking.uses[-1].end if booking and booking.uses else None
 
@@ -211,7 +220,7 @@ class Book:
         return list(self._bookings)
 
     def ahead(self, batch: BatchId) -> list[ResourceId]:
-        """Returns the resources a batch has booked that it was not reported to have used."""
+        """Returns the resources that a batch has booked and was not yet reported to have used."""
         booking = self._bookings.get(batch)
         uses = booking.uses if booking is not None else []
         return [line.resource for use in uses if not use.done for line in use.timelines]
@@ -223,12 +232,12 @@ class Book:
         return list(dict.fromkeys(use.batch for use in uses if not use.done))
 
     def last_position(self, batch: BatchId) -> int | None:
-        """Returns the position of the last hop a batch has booked."""
+        """Returns the position of the last hop that a batch has booked; None if there is none."""
         booking = self._bookings.get(batch)
         return booking.uses[-1].position if booking and booking.uses else None
 
     def snapshot(self) -> list[Reservation]:
-        """Returns every reservation, by batch and time; then the slots, by session."""
+        """Returns every reservation: those of batches by batch and time, then those of sessions."""
         timed = [
             record
             for batch in sorted(self._bookings)
@@ -242,10 +251,10 @@ class Book:
         return self._journal.take(self._records) + self.slots.take_changes()
 
     def restore(self, reservations: Iterable[Reservation]) -> None:
-        """Enters what another scheduler had booked, on this one's clock.
+        """Enters what another scheduler has booked, with all times on this scheduler's clock.
 
-        What overlaps (a journal may end in the middle of a cascade) is put into the next free
-        slot; batches that are here already are skipped.
+        An interval that overlaps another (a journal may end in the middle of a cascade) is put into
+        the next free slot. Batches that have a booking here are skipped.
         """
         timed: list[Reservation] = []
         counted: list[Reservation] = []
@@ -320,7 +329,10 @@ class Book:
     def _settle(
         self, use: BookedInterval, start: Nanoseconds, end: Nanoseconds
     ) -> tuple[BatchId, ...]:
-        """Turns a booked use into a real one and moves what is in its way."""
+        """Turns a booked use into a real one and moves the uses that are in its way.
+
+        Returns the batches whose uses moved.
+        """
         booking = self._bookings[use.batch]
         following = self._successor(use)
         start = max(start, *(line.done_until for line in use.timelines), 0)
@@ -393,11 +405,10 @@ class Book:
 
 
 def gpu_of(agent: AgentId) -> ResourceId:
-    """Returns the resource an agent computes on."""
     return ResourceId(f"gpu/{agent}")
 
 
 def agents_of(resources: Iterable[ResourceId]) -> tuple[AgentId, ...]:
-    """Returns the agents whose devices are among some resources."""
+    """Returns the agents whose GPUs are among some resources."""
     parts = [resource.partition("/") for resource in resources]
     return tuple([AgentId(owner) for kind, _, owner in parts if kind == "gpu"])

@@ -1,4 +1,4 @@
-"""Caches: the counted resources of the book, and what a session takes of them."""
+"""Caches, the counted resources of the book, and the slots that a session takes in them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ _RESOURCE = re.compile(r"cache/([^/]+)/(.+):([^:]+)\[(\d+),(\d+)\)")
 
 
 class Cache:
-    """Block slots of one partition on one agent.
+    """Key-value cache of one partition on one agent, counted in block slots.
 
-    `used` exceeds `capacity` where a plan took slots away from sessions that go on, or where agents
-    hold more than was known; nothing is reserved there until it no longer does.
+    `used` exceeds `capacity` if a new plan has fewer slots than running sessions hold, or if an
+    agent holds more than was known. No slot is reserved there until `used` is below `capacity`
+    again.
 
-    Beside slots it has tokens, each counted once per block: `tokens` that sessions have cached as
-    far as is known, `unseen` that the agent reports beyond these, and `token_capacity`; 0: slots
-    are the only limit.
+    Tokens are counted once per block: `tokens` are those that sessions are known to have cached,
+    `unseen` those that the agent reports beyond them, and `token_capacity` is their limit. A
+    `token_capacity` of 0 means that slots are the only limit.
     """
 
     __slots__ = (
@@ -42,9 +43,9 @@ class Cache:
         self.unseen = 0
 
     def has_tokens(self, more: int) -> bool:
-        """True if so many tokens more fit, each counted once per block."""
+        """Returns True if `more` tokens fit, each counted once per block."""
         if not self.token_capacity or not self.tokens:
-            return True  # of one that is empty, whatever was reported is out of date
+            return True  # what an agent reported of a cache that is now empty is out of date
         return self.tokens + self.unseen + more <= self.token_capacity
 
 
@@ -59,12 +60,11 @@ class SlotClaims:
 
 
 def cache_of(agent: AgentId, partition: PartitionKey) -> ResourceId:
-    """Returns the resource that is an agent's cache for a partition."""
     return ResourceId(f"cache/{agent}/{partition}")
 
 
 def place_of(resource: ResourceId) -> tuple[AgentId, PartitionKey] | None:
-    """Returns agent and partition of a cache; None for what is no cache."""
+    """Returns the agent and the partition of a cache; None for a resource that is not a cache."""
     found = _RESOURCE.fullmatch(resource)
     if found is None:
         return None

@@ -1,6 +1,6 @@
 """Timelines, pools and the probe: compiled if the extension was built, else in plain Python.
 
-Both have the same classes and give the same results. `CATENARY_PURE=1` takes the plain ones.
+Both have the same classes and give the same results. `CATENARY_PURE=1` selects plain Python.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What changed in the book, for whoever keeps it beyond this process; and reading it back."""
+"""Journal of changes to the book, and the order in which stored records are read back."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from catenary_scheduler.book.reservation import Reservation, ReservationChange
 
 
 class ReservationJournal:
-    """Uses that changed since they were last taken.
+    """Set of the uses that changed since the journal was last taken.
 
-    Changes of one use between two calls of `take` are one change, and a use that came and went in
-    between is none: what is not taken costs no memory.
+    Several changes of one use between two calls of `take` are one change, and a use that came and
+    went in between is none. The set therefore never outgrows the book, even if nobody takes it.
     """
 
     __slots__ = ("_touched",)
@@ -21,11 +21,11 @@ class ReservationJournal:
         self._touched: dict[BookedInterval, None] = {}
 
     def note(self, use: BookedInterval) -> None:
-        """A use is new or has changed."""
+        """Records that a use is new or has changed."""
         self._touched[use] = None
 
     def gone(self, use: BookedInterval) -> None:
-        """A use is in the book no more."""
+        """Records that a use was removed from the book."""
         if use.persisted:
             self._touched[use] = None
         else:
@@ -34,7 +34,7 @@ class ReservationJournal:
     def take(
         self, records: Callable[[BookedInterval], list[Reservation]]
     ) -> list[ReservationChange]:
-        """Returns the changes, as the uses are now."""
+        """Returns the changes since the last call, with each use as it is now."""
         changes = []
         for use in self._touched:
             if use.live:
@@ -48,7 +48,7 @@ class ReservationJournal:
 
 
 def grouped_by_use(reservations: Iterable[Reservation]) -> list[list[Reservation]]:
-    """Returns the records of each use together: what really happened by hop, the rest by time."""
+    """Returns the records of each use together: real uses by hop, then the others by time."""
     groups: dict[tuple[int, int, int, int], list[Reservation]] = {}
     for record in reservations:
         groups.setdefault(record.use, []).append(record)

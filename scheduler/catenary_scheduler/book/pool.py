@@ -1,4 +1,4 @@
-"""Interchangeable GPUs, kept in order of the moment they become free."""
+"""Pool of interchangeable GPUs, kept in order of the moment at which they become free."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from catenary_services.domain.ids import AgentId, Nanoseconds
 
 
 class PoolMember:
-    """A GPU and the links of its server."""
+    """A GPU and the two links of its server."""
 
     __slots__ = ("agent", "bytes_per_second", "downlink", "gpu", "uplink")
 
@@ -29,10 +29,10 @@ class PoolMember:
 
 
 class Pool:
-    """Members any of which can run a stage.
+    """A set of members, any of which can run a stage.
 
-    Invariant: `order` holds (busy_until, index) of every member's GPU, sorted; the timelines keep
-    it so while the pool is attached.
+    Invariant: `order` holds (busy_until, index) of every member's GPU, sorted. The timelines keep
+    it sorted while the pool is attached.
     """
 
     __slots__ = ("fastest", "index_of", "members", "order", "ports")
@@ -49,28 +49,29 @@ class Pool:
                 ports[key] = (member.downlink, member.bytes_per_second, [])
             ports[key][2].append(index)
         self.ports = list(ports.values())
-        """Members by downlink and speed: data reaches all of one port at the same moment."""
+        """Downlink, bytes per second and member indices of each port. Data reaches all members of
+        one port at the same moment."""
 
     def attach(self) -> None:
-        """Starts to follow the members' timelines."""
+        """Starts to follow the timelines of the members."""
         self.order = sorted((m.gpu.busy_until, i) for i, m in enumerate(self.members))
         for index, member in enumerate(self.members):
             member.gpu.watchers.append((self, index))
 
     def detach(self) -> None:
-        """Stops following; the pool must not be probed any more."""
+        """Stops following the timelines; the pool must not be probed any more."""
         for member in self.members:
             member.gpu.watchers = [w for w in member.gpu.watchers if w[0] is not self]
 
     def free_moments(self) -> list[Nanoseconds]:
-        """Returns when each member's GPU becomes free for good, as the pool sees it."""
+        """Returns the moment from which each member's GPU is free, by index of the member."""
         moments = [0] * len(self.members)
         for moment, index in self.order:
             moments[index] = moment
         return moments
 
     def moved(self, index: int, before: Nanoseconds, after: Nanoseconds) -> None:
-        """Puts a member in its new place."""
+        """Moves a member to its new place in the order."""
         order = self.order
         del order[bisect_left(order, (before, index))]
         insort(order, (after, index))

@@ -1,9 +1,9 @@
 """PPipe's probe (Algorithm 2), the hot loop of a dispatch decision.
 
-Same rule, fewer looks: a stage cannot finish before its data can be there plus its compute time,
-so the search walks the pool from the latest-free GPU downwards and stops at the first that
-reaches this bound; only if none does, every GPU is looked at. `tests/scheduler/book` holds the
-literal version, which gives the same paths.
+The rule is the paper's, but fewer GPUs are examined. A stage cannot finish before its data can be
+there plus its compute time, so the search walks the pool downwards from the GPU that becomes free
+latest and stops at the first that reaches this bound. Only if none does, it examines every GPU.
+`tests/scheduler/book` holds the literal version, which gives the same paths.
 
 Among GPUs with the same finish this takes the one that has been free for the shortest time (best
 fit), where the paper takes the first: long gaps stay whole, and small batches wait 2 to 7 ms less.
@@ -22,22 +22,22 @@ from catenary_scheduler.book.timeline import BookedInterval, Timeline, earliest_
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, BatchId, Nanoseconds
 
 _LAST = 1 << 62
-"""An index behind every member, for bisection."""
+"""Index greater than that of any member, for bisection."""
 
 
 class ProbeStage(NamedTuple):
-    """A stage as the probe needs it."""
+    """One stage of a pipeline, with what a probe needs of it."""
 
     pool: Pool
     compute_ns: tuple[Nanoseconds, ...]
-    """Index 0 is batch 1."""
+    """Compute time by batch size in nanoseconds; index 0 is batch 1."""
     row_bytes: int
-    """Bytes of one row that enter; 0 if nothing is transferred."""
+    """Bytes that enter the stage per row; 0 if nothing is transferred."""
 
 
 @dataclass(frozen=True, slots=True)
 class PathHop:
-    """One hop of a path: the transfer into it (none if `transfer_ns` is 0) and its compute."""
+    """One hop of a path: its compute, and the transfer into it (none if `transfer_ns` is 0)."""
 
     member: PoolMember
     transfer_start: Nanoseconds
@@ -48,27 +48,28 @@ class PathHop:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """What a probe found."""
+    """Result of a probe: the hops a batch would take, and when it would finish."""
 
     rows: int
     finish_ns: Nanoseconds
     wait_ns: Nanoseconds
-    """Sum of the waits for each resource (Algorithm 1, waitTime)."""
+    """Sum of the waits for each resource, in nanoseconds (Algorithm 1, waitTime)."""
     steps: list[PathHop]
 
 
 _Rank = tuple[int, Nanoseconds, int]
-"""(1 if it fills a gap, -busy_until, -index): the smallest of those that finish first is taken."""
+"""Order among GPUs that finish first: (1 if it fills a gap, -busy_until, -index). The smallest is
+taken."""
 
 
 class PoolChain:
-    """Pools that a batch passes one after the other, ready to be probed.
+    """Pools that a batch passes one after the other, prepared for probing.
 
     Attributes:
         legs: The stages.
-        max_rows: Largest batch all stages have a compute time for.
-        least_work_ns: Compute plus transfers of a batch that never waits, index 0 is batch 1;
-            no path takes less.
+        max_rows: Largest batch for which all stages have a compute time.
+        least_work_ns: Nanoseconds of compute and transfers of a batch that never waits; index 0 is
+            batch 1. No path takes less.
     """
 
     __slots__ = ("least_work_ns", "legs", "max_rows")
@@ -81,10 +82,10 @@ class PoolChain:
         )
 
     def probe(self, rows: int, now: Nanoseconds) -> Path:
-        """Returns the path through the pools that is built greedily from earliest finishes.
+        """Returns the path that results from choosing the earliest finish stage by stage.
 
         Raises:
-            IndexError: If `rows` is not 1 to `max_rows`.
+            IndexError: `rows` is not within 1 to `max_rows`.
         """
         if not 1 <= rows <= self.max_rows:
             raise IndexError(f"{rows} rows; planned are 1 to {self.max_rows}")
@@ -107,7 +108,8 @@ class PoolChain:
     def largest(self, most: int, deadline: Nanoseconds, now: Nanoseconds) -> Path | None:
         """Returns the path of the largest batch up to `most` rows that meets the deadline.
 
-        Algorithm 1, lines 10 to 14. Sizes whose work alone takes too long are not probed.
+        Algorithm 1, lines 10 to 14. Sizes whose work alone takes too long are not probed. Returns
+        None if no size meets the deadline.
         """
         for rows in range(min(most, self.max_rows), 0, -1):
             if now + self.least_work_ns[rows - 1] <= deadline:
@@ -118,7 +120,7 @@ class PoolChain:
 
 
 def uses_of(batch: BatchId, steps: Sequence[PathHop]) -> list[BookedInterval]:
-    """Returns what a batch on this path occupies, in order of time."""
+    """Returns the intervals that a batch on this path occupies, in order of time."""
     uses: list[BookedInterval] = []
     sender: PoolMember | None = None
     for position, step in enumerate(steps):
@@ -167,11 +169,15 @@ def _without_transfer(pool: Pool, moment: Nanoseconds, duration: Nanoseconds) ->
 def _with_transfer(
     pool: Pool, sender: PoolMember, moment: Nanoseconds, duration: Nanoseconds, nbytes: int
 ) -> PathHop:
-    """Tries for the bound: the transfer as soon as the uplink is free, then compute at once."""
+    """Returns the hop that reaches the lower bound, if a member does.
+
+    That is a transfer as soon as the uplink is free, and compute at once. Otherwise every member is
+    examined.
+    """
     members, order = pool.members, pool.order
     speed, fastest = sender.bytes_per_second, pool.fastest
     itself = pool.index_of.get(sender.agent)
-    if itself is not None:  # it may keep its data; then the bound below is none
+    if itself is not None:  # the data may stay where it is, so the bound below does not hold
         return _look_at_all(pool, sender, moment, duration, nbytes)
     slowest = speed if speed < fastest else fastest
     length = -(-nbytes * NANOSECONDS_PER_SECOND // slowest)
@@ -194,7 +200,10 @@ def _with_transfer(
 def _look_at_all(
     pool: Pool, sender: PoolMember, moment: Nanoseconds, duration: Nanoseconds, nbytes: int
 ) -> PathHop:
-    """Algorithm 2, lines 10 to 19, with one search per downlink instead of one per GPU."""
+    """Returns the hop by Algorithm 2, lines 10 to 19, after an examination of every GPU.
+
+    There is one search per downlink instead of one per GPU.
+    """
     members, uplink, speed = pool.members, sender.uplink, sender.bytes_per_second
     best, best_sent, best_length = -1, moment, 0
     best_start: Nanoseconds = _LAST

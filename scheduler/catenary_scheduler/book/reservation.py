@@ -1,4 +1,4 @@
-"""What the book looks like from outside: plain records, one per resource and use."""
+"""Reservations as the book exports them: plain records, one per resource and use."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ NO_SESSION = SessionId(0)
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Batch `batch` has `resource` during `[start_ns, end_ns)` for its hop `position`.
+    """One booking: `batch` has `resource` during `[start_ns, end_ns)` for its hop `position`.
 
-    (batch, position, resource) identifies it. The two links of a transfer are two reservations of
-    the same interval; their position is that of the receiving hop.
+    (batch, position, resource) identifies a reservation. The two links of a transfer are two
+    reservations of the same interval, and their position is that of the receiving hop.
 
-    Of a counted resource (`slots` is not 0) a session has so many slots instead: (session,
-    resource) identifies that, and there is no batch (0) and no hop (0). Batches and sessions are
-    numbered apart, so that equal numbers mean nothing. It ends when it expires, or before.
+    Where `slots` is not 0, the resource is counted and a session holds that many slots of it:
+    (session, resource) identifies the reservation, and `batch` and `position` are 0. Batches and
+    sessions are numbered independently, so equal numbers mean nothing. `end_ns` is then the expiry.
     """
 
     batch: BatchId
@@ -28,23 +28,25 @@ class Reservation:
     start_ns: Nanoseconds
     end_ns: Nanoseconds
     expires_ns: Nanoseconds
-    """Released by `expire` unless the batch is heard of before."""
+    """Moment at which `expire` releases the reservation, unless its batch or session is confirmed
+    before."""
     done: bool = False
-    """True once corrected: this is what really happened, and it never moves again."""
+    """True once the use was corrected: the interval is what really happened, and never moves
+    again."""
     slots: int = 0
-    """Block slots of a cache; 0 for what is booked by time."""
+    """Number of block slots in a cache; 0 for a resource that is booked by time."""
     session: SessionId = NO_SESSION
-    """Who has the slots."""
+    """Session that holds the slots; `NO_SESSION` for a resource that is booked by time."""
 
     @property
     def use(self) -> tuple[BatchId, int, Nanoseconds, Nanoseconds]:
-        """Equal for the two links of a transfer, different for everything else."""
+        """Key of the use. The two links of a transfer have the same one, all others differ."""
         return (self.batch, self.position, self.start_ns, self.end_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class ReservationChange:
-    """One line of the journal: the reservation as it is now ("put"), or that it is gone."""
+    """One line of the journal: a reservation that is new or changed ("put"), or gone ("delete")."""
 
     op: Literal["put", "delete"]
     reservation: Reservation

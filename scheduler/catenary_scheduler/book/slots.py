@@ -1,19 +1,19 @@
-"""Cache slots: the resource of the book that is counted instead of timed.
+"""Ledger of cache slots, the resource of the book that is counted instead of timed.
 
 A *cache* is what one agent keeps for one partition; its capacity is in block slots, one slot being
 the key-value cache of one session in one block. A *reservation* gives a session slots in every
 cache along its chain, until they are released one agent after the other. The verbs are those of the
 book:
 
-    probe    the first cache of a chain that has too few slots left (books nothing)
+    probe    find the first cache of a chain that has too few slots left (books nothing)
     reserve  take slots in every cache of a chain, or in none
-    confirm  the session is alive: keep its slots until a later moment
-    correct  an agent really holds so many slots for a session: mend the book
-    release  the session holds nothing more, everywhere or on one agent
-    expire   release every session that was not heard of in time
+    confirm  keep the slots of a session that is alive until a later moment
+    correct  enter the number of slots that an agent really holds for a session
+    release  free the slots of a session, everywhere or on one agent
+    expire   release every session that was not confirmed in time
 
-Memory is limited by the agents, so nothing but an agent's word (or its loss) frees slots in good
-order; the expiry is the net below, for sessions everybody forgot.
+The memory is the agents', so in the ordinary course only an agent's report, or its loss, frees
+slots. The expiry is a safety net for sessions that everybody has forgotten.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from catenary_services.domain.ids import (
 from catenary_services.errors import InternalError
 
 _FEWEST_STALE = 64
-"""Outdated entries of the expiry heap that are not worth a sweep."""
+"""Number of outdated heap entries up to which a sweep of the expiry heap is not worth its cost."""
 
 
 class _Holding:
-    """What one session holds. Bit i of the masks stands for `caches[i]`."""
+    """The slots of one session in every cache. Bit i of the masks stands for `caches[i]`."""
 
     __slots__ = ("caches", "changed", "expires", "held", "session", "since", "slots", "written")
 
@@ -49,15 +49,15 @@ class _Holding:
         self.caches: tuple[Cache, ...] = ()
         self.slots: tuple[int, ...] = ()
         self.held = 0
-        """Where slots are still held."""
+        """Mask of the caches in which slots are still held."""
         self.written = 0
-        """What readers of the journal know of."""
+        """Mask of the caches in which readers of the journal know slots to be held."""
         self.changed = 0
-        """What the journal has to tell."""
+        """Mask of the caches whose reservation has changed since the journal was last taken."""
 
 
 class SlotLedger:
-    """Caches and what every session holds of them.
+    """A ledger of caches and of what every session holds in them.
 
     Invariants: the use of a cache is the sum of what sessions hold of it; `reserve` never makes it
     exceed the capacity; replaying the journal gives `snapshot()`.
@@ -72,7 +72,10 @@ class SlotLedger:
     # Resources
 
     def cache(self, agent: AgentId, partition: PartitionKey) -> Cache:
-        """Returns the cache of a partition on an agent, made without capacity on first use."""
+        """Returns the cache of a partition on an agent.
+
+        It is made on first use, without capacity.
+        """
         cache = self._caches.get(cache_of(agent, partition))
         if cache is None:
             cache = Cache(agent, partition)
@@ -80,7 +83,7 @@ class SlotLedger:
         return cache
 
     def caches(self) -> list[Cache]:
-        """Returns every cache with capacity or sessions."""
+        """Returns every known cache, including those that `forget_unused` would drop."""
         return list(self._caches.values())
 
     def forget_unused(self) -> None:
@@ -92,7 +95,10 @@ class SlotLedger:
     # The verbs
 
     def probe(self, claims: SlotClaims) -> Cache | None:
-        """Returns the first cache with too few slots left; None if all would do. Books nothing."""
+        """Returns the first cache with too few slots left, None if all have enough.
+
+        Books nothing.
+        """
         for at, cache in enumerate(claims.caches):
             if cache.used + claims.slots[at] > cache.capacity:
                 return cache
@@ -101,11 +107,11 @@ class SlotLedger:
     def reserve(
         self, session: SessionId, claims: SlotClaims, now: Nanoseconds, expires_ns: Nanoseconds
     ) -> None:
-        """Takes slots in every cache.
+        """Takes slots in every cache of a chain.
 
         Raises:
-            InternalError: If the session has a reservation, or a cache has too few slots left. The
-                book is unchanged then.
+            InternalError: The session has a reservation already, or a cache has too few slots left.
+                The ledger is unchanged then.
         """
         if session in self._holdings:
             raise InternalError(f"session {session} has a reservation already")
@@ -121,7 +127,10 @@ class SlotLedger:
         self._enter(holding)
 
     def confirm(self, session: SessionId, expires_ns: Nanoseconds) -> None:
-        """The session is alive: it does not expire before `expires_ns`."""
+        """Keeps the slots of a session that is alive: it does not expire before `expires_ns`.
+
+        Ignores an unknown session, and never makes the expiry earlier.
+        """
         holding = self._holdings.get(session)
         if holding is not None and expires_ns > holding.expires:
             self.expire_at(session, expires_ns)
@@ -134,14 +143,14 @@ class SlotLedger:
         now: Nanoseconds,
         expires_ns: Nanoseconds,
     ) -> None:
-        """Enters what an agent really holds for a session, whether there was room or not.
+        """Enters what an agent really holds for a session, whether or not it fits.
 
         Args:
-            session: May be unknown so far.
-            cache: Where.
-            slots: How many; 0 is the same as a release.
-            now: Since when, for a session that is new.
-            expires_ns: For a session that is new.
+            session: The session; it may be unknown so far.
+            cache: The cache that holds the slots.
+            slots: The number of slots; 0 is the same as a release.
+            now: The start of the reservation if the session is new.
+            expires_ns: The expiry of the session if it is new.
         """
         holding = self._holdings.get(session)
         if holding is None:
@@ -166,7 +175,10 @@ class SlotLedger:
         self._note(holding)
 
     def release(self, session: SessionId, agent: AgentId | None = None) -> list[Cache]:
-        """Frees what a session holds, or what it holds on one agent; returns the caches freed."""
+        """Frees the slots of a session, on all agents or only on `agent`.
+
+        Returns the caches in which slots were freed.
+        """
         holding = self._holdings.get(session)
         freed: list[Cache] = []
         if holding is None:
@@ -183,7 +195,7 @@ class SlotLedger:
         return freed
 
     def expire(self, now: Nanoseconds) -> list[SessionId]:
-        """Releases the sessions whose expiry has come, and returns them."""
+        """Releases the sessions whose expiry is at or before `now`, and returns them."""
         expired = []
         while (moment := self.next_expiry()) is not None and moment <= now:
             session = heappop(self._expiries)[1]
@@ -194,7 +206,10 @@ class SlotLedger:
     # Around the verbs
 
     def expire_at(self, session: SessionId, moment: Nanoseconds) -> None:
-        """Has a session expire at a moment, be it earlier than before: its end was ordered."""
+        """Sets the expiry of a session, even to an earlier moment.
+
+        It is used once the end of the session was ordered.
+        """
         holding = self._holdings.get(session)
         if holding is not None and moment != holding.expires:
             holding.expires = moment
@@ -203,7 +218,7 @@ class SlotLedger:
             self._expire_later(holding)
 
     def overdue(self, now: Nanoseconds) -> list[SessionId]:
-        """Returns the sessions that `expire` would release, for those who want to confirm some."""
+        """Returns the sessions that `expire` would release, so that some can be confirmed first."""
         found = []
         entries = []
         while (moment := self.next_expiry()) is not None and moment <= now:
@@ -214,7 +229,7 @@ class SlotLedger:
         return list(dict.fromkeys(found))
 
     def next_expiry(self) -> Nanoseconds | None:
-        """When `expire` has something to do."""
+        """Returns the moment at which `expire` next releases a session; None if there is none."""
         heap = self._expiries
         while heap:
             moment, session = heap[0]
@@ -233,7 +248,7 @@ class SlotLedger:
         return list(dict.fromkeys(found))
 
     def holds(self, session: SessionId) -> list[tuple[AgentId, PartitionKey, int]]:
-        """Returns the slots of a session: agent, partition, how many."""
+        """Returns the slots that a session holds: agent, partition and number."""
         holding = self._holdings.get(session)
         if holding is None:
             return []
@@ -248,7 +263,6 @@ class SlotLedger:
         return sorted(each for each in self._holdings if agent in self.agents(each))
 
     def sessions(self) -> list[SessionId]:
-        """Returns every session that holds slots."""
         return list(self._holdings)
 
     def __contains__(self, session: SessionId) -> bool:
@@ -258,7 +272,7 @@ class SlotLedger:
         return len(self._holdings)
 
     def snapshot(self) -> list[Reservation]:
-        """Returns every reservation, by session."""
+        """Returns every reservation, in the order of sessions."""
         return [
             _record(holding, at)
             for session in sorted(self._holdings)
@@ -285,10 +299,10 @@ class SlotLedger:
         return changes
 
     def restore(self, reservations: Iterable[Reservation]) -> None:
-        """Enters what another scheduler had booked, on this one's clock.
+        """Enters what another scheduler has booked, with all times on this scheduler's clock.
 
-        Sessions that are here already, and resources that are no caches, are skipped. Capacities
-        come with the plan.
+        Sessions that hold slots here, and resources that are not caches, are skipped. Capacities
+        are set by the plan.
         """
         known = set(self._holdings)
         for record in reservations:
@@ -308,7 +322,7 @@ class SlotLedger:
         self._expire_later(holding)
 
     def _note(self, holding: _Holding) -> None:
-        """Has the journal tell of it; forgets a session that holds nothing."""
+        """Marks a session for the journal, and forgets it if it holds nothing."""
         if holding.held:
             self._touched[holding] = None
             return
@@ -321,7 +335,8 @@ class SlotLedger:
     def _expire_later(self, holding: _Holding) -> None:
         heap = self._expiries
         heappush(heap, (holding.expires, holding.session))
-        # Sessions end long before they expire: without a sweep their entries would pile up.
+        # Sessions usually end long before they expire. Without a sweep their heap entries would
+        # pile up.
         if len(heap) > 2 * len(self._holdings) + _FEWEST_STALE:
             live = [(each.expires, each.session) for each in self._holdings.values()]
             self._expiries = live

@@ -1,4 +1,4 @@
-"""One resource's busy intervals, and the search for a free one."""
+"""Timeline of one resource: its busy intervals, and the search for a free one."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from catenary_services.errors import InternalError
 
 
 class Watcher(Protocol):
-    """What keeps timelines in the order in which they become free."""
+    """An observer that keeps timelines in the order in which they become free."""
 
     def moved(self, index: int, before: Nanoseconds, after: Nanoseconds) -> None:
-        """Notes that the timeline it knows by `index` becomes free at another moment."""
+        """Records that the timeline the watcher knows by `index` becomes free at another moment."""
         ...
 
 
 class BookedInterval:
     """One booked interval on one or several resources at once.
 
-    Invariants: `start < end`; while `live` it stands in every one of its timelines, afterwards
-    (pruned, released) in none. `done` uses never move.
+    Invariants: `start < end`; while it is `live` it is in every one of its timelines, afterwards
+    (pruned or released) in none. `done` uses never move.
     """
 
     __slots__ = ("batch", "done", "end", "live", "persisted", "position", "start", "timelines")
@@ -46,7 +46,7 @@ class BookedInterval:
 
     @property
     def transfers(self) -> bool:
-        """True for the pair of links of a transfer, False for a device."""
+        """True for a use of the two links of a transfer, False for the use of a GPU."""
         return len(self.timelines) > 1
 
 
@@ -65,16 +65,16 @@ class Timeline:
         self.ends: list[Nanoseconds] = []
         self.uses: list[BookedInterval] = []
         self.busy_until: Nanoseconds = 0
-        """End of the last interval, and never before `done_until`."""
+        """End of the last interval, but at least `done_until`."""
         self.done_until: Nanoseconds = 0
         """Latest moment up to which the real use of this resource is known."""
         self.watchers: list[tuple[Watcher, int]] = []
 
     def insert(self, use: BookedInterval) -> None:
-        """Adds an interval.
+        """Inserts an interval at its place in time.
 
         Raises:
-            InternalError: If it overlaps another one.
+            InternalError: The interval overlaps another one.
         """
         start, end = use.start, use.end
         starts, ends = self.starts, self.ends
@@ -92,7 +92,10 @@ class Timeline:
         self.uses.insert(at, use)
 
     def remove(self, use: BookedInterval) -> None:
-        """Takes an interval out."""
+        """Removes an interval.
+
+        Raises InternalError if the timeline does not hold it.
+        """
         at = bisect_left(self.starts, use.start)
         if at == len(self.uses) or self.uses[at] is not use:
             raise InternalError(f"{self.resource}: the use at {use.start} is another one")
@@ -101,7 +104,10 @@ class Timeline:
             self._ends_at(max(self.ends[-1] if self.ends else 0, self.done_until))
 
     def resize(self, use: BookedInterval, start: Nanoseconds, end: Nanoseconds) -> None:
-        """Changes an interval that nothing else overlaps, before or after."""
+        """Changes the bounds of an interval.
+
+        Neither the old nor the new one may overlap another use.
+        """
         at = bisect_left(self.starts, use.start)
         self.starts[at] = start
         self.ends[at] = end
@@ -109,7 +115,7 @@ class Timeline:
             self._ends_at(max(end, self.done_until))
 
     def after(self, use: BookedInterval) -> BookedInterval | None:
-        """Returns the first use behind `use` that can still move."""
+        """Returns the first use behind `use` that can still move; None if there is none."""
         at = bisect_left(self.starts, use.start) + 1
         while at < len(self.uses):
             if not self.uses[at].done:
@@ -118,7 +124,7 @@ class Timeline:
         return None
 
     def alone(self, use: BookedInterval, start: Nanoseconds, end: Nanoseconds) -> bool:
-        """True if `[start, end)` touches the interval of `use` and no other."""
+        """Returns True if `[start, end)` overlaps the interval of `use` and no other."""
         low = bisect_right(self.ends, start)
         high = bisect_left(self.starts, end, low)
         return high - low == 1 and self.uses[low] is use
@@ -129,7 +135,10 @@ class Timeline:
         return self.uses[low : bisect_left(self.starts, end, low)]
 
     def ran_until(self, end: Nanoseconds) -> None:
-        """Notes that this resource was really in use until `end`."""
+        """Records that this resource was really in use until `end`.
+
+        The book moves nothing to a moment before that.
+        """
         self.done_until = max(self.done_until, end)
         self._ends_at(max(self.busy_until, self.done_until))
 
@@ -159,7 +168,8 @@ def earliest_slot(
 ) -> Nanoseconds:
     """Returns the earliest moment from which all resources are free for `duration`.
 
-    PPipe's earliestSlot(res, t, l) (Algorithm 2, lines 13 and 15). Gaps between bookings count.
+    This is PPipe's earliestSlot(res, t, l) (Algorithm 2, lines 13 and 15). Gaps between bookings
+    are used as well.
     """
     start, agreed = not_before, 0
     while agreed < len(timelines):

@@ -1,4 +1,4 @@
-"""Bins with their sessions and an order by load: what the plain policies stand on."""
+"""Bins with their sessions, ordered by load, on which the plain policies are built."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from catenary_services.errors import InvalidInput
 
 
 class ActiveBins:
-    """Active GPUs of one capacity.
+    """A set of active GPUs of one capacity, each with its sessions.
 
-    A GPU is found by load in O(log bins). Names of GPUs are the least ones not in use.
+    A GPU is found by load in O(log bins). A new GPU gets the least number that is not in use.
 
     Args:
-        capacity: Of each GPU.
-        most_bins: That may be active at a time; None: any number.
+        capacity: Capacity of each GPU, in the unit of the sizes.
+        most_bins: Largest number of GPUs that may be active at a time; None for any number.
     """
 
     def __init__(self, capacity: int, most_bins: int | None = None) -> None:
@@ -30,9 +30,9 @@ class ActiveBins:
         self._items: dict[int, dict[Item, None]] = {}
         self._loads: dict[int, int] = {}
         self._by_load: list[tuple[int, int]] = []
-        """(load, gpu) of every active GPU, ascending."""
+        """Pairs (load, gpu) of all active GPUs, ascending."""
         self._closed: list[int] = []
-        """Heap of names that were given back; all others below `_names` are active."""
+        """Heap of numbers that were given back. All others below `_names` are active."""
         self._names = 0
 
     def __contains__(self, item: Item) -> bool:
@@ -42,39 +42,38 @@ class ActiveBins:
         return len(self._loads)
 
     def bin_of(self, item: Item) -> int | None:
-        """Returns where a session is; None if it is nowhere."""
+        """Returns the GPU of a session; None if it is on none."""
         return self._bin_of.get(item)
 
     def size_of(self, item: Item) -> int:
-        """Returns what a session holds."""
+        """Returns the memory that a session holds, in the unit of the capacity."""
         return self._sizes[item]
 
     def load_of(self, gpu: int) -> int:
-        """Returns what the sessions of a GPU hold together."""
+        """Returns the sum of the sizes of a GPU's sessions."""
         return self._loads[gpu]
 
     def loads(self) -> Mapping[int, int]:
-        """Returns the loads of all active GPUs."""
         return self._loads
 
     def count_of(self, gpu: int) -> int:
-        """Returns how many sessions a GPU has."""
+        """Returns the number of sessions on a GPU."""
         return len(self._items[gpu])
 
     def sessions(self) -> int:
-        """Returns how many sessions there are on all GPUs."""
+        """Returns the number of sessions on all GPUs."""
         return len(self._bin_of)
 
     def items_of(self, gpu: int) -> Sequence[Item]:
-        """Returns the sessions of a GPU in the order they came to it."""
+        """Returns the sessions of a GPU in the order in which they came to it."""
         return tuple(self._items[gpu])
 
     def bins(self) -> dict[int, tuple[Item, ...]]:
-        """Returns the GPUs with sessions and these, in the order of their names."""
+        """Returns the sessions of every GPU that has any, in the order of the GPUs' numbers."""
         return {gpu: tuple(self._items[gpu]) for gpu in sorted(self._items) if self._items[gpu]}
 
     def put(self, item: Item, size: int, gpu: int) -> None:
-        """Puts a session on an active GPU."""
+        """Puts a session on an active GPU, whether or not it fits."""
         assert item not in self._bin_of, "a session is on one gpu"
         self._bin_of[item] = gpu
         self._sizes[item] = size
@@ -82,14 +81,17 @@ class ActiveBins:
         self._load(gpu, size)
 
     def take(self, item: Item) -> tuple[int, int]:
-        """Takes a session away; returns its GPU, which may be empty now, and its size."""
+        """Removes a session. Returns its GPU, which may now be empty, and its size."""
         gpu, size = self._bin_of.pop(item), self._sizes.pop(item)
         del self._items[gpu][item]
         self._load(gpu, -size)
         return gpu, size
 
     def resize(self, sizes: Mapping[Item, int]) -> None:
-        """Sets what sessions hold, wherever that leads; who is on no GPU is passed over."""
+        """Sets the sizes of sessions, even if a GPU then overflows.
+
+        Sessions that are on no GPU are ignored.
+        """
         for item, size in sizes.items():
             gpu = self._bin_of.get(item)
             if gpu is not None:
@@ -98,33 +100,33 @@ class ActiveBins:
         self._by_load = sorted((load, gpu) for gpu, load in self._loads.items())
 
     def resize_one(self, item: Item, size: int) -> None:
-        """Sets what a placed session holds; sooner than `resize` if there are few."""
+        """Sets the size of a placed session. For few sessions this is faster than `resize`."""
         more = size - self._sizes[item]
         self._sizes[item] = size
         self._load(self._bin_of[item], more)
 
     def best_fit(self, size: int) -> int | None:
-        """Returns the fullest GPU with so much room; None if there is none."""
+        """Returns the fullest GPU that has room for `size`; None if there is none."""
         at = bisect_right(self._by_load, (self.capacity - size, self._names))
         return self._by_load[at - 1][1] if at else None
 
     def worst_fit(self, size: int) -> int | None:
-        """Returns the emptiest GPU if it has so much room, else None."""
+        """Returns the emptiest GPU if it has room for `size`; None if not."""
         if not self._by_load or self._by_load[0][0] + size > self.capacity:
             return None
         return self._by_load[0][1]
 
     def emptiest(self, count: int) -> list[int]:
-        """Returns the active GPUs with the least loads, ascending; no more than so many."""
+        """Returns up to `count` active GPUs with the least loads, ascending."""
         return [gpu for _, gpu in self._by_load[:count]]
 
     def overflowing(self) -> list[int]:
-        """Returns the GPUs that hold more than they can, the fullest last."""
+        """Returns the GPUs whose load exceeds the capacity, the fullest last."""
         at = bisect_right(self._by_load, (self.capacity, self._names))
         return [gpu for _, gpu in self._by_load[at:]]
 
     def activate(self) -> int | None:
-        """Returns a new GPU, empty; None if there may not be another."""
+        """Activates an empty GPU and returns its number; None if no more may be active."""
         if self._most_bins is not None and len(self._loads) >= self._most_bins:
             return None
         if self._closed:
@@ -133,7 +135,7 @@ class ActiveBins:
         return self._open(self._names - 1)
 
     def ensure(self, gpu: int) -> None:
-        """Activates a GPU by its name, if it is not active."""
+        """Activates the GPU of a given number, if it is not active yet."""
         while self._names <= gpu:
             heapq.heappush(self._closed, self._names)
             self._names += 1
@@ -143,7 +145,7 @@ class ActiveBins:
             self._open(gpu)
 
     def close_empty(self) -> None:
-        """Switches off the GPUs without sessions."""
+        """Deactivates the GPUs without sessions."""
         for gpu in [gpu for gpu, items in self._items.items() if not items]:
             del self._by_load[bisect_left(self._by_load, (self._loads.pop(gpu), gpu))]
             del self._items[gpu]

@@ -1,4 +1,4 @@
-"""Mell's bound on the number of bins, for packers that do not keep its properties (Theorem 2)."""
+"""Mell's bound on the number of bins (Theorem 2), for packers that do not keep its properties."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from catenary_scheduler.packing.mell.pool import MellPool
 from catenary_scheduler.packing.moves import PackingMove
 
 ADDITIVE = 3
-"""Bins beyond 4/3 of the optimum that Mell may use: one unfilled of each class M, S and T."""
+"""Number of bins beyond 4/3 of the optimum that Mell may use: one unfilled bin of each class M, S
+and T."""
 
 
 def bound_on_bins(least: int) -> int:
-    """Returns how many bins Mell uses at most where no packing uses fewer than `least`."""
+    """Returns how many bins Mell uses at most if no packing uses fewer than `least`."""
     return 4 * least // 3 + ADDITIVE
 
 
 def least_bins(shelves: ActiveBins) -> int:
-    """Returns a lower bound on the bins that hold all that is there; one sort of the sizes."""
+    """Returns a lower bound on the bins that the present sessions need. It sorts the sizes once."""
     items = [item for items in shelves.bins().values() for item in items]
     return lower_bound([shelves.size_of(item) for item in items], shelves.capacity)
 
@@ -26,13 +27,15 @@ def least_bins(shelves: ActiveBins) -> int:
 def restoring_moves(
     shelves: ActiveBins, total: int, most_bins: int | None, config: PackingConfig
 ) -> tuple[PackingMove, ...]:
-    """Returns moves by Mell's rules after which the bound holds; none if it does already.
+    """Returns moves by Mell's rules after which the bound holds; none if it holds already.
+
+    The result is also empty if the rules would preempt a session.
 
     Args:
-        shelves: Where everything is; no bin overflows or is empty.
-        total: Of all sizes, for most of the time that is all one needs to know.
-        most_bins: That may be active; None: any number.
-        config: Of the rules.
+        shelves: The bins and their sessions; no bin overflows or is empty.
+        total: Sum of all sizes, which in most cases already shows that the bound holds.
+        most_bins: Largest number of bins that may be active; None for any number.
+        config: Weights for the choice among bins.
     """
     used = len(shelves)
     if used <= bound_on_bins(-(-total // shelves.capacity)):

@@ -1,4 +1,4 @@
-"""How Mell chooses among GPUs that would all do."""
+"""Preferences among GPUs that would all do, as in Mell."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from dataclasses import dataclass
 class PackingConfig:
     """Weights of the priority of a GPU for a request (Mell, section VI-C).
 
-    Arrivals go by workload alone; moves by all three.
+    Arrivals use the workload alone, moves use all three weights.
     """
 
     workload_weight: float = 1.0
-    """For each request the GPU has already, its priority falls by so much."""
+    """Decrease of a GPU's priority for each request that it has already."""
     memory_weight: float = 1.0
-    """For an idle GPU's memory, its priority rises by so much."""
+    """Increase of a GPU's priority for idle memory, for a GPU that is completely idle."""
     distance_weight: float = 1.0
-    """Its priority falls by so much for each unit of distance from where the request is."""
+    """Decrease of a GPU's priority for each unit of distance from where the request is."""
     distance: Callable[[int, int], float] | None = None
-    """Of two bins by their numbers, e.g. 0 within a machine and 1 across; None: all are as near."""
+    """Distance between two bins by their numbers, e.g. 0 within a machine and 1 across. None stands
+    for equal distances."""
 
 
 def priority(
     config: PackingConfig, requests: int, idle_share: float, source: int, target: int
 ) -> float:
-    """Returns how much a GPU is preferred for a request; more is better.
+    """Returns the priority of a GPU for a request; the higher, the better.
 
     Args:
         config: The weights.
-        requests: That the GPU has.
-        idle_share: Of its memory, 0 to 1.
-        source: Bin that the request comes from; -1 for an arrival.
-        target: The GPU's bin.
+        requests: Number of requests on the GPU.
+        idle_share: Idle share of its memory, 0 to 1.
+        source: Number of the bin that the request comes from; -1 for an arrival.
+        target: Number of the GPU's bin.
     """
     score = -config.workload_weight * requests
     if source < 0:

@@ -1,7 +1,7 @@
-"""Which kind of GPU takes a new session, where there are several (completion G17).
+"""Choice of the kind of GPU for a new session, where there are several (completion G17).
 
-Classes of sizes are relative to the capacity, so that a session may be L on one kind of GPU and S
-on another. There is one pool for each kind; this chooses among them, once, at admission.
+Classes of sizes are relative to the capacity, so a session may be L on one kind of GPU and S on
+another. There is one pool for each kind, and the choice among them is made once, at admission.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DeviceClass:
-    """GPUs, or chains, of one capacity.
+    """A kind of GPUs, or of chains, that have the same capacity.
 
     Attributes:
-        name: Of the class.
-        capacity: Of each, in the unit of sizes.
-        cost: Of each, per time, in any currency.
+        name: Name of the class.
+        capacity: Capacity of each GPU, in the unit of the sizes.
+        cost: Cost of each GPU per time, in any currency.
     """
 
     name: str
@@ -26,14 +26,15 @@ class DeviceClass:
 
 
 def device_class_for(size: int, classes: Sequence[DeviceClass]) -> DeviceClass | None:
-    """Returns the class for a new session; None if it fits none.
+    """Returns the device class for a new session; None if it fits none.
 
-    The cheapest per byte of those where it takes half a GPU at most, since sessions grow; if there
-    is none, the largest. Equal choices go to the larger capacity, then to the name.
+    Since sessions grow, the classes in which it takes at most half a GPU are preferred, and of
+    these the cheapest per byte. If there is none, the largest class that fits is taken. Ties go to
+    the larger capacity, then to the first name.
 
     Args:
-        size: At admission.
-        classes: To choose from.
+        size: Size of the session at admission.
+        classes: The classes to choose from.
     """
     roomy = [each for each in classes if 2 * size <= each.capacity]
     if roomy:

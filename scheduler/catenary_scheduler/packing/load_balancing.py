@@ -1,4 +1,4 @@
-"""Even load: moves from the fullest GPU to the emptiest (as Llumnix does)."""
+"""Load balancing by moves from the fullest GPU to the emptiest (as in Llumnix)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from catenary_scheduler.packing.moves import Item, PackingMove
 
 THRESHOLD_SHARE = 0.1
-"""Of the capacity: GPUs whose loads differ by no more than this are even enough."""
+"""Share of the capacity by which the loads of GPUs may differ and still count as even."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Fitting:
-    """A session and what moving it would leave of the difference between two GPUs."""
+    """A session, and the difference between the loads of two GPUs that its move would leave."""
 
     left: int
     size: int
@@ -28,20 +28,20 @@ def balancing_moves(
 ) -> list[PackingMove]:
     """Returns moves from the fullest GPU to the emptiest, until they are even enough.
 
-    Each move is of the session that brings the two GPUs closest together; it always brings them
-    closer, so there is an end. Equal choices go by the lower GPU, the larger session, the one named
-    first. Stops early when the fullest GPU has no session that helps.
+    Each move takes the session that brings the two GPUs closest together. It always brings them
+    closer, so the search ends. Ties go to the lower GPU number, the larger session, and the one
+    named first. The search stops early if no session of the fullest GPU helps.
 
     Args:
-        loads: Of every GPU that takes part, with everything it holds; empty ones included.
-        movable: Sessions that may move, by GPU, with their sizes; part of the loads.
-        threshold: Loads that differ by no more than this stay.
-        most_moves: No more than so many; None: as many as it takes.
+        loads: Load of every GPU that takes part, with everything it holds; empty GPUs included.
+        movable: Sizes of the sessions that may move, by GPU. They are part of the loads.
+        threshold: Difference of loads up to which GPUs count as even.
+        most_moves: Largest number of moves; None for any number.
 
     Time: O(GPUs), and for each move as much again and a pass over two GPUs' sessions.
     """
     load = dict(loads)
-    there: dict[int, dict[Item, int]] = {}  # of the GPUs that moves have touched
+    there: dict[int, dict[Item, int]] = {}  # only the GPUs that moves have touched
     moves: list[PackingMove] = []
     while len(load) > 1 and (most_moves is None or len(moves) < most_moves):
         fullest = min(load, key=lambda gpu: (-load[gpu], gpu))
@@ -63,7 +63,7 @@ def balancing_moves(
 
 
 def _closest(items: Mapping[Item, int], difference: int) -> _Fitting | None:
-    """Returns whose move leaves the least difference; None if every one would leave as much."""
+    """Returns the session whose move leaves the least difference; None if none makes it smaller."""
     best: _Fitting | None = None
     for item, size in items.items():
         left = abs(difference - 2 * size)

@@ -1,8 +1,8 @@
-"""How few GPUs could hold the caches of a moment: a lower bound on bin packing.
+"""Lower bound on the number of GPUs that could hold the caches of a moment (bin packing).
 
 Source: Martello and Toth, "Lower bounds and reduction procedures for the bin packing problem"
-(1990), bound L2. It is at least 3/4 of what an exact packing takes in the limit, and 4/3 of it plus
-a constant is what Mell promises (Theorem 2).
+(1990), bound L2. In the limit it is at least 3/4 of the optimum. Mell promises at most 4/3 of the
+optimum plus a constant (Theorem 2).
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from itertools import accumulate
 
 
 def lower_bound(sizes: Iterable[int], capacity: int) -> int:
-    """Returns a number of bins below which no packing of the sizes is possible.
+    """Returns a number of bins that every packing of the sizes needs.
 
-    For a threshold k, items above capacity - k share a bin with nothing of at least k; those above
-    half the capacity share one with no other of their kind; what of the others, down to k, does not
-    fit beside them needs bins of its own. The bound is the most over all k that are sizes of small
-    items, and 0 (which is the sum over the capacity where nothing is large).
+    For a threshold k, items above capacity - k share a bin with no item of at least k, and items
+    above half the capacity share none with each other. The other items of at least k that do not
+    fit beside them need bins of their own. The bound is the maximum over k = 0 and the sizes of all
+    small items. With k = 0 and no large item it is the sum of the sizes divided by the capacity.
 
     Args:
-        sizes: Of the items, in any order; empty items count nothing.
-        capacity: Of a bin, in the same units; no item is larger.
+        sizes: Sizes of the items, in any order; items of size 0 do not count.
+        capacity: Capacity of a bin in the same unit; no item is larger.
 
     Time: one sort, then at most one step for each distinct size up to half the capacity.
     """
@@ -33,12 +33,13 @@ def lower_bound(sizes: Iterable[int], capacity: int) -> int:
     sums = list(accumulate(ordered, initial=0))
     small = bisect_right(ordered, capacity // 2)
     large = len(ordered) - small
-    # From sum to bins: `large` bins, and those that the rest needs beyond the room beside them.
+    # The number of bins is `large` plus those that the rest needs beyond the room beside large
+    # items.
     most, at, threshold = 0, 0, 0
     while True:
         rest = sums[small] - sums[at]
         if rest <= most * capacity:
-            return large + most  # and so for every higher threshold: the rest only shrinks
+            return large + most  # the rest only shrinks, so higher thresholds give no more
         roomy = bisect_right(ordered, capacity - threshold)
         room = (roomy - small) * capacity - (sums[roomy] - sums[small])
         most = max(most, -(-(rest - room) // capacity))

@@ -1,4 +1,4 @@
-"""What packing decides: who moves where, who was placed, who has to wait."""
+"""Results of packing: who moves where, who was placed, and who has to wait."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 Item = Hashable
-"""A session, by whatever names it."""
+"""A session, under whatever key identifies it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackingMove:
-    """A running session changes its GPU.
+    """Move of a running session from one GPU to another.
 
     Attributes:
         item: The session.
-        source: Bin it leaves.
-        target: Bin it goes to.
-        size: Of the session, in the unit of the capacity.
+        source: Number of the bin it leaves.
+        target: Number of the bin it goes to.
+        size: Size of the session, in the unit of the capacity.
     """
 
     item: Item
@@ -28,15 +28,15 @@ class PackingMove:
 
 @dataclass(frozen=True, slots=True)
 class EpochResult:
-    """What one epoch changed.
+    """Changes that one epoch has made.
 
     Attributes:
-        moves: Of running sessions, in the order they were decided.
+        moves: Moves of running sessions, in the order in which they were decided.
         placed: Bins of the sessions that were placed: new ones, queued ones whose turn came, and
-            preempted ones.
-        queued: Sessions that wait, the one whose turn is next first.
-        preempted: Sessions that lost their cache, because their GPU overflowed and the policy does
-            not move; each is in `placed` or in `queued` as well.
+            preempted ones that found another place.
+        queued: Sessions that wait, in the order of their turns.
+        preempted: Sessions that lost their cache, because their GPU overflowed and they could not
+            be moved. Each is in `placed` or in `queued` as well.
     """
 
     moves: tuple[PackingMove, ...] = ()

@@ -1,4 +1,4 @@
-"""What decides where sessions live, epoch by epoch: Mell's pool and its rivals, interchangeable."""
+"""Interface of the policies that decide, epoch by epoch, where sessions live."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from catenary_scheduler.packing.moves import EpochResult, Item
 
 
 class PackingPolicy(Protocol):
-    """Keeps the sessions of one model on GPUs (or chains) of one capacity.
+    """A policy that keeps the sessions of one model on GPUs (or chains) of one capacity.
 
     Sizes and the capacity are integers in one unit, usually blocks of 16 tokens. Bins are named by
     integers that stay while they are active. No GPU ever holds more than its capacity after an
@@ -19,32 +19,32 @@ class PackingPolicy(Protocol):
     def epoch(
         self, departed: Iterable[Item], sizes: Mapping[Item, int], arrived: Mapping[Item, int]
     ) -> EpochResult:
-        """Takes what happened since the last epoch and returns what changes.
+        """Applies everything that happened since the last epoch, and returns what changes.
 
         Args:
             departed: Sessions that are over, placed or queued.
-            sizes: What running sessions will hold at the end of the coming epoch; who is not named
-                keeps its size. Sizes of queued sessions may be named as well.
-            arrived: New sessions and what they will hold, in the order of their arrival.
+            sizes: Sizes that running sessions will have at the end of the coming epoch. A session
+                that is missing keeps its size. Queued sessions may be included.
+            arrived: Sizes that new sessions will have, in the order of their arrival.
 
         Raises:
-            InvalidInput: If a session is larger than a GPU, or not known, or known already; nothing
+            InvalidInput: A session does not fit a GPU, is not known, or is known already; nothing
                 has changed then.
         """
         ...
 
     def place(self, item: Item, size: int, gpu: int, /) -> None:
-        """Adopts a session that somebody else has put on a GPU."""
+        """Adopts a session that another component has put on a GPU."""
         ...
 
     def bin_of(self, item: Item) -> int | None:
-        """Returns where a session is; None if it is queued or unknown."""
+        """Returns the GPU of a session; None if it is queued or unknown."""
         ...
 
     def size_of(self, item: Item) -> int:
-        """Returns what a placed session holds."""
+        """Returns the memory that a placed session holds, in the unit of the capacity."""
         ...
 
     def bins(self) -> Mapping[int, Sequence[Item]]:
-        """Returns the active GPUs and their sessions."""
+        """Returns the active GPUs and the sessions on each of them."""
         ...

@@ -1,4 +1,4 @@
-"""What packers refuse, before anything has changed."""
+"""Input checks of packers, made before anything changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from catenary_services.errors import InvalidInput
 
 
 def check_size(field: str, size: int, capacity: int) -> None:
-    """Raises InvalidInput if a session fits no bin (completion G13)."""
+    """Raises InvalidInput if a session is empty or fits no bin (completion G13)."""
     if not 0 < size <= capacity:
         raise InvalidInput(field, f"a session of {size} does not fit a GPU of {capacity}")
 
@@ -21,17 +21,18 @@ def check_epoch(
     knows: Callable[[Item], bool],
     capacity: int,
 ) -> None:
-    """Checks what is to happen in an epoch.
+    """Checks the input of an epoch.
 
     Args:
         departed: Sessions that are over.
-        sizes: What others hold now.
-        arrived: New ones.
-        knows: Says whether a session is placed or waits.
-        capacity: Of a bin.
+        sizes: Sizes that other sessions will have.
+        arrived: Sizes of new sessions.
+        knows: Returns True for a session that is placed or waits.
+        capacity: Capacity of a bin.
 
     Raises:
-        InvalidInput: If a session is larger than a bin, not known, known already, or departs twice.
+        InvalidInput: A session does not fit a bin, is not known, is known already, or departs
+            twice.
     """
     for item in departed:
         if not knows(item):

@@ -1,9 +1,9 @@
-"""From models and agents to a `Plan`: pure functions, no I/O.
+"""Planning, from models and agents to a `Plan`: pure functions, no I/O.
 
 placement    what a person may write: which blocks run where, and how many rows a batch has
-even_split   a pipeline made from nothing but block times and the agents present
+even_split   a pipeline made from nothing but block times and the agents that are present
 replicas     a placement that replicates whole models first, as far as memory allows
-complete     placement + measured times -> Plan, or `PlanInfeasible` naming the constraint
+complete     placement and measured times to a `Plan`, or `PlanInfeasible` naming the constraint
 """
 
 from catenary_scheduler.planning.chain_placement import (

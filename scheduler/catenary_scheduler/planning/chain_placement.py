@@ -1,20 +1,20 @@
-"""The part of a placement that is about a model that generates text: its chains and their hosts.
+"""Placements of models that generate text: their chains, and the hosts of the chains.
 
-As a document, in the place of `pipelines`::
+In a document they replace `pipelines`::
 
     session_tokens: 2048          # optional
-    time_to_first_token_slo_ms: 800     # optional, as the next: of sessions that name none
-    time_per_output_token_slo_ms: 80
+    time_to_first_token_slo_ms: 800     # optional: for sessions that name no objectives
+    time_per_output_token_slo_ms: 80    # optional, likewise
     chains:
       - capacity: 16
         role: mixed                   # optional; "prefill" chains run the prompts for "decode"
-                                      # chains on other agents; without the other they do both
-        cache_tokens: 8192            # optional: of all its sessions together, if its memory holds
-                                      # less than all of them at full length
+                                      # chains on other agents, "mixed" chains do both
+        cache_tokens: 8192            # optional: total of all its sessions, if memory holds
+                                      # fewer than all of them at full length
         hops:
           - {agent: agent-0, blocks: [0, 12]}
           - {agent: agent-1, blocks: [10, 30], entry: 12}   # hosts from 10, enters at 12
-    hosts:                        # optional: what the chains need if left out
+    hosts:                        # optional; by default what the chains need
       - {agent: agent-0, blocks: [0, 12], block_slots: 192}
       - {agent: agent-1, blocks: [10, 30], block_slots: 288, cache_tokens: 163840}
 """
@@ -39,61 +39,64 @@ from catenary_services.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class HopPlacement:
-    """What an agent hosts, `[first_block, last_block)`, and where a chain enters it."""
+    """One hop of a chain: the blocks `[first_block, last_block)` of an agent, and the entry."""
 
     agent: AgentId
     first_block: int
     last_block: int
     entry: int
-    """Blocks `[entry, last_block)` are processed."""
+    """First block that the chain processes here; it processes `[entry, last_block)`."""
 
     @property
     def blocks(self) -> int:
-        """Block slots a session takes here."""
+        """Number of block slots that a session takes on this hop."""
         return self.last_block - self.entry
 
     @property
     def host(self) -> tuple[AgentId, int, int]:
-        """Which host it is a part of."""
+        """Key of the host that this hop uses: agent, first block, end."""
         return self.agent, self.first_block, self.last_block
 
 
 @dataclass(frozen=True, slots=True)
 class ChainPlacement:
-    """A path through all blocks, for so many sessions at a time."""
+    """A path through all blocks of a model for up to `capacity` sessions at a time."""
 
     capacity: int
     hops: tuple[HopPlacement, ...]
     role: ChainRole = "mixed"
     cache_tokens: int = 0
-    """Tokens its caches hold, of all sessions together; 0: every session at full length."""
+    """Number of tokens that its caches hold for all sessions together; 0 if every session has room
+    at full length."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostPlacement:
-    """Blocks `[first_block, last_block)` on an agent, with room for so many block slots."""
+    """Blocks `[first_block, last_block)` on an agent, with room for `block_slots` block slots."""
 
     agent: AgentId
     first_block: int
     last_block: int
     block_slots: int
     cache_tokens: int = 0
-    """What its memory holds, tokens counted once per block; 0: every slot at full length."""
+    """Number of tokens that its memory holds, counted once per block; 0 if every slot has room at
+    full length."""
 
     @property
     def host(self) -> tuple[AgentId, int, int]:
-        """Identifies it among the hosts of a model."""
+        """Key of this host among the hosts of a model: agent, first block, end."""
         return self.agent, self.first_block, self.last_block
 
 
 def hosts_for(
     chains: Iterable[ChainPlacement], session_tokens: int = 0
 ) -> tuple[HostPlacement, ...]:
-    """Returns the hosts chains run on, with just what all of them together may use.
+    """Returns the hosts of chains, with exactly the slots that all chains together may use.
 
     Args:
-        chains: All of a model.
-        session_tokens: Most tokens of a session; only where a chain states its `cache_tokens`.
+        chains: All chains of a model.
+        session_tokens: Largest number of tokens of a session. It matters only if a chain states its
+            `cache_tokens`.
     """
     slots: dict[tuple[AgentId, int, int], int] = {}
     tokens: dict[tuple[AgentId, int, int], int] = {}
@@ -114,7 +117,7 @@ def hosts_for(
 def without_agents(
     chains: Iterable[ChainPlacement], hosts: Iterable[HostPlacement], gone: set[AgentId]
 ) -> tuple[tuple[ChainPlacement, ...], tuple[HostPlacement, ...]]:
-    """Returns the chains that use none of these agents, and the hosts these run on."""
+    """Returns the chains that use none of the agents in `gone`, and the hosts of these chains."""
     left = tuple(c for c in chains if not any(hop.agent in gone for hop in c.hops))
     used = {hop.host for chain in left for hop in chain.hops}
     return left, tuple(host for host in hosts if host.host in used)
@@ -123,10 +126,11 @@ def without_agents(
 def chains_of_document(
     fields: Mapping[str, object], path: str, session_tokens: int
 ) -> tuple[tuple[ChainPlacement, ...], tuple[HostPlacement, ...]]:
-    """Returns the chains and hosts of a model's entry.
+    """Returns the chains and hosts of a model's entry in a document.
 
     Raises:
-        InvalidInput: naming the field, e.g. "models[0].chains[1].hops[0].entry".
+        InvalidInput: A field is wrong; the error names it, e.g.
+            "models[0].chains[1].hops[0].entry".
     """
     chains = tuple(
         _chain(entry, f"{path}.chains[{i}]", session_tokens)
@@ -144,7 +148,7 @@ def chains_of_document(
 
 
 def chain_documents(chains: Iterable[ChainPlacement]) -> list[dict[str, object]]:
-    """Returns what `chains_of_document` reads back."""
+    """Returns the entries from which `chains_of_document` reads the chains back."""
     return [
         {
             "capacity": chain.capacity,
@@ -164,7 +168,7 @@ def chain_documents(chains: Iterable[ChainPlacement]) -> list[dict[str, object]]
 
 
 def host_documents(hosts: Iterable[HostPlacement]) -> list[dict[str, object]]:
-    """Returns what `chains_of_document` reads back."""
+    """Returns the entries from which `chains_of_document` reads the hosts back."""
     return [
         {
             "agent": host.agent,
@@ -195,14 +199,20 @@ def _chain(entry: object, path: str, session_tokens: int) -> ChainPlacement:
 
 
 def _tokens(fields: Mapping[str, object], path: str, least: int) -> int:
-    """Returns how many tokens caches hold; any session must find room if the others are gone."""
+    """Returns the number of tokens that caches hold; 0 if it is not stated.
+
+    It is at least `least`, so that any one session has room when it is alone.
+    """
     if "cache_tokens" not in fields:
         return 0
     return integer_of(fields["cache_tokens"], f"{path}.cache_tokens", least=least)
 
 
 def _check_roles(chains: tuple[ChainPlacement, ...], path: str) -> None:
-    """A session is handed over from one chain to another one on other agents."""
+    """Raises InvalidInput if an agent is on a "prefill" and on a "decode" chain.
+
+    A session is handed over from one chain to another one, on other agents.
+    """
     agents: dict[str, set[AgentId]] = {}
     for chain in chains:
         agents.setdefault(chain.role, set()).update(hop.agent for hop in chain.hops)

@@ -1,4 +1,4 @@
-"""From a placement and what was measured to a plan that can be dispatched by."""
+"""Completion of a placement with measured times, to a plan that a dispatcher can use."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from catenary_services.domain.plan import (
 from catenary_services.errors import PlanInfeasible
 
 ComputeTimes = Mapping[tuple[AgentId, PartitionKey], Sequence[Nanoseconds]]
-"""Measured compute time of a partition on an agent; index 0 is batch 1."""
+"""Measured compute times of partitions on agents, in nanoseconds; index 0 is batch 1."""
 ServiceTime = Callable[[ModelKey, Sequence[ChainHop]], Nanoseconds]
-"""Expected time of one session on a path through a model."""
+"""Returns the expected time of one session on a path through a model."""
 ChainLatency = Callable[[ModelKey, Sequence[ChainHop]], LatencyLines | None]
-"""Latency lines of a path through a model; None if nothing is known of it."""
+"""Returns the latency lines of a path through a model; None if nothing is known about it."""
 
 
 def unknown_time(model: ModelKey, hops: Sequence[ChainHop]) -> Nanoseconds:
-    """A `ServiceTime` where nothing is known: more agents take longer."""
+    """Estimates, as a `ServiceTime`, one second per hop where nothing is known."""
     return NANOSECONDS_PER_SECOND * len(hops)
 
 
 def unknown_lines(model: ModelKey, hops: Sequence[ChainHop]) -> LatencyLines | None:
-    """A `ChainLatency` where nothing is known."""
+    """Returns None, as a `ChainLatency` where nothing is known."""
     return None
 
 
@@ -61,15 +61,15 @@ def complete_plan(
 ) -> Plan:
     """Returns the plan of a placement.
 
-    A stage's times are the longest measured in its pool. A batch size whose compute alone takes
-    longer than the SLO, or that was not measured everywhere, is lowered to the largest that fits.
-    Transfers are not counted here: links are known to the book, which turns away what is too late.
-    Chains have no deadline to meet; `service_ns` only says which of them is the faster, `latency`
-    how long prompts and steps take on them.
+    The times of a stage are the longest ones measured in its pool. A batch size whose compute alone
+    takes longer than the SLO, or that was not measured everywhere, is lowered to the largest that
+    fits. Transfers are not counted here, because the book knows the links and turns away requests
+    that would be late. Chains have no deadline: `service_ns` only tells which of them is faster,
+    and `latency` how long prompts and steps take on them.
 
     Raises:
-        PlanInfeasible: If blocks do not cover the model, a time was not measured, or not even one
-            row meets the SLO; the message names the model and the constraint.
+        PlanInfeasible: The blocks do not cover the model, a time was not measured, or not even one
+            row meets the SLO. The message names the model and the constraint.
     """
     models = []
     for model in placement.models:

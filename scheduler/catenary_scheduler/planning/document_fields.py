@@ -1,4 +1,4 @@
-"""Reads fields of a plan document; every error names the field it is about."""
+"""Readers for the fields of a plan document. Every error names the field it is about."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from catenary_services.errors import InvalidInput
 def fields_of(
     value: object, path: str, *, required: Sequence[str], optional: Sequence[str]
 ) -> Mapping[str, object]:
-    """Returns a mapping that has all required fields and no unknown one."""
+    """Returns a mapping that has all required fields and no unknown one.
+
+    Raises InvalidInput otherwise.
+    """
     where = path or "document"
     if not isinstance(value, Mapping):
         raise InvalidInput(where, "must be a mapping")
@@ -27,7 +30,7 @@ def fields_of(
 
 
 def items_of(value: object, path: str) -> list[tuple[int, object]]:
-    """Returns the numbered items of a list that is not empty."""
+    """Returns the numbered items of a list. Raises InvalidInput if the list is empty."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise InvalidInput(path, "must be a list")
     if not value:
@@ -36,21 +39,21 @@ def items_of(value: object, path: str) -> list[tuple[int, object]]:
 
 
 def text_of(value: object, path: str) -> str:
-    """Returns a text that is not empty."""
+    """Returns a text. Raises InvalidInput if it is empty."""
     if not isinstance(value, str) or not value:
         raise InvalidInput(path, "must be a non-empty text")
     return value
 
 
 def integer_of(value: object, path: str, *, least: int) -> int:
-    """Returns a whole number of at least `least`."""
+    """Returns a whole number. Raises InvalidInput if it is less than `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise InvalidInput(path, f"must be a whole number of at least {least}")
     return value
 
 
 def blocks_of(value: object, path: str) -> tuple[int, int]:
-    """Returns a range of blocks `[first, end)` that is not empty."""
+    """Returns a range of blocks `[first, end)`. Raises InvalidInput if it is empty."""
     blocks = [block for _, block in items_of(value, path)]
     if len(blocks) != 2:
         raise InvalidInput(path, "must be two numbers: the first block and the end")
@@ -59,7 +62,7 @@ def blocks_of(value: object, path: str) -> tuple[int, int]:
 
 
 def slo_of(value: object, path: str) -> Nanoseconds:
-    """Returns a deadline given in milliseconds."""
+    """Returns, in nanoseconds, a deadline that is given in milliseconds."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type,operator]
         raise InvalidInput(path, "must be a positive number of milliseconds")

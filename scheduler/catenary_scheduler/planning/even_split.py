@@ -1,7 +1,7 @@
-"""A pipeline from block times alone: balanced partitions, agents in proportion.
+"""Even split: pipelines from block times alone, with balanced partitions and agents in proportion.
 
-Nothing is assumed of the agents but that they exist: their memory and speed are not looked at.
-`replicas` cuts models by it that are too large for one agent, or are to be cut.
+The memory and the speed of the agents are ignored. `replicas` uses this split for models that are
+too large for one agent, or whose deployment asks for partitions.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from catenary_services.domain.plan import Agent
 from catenary_services.errors import PlanInfeasible
 
 MOST_PARTITIONS = 3
-"""Longest pipeline made by default (PPipe's optimum has two or three)."""
+"""Length of the longest pipeline that is made by default (PPipe's optimum has two or three
+partitions)."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeployedModel:
-    """A model to be served, and how."""
+    """A model that is to be served, and the settings of its deployment."""
 
     key: ModelKey
     table: BlockTable
@@ -38,30 +39,31 @@ class DeployedModel:
     max_batch: int
     float16_boundaries: bool
     partitions: int | None = None
-    """Length of its pipeline; None for min(agents, blocks, 3). Of a model that generates text: of
-    every chain; None leaves it to the planner."""
+    """Length of its pipeline; None for min(agents, blocks, 3). For a model that generates text it
+    is the length of every chain, and None leaves that to the planner."""
     decoder: DecoderTable | None = None
-    """Set for a model that generates text."""
+    """Decoder table of a model that generates text; None for other models."""
     session_tokens: int = 0
-    """Of such a model: most tokens of one session."""
+    """Largest number of tokens of one session of a model that generates text."""
     objectives: TokenObjectives | None = None
-    """Of such a model: what sessions are held to that name no objectives."""
+    """Objectives of sessions that name none of their own, for a model that generates text."""
     cache_oversubscription: float | None = None
-    """Of such a model: slots per session of full length that fits; None: as the cluster."""
+    """Slots per session of full length that fits into memory, for a model that generates text. None
+    stands for the cluster's setting."""
     packing: PackingGoal = "off"
-    """Of such a model: what its sessions are moved for."""
+    """Goal for which the sessions of a model that generates text are moved."""
     block_bytes: tuple[int, ...] = ()
-    """Memory of each block's weights; empty if that is not known."""
+    """Bytes of each block's weights; empty if they are unknown."""
     precision: str = "fp32"
-    """Of such a model that generates text: what CPU agents keep its weights in."""
+    """Precision in which CPU agents keep the weights of a model that generates text."""
     target: str = "both"
-    """Of such a model: what it was imported for, "cpu", "gpu" or "both"."""
+    """Devices for which a model that generates text was imported: "cpu", "gpu" or "both"."""
 
     def held_by(self, agent: Agent) -> AllocatedSizes:
-        """Returns the sizes of a model that generates text where an agent holds it.
+        """Returns the sizes that a model that generates text has on an agent.
 
         Raises:
-            PlanInfeasible: If it does not generate text.
+            PlanInfeasible: The model does not generate text.
         """
         if self.decoder is None:
             raise PlanInfeasible(f"{self.key} does not generate text")
@@ -77,11 +79,12 @@ class DeployedModel:
 def even_split(models: Sequence[DeployedModel], agents: Sequence[Agent]) -> Placement:
     """Returns a placement with one pipeline per model over all agents.
 
-    Every agent is used by every model (models share them in time); a partition gets agents in
-    proportion to its time. With fewer agents than partitions, agents host several.
+    Every model uses every agent, and they share the agents in time. A partition gets agents in
+    proportion to its compute time. With fewer agents than partitions, agents host several
+    partitions.
 
     Raises:
-        PlanInfeasible: If there is no agent, or a model has no blocks.
+        PlanInfeasible: There is no agent, or a model has no blocks.
     """
     names = sorted(agent.agent_id for agent in agents)
     if not names:
@@ -94,7 +97,7 @@ def even_split(models: Sequence[DeployedModel], agents: Sequence[Agent]) -> Plac
         wanted = model.partitions or min(len(names), MOST_PARTITIONS)
         ranges = balanced_ranges(model.table.compute_ns, min(wanted, blocks))
         weights = [sum(model.table.compute_ns[first:last]) for first, last in ranges]
-        # Each model starts at another agent, so that not all first partitions meet on one.
+        # Each model starts at another agent, so that not all first partitions are on the same one.
         shift = number % len(names)
         pools = _spread(weights, names[shift:] + names[:shift])
         stages = tuple(
@@ -114,9 +117,9 @@ def even_split(models: Sequence[DeployedModel], agents: Sequence[Agent]) -> Plac
 
 
 def balanced_ranges(times: Sequence[Nanoseconds], parts: int) -> list[tuple[int, int]]:
-    """Cuts `times` into `parts` non-empty contiguous ranges with the smallest largest sum.
+    """Cuts `times` into `parts` non-empty contiguous ranges with the least possible largest sum.
 
-    The classic dynamic programme over (ranges, blocks); exact.
+    The result is exact: it is the classic dynamic programme over (ranges, blocks).
     """
     count = len(times)
     before = [0]
@@ -141,11 +144,11 @@ def balanced_ranges(times: Sequence[Nanoseconds], parts: int) -> list[tuple[int,
 
 
 def _spread(weights: Sequence[Nanoseconds], agents: Sequence[AgentId]) -> list[list[AgentId]]:
-    """Gives each partition its pool."""
+    """Returns the pool of each partition."""
     if len(agents) < len(weights):
         return [[agent] for agent in _pack(weights, agents)]
-    # One each, then one after another to the partition with most time per agent: the division
-    # that makes the slowest pool as fast as possible.
+    # Each partition gets one agent. The others go one by one to the partition with the most time
+    # per agent, which makes the slowest pool as fast as possible.
     sizes = [1] * len(weights)
     heap = [(-float(weight), at) for at, weight in enumerate(weights)]
     heapify(heap)
@@ -161,7 +164,10 @@ def _spread(weights: Sequence[Nanoseconds], agents: Sequence[AgentId]) -> list[l
 
 
 def _pack(weights: Sequence[Nanoseconds], agents: Sequence[AgentId]) -> list[AgentId]:
-    """Gives neighbouring partitions to the same agent (no transfer between them)."""
+    """Returns the agent of each partition.
+
+    Neighbouring partitions share an agent, which saves a transfer.
+    """
     hosts: list[AgentId] = [agents[0]] * len(weights)
     ranges = balanced_ranges(weights, len(agents))
     for agent, (first, last) in zip(agents, ranges, strict=True):

@@ -1,6 +1,6 @@
-"""Placements: the part of a plan a person or a planner decides, without any measured time.
+"""Placements, the part of a plan that a person or a planner decides, without any measured times.
 
-As a document (YAML or JSON)::
+A placement as a document (YAML or JSON)::
 
     models:
       - name: efficientnet_lite0
@@ -44,7 +44,7 @@ from catenary_services.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class StagePlacement:
-    """Blocks `[first_block, last_block)` on a pool of agents."""
+    """Blocks `[first_block, last_block)` that every agent of a pool hosts."""
 
     first_block: int
     last_block: int
@@ -53,7 +53,7 @@ class StagePlacement:
 
 @dataclass(frozen=True, slots=True)
 class PipelinePlacement:
-    """Stages that follow each other, and the batch size to aim for."""
+    """A sequence of stages, and the batch size to aim for."""
 
     batch_size: int
     stages: tuple[StagePlacement, ...]
@@ -61,7 +61,7 @@ class PipelinePlacement:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlacement:
-    """Pipelines of one model, or its chains."""
+    """The pipelines of one model, or the chains of a model that generates text."""
 
     model: ModelKey
     slo_ns: Nanoseconds
@@ -69,25 +69,25 @@ class ModelPlacement:
     pipelines: tuple[PipelinePlacement, ...]
     chains: tuple[ChainPlacement, ...] = ()
     hosts: tuple[HostPlacement, ...] = ()
-    """Of every agent on a chain."""
+    """Hosts of the chains, one per agent and range of blocks; empty without chains."""
     session_tokens: int = 0
-    """Most tokens of one session; 0 for a model without chains."""
+    """Largest number of tokens of one session; 0 for a model without chains."""
     objectives: TokenObjectives | None = None
-    """Of sessions that name none; only with chains."""
+    """Objectives of sessions that name none of their own; used only with chains."""
     packing: PackingGoal = "off"
-    """What its sessions are moved for; only with chains."""
+    """Goal for which sessions are moved; used only with chains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """All models of a cluster."""
+    """The placement of every model of a cluster."""
 
     models: tuple[ModelPlacement, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementDefaults:
-    """What a document may leave out, by the model's name where it differs."""
+    """Values for fields that a document leaves out. `by_name` has those of models that differ."""
 
     version: str = "1"
     slo_ns: Nanoseconds = 1_000 * NANOSECONDS_PER_MILLISECOND
@@ -98,17 +98,17 @@ class PlacementDefaults:
     by_name: Mapping[str, PlacementDefaults] = field(default_factory=dict)
 
     def of(self, name: str) -> PlacementDefaults:
-        """Returns the defaults of a model."""
+        """Returns the defaults for the model of a given name."""
         return self.by_name.get(name, self)
 
 
 def parse_placement(
     document: Mapping[str, object], defaults: PlacementDefaults | None = None
 ) -> Placement:
-    """Returns the placement a document describes.
+    """Returns the placement that a document describes.
 
     Raises:
-        InvalidInput: If something is missing, unknown or of the wrong kind; `field` names it, e.g.
+        InvalidInput: A field is missing, unknown or of the wrong kind; `field` names it, e.g.
             "models[0].pipelines[0].batch".
     """
     root = fields_of(document, "", required=("models",), optional=())
@@ -125,7 +125,7 @@ def parse_placement(
 
 
 def placement_document(placement: Placement) -> dict[str, object]:
-    """Returns the document `parse_placement` reads back as an equal placement."""
+    """Returns a document that `parse_placement` reads back as an equal placement."""
     return {"models": [_model_document(model) for model in placement.models]}
 
 

@@ -1,11 +1,11 @@
-"""A placement from sizes alone that survives the loss of an agent wherever memory allows that.
+"""Placement by replication, from sizes alone: it survives the loss of an agent if memory allows.
 
-Whole models are replicated first: every replica is a way around the loss of another, and none of
-them waits for a link. Agents of one class share a pool, so that a pool is planned at the pace of
-its own class. Agents too small for a whole model are cut into a pipeline of as few partitions as
+Whole models are replicated first, because every replica can replace another that is lost, and none
+of them waits for a link. Agents of one class share a pool, so that a pool is planned at the pace of
+its own class. Agents that are too small for a whole model form a pipeline of as few partitions as
 their memory allows, because few partitions over many agents leave several agents for each.
 
-Speed is not looked at; the pooled planner does that where profiles are known.
+The speed of agents is ignored; the pooled planner considers it if profiles are known.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from catenary_services.domain.plan import Agent
 from catenary_services.errors import PlanInfeasible
 
 _WORKING_SHARE = 0.2
-"""Memory a partition needs while it runs, as a share of its weights."""
+"""Memory that a partition needs while it runs, as a share of its weights."""
 
 
 Able = Callable[[DeployedModel], Sequence[Agent]]
-"""Returns the agents that may be given a part of a model."""
+"""Returns the agents that may get a part of a model."""
 
 
 def replicated(
@@ -39,17 +39,19 @@ def replicated(
     memory_share: float = 0.9,
     able: Able | None = None,
 ) -> Placement:
-    """Returns a placement of every model, whole on as many agents as have room for it.
+    """Returns a placement of every model as a whole on as many agents as have room for it.
 
-    Models take turns, the largest first: each gets its first replica before any gets a second,
-    on an agent of a server that has none of it yet if there is one, and there on the agent with
-    most room. A model whose deployment names a number of partitions is cut into them instead.
+    Models take turns, the largest first, so each gets its first replica before any gets a second. A
+    replica goes to a server that has none of its model yet, if there is one, and there to the agent
+    with the most room. A model whose deployment names a number of partitions is cut into these
+    instead.
 
     Args:
-        models: What to place; without `block_bytes` a model is taken to fit anywhere.
-        agents: Where; `memory_bytes` of 0 stands for "unknown", which is taken to be enough.
-        memory_share: Of each agent's memory, what these models may take.
-        able: Leaves out the agents that could not load a model; by default all may be given any.
+        models: The models to place. A model without `block_bytes` is assumed to fit anywhere.
+        agents: The agents to use. A `memory_bytes` of 0 stands for unknown, which is assumed to be
+            enough.
+        memory_share: Share of each agent's memory that these models may take.
+        able: Returns the agents that can load a model; None if every agent can load every model.
 
     Raises:
         PlanInfeasible: There is no agent, or a model has no blocks.
@@ -67,7 +69,7 @@ def replicated(
 
 
 class _Room:
-    """The memory that is left on each agent, in bytes."""
+    """The free memory of each agent, in bytes; infinite if its memory is unknown."""
 
     def __init__(self, agents: Iterable[Agent], share: float) -> None:
         self._left = {
@@ -92,7 +94,7 @@ def _size(model: DeployedModel, first: int, last: int) -> float:
 def _replicas(
     models: Sequence[DeployedModel], ables: Sequence[Sequence[Agent]], room: _Room
 ) -> Mapping[int, list[Agent]]:
-    """Returns the agents that hold each model whole, by the model's place among `models`."""
+    """Returns the agents that hold each model as a whole, by the model's index in `models`."""
     held: dict[int, list[Agent]] = {
         number: [] for number, model in enumerate(models) if model.partitions is None
     }
@@ -122,7 +124,10 @@ def _placed(
     room: _Room,
     cut: ModelPlacement,
 ) -> ModelPlacement:
-    """Returns one model's pipelines; `cut` is what it gets where nothing is known to fit."""
+    """Returns the pipelines of one model.
+
+    `cut` is the placement it gets if nothing is known to fit.
+    """
     if model.partitions is not None:
         return cut
     batch = cut.pipelines[0].batch_size
@@ -147,7 +152,10 @@ def _by_class(agents: Iterable[Agent]) -> list[tuple[AgentId, ...]]:
 def _cut_to_fit(
     model: DeployedModel, agents: Sequence[Agent], room: _Room
 ) -> tuple[StagePlacement, ...]:
-    """Returns the shortest pipeline whose partitions fit on their agents; empty if none does."""
+    """Returns the shortest pipeline whose partitions fit on their agents.
+
+    The result is empty if there is none.
+    """
     most = min(model.table.blocks, max(MOST_PARTITIONS, len(agents)))
     for partitions in range(2, most + 1) if len(agents) > 1 else ():
         (placed,) = even_split([replace(model, partitions=partitions)], agents).models

@@ -1,4 +1,4 @@
-"""Questions about placements, without state: who must host what, and is it enough to serve."""
+"""Requirements of placements on agents (who must host what), and whether these are met."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ from catenary_services.domain.plan import Chain, ModelPlan, Pipeline
 
 @dataclass(frozen=True, slots=True)
 class CacheRequirement:
-    """The key-value caches a range of decoder blocks must have room for."""
+    """Room for key-value caches that a range of decoder blocks must have."""
 
     block_slots: int
     session_tokens: int
     entry_blocks: tuple[int, ...]
-    """Where chains enter, in order; the first block of the partition is always one."""
+    """Blocks at which chains enter, ascending. The first block of the partition is always one of
+    them."""
     cache_tokens: int = 0
-    """What its memory must hold, tokens counted once per block; 0: every slot at full length."""
+    """Number of tokens that memory must hold, counted once per block; 0 if every slot must have
+    room at full length."""
 
     @property
     def tokens(self) -> int:
-        """Tokens there must be memory for, counted once per block."""
+        """Number of tokens for which there must be memory, counted once per block."""
         return self.cache_tokens or self.block_slots * self.session_tokens
 
     def includes(self, other: CacheRequirement) -> bool:
-        """True if whoever has this lacks nothing of `other`."""
+        """Returns True if whoever meets this requirement also meets `other`."""
         return (
             self.block_slots >= other.block_slots
             and self.session_tokens >= other.session_tokens
@@ -43,7 +45,7 @@ class CacheRequirement:
         )
 
     def joined(self, other: CacheRequirement) -> CacheRequirement:
-        """Returns what serves both."""
+        """Returns the least requirement that includes both."""
         slots = max(self.block_slots, other.block_slots)
         most = max(self.session_tokens, other.session_tokens)
         tokens = max(self.tokens, other.tokens)
@@ -52,22 +54,23 @@ class CacheRequirement:
 
 
 class PartitionRequirement(NamedTuple):
-    """How an agent must host a partition."""
+    """Requirement on an agent for hosting one partition."""
 
     batch: int
-    """The largest batch it must run; of decoder blocks the most sessions at a time."""
+    """The largest batch it must run; for decoder blocks the largest number of sessions at a
+    time."""
     float16: bool
-    """Whether feature maps cross its boundaries as float16."""
+    """True if feature maps cross the boundaries of the partition as float16."""
     cache: CacheRequirement | None = None
-    """Set for decoder blocks."""
+    """Requirement on the caches of decoder blocks; None for other partitions."""
 
 
 Requirements = dict[PartitionKey, PartitionRequirement]
-"""What an agent must host, and how."""
+"""Requirements on one agent, by the partitions that it must host."""
 
 
 def joined(one: Requirements, other: Requirements) -> Requirements:
-    """Returns what serves both; where only one can be, it is `other`."""
+    """Returns requirements that serve both. Where they conflict, those of `other` hold."""
     both = {**one, **other}
     for key in one.keys() & other.keys():
         mine, theirs = one[key].cache, other[key].cache
@@ -78,7 +81,7 @@ def joined(one: Requirements, other: Requirements) -> Requirements:
 
 
 def agents_of(placement: Placement) -> set[AgentId]:
-    """Returns every agent a placement names."""
+    """Returns every agent that a placement names."""
     named = {agent for _, _, stage in stages_of(placement) for agent in stage.agents}
     return named | {host.agent for model in placement.models for host in model.hosts}
 
@@ -86,7 +89,7 @@ def agents_of(placement: Placement) -> set[AgentId]:
 def stages_of(
     placement: Placement,
 ) -> Iterator[tuple[ModelPlacement, PipelinePlacement, StagePlacement]]:
-    """Returns every stage with the model and pipeline it belongs to."""
+    """Yields every stage together with its model and pipeline."""
     for model in placement.models:
         for pipeline in model.pipelines:
             for stage in pipeline.stages:
@@ -94,17 +97,17 @@ def stages_of(
 
 
 def partition_of(model: ModelPlacement, stage: StagePlacement) -> PartitionKey:
-    """Returns the key of a stage's partition."""
+    """Returns the key of the partition that a stage runs."""
     return PartitionKey(model.model, stage.first_block, stage.last_block)
 
 
 def wanted_of(placement: Placement, agent: AgentId) -> Requirements:
-    """Returns what one agent must host."""
+    """Returns the requirements on one agent; empty if the placement does not use it."""
     return wanted_by_agent(placement).get(agent, {})
 
 
 def wanted_by_agent(placement: Placement | None) -> dict[AgentId, Requirements]:
-    """Returns what every agent of a placement must host."""
+    """Returns the requirements on every agent of a placement; empty for None."""
     wanted: dict[AgentId, Requirements] = {}
     for model, pipeline, stage in stages_of(placement or Placement(())):
         key = partition_of(model, stage)
@@ -120,7 +123,7 @@ def wanted_by_agent(placement: Placement | None) -> dict[AgentId, Requirements]:
 
 
 def hosts_of(model: ModelPlacement) -> Iterator[tuple[AgentId, PartitionKey, PartitionRequirement]]:
-    """Returns who hosts the blocks of a model that generates text, and how."""
+    """Yields the hosts of a model that generates text: agent, partition and requirement."""
     entries: dict[tuple[AgentId, int, int], set[int]] = {}
     sessions: dict[tuple[AgentId, int, int], int] = {}
     for chain in model.chains:
@@ -135,7 +138,10 @@ def hosts_of(model: ModelPlacement) -> Iterator[tuple[AgentId, PartitionKey, Par
 
 
 def without(placement: Placement, gone: set[AgentId]) -> Placement:
-    """Returns the placement without some agents, and without what they alone could host."""
+    """Returns a placement without the agents in `gone`.
+
+    Pipelines and chains that need these are left out, and so are models of which nothing remains.
+    """
     models = []
     for model in placement.models:
         pipelines = []
@@ -153,7 +159,10 @@ def without(placement: Placement, gone: set[AgentId]) -> Placement:
 
 
 def needs_any(model: ModelPlacement, agents: Set[AgentId]) -> bool:
-    """True if a model is served less, or not at all, if some agents do not load their parts."""
+    """Returns True if a model is served less when `agents` do not load their parts.
+
+    It may then not be served at all.
+    """
     for pipeline in model.pipelines:
         if any(agents >= set(stage.agents) for stage in pipeline.stages):
             return True
@@ -161,19 +170,19 @@ def needs_any(model: ModelPlacement, agents: Set[AgentId]) -> bool:
 
 
 def changing(old: Placement, new: Placement) -> frozenset[ModelKey]:
-    """Returns the models both placements serve, but not alike."""
+    """Returns the models that both placements serve, but in different ways."""
     before = {model.model: model for model in old.models}
     return frozenset(model.model for model in new.models if before.get(model.model, model) != model)
 
 
 def only(placement: Placement, models: Iterable[ModelKey]) -> Placement:
-    """Returns the part of a placement that is about some models."""
+    """Returns the part of a placement that concerns `models`."""
     wanted = set(models)
     return Placement(tuple(model for model in placement.models if model.model in wanted))
 
 
 def can_go_back(old: Placement, new: Placement, is_present: Callable[[AgentId], bool]) -> bool:
-    """True if the old plan still serves every model the new one does, with the agents there are."""
+    """Returns True if the present agents could serve every model of both plans by the old one."""
     gone = {agent for agent in agents_of(old) if not is_present(agent)}
     served = {model.model for model in without(old, gone).models}
     both = {model.model for model in old.models} & {model.model for model in new.models}
@@ -181,15 +190,16 @@ def can_go_back(old: Placement, new: Placement, is_present: Callable[[AgentId], 
 
 
 Hosts = Callable[[AgentId, PartitionKey, PartitionRequirement], bool]
-"""True if an agent is there and hosts a partition as it is needed."""
+"""Returns True if an agent is present and hosts a partition as required."""
 
 
 def missing(
     placement: Placement, hosts: Hosts, excused: Callable[[AgentId], bool]
 ) -> list[tuple[AgentId, PartitionKey]]:
-    """Returns what still has to be loaded before a placement can be activated.
+    """Returns the agents and partitions that must still be loaded to activate a placement.
 
-    An excused agent is not waited for, as long as every pool, or a chain, has all it needs.
+    An excused agent is not waited for, as long as its pool has an agent that is ready, or its model
+    a chain without such agents.
     """
     lacking = []
     for model, pipeline, stage in stages_of(placement):
@@ -210,23 +220,23 @@ def missing(
 
 
 Serves = Callable[[AgentId, PartitionKey], bool]
-"""True if an agent can serve a partition now."""
+"""Returns True if an agent can serve a partition now."""
 
 
 def can_serve(pipeline: Pipeline, serves: Serves) -> bool:
-    """True if every pool of the pipeline has an agent the dispatcher may use."""
+    """Returns True if every pool of a pipeline has an agent that the dispatcher may use."""
     return all(
         any(serves(agent, stage.partition) for agent in stage.agents) for stage in pipeline.stages
     )
 
 
 def can_generate(chain: Chain, serves: Serves) -> bool:
-    """True if the dispatcher may use every agent of the chain."""
+    """Returns True if the dispatcher may use every agent of a chain."""
     return all(serves(hop.agent, hop.partition) for hop in chain.hops)
 
 
 def empty_pools(plan: ModelPlan, serves: Serves) -> list[str]:
-    """Returns, in words, what a model's pipelines or chains lack."""
+    """Returns in words what the pipelines or chains of a model lack; empty if they lack nothing."""
     pools = [
         f"nobody hosts blocks {stage.partition.first_block} to {stage.partition.last_block}"
         f" (waiting for {', '.join(stage.agents)})"

@@ -1,4 +1,4 @@
-"""What a plan survives: whose loss leaves a model without a complete pipeline or chain."""
+"""Survival: agents and servers whose loss leaves a model without a pipeline or chain."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from catenary_services.domain.plan import ChainHop, ModelPlan
 
 @dataclass(frozen=True, slots=True)
 class LossSurvival:
-    """The single losses that would leave one model unserved."""
+    """The agents and servers each of which would, if lost, leave one model unserved."""
 
     agents: tuple[AgentId, ...]
-    """Each of these agents alone; empty if the loss of any one agent is survived."""
+    """Agents whose loss alone leaves the model unserved; empty if any one agent may be lost."""
     servers: tuple[ServerId, ...]
-    """Each of these servers, with all its agents; empty if any one may be lost."""
+    """Servers whose loss, with all their agents, leaves the model unserved; empty if any one may be
+    lost."""
 
     def in_words(self) -> str:
-        """Returns one sentence without its full stop."""
+        """Returns a statement about the model, without subject and full stop."""
         if self.agents:
             return f"does not survive the loss of {_listed(self.agents)}"
         if self.servers:
@@ -28,16 +29,16 @@ class LossSurvival:
 
     @property
     def is_fragile(self) -> bool:
-        """True if the loss of one agent is enough to leave the model unserved."""
+        """True if the loss of a single agent is enough to leave the model unserved."""
         return bool(self.agents)
 
 
 def survival_of(model: ModelPlan, servers: Mapping[AgentId, ServerId]) -> LossSurvival:
-    """Returns whose loss a model of a plan would not survive.
+    """Returns the agents and servers whose loss a model of a plan would not survive.
 
     Args:
-        model: Its pipelines, or chains.
-        servers: The server of each agent, as far as it is known.
+        model: The plan of the model, with its pipelines or chains.
+        servers: The server of each agent. Agents that are missing count for no server.
     """
     agents = sorted(_agents_of(model))
     by_server: dict[ServerId, set[AgentId]] = {}
@@ -55,9 +56,9 @@ def survival_of(model: ModelPlan, servers: Mapping[AgentId, ServerId]) -> LossSu
 
 
 def is_served_without(model: ModelPlan, lost: set[AgentId]) -> bool:
-    """True if a pipeline has a member left in every pool, or a chain has lost no hop.
+    """Returns True if a pipeline has a member left in every pool, or a chain all its hops.
 
-    Chains that only run prompts count together with those that only generate.
+    Chains with separate roles count only if one that runs prompts and one that generates are left.
     """
     if any(
         all(not lost.issuperset(stage.agents) for stage in pipeline.stages)

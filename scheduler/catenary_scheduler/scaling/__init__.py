@@ -1,10 +1,10 @@
-"""When a cluster should be planned anew, and how large it should be: pure, decisions from events.
+"""Decisions about when a cluster is planned anew and how large it is: pure functions of events.
 
-workers     how many workers a model should have, and which agents these are
-groups      how many scheduler groups a cluster needs
-rates       how much load every model gets, exponentially weighted
-demand      how much text is asked for, and whether chains should be composed anew for it
-replanning  whether the shares of the models have moved far enough from what was planned for
+workers     the number of workers that a model should have, and which agents these are
+groups      the number of scheduler groups that a cluster needs
+rates       the load of every model, exponentially weighted
+demand      the demand for generated text, and whether chains should be composed anew for it
+replanning  whether the shares of the models have moved far from the planned ones
 """
 
 from catenary_scheduler.scaling.demand import DemandPolicy, SessionDemand, SessionLoad

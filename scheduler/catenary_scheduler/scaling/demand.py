@@ -1,9 +1,10 @@
-"""How much text is asked for, and whether that has moved so far that chains are due to be new.
+"""Demand for generated text, and detection of changes that call for new chains.
 
-Of every model: sessions per second, and the mean lengths of their prompts and answers. Chains are
-composed for these three numbers. They are believed when enough sessions stand behind them; until
-then lengths are drawn towards what is usual. A change must be by a factor, must last, with a lower
-factor for letting go than for taking hold, and compositions are some time apart.
+Demand is measured per model: sessions per second, and the mean lengths of their prompts and
+answers. Chains are composed for these three numbers. They are trusted once enough sessions support
+them; until then the lengths are drawn towards the usual ones. A change counts if it exceeds a
+factor and lasts; it ends only below a lower factor (hysteresis), and compositions are some time
+apart.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, Nanos
 
 @dataclass(frozen=True, slots=True)
 class SessionLoad:
-    """What chains of one model are composed for."""
+    """Rate and mean lengths of one model's sessions, for which its chains are composed."""
 
     rate_per_s: float = 0.1
     prompt_tokens: float = 256.0
     output_tokens: float = 128.0
 
     def factor(self, other: SessionLoad) -> float:
-        """Returns the largest ratio, at least 1, between these numbers and another's."""
+        """Returns the largest ratio, at least 1, between these three numbers and another's."""
         pairs = (
             (self.rate_per_s, other.rate_per_s),
             (self.prompt_tokens, other.prompt_tokens),
@@ -35,25 +36,27 @@ class SessionLoad:
 
 @dataclass(frozen=True, slots=True)
 class DemandPolicy:
-    """When demand alone is a reason to compose chains anew."""
+    """Thresholds above which demand alone is a reason to compose chains anew."""
 
     usual: SessionLoad = SessionLoad()
-    """Expected where nothing was seen; also the lowest rate chains are composed for."""
+    """Load that is expected before any session was seen. Its rate is also the lowest that chains
+    are composed for."""
     factor: float = 2.0
-    """Rate or a mean length is by this factor another than composed for."""
+    """A load counts as changed if its rate or a mean length differs from the planned one by this
+    factor."""
     let_go: float = 1.5
-    """A factor below this no longer counts as a change."""
+    """A change ends when the factor falls below this."""
     lasting_ns: Nanoseconds = 10 * NANOSECONDS_PER_SECOND
     interval_ns: Nanoseconds = 60 * NANOSECONDS_PER_SECOND
-    """Compositions are at least this far apart."""
+    """Least time between two compositions, in nanoseconds."""
     time_constant_ns: Nanoseconds = 120 * NANOSECONDS_PER_SECOND
     least_sessions: float = 20.0
-    """Fewer within the time constant say nothing of the rate; lengths then weigh as much as what
-    is usual."""
+    """The least number of sessions within the time constant: with fewer, the rate stays as planned.
+    The usual lengths weigh as much as this many sessions."""
 
 
 class SessionDemand:
-    """Follows the demand and says when to compose anew.
+    """A follower of demand that says when to compose chains anew.
 
     Feed it `arrived`, `generated` and `planned`; ask `decide` from time to time.
     """
@@ -66,29 +69,29 @@ class SessionDemand:
         self._planned: dict[ModelKey, SessionLoad] = {}
         self._planned_ns: Nanoseconds | None = None
         self._moved_ns: Nanoseconds | None = None
-        """Since when the factor has been too large; None while it is not."""
+        """Moment since which the factor has been too large; None while it is not."""
 
     def arrived(self, model: ModelKey, prompt_tokens: int, now: Nanoseconds) -> None:
-        """A session was asked for."""
+        """Counts a session that was asked for, and the length of its prompt."""
         self._sessions.arrived(model, 1, now)
         self._prompts.arrived(model, prompt_tokens, now)
 
     def generated(self, model: ModelKey, tokens: int, now: Nanoseconds) -> None:
-        """So many tokens were generated since the last time this was said."""
+        """Counts tokens that were generated since the last call."""
         self._outputs.arrived(model, tokens, now)
 
     def planned(self, loads: Mapping[ModelKey, SessionLoad], now: Nanoseconds) -> None:
-        """Chains were composed for these loads."""
+        """Records that chains were composed for these loads."""
         self._planned = dict(loads)
         self._planned_ns = now
         self._moved_ns = None
 
     def planned_rate(self, model: ModelKey) -> float:
-        """Returns the sessions per second that were planned for last."""
+        """Returns the sessions per second of a model for which its chains were last composed."""
         return self._planned.get(model, self._policy.usual).rate_per_s
 
     def load(self, model: ModelKey, now: Nanoseconds) -> SessionLoad:
-        """Returns what to compose for."""
+        """Returns the load of a model for which its chains should be composed now."""
         policy, usual = self._policy, self._policy.usual
         seen = self._sessions.observed_rows(model, now)
         rate = self._planned.get(model, usual).rate_per_s
@@ -106,7 +109,7 @@ class SessionDemand:
         )
 
     def decide(self, now: Nanoseconds) -> str:
-        """Returns why chains are due to be composed anew, in words; empty if they are not."""
+        """Returns in words why chains should be composed anew; empty if they should not."""
         if self._planned_ns is None or not self._planned:
             return ""
         policy = self._policy

@@ -1,4 +1,4 @@
-"""How many scheduler groups a cluster needs (Aladdin, Appendix A, eq. 8).
+"""Number of scheduler groups that a cluster needs (Aladdin, Appendix A, eq. 8).
 
 Requests go round robin to groups, so group i of N_i of all N_w workers gets the rate
 r_i = N_i / N_w * r_a. Every second group wastes one worker on average, half a worker each: a waste
@@ -18,25 +18,26 @@ from catenary_services.errors import InvalidInput, PlanInfeasible
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One scheduler and its share of the cluster."""
+    """One scheduler, the number of its workers, and the rate that it gets."""
 
     workers: int
     arrivals_per_s: float
-    """r_i."""
+    """The group's share r_i of the requests per second."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
-    """How a cluster is divided."""
+    """Division of a cluster into groups, and what it wastes."""
 
     groups: tuple[Group, ...]
-    """Largest first; sizes differ by one at most."""
+    """The groups, the largest first. Their sizes differ by one at most."""
     least_workers: int
-    """Bound of every N_i from below, unless there is only one group."""
+    """Lower bound of every N_i, unless there is only one group."""
     most_workers: int
-    """Bound of every N_i from above, by r(T_s)."""
+    """Upper bound of every N_i, from r(T_s)."""
     wasted_workers: float
-    """Half a worker a group, if there are several."""
+    """Workers that the division wastes on average: half a worker per group; 0 for a single
+    group."""
 
     @property
     def waste_ratio(self) -> float:
@@ -50,14 +51,15 @@ def divide(
     """Returns the division of a cluster into the fewest groups that eq. 8 allows.
 
     Args:
-        workers: N_w, all of the cluster's.
-        arrivals_per_s: r_a, of the whole cluster.
-        waste_ratio: e, the share of its workers that a group may waste, in (0, 1].
+        workers: N_w, the number of workers in the cluster.
+        arrivals_per_s: r_a, the requests per second of the whole cluster.
+        waste_ratio: e, the largest share of its workers that a group may waste, in (0, 1].
         scheduler_arrivals_per_s: r(T_s), see `rate_within`.
 
     Raises:
-        InvalidInput: a figure is out of its range.
-        PlanInfeasible: groups small enough for their schedulers would waste more than that.
+        InvalidInput: A figure is out of its range.
+        PlanInfeasible: Groups small enough for their schedulers would waste more than
+            `waste_ratio`.
     """
     _check(workers, arrivals_per_s, waste_ratio, scheduler_arrivals_per_s)
     least = math.ceil(_unrounded(1.0 / (2.0 * waste_ratio)))
@@ -81,12 +83,12 @@ def divide(
 def rate_within(decision_s: float, latency_s: float) -> float:
     """Returns r(T_s): the rate at which a scheduler decides within `latency_s` on average.
 
-    Decisions take `decision_s` each, one at a time, and requests arrive at random (M/D/1):
-    latency = s + rho * s / (2 * (1 - rho)), solved for the rate rho / s. 0 if a lone decision
-    takes longer.
+    Decisions take `decision_s` each, one at a time, and requests arrive at random (M/D/1): latency
+    = s + rho * s / (2 * (1 - rho)), solved for the rate rho / s. The rate is 0 if a single decision
+    takes longer than that.
 
     Raises:
-        InvalidInput: a time is not positive.
+        InvalidInput: A time is not positive and finite.
     """
     if not (0 < decision_s < math.inf and 0 < latency_s < math.inf):
         raise InvalidInput("latency", "times must be positive and finite")
@@ -108,6 +110,6 @@ def _check(workers: int, arrivals_per_s: float, waste_ratio: float, rate: float)
 
 
 def _unrounded(value: float) -> float:
-    """Returns a value without the rounding error that would cost or grant a worker."""
+    """Returns a value, or the nearest integer if only rounding error separates them."""
     nearest = round(value) if math.isfinite(value) else value
     return nearest if math.isclose(value, nearest, rel_tol=1e-12) else value

@@ -1,4 +1,4 @@
-"""Arrival rates of models, exponentially weighted: the last time constant counts most."""
+"""Arrival rates of models, as exponentially weighted averages."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, Nanos
 @dataclass(slots=True)
 class _Count:
     rows: float
-    """Decayed to `at_ns`."""
+    """Number of rows, decayed to the moment `at_ns`."""
     at_ns: Nanoseconds
 
 
 class ArrivalRates:
-    """Rows per second of every model, of which an event weighs 1/e after one time constant."""
+    """Rows per second of every model.
+
+    The weight of an arrival falls to 1/e after one time constant.
+    """
 
     def __init__(self, time_constant_ns: Nanoseconds) -> None:
         self._time_constant_ns = time_constant_ns
@@ -24,7 +27,6 @@ class ArrivalRates:
         self._since_ns: Nanoseconds | None = None
 
     def arrived(self, model: ModelKey, rows: int, now: Nanoseconds) -> None:
-        """Counts rows that arrived."""
         if self._since_ns is None:
             self._since_ns = now
         count = self._counts.get(model)
@@ -35,14 +37,15 @@ class ArrivalRates:
         count.at_ns = now
 
     def observed_rows(self, model: ModelKey, now: Nanoseconds) -> float:
-        """Returns how many rows the rate of a model rests on: old ones count for less."""
+        """Returns how many rows the rate of a model rests on, with old rows weighted less."""
         count = self._counts.get(model)
         return 0.0 if count is None else count.rows * self._decay(now - count.at_ns)
 
     def rate(self, model: ModelKey, now: Nanoseconds) -> float:
-        """Returns rows per second.
+        """Returns the rows per second of a model; 0 if none arrived yet.
 
-        Soon after the first arrival the weights do not add up to one yet; that is divided out.
+        Soon after the first arrival the weights do not add up to one yet, so the rate is divided by
+        their sum.
         """
         if self._since_ns is None:
             return 0.0

@@ -1,10 +1,10 @@
-"""Whether the load has moved so far from what was planned for that a new plan is due.
+"""Detection of a load that has moved so far from the planned one that a new plan is due.
 
-A plan maximises the least throughput / weight over the models: it is made for *shares* of the
-load. Its distance from the present is the share that moved from one model to another (half the sum
-of absolute differences). Three things keep noise from moving a cluster about: shares are only
-believed when enough rows stand behind them, a distance must last, with a lower threshold for
-letting go than for taking hold, and plans are some time apart.
+A plan maximises the least throughput / weight over the models, so it is made for *shares* of the
+load. Its distance from the present load is the share that moved from one model to another (half the
+sum of absolute differences). Three rules keep noise from reconfiguring the cluster. Shares are
+trusted only when enough rows support them. A distance must last, and it ends only below a lower
+threshold (hysteresis). Plans are some time apart.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from catenary_scheduler.scaling.rates import ArrivalRates
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, Nanoseconds
 
 Shares = Mapping[ModelKey, float]
-"""Of the load, by model; they add up to 1."""
+"""Share of each model in the load; the shares add up to 1."""
 
 _LET_GO = 0.6
-"""A distance below this part of the threshold no longer counts as a change."""
+"""A change ends when the distance falls below this part of the threshold."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplanPolicy:
-    """When load alone is a reason to plan anew."""
+    """Thresholds above which load alone is a reason to plan anew."""
 
     moved_share: float = 0.15
-    """At least this share of the load is another model's than planned for."""
+    """Least share of the load that must have moved between models before a new plan is due."""
     lasting_ns: Nanoseconds = 10 * NANOSECONDS_PER_SECOND
-    """For at least this long."""
+    """Least time for which the distance must have lasted, in nanoseconds."""
     interval_ns: Nanoseconds = 30 * NANOSECONDS_PER_SECOND
-    """Plans are at least this far apart."""
+    """Least time between two plans that the load causes, in nanoseconds."""
     every_ns: Nanoseconds = 0
-    """Plan anew after this long whatever happened; 0: never."""
+    """Time after which a plan is made anew in any case, in nanoseconds; 0 for never."""
     time_constant_ns: Nanoseconds = 30 * NANOSECONDS_PER_SECOND
-    """Of the arrival rates."""
+    """Time constant of the arrival rates, in nanoseconds."""
     least_rows: float = 100.0
-    """Fewer rows within the time constant say nothing about shares."""
+    """Least number of rows within the time constant from which shares are derived."""
     least_share: float = 0.05
-    """Every model is planned for at least this share: it may be called any moment."""
+    """Share that every model is planned for at least, because it may be called at any moment."""
 
 
 class LoadReplanning:
-    """Follows the load and says when to plan anew.
+    """A follower of the load that says when to plan anew.
 
     Feed it `arrived` and `planned`; ask `decide` from time to time.
     """
@@ -54,22 +54,28 @@ class LoadReplanning:
         self._planned: dict[ModelKey, float] = {}
         self._planned_ns: Nanoseconds | None = None
         self._moved_ns: Nanoseconds | None = None
-        """Since when the distance has been too large; None while it is not."""
+        """Moment since which the distance has been too large; None while it is not."""
 
     def arrived(self, model: ModelKey, rows: int, now: Nanoseconds) -> None:
-        """Rows of a model arrived."""
+        """Counts rows of a model that arrived."""
         self._rates.arrived(model, rows, now)
 
     def planned(self, shares: Shares, now: Nanoseconds) -> None:
-        """A plan was made for these shares; none if it does not depend on them."""
+        """Records that a plan was made for these shares.
+
+        Pass no shares if the plan does not depend on them.
+        """
         self._planned = dict(shares)
         self._planned_ns = now
         self._moved_ns = None
 
     def shares(self, models: Iterable[ModelKey], now: Nanoseconds) -> dict[ModelKey, float]:
-        """Returns the shares to plan for: what was seen lately, else what was planned for last.
+        """Returns the shares to plan for: the recent ones, if enough rows support them.
 
-        Models of which nothing is known share equally.
+        Otherwise they are the shares that were planned for last.
+
+        A model about which nothing is known gets the mean share of the others. Every share is at
+        least `least_share`.
         """
         wanted = list(dict.fromkeys(models))
         if not wanted:
@@ -82,11 +88,11 @@ class LoadReplanning:
         return self._with_floor({model: self._planned.get(model, usual) for model in wanted})
 
     def rate(self, model: ModelKey, now: Nanoseconds) -> float:
-        """Returns the rows per second a model got lately."""
+        """Returns the recent rate of a model in rows per second."""
         return self._rates.rate(model, now)
 
     def decide(self, now: Nanoseconds) -> str:
-        """Returns why a new plan is due now, in words; empty if none is."""
+        """Returns in words why a new plan is due now; empty if none is due."""
         policy = self._policy
         if self._planned_ns is None:
             return ""
@@ -117,13 +123,13 @@ class LoadReplanning:
 
 
 def distance(one: Shares, other: Shares) -> float:
-    """Returns the share of the load that is elsewhere (total variation distance), 0 to 1."""
+    """Returns the total variation distance: the share of the load that has moved, 0 to 1."""
     models = {*one, *other}
     return sum(abs(one.get(model, 0.0) - other.get(model, 0.0)) for model in models) / 2
 
 
 def objective_at(throughput_rps: Mapping[ModelKey, float], shares: Shares) -> float:
-    """Returns the total load at these shares that models of such throughput can take."""
+    """Returns the largest total load, in rows per second, that models can take at these shares."""
     return min(
         (throughput_rps.get(model, 0.0) / share for model, share in shares.items() if share > 0),
         default=0.0,

@@ -1,1 +1,1 @@
-"""Packing with few moves, as it runs live."""
+"""Lazy packing, the policy with few moves that deployments run."""

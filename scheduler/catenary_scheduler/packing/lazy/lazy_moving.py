@@ -1,4 +1,4 @@
-"""The moves of lazy packing: what overflows leaves, and a bin that is nearly empty is emptied."""
+"""Moves of lazy packing: sessions leave bins that overflow, and nearly empty bins are emptied."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ Distance = Callable[[int, int], float]
 
 
 _LOOKED_AT = 12
-"""Bins with the most room that are looked at for a session. None of the others has more room, so
-that no place is missed; few of the others would last longer."""
+"""Number of bins with the most room that are examined for a session. No other bin has more room, so
+no place is missed; few of the others would last longer."""
 
 
 class LazyMover:
-    """Decides where sessions go; changes nothing.
+    """Chooser of the bins to which sessions go. It changes nothing itself.
 
     The bin with the least load is left alone where others will do, so that it drains.
 
     Args:
-        shelves: Who is where.
-        outlook: How long bins last.
-        rules: What is worth while.
-        distance: Between bins, in epochs of lasting that a bin so far away has to make up for;
-            None: all are as near.
+        shelves: The bins and their sessions.
+        outlook: Forecast of how long bins last.
+        rules: Thresholds that decide when a move is worth its cost.
+        distance: Distance between two bins, in epochs that are subtracted from the time the target
+            lasts; None if all are equally near.
 
     Time: of every method, O(sessions of a bin), whatever the number of bins.
     """
@@ -42,7 +42,7 @@ class LazyMover:
     def arrival(self, size: int) -> int | None:
         """Returns the bin for a new session: the one that lasts longest with it.
 
-        A bin without headroom is better than a new one. None if none has room.
+        A bin without headroom is preferred to a new one. The result is None if no bin has room.
         """
         outlook, rules = self._outlook, self._rules
         places = self._roomy(size)
@@ -65,8 +65,9 @@ class LazyMover:
     def relief(self, gpu: int) -> PackingMove | None:
         """Returns the move that makes an overflowing bin fit, or brings it closer.
 
-        Of all that do, the one after which the first of the two bins to overflow lasts longest; the
-        bin that drains is taken only where no other lasts long enough. None if nothing can go.
+        Of all such moves it is the one after which the first of the two bins to overflow lasts
+        longest. The bin that drains is taken only if no other lasts long enough. The result is None
+        if no session can go.
         """
         shelves, rules = self._shelves, self._rules
         excess = shelves.load_of(gpu) - shelves.capacity
@@ -92,17 +93,20 @@ class LazyMover:
         return best
 
     def leaving(self, gpu: int) -> Item:
-        """Returns who goes where no other bin has room: the smallest session that is enough."""
+        """Returns the session that leaves a bin if no other has room: the smallest that is enough.
+
+        If none is enough, it is the largest.
+        """
         excess = self._shelves.load_of(gpu) - self._shelves.capacity
         sizes = self._largest_first(gpu)
         enough = [item for size, item in sizes if size >= excess]
         return enough[-1] if enough else sizes[0][1]
 
     def emptying(self, most: int) -> list[PackingMove]:
-        """Returns moves that empty a bin, so that it can be switched off; none if not worth it.
+        """Returns moves that empty a bin, so that it can be deactivated; none if not worth it.
 
         Args:
-            most: Sessions that may move.
+            most: Largest number of sessions that may move.
         """
         shelves = self._shelves
         if len(shelves) < 2:
@@ -116,7 +120,7 @@ class LazyMover:
         return []
 
     def _spread(self, gpu: int) -> list[PackingMove]:
-        """Returns where all sessions of a bin can go, large ones first; none if one cannot."""
+        """Returns moves of all sessions of a bin, large ones first; none if one cannot go."""
         outlook, rules = self._outlook, self._rules
         places = [entry for entry in self._roomy(0) if entry[0] != gpu]
         moves: list[PackingMove] = []
@@ -135,7 +139,10 @@ class LazyMover:
         return moves
 
     def _roomy(self, size: int) -> list[tuple[int, int, int]]:
-        """Returns (bin, room, sessions) of those with the most room, if enough; descending."""
+        """Returns (bin, room, sessions) of the bins with the most room, in descending order.
+
+        Bins with less than `size` are left out.
+        """
         shelves = self._shelves
         found = []
         for gpu in shelves.emptiest(_LOOKED_AT):

@@ -1,10 +1,11 @@
-"""Packing with few moves: Mell's aim and bound, without its classes (`pack`, as it runs live).
+"""Lazy packing: Mell's aim and bound with few moves, without its classes (`pack`, as it runs live).
 
-Mell's rules keep P1-P5 at every moment, so that a session moves whenever it crosses a border of its
-class, two to four times in its life and taking others along, most of which saves no GPU. Here a
-session moves for two reasons only: its bin overflows, or its bin can be emptied. Both look ahead
-at the pace of growth, so that a move lasts. What Mell proves of the number of bins is checked
-instead: should there ever be more than 4/3 of the lower bound and 3, Mell's own rules repair that.
+Mell's rules keep P1-P5 at every moment, so a session moves whenever it crosses a border of its
+class. That happens two to four times in its life and moves others too, and most of these moves save
+no GPU. Here a session moves for two reasons only: its bin overflows, or its bin can be emptied.
+Both look ahead at the pace of growth, so that a move lasts. What Mell proves about the number of
+bins is checked instead: if there are ever more than 4/3 of the lower bound plus 3, Mell's own rules
+repair that.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from catenary_scheduler.packing.validating import check_epoch, check_size
 from catenary_services.errors import InvalidInput
 
 _LEAST_NAMED = 16
-"""An epoch that names fewer than one in so many sessions says nothing about how fast they grow."""
+"""An epoch teaches how fast sessions grow only if it names at least one in this many of them."""
 
 
 class LazyPool:
-    """Keeps sessions on few bins with few moves; a `Policy` as `Pool` is.
+    """A pool that keeps sessions on few bins with few moves; a `PackingPolicy`, as `MellPool` is.
 
     Args:
-        capacity: Of a bin, in the unit of the sizes.
-        most_bins: That may be active at a time; None: any number.
+        capacity: Capacity of a bin, in the unit of the sizes.
+        most_bins: Largest number of bins that may be active at a time; None for any number.
         config: Distances between bins.
-        rules: When a move is worth its while.
+        rules: Thresholds that decide when a move is worth its cost.
     """
 
     def __init__(
@@ -53,19 +54,21 @@ class LazyPool:
         self._outlook = BinForecast(capacity, self._rules)
         self._total = 0
         self._waiting: dict[Item, int] = {}
-        """Sizes of queued sessions, in their order."""
+        """Sizes of queued sessions, in the order of the queue."""
         distance = self._config.distance if self._config.distance_weight else None
         self._mover = LazyMover(self._shelves, self._outlook, self._rules, distance)
         self.repairs = 0
-        """How often Mell's rules had to restore the bound."""
+        """Number of times that Mell's rules had to restore the bound."""
 
     def epoch(
         self, departed: Iterable[Item], sizes: Mapping[Item, int], arrived: Mapping[Item, int]
     ) -> EpochResult:
-        """Takes all that happened since the last epoch and returns what changes; as `Pool.epoch`.
+        """Applies everything that happened since the last epoch, as `MellPool.epoch` does.
+
+        Returns what changes.
 
         Raises:
-            InvalidInput: If a session is larger than a bin, or not known, or known already; nothing
+            InvalidInput: A session does not fit a bin, is not known, or is known already; nothing
                 has changed then.
         """
         gone = list(departed)
@@ -85,24 +88,33 @@ class LazyPool:
         return self._result(origins, placed, preempted)
 
     def allocate(self, item: Item, size: int) -> list[PackingMove]:
-        """Places a new session; returns the moves of others; raises as `epoch` does."""
+        """Places a new session, and returns the moves of others.
+
+        Raises the same errors as `epoch`.
+        """
         return list(self.epoch((), {}, {item: size}).moves)
 
     def depart(self, item: Item) -> list[PackingMove]:
-        """Forgets a session that is over; returns the moves of others; raises as `epoch` does."""
+        """Forgets a session that is over, and returns the moves of others.
+
+        Raises the same errors as `epoch`.
+        """
         return list(self.epoch((item,), {}, {}).moves)
 
     def update(self, item: Item, size: int) -> list[PackingMove]:
-        """Sets what a session holds; returns the moves that follow; raises as `epoch` does."""
+        """Sets the size of a session, and returns the moves that follow.
+
+        Raises the same errors as `epoch`.
+        """
         return list(self.epoch((), {item: size}, {}).moves)
 
     def place(self, item: Item, size: int, number: int) -> None:
-        """Adopts a session that somebody else has put on a bin, new or known.
+        """Adopts a session that another component has put on a bin, new or known.
 
         The bin may overflow; the next epoch relieves it.
 
         Raises:
-            InvalidInput: If it is larger than a bin.
+            InvalidInput: The session does not fit a bin.
         """
         check_size("size", size, self._capacity)
         if item in self._shelves or item in self._waiting:
@@ -111,27 +123,27 @@ class LazyPool:
         self._put(item, size, number)
 
     def bin_for(self, size: int) -> int | None:
-        """Returns where a new session of a size would be put now; None if on a new bin."""
+        """Returns the bin on which a new session of a size would be put now; None for a new bin."""
         return self._mover.arrival(size)
 
     def bin_of(self, item: Item) -> int | None:
-        """Returns where a session is; None if it is queued or unknown."""
+        """Returns the bin of a session; None if it is queued or unknown."""
         return self._shelves.bin_of(item)
 
     def size_of(self, item: Item) -> int:
-        """Returns what a placed session holds."""
+        """Returns the memory that a placed session holds, in the unit of the capacity."""
         return self._shelves.size_of(item)
 
     def bins(self) -> Mapping[int, Sequence[Item]]:
-        """Returns the active bins and their sessions."""
+        """Returns the active bins and the sessions on each of them."""
         return {gpu: items for gpu, items in self._shelves.bins().items() if items}
 
     def queued(self) -> tuple[Item, ...]:
-        """Returns the sessions that wait, the one whose turn is next first."""
+        """Returns the sessions that wait, in the order of their turns."""
         return tuple(self._waiting)
 
     def check(self) -> list[str]:
-        """Returns what is wrong, one sentence each; none after any epoch."""
+        """Returns one sentence for each thing that is wrong; none after any epoch."""
         loads = self._shelves.loads()
         wrong = [
             f"bin {gpu} holds {load} of {self._capacity}"
@@ -185,7 +197,10 @@ class LazyPool:
             self._outlook.learn(grown, shelves.sessions())
 
     def _relieve(self, origins: dict[Item, int]) -> dict[Item, int]:
-        """Makes overflowing bins fit; returns who lost its place because there is none."""
+        """Moves sessions off overflowing bins.
+
+        Returns the sizes of those that lost their place because no bin had room.
+        """
         shelves = self._shelves
         preempted: dict[Item, int] = {}
         for gpu in reversed(shelves.overflowing()):
@@ -203,7 +218,10 @@ class LazyPool:
         return preempted
 
     def _in_order(self, arrived: Mapping[Item, int]) -> dict[Item, int]:
-        """Returns arrivals large ones first; in their own order if some may have to wait."""
+        """Returns arrivals with the large ones first.
+
+        They keep their own order if some may have to wait.
+        """
         if self._most_bins is not None:
             return dict(arrived)
         return dict(sorted(arrived.items(), key=lambda entry: -entry[1]))
@@ -222,7 +240,7 @@ class LazyPool:
         self._waiting = dict(queue)
 
     def _empty_bins(self, origins: dict[Item, int]) -> None:
-        """Empties bins while that is worth while, and switches them off."""
+        """Empties bins while that is worth its cost, and deactivates them."""
         shelves = self._shelves
         left = max(self._rules.most_emptied, len(shelves) // 8)
         shelves.close_empty()
@@ -238,7 +256,7 @@ class LazyPool:
         self._shelves.put(move.item, move.size, move.target)
 
     def _keep_bound(self, origins: dict[Item, int]) -> None:
-        """Has Mell's rules pack anew, from where everything is, if there are too many bins."""
+        """Repacks by Mell's rules, from the present state, if there are too many bins."""
         shelves = self._shelves
         moves = restoring_moves(shelves, self._total, self._most_bins, self._config)
         if moves:

@@ -1,7 +1,8 @@
-"""Says which of Mell's properties a state breaks (Theorem 1), without its lists, for tests.
+"""Test of a state for Mell's properties (Theorem 1), without using the state's lists.
 
-The exceptions: one M-bin with one M, one S-bin with fewer than three S, one T-bin below 75 %, one
-open group. A pool at its limit of bins is also excused where a repair would need one more.
+The properties allow exceptions: one M-bin with one M, one S-bin with fewer than three S, one T-bin
+below 75 %, one open group. A pool at its limit of bins is also excused where a repair would need
+one more.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from catenary_scheduler.packing.mell.units import Bin, PackingUnit
 
 
 def violations(state: MellState) -> list[str]:
-    """Returns what is wrong, one sentence each; none if everything holds.
+    """Returns one sentence for each property that is broken; none if all of them hold.
 
     Time: O(requests + L-bins x S- and M-bins).
     """
@@ -83,7 +84,7 @@ def _unit(state: MellState, unit: PackingUnit) -> list[str]:
 
 
 def _mix(place: Bin) -> list[str]:
-    """P1 and P2 as far as they are about what may be together."""
+    """Checks the parts of P1 and P2 that say which units may be together on a bin."""
     count = dict.fromkeys((TINY, SMALL, MEDIUM, LARGE), 0)
     for unit in place.units():
         count[unit.kind] += 1
@@ -115,7 +116,7 @@ def _groups(state: MellState, found: list[Bin]) -> list[str]:
 
 
 def _exceptions(state: MellState, found: list[Bin]) -> dict[str, int]:
-    """P1-P3 allow one of each."""
+    """Counts the bins that P1-P3 allow as exceptions, of which there may be one of each kind."""
     mediums = [place for place in found if place.kind() == MEDIUM and place.mediums() < 2]
     smalls = [place for place in found if place.kind() == SMALL and len(place.middles) < 3]
     tinies = [

@@ -1,7 +1,7 @@
-"""Groups of minute requests: joining, splitting, merging (completion G12).
+"""Groups of minute requests: joining, splitting and merging (completion G12).
 
-A request of at most C/8 is packed in a group of (C/8, C/4] that counts as one T. One group at most
-is open, which is to say of at most C/8; arrivals join it.
+A request of at most C/8 is packed in a group of (C/8, C/4] that counts as one T. At most one group
+is open, that is of at most C/8; arrivals join it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from catenary_scheduler.packing.moves import Item
 
 
 def normalise(state: MellState, group: PackingUnit) -> None:
-    """Makes a group right again after its members changed: dissolves, opens, closes or splits it.
+    """Restores a group after its members have changed: dissolves, opens, closes or splits it.
 
-    Time: O(members log members) if it has to be split.
+    Time: O(members log members) if the group has to be split.
     """
     if not group.members:
         if group.bin is not None:
@@ -31,7 +31,7 @@ def normalise(state: MellState, group: PackingUnit) -> None:
 
 
 def drop_member(state: MellState, group: PackingUnit, item: Item) -> None:
-    """Takes a request out of a group; where the request is then is the caller's business."""
+    """Removes a request from a group. The caller decides where the request goes."""
     size = group.members.pop(item)
     if group.bin is not None:
         group.bin.requests -= 1
@@ -39,7 +39,7 @@ def drop_member(state: MellState, group: PackingUnit, item: Item) -> None:
 
 
 def add_member(state: MellState, group: PackingUnit, item: Item, size: int) -> None:
-    """Puts a request into a group, which must be normalised afterwards."""
+    """Adds a request to a group. The caller must normalise the group afterwards."""
     group.members[item] = size
     state.unit_of[item] = group
     if group.bin is not None:
@@ -48,7 +48,7 @@ def add_member(state: MellState, group: PackingUnit, item: Item, size: int) -> N
 
 
 def move_out(state: MellState, group: PackingUnit, item: Item, grouped: bool) -> PackingUnit:
-    """Makes a member of a group a unit of its own on the same bin."""
+    """Turns a member of a group into a unit of its own on the same bin, and returns that unit."""
     size = group.members[item]
     drop_member(state, group, item)
     unit = state.new_unit({item: size}, grouped)
@@ -58,14 +58,14 @@ def move_out(state: MellState, group: PackingUnit, item: Item, grouped: bool) ->
 
 
 def merge_open(state: MellState, homeless: list[PackingUnit]) -> bool:
-    """Merges two open groups if there are two: the smaller one moves if the other's bin has room.
+    """Merges the two smallest open groups; the smaller one moves if the other's bin has room.
 
     Args:
-        state: To change.
-        homeless: Units without a place; a merged group that fits neither bin is added.
+        state: The state to change.
+        homeless: Units without a place, to which a merged group that fits neither bin is added.
 
     Returns:
-        True if it did.
+        True if two groups were merged.
     """
     if len(state.open_groups) < 2:
         return False
@@ -92,7 +92,7 @@ def merge_open(state: MellState, homeless: list[PackingUnit]) -> bool:
 
 
 def _has_room(state: MellState, group: PackingUnit, other: PackingUnit) -> bool:
-    """True if the other group's members could join a group where it is."""
+    """Returns True if the other group's members could join a group where that is."""
     if group.bin is None:
         return False
     return group.bin is other.bin or group.bin.used + other.size <= state.capacity
@@ -103,7 +103,10 @@ def _by_size(unit: PackingUnit) -> tuple[int, int]:
 
 
 def _part(group: PackingUnit, capacity: int) -> list[Item]:
-    """Returns members to split off: more than C/8 if as much is left, else the least that do."""
+    """Returns the members to split off: together more than C/8, if more than C/8 is left.
+
+    Otherwise it is the smallest single member without which the group fits into C/4.
+    """
     ordered = sorted(group.members.items(), key=lambda entry: entry[1])
     part: list[Item] = []
     total = 0
@@ -121,7 +124,7 @@ def _part(group: PackingUnit, capacity: int) -> list[Item]:
 
 
 def _detach(state: MellState, group: PackingUnit, items: list[Item]) -> None:
-    """Makes members of a group a group of their own on the same bin."""
+    """Turns members of a group into a group of their own on the same bin."""
     rest = move_out(state, group, items[0], grouped=True)
     for item in items[1:]:
         size = group.members[item]

@@ -1,4 +1,4 @@
-"""Allocate: where a unit goes (Mell, Fig. 10, with completions G1, G2, G7 and G9)."""
+"""Allocate: the operation that places a unit (Mell, Fig. 10, completions G1, G2, G7, G9)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from catenary_scheduler.packing.mell.units import Bin, PackingUnit
 
 
 def place(state: MellState, unit: PackingUnit) -> bool:
-    """Puts a unit on the bin of choice; false if every one is full and there may be no more."""
+    """Puts a unit on its preferred bin.
+
+    Returns False if all are full and no more may be activated.
+    """
     target = choose(state, unit)
     if target is None:
         target = state.activate(origin_of(state, unit))
@@ -30,9 +33,9 @@ def place(state: MellState, unit: PackingUnit) -> bool:
 
 
 def choose(state: MellState, unit: PackingUnit) -> Bin | None:
-    """Returns the active bin of choice for a unit; None if it needs a new one.
+    """Returns the preferred active bin for a unit; None if it needs a new one.
 
-    S and M may overflow the bin with T that are in their way.
+    A unit of class S or M may overflow the bin by the T units that are in its way.
     """
     if unit.kind == TINY:
         return _for_tiny(state, unit)
@@ -42,14 +45,17 @@ def choose(state: MellState, unit: PackingUnit) -> Bin | None:
 
 
 def origin_of(state: MellState, unit: PackingUnit) -> int:
-    """Returns where a unit was before this operation; -1 for an arrival."""
+    """Returns the number of the bin on which a unit was before this operation.
+
+    Returns -1 for an arrival.
+    """
     for item in unit.members:
         return state.origins.get(item, -1)
     return -1
 
 
 def in_the_way(state: MellState, unit: PackingUnit, target: Bin) -> int:
-    """Returns how many T have to leave a bin if a unit joins it."""
+    """Returns how many T units have to leave a bin if a unit joins it."""
     excess = target.used + unit.size - state.capacity
     if excess <= 0:
         return 0
@@ -72,7 +78,10 @@ def _for_tiny(state: MellState, unit: PackingUnit) -> Bin | None:
 
 
 def _beside_large(state: MellState, unit: PackingUnit) -> Bin | None:
-    """Returns an L-bin without S and M where this one fits beside the L, T or no T."""
+    """Returns an L-bin without S and M in which a unit fits beside the L, if T make room.
+
+    Returns None if there is none.
+    """
     solos = state.solos
     end = bisect_right(solos, (state.capacity - unit.size, 1 << 62))
     source = origin_of(state, unit)
@@ -91,7 +100,10 @@ def _beside_large(state: MellState, unit: PackingUnit) -> Bin | None:
 
 
 def _for_middle(state: MellState, unit: PackingUnit) -> Bin | None:
-    """Returns the M- or S-bin that lacks one; the one with the fewest T in the way."""
+    """Returns the M- or S-bin that lacks a unit and has the fewest T in the way.
+
+    Returns None if there is none.
+    """
     kept = OPEN_MEDIUM if unit.kind == MEDIUM else OPEN_SMALL
     best: Bin | None = None
     least = (0, 0, 0)
@@ -106,7 +118,7 @@ def _for_middle(state: MellState, unit: PackingUnit) -> Bin | None:
 
 
 def _for_large(state: MellState, unit: PackingUnit) -> Bin | None:
-    """Returns a bin where an L finds its S or M, which saves the move into a new bin (rule 3)."""
+    """Returns a bin where an L finds its S or M, which saves a move into a new bin (rule 3)."""
     room = state.capacity - unit.size
     for kept in (OPEN_MEDIUM, OPEN_SMALL):
         for place in state.lists[kept].values():
@@ -121,7 +133,7 @@ def _for_large(state: MellState, unit: PackingUnit) -> Bin | None:
 
 
 def _highest(state: MellState, unit: PackingUnit, places: Iterable[Bin]) -> Bin | None:
-    """Returns the bin with room and the highest priority."""
+    """Returns the bin with room and the highest priority; None if none has room."""
     room = state.capacity - unit.size
     source = origin_of(state, unit)
     best: Bin | None = None
@@ -135,7 +147,10 @@ def _highest(state: MellState, unit: PackingUnit, places: Iterable[Bin]) -> Bin 
 
 
 def _fullest(state: MellState, unit: PackingUnit, places: Iterable[Bin]) -> Bin | None:
-    """Returns the bin with room and the least of it."""
+    """Returns the bin with room and the least of it.
+
+    The unit's own former bin is preferred if it has room.
+    """
     room = state.capacity - unit.size
     source = origin_of(state, unit)
     best: Bin | None = None
@@ -149,7 +164,7 @@ def _fullest(state: MellState, unit: PackingUnit, places: Iterable[Bin]) -> Bin 
 
 
 def _rank(state: MellState, place: Bin, source: int) -> float:
-    """Returns a bin's priority; above all others if it is where the unit was."""
+    """Returns the priority of a bin. The bin where the unit was before is above all others."""
     if place.number == source:
         return 1e18
     idle = (state.capacity - place.used) / state.capacity

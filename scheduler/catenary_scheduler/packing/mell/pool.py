@@ -1,4 +1,4 @@
-"""Mell whole: sessions on as few GPUs as its rules find, with few moves.
+"""Mell with its completions: sessions on as few GPUs as its rules find, with few moves.
 
 Source: "Mell: Memory-Efficient Large Language Model Serving via Multi-GPU KV Cache Management",
 sections VI and VII, with completions where its rules have gaps (see the package). One pool serves
@@ -24,16 +24,16 @@ from catenary_services.errors import InvalidInput
 
 
 class MellPool:
-    """Keeps sessions on bins so that P1-P5 hold after every operation.
+    """A pool that keeps sessions on bins so that P1-P5 hold after every operation.
 
     `allocate`, `depart` and `update` are Mell's operations, one at a time; `epoch` takes many at
-    once and moves less (operation batching). Sessions for which no bin may be activated wait, first
-    come first served.
+    once and makes fewer moves (operation batching). Sessions for which no bin may be activated wait
+    in a queue, first come first served.
 
     Args:
-        capacity: Of a bin, in the unit of the sizes.
-        most_bins: That may be active at a time; None: any number.
-        config: How to choose among bins that would all do.
+        capacity: Capacity of a bin, in the unit of the sizes.
+        most_bins: Largest number of bins that may be active at a time; None for any number.
+        config: Weights for the choice among bins that would all do.
     """
 
     def __init__(
@@ -48,50 +48,51 @@ class MellPool:
         limit = -1 if most_bins is None else most_bins
         self._state = MellState(capacity, limit, config or PackingConfig())
         self._waiting: dict[Item, int] = {}
-        """Sizes of queued sessions, in their order."""
+        """Sizes of queued sessions, in the order of the queue."""
         self._item_moves = 0
 
     def allocate(self, item: Item, size: int) -> list[PackingMove]:
-        """Places a new session; returns the moves of others.
+        """Places a new session, and returns the moves of others.
 
         Raises:
-            InvalidInput: If it is larger than a bin, or known already.
+            InvalidInput: The session does not fit a bin, or is known already.
         """
         return list(self.epoch((), {}, {item: size}).moves)
 
     def depart(self, item: Item) -> list[PackingMove]:
-        """Forgets a session that is over; returns the moves of others.
+        """Forgets a session that is over, and returns the moves of others.
 
         Raises:
-            InvalidInput: If it is not known.
+            InvalidInput: The session is not known.
         """
         return list(self.epoch((item,), {}, {}).moves)
 
     def update(self, item: Item, size: int) -> list[PackingMove]:
-        """Sets what a session holds; returns the moves that follow, its own included.
+        """Sets the size of a session, and returns the moves that follow, its own included.
 
         Raises:
-            InvalidInput: If it is larger than a bin, or not known.
+            InvalidInput: The session does not fit a bin, or is not known.
         """
         return list(self.epoch((), {item: size}, {}).moves)
 
     def epoch(
         self, departed: Iterable[Item], sizes: Mapping[Item, int], arrived: Mapping[Item, int]
     ) -> EpochResult:
-        """Takes all that happened since the last epoch and returns what changes.
+        """Applies everything that happened since the last epoch, and returns what changes.
 
-        Departures and updates only free room at first; who has to leave a bin and who is new, large
-        ones first, fill the holes; one repair restores P1-P5. A move that another one makes useless
-        never shows: moves are of sessions that are elsewhere afterwards.
+        Departures and updates come first, because they free room. Sessions that have to leave a bin
+        and new ones then fill the holes, the large ones first, and one repair restores P1-P5. Only
+        sessions that are elsewhere afterwards count as moved, so a move that another one makes
+        useless never shows.
 
         Args:
             departed: Sessions that are over, placed or queued.
-            sizes: What sessions will hold at the end of the coming epoch (G14), placed or queued;
-                who is not named keeps its size.
-            arrived: New sessions and what they will hold, in the order of their arrival.
+            sizes: Sizes that sessions will have at the end of the coming epoch (G14), placed or
+                queued. A session that is missing keeps its size.
+            arrived: Sizes that new sessions will have, in the order of their arrival.
 
         Raises:
-            InvalidInput: If a session is larger than a bin (G13), or not known, or known already;
+            InvalidInput: A session does not fit a bin (G13), is not known, or is known already;
                 nothing has changed then.
         """
         state = self._state
@@ -124,12 +125,12 @@ class MellPool:
         return self._result(fresh, [item for item in preempted if item not in fresh])
 
     def place(self, item: Item, size: int, number: int) -> None:
-        """Adopts a session that somebody else has put on a bin, new or known.
+        """Adopts a session that another component has put on a bin, new or known.
 
-        It may break any property and overflow the bin; the next epoch repairs that.
+        This may break any property and overflow the bin; the next epoch repairs that.
 
         Raises:
-            InvalidInput: If it is larger than a bin.
+            InvalidInput: The session does not fit a bin.
         """
         state = self._state
         check_size("size", size, state.capacity)
@@ -148,12 +149,12 @@ class MellPool:
             normalise(state, unit)
 
     def bin_of(self, item: Item) -> int | None:
-        """Returns where a session is; None if it is queued or unknown."""
+        """Returns the number of a session's bin; None if it is queued or unknown."""
         unit = self._state.unit_of.get(item)
         return None if unit is None or unit.bin is None else unit.bin.number
 
     def size_of(self, item: Item) -> int:
-        """Returns what a placed session holds."""
+        """Returns the memory that a placed session holds, in the unit of the capacity."""
         return self._state.unit_of[item].members[item]
 
     def bins(self) -> Mapping[int, Sequence[Item]]:
@@ -165,16 +166,16 @@ class MellPool:
         }
 
     def queued(self) -> tuple[Item, ...]:
-        """Returns the sessions that wait, the one whose turn is next first."""
+        """Returns the sessions that wait, in the order of their turns."""
         return tuple(self._waiting)
 
     @property
     def item_moves(self) -> int:
-        """Moves of the last operation, a group that moved counted once (Theorem 3)."""
+        """Number of moves in the last operation; a group that moved counts once (Theorem 3)."""
         return self._item_moves
 
     def check(self) -> list[str]:
-        """Returns which properties do not hold, one sentence each; none after any operation."""
+        """Returns one sentence for each property that does not hold; none after any operation."""
         return violations(self._state)
 
     def _knows(self, item: Item) -> bool:
@@ -212,7 +213,7 @@ class MellPool:
             normalise(state, unit)
 
     def _admit(self, item: Item, size: int, homeless: list[PackingUnit]) -> None:
-        """Makes a new session a unit, or part of the open group."""
+        """Makes a new session a unit of its own, or a member of the open group."""
         state = self._state
         if not is_minute(size, state.capacity):
             homeless.append(state.new_unit({item: size}, grouped=False))
@@ -227,7 +228,10 @@ class MellPool:
         homeless.append(group)
 
     def _place_waiting(self) -> bool:
-        """Places who waits, in their order, until one finds no bin; true if any was placed."""
+        """Places waiting sessions in their order until one finds no bin.
+
+        Returns True if any was placed.
+        """
         queue = deque(self._waiting.items())
         state = self._state
         while queue:
@@ -244,7 +248,7 @@ class MellPool:
         return placed_any
 
     def _preempt(self, lost: list[PackingUnit]) -> list[Item]:
-        """Puts running sessions for which there is no bin before all who wait."""
+        """Puts running sessions that found no bin at the head of the queue, and returns them."""
         sizes = {item: size for unit in lost for item, size in unit.members.items()}
         for unit in lost:
             self._state.open_groups.pop(unit.serial, None)

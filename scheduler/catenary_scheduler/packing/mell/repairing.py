@@ -1,7 +1,7 @@
-"""Depart and Update: what restores properties P1-P5 after sizes changed and requests went.
+"""Depart and Update: rules that restore P1-P5 after sizes have changed and requests have left.
 
-The rules of Mell's Fig. 10 are here by what they are for: each function finds one way in which a
-property fails and makes one step against it. Completions G3-G8, G10, G11.
+The rules of Mell's Fig. 10 are grouped by their purpose: each function finds one way in which a
+property fails and makes one step against it. It includes completions G3-G8, G10 and G11.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from catenary_scheduler.packing.mell.units import Bin, PackingUnit
 
 
 def relieve(state: MellState, place: Bin, homeless: list[PackingUnit]) -> None:
-    """Takes off a bin what overflows it or may not be together; as few units as possible.
+    """Removes the units that overflow a bin or may not be together, as few as possible.
 
     Args:
-        state: To change.
-        place: A bin that changed.
-        homeless: What was taken off is added.
+        state: The state to change.
+        place: A bin that has changed.
+        homeless: Units without a place, to which the removed ones are added.
     """
     while len(place.large) > 1:
         _evict(state, min(place.large, key=_by_size), homeless)
@@ -40,7 +40,7 @@ def relieve(state: MellState, place: Bin, homeless: list[PackingUnit]) -> None:
 
 
 def sufficient(units: list[PackingUnit], wanted: int) -> PackingUnit:
-    """Returns the smallest unit of at least so much; the largest if none is (G8)."""
+    """Returns the smallest unit of at least size `wanted`, or the largest if there is none (G8)."""
     best = units[0]
     for unit in units:
         if best.size < wanted:
@@ -52,7 +52,7 @@ def sufficient(units: list[PackingUnit], wanted: int) -> PackingUnit:
 
 
 def pair(state: MellState) -> bool:
-    """Moves an S or M beside an L that has none, if one fits (P4); true if it did."""
+    """Moves one S or M beside an L that has none, if one fits (P4). Returns True if it did."""
     if not state.solos or not state.middles:
         return False
     least = state.middles[0][0]
@@ -69,12 +69,12 @@ def pair(state: MellState) -> bool:
 
 
 def merge_mediums(state: MellState) -> bool:
-    """Makes a complete M-bin of two that lack one (P1); true if it did."""
+    """Makes one complete M-bin of two that lack an M each (P1). Returns True if it did."""
     places = state.lists[OPEN_MEDIUM]
     if len(places) < 2:
         return False
     ordered = sorted(places.values(), key=lambda place: (len(place.tinies), place.used))
-    # An M leaves the bin that becomes empty or, both having T, the one with the more of them.
+    # The M leaves the bin that becomes empty. If both have T, it leaves the one with more of them.
     donor, target = ordered[0], ordered[1]
     if donor.tinies or in_the_way(state, donor.middles[0], target) > len(target.tinies) // 2:
         donor, target = target, donor
@@ -87,7 +87,7 @@ def merge_mediums(state: MellState) -> bool:
 
 
 def merge_smalls(state: MellState) -> bool:
-    """Moves an S between two S-bins that lack some (P2); true if it did."""
+    """Moves one S between two S-bins that lack some (P2). Returns True if it did."""
     places = state.lists[OPEN_SMALL]
     if len(places) < 2:
         return False
@@ -99,7 +99,10 @@ def merge_smalls(state: MellState) -> bool:
 
 
 def top_up(state: MellState) -> bool:
-    """Moves a T to an L- or complete M-bin below 75 % while there are T-bins (P5, G3)."""
+    """Moves one T to an L- or complete M-bin below 75 % while there are T-bins (P5, G3).
+
+    Returns True if it did.
+    """
     if not state.lists[POOR] or not state.lists[TINY_BINS]:
         return False
     place = next(iter(state.lists[POOR].values()))
@@ -110,7 +113,7 @@ def top_up(state: MellState) -> bool:
 
 
 def merge_tinies(state: MellState) -> bool:
-    """Moves a T between two T-bins below 75 % (P3, G4, G10); true if it did."""
+    """Moves one T between two T-bins below 75 % (P3, G4, G10). Returns True if it did."""
     places = state.lists[LOW_TINY]
     if len(places) < 2:
         return False
@@ -120,7 +123,10 @@ def merge_tinies(state: MellState) -> bool:
 
 
 def _pull(state: MellState, donor: Bin, place: Bin) -> None:
-    """Moves a T: the smallest that makes a bin 75 % full, or the largest; all of them fit."""
+    """Moves the smallest T that fills a bin to 75 %, or the largest T if none does.
+
+    Any of them fits.
+    """
     lacking = -(-3 * state.capacity // 4) - place.used
     unit = sufficient(donor.tinies, lacking)
     assert place.used + unit.size <= state.capacity or is_well_filled(place.used, state.capacity)
@@ -134,7 +140,7 @@ def _evict(state: MellState, unit: PackingUnit, homeless: list[PackingUnit]) -> 
 
 
 def _keep_one_beside(state: MellState, place: Bin, homeless: list[PackingUnit]) -> None:
-    """Leaves at most one S or M beside an L: the largest that fits."""
+    """Evicts all S and M beside an L but the largest one that fits."""
     room = state.capacity - place.large[0].size
     kept: PackingUnit | None = None
     for unit in place.middles:
@@ -146,7 +152,10 @@ def _keep_one_beside(state: MellState, place: Bin, homeless: list[PackingUnit]) 
 
 
 def _keep_of_a_kind(state: MellState, place: Bin, homeless: list[PackingUnit]) -> None:
-    """Leaves two M with their T, or three S alone; the fewer of a mixed lot go."""
+    """Evicts units until two M with their T, or three S alone, are left.
+
+    Of a mixed bin the fewer go.
+    """
     mediums = [unit for unit in place.middles if unit.kind == MEDIUM]
     smalls = [unit for unit in place.middles if unit.kind != MEDIUM]
     if mediums and smalls:
@@ -162,16 +171,18 @@ def _keep_of_a_kind(state: MellState, place: Bin, homeless: list[PackingUnit]) -
     for unit in sorted(smalls, key=_by_size)[: max(0, len(smalls) - 3)]:
         _evict(state, unit, homeless)
     if smalls and place.tinies:
-        # When a T has grown to S, the S goes and not the T beside it.
+        # When one T has grown to S, that S goes and not the T beside it.
         fewer = place.tinies if len(place.tinies) < len(place.middles) else place.middles
         for unit in list(fewer):
             _evict(state, unit, homeless)
 
 
 def _partner(state: MellState, place: Bin) -> PackingUnit | None:
-    """Returns an S or M for an L-bin: the one that makes the fewest others move, a large one.
+    """Returns the S or M that should join an L-bin; None if none can.
 
-    None at the limit of bins, if T would have to leave that have nowhere to go.
+    It is the one that makes the fewest others move, and of those a large one.
+
+    At the limit of bins a unit is left out if T would have to leave that have nowhere to go.
     """
     room = state.capacity - place.solo_size
     candidates: list[PackingUnit] = []
@@ -195,7 +206,10 @@ def _partner(state: MellState, place: Bin) -> PackingUnit | None:
 
 
 def _others(unit: PackingUnit) -> int:
-    """Returns how many S or M would be left; a bin that was complete has to be filled again."""
+    """Returns how many S or M are left behind.
+
+    A complete M-bin counts one more, since it must be filled again.
+    """
     source = unit.bin
     assert source is not None, "a unit that is listed has a place"
     return len(source.middles) - 1 + (unit.kind == MEDIUM)

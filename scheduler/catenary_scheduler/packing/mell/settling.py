@@ -1,4 +1,4 @@
-"""Brings the state back to properties P1-P5 after anything that happened to it."""
+"""Repair loop that brings a state back to properties P1-P5 after any change."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from catenary_scheduler.packing.mell.state import MellState
 from catenary_scheduler.packing.mell.units import PackingUnit
 
 _STEPS_PER_UNIT = 20
-"""More than any repair took; a repair that took as many would be going round in circles."""
+"""Steps of repair per unit after which a loop without end is assumed. No repair has taken as
+many."""
 
 
 def evicted(state: MellState) -> list[PackingUnit]:
-    """Returns the units that had to leave the bins that changed; every bin fits afterwards."""
+    """Returns the units that had to leave the bins that changed. Every bin fits afterwards."""
     homeless: list[PackingUnit] = []
     for changed in list(state.dirty.values()):
         state.file(changed)
@@ -30,7 +31,7 @@ def evicted(state: MellState) -> list[PackingUnit]:
 
 
 def place_all(state: MellState, homeless: list[PackingUnit]) -> list[PackingUnit]:
-    """Places units, large ones first; returns those for which there is no bin."""
+    """Places units, the large ones first, and returns those for which there is no bin."""
     lost = []
     homeless.sort(key=_largest_first)
     for unit in homeless:
@@ -41,14 +42,14 @@ def place_all(state: MellState, homeless: list[PackingUnit]) -> list[PackingUnit
 
 
 def settle(state: MellState, homeless: list[PackingUnit]) -> list[PackingUnit]:
-    """Places units and repairs until P1-P5 hold, but for the exceptions that `violations` allows.
+    """Places units and repairs until P1-P5 hold, except where `violations` allows more.
 
     Args:
-        state: To change.
-        homeless: Units without a place; empty afterwards.
+        state: The state to change.
+        homeless: Units without a place. The list is empty afterwards.
 
     Returns:
-        The units for which there is no bin, because no more may be activated.
+        The units for which there is no bin, because no more bins may be activated.
     """
     lost: list[PackingUnit] = []
     for _ in range(_STEPS_PER_UNIT * (len(state.unit_of) + 1)):
@@ -64,7 +65,7 @@ def settle(state: MellState, homeless: list[PackingUnit]) -> list[PackingUnit]:
 
 
 def _repair(state: MellState) -> bool:
-    """Makes one step against a property that fails; false if none does."""
+    """Makes one step against a property that fails. Returns False if none fails."""
     return (
         pair(state)
         or merge_mediums(state)

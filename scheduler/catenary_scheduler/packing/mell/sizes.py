@@ -1,4 +1,4 @@
-"""Classes of sizes: tiny, small, medium and large, with exact borders.
+"""Classes of sizes (tiny, small, medium and large) with exact borders.
 
 Source: Mell, section VI-C. Sizes and the capacity are integers, so that a size right on a border
 C/2, C/3, C/4 or C/8 belongs to the lower class, whatever the capacity divides by.
@@ -9,19 +9,22 @@ from __future__ import annotations
 from typing import Final
 
 TINY: Final = 1
-"""(C/8, C/4]; also a group of requests of at most C/8 each."""
+"""Class of sizes in (C/8, C/4], and of groups of requests of at most C/8 each."""
 SMALL: Final = 2
-"""(C/4, C/3]"""
+"""Class of sizes in (C/4, C/3]."""
 MEDIUM: Final = 3
-"""(C/3, C/2]"""
+"""Class of sizes in (C/3, C/2]."""
 LARGE: Final = 4
-"""(C/2, C]"""
+"""Class of sizes in (C/2, C]."""
 
 KIND_LETTERS: Final = " TSML"
 
 
 def kind_of(size: int, capacity: int) -> int:
-    """Returns the class of a size; at most C/8 counts as TINY too, for it joins a group."""
+    """Returns the class of a size.
+
+    A size of at most C/8 counts as TINY too, because it joins a group.
+    """
     if 2 * size > capacity:
         return LARGE
     if 3 * size > capacity:
@@ -32,15 +35,15 @@ def kind_of(size: int, capacity: int) -> int:
 
 
 def is_minute(size: int, capacity: int) -> bool:
-    """True for at most C/8: such requests are packed in groups."""
+    """Returns True for a size of at most C/8. Requests of that size are packed in groups."""
     return 8 * size <= capacity
 
 
 def is_well_filled(used: int, capacity: int) -> bool:
-    """True for at least three quarters of the capacity."""
+    """Returns True if at least three quarters of the capacity are used."""
     return 4 * used >= 3 * capacity
 
 
 def blocks_of(tokens: int, tokens_per_block: int) -> int:
-    """Returns how many blocks of cache hold so many tokens."""
+    """Returns how many blocks of cache hold `tokens` tokens."""
     return -(-tokens // tokens_per_block)

@@ -1,6 +1,6 @@
-"""Bins, units and the lists that say which bins need or offer something.
+"""Bins, units, and lists of the bins that need or offer something.
 
-Lists are kept as units come and go, so that no operation walks over all bins.
+The lists are updated as units come and go, so that no operation walks over all bins.
 """
 
 from __future__ import annotations
@@ -15,36 +15,37 @@ from catenary_scheduler.packing.mell.units import Bin, PackingUnit
 from catenary_scheduler.packing.moves import Item
 
 OPEN_MEDIUM: Final = 0
-"""M-bins with one M (P1 allows one such)."""
+"""List of M-bins with one M (P1 allows one such bin)."""
 OPEN_SMALL: Final = 1
-"""S-bins with fewer than three S (P2 allows one such)."""
+"""List of S-bins with fewer than three S (P2 allows one such bin)."""
 LOW_TINY: Final = 2
-"""T-bins that are less than 75 % full (P3 allows one such)."""
+"""List of T-bins that are less than 75 % full (P3 allows one such bin)."""
 ROOMY_TINY: Final = 3
-"""T-bins with room for the least T."""
+"""List of T-bins with room for the least T."""
 ROOMY: Final = 4
-"""L-bins and complete M-bins with room for the least T."""
+"""List of L-bins and complete M-bins with room for the least T."""
 POOR: Final = 5
-"""L-bins and complete M-bins that are less than 75 % full (none while there are T-bins, P5)."""
+"""List of L-bins and complete M-bins that are less than 75 % full (none while there are T-bins,
+P5)."""
 TINY_BINS: Final = 6
-"""T-bins."""
+"""List of all T-bins."""
 _LISTS: Final = 7
 
 
 class MellState:
-    """Where everything is.
+    """State of a pool: all units, all bins, and the lists that the rules use.
 
     Attributes:
-        capacity: Of a bin.
-        most_bins: That may be active at a time; -1: any number.
+        capacity: Capacity of a bin.
+        most_bins: Largest number of bins that may be active at a time; -1 for any number.
         unit_of: The unit of every placed request.
-        bins: All bins with units on them, and those that became empty in this operation.
-        lists: Bins by number, for each of the lists above.
+        bins: All bins with units on them, and those that became empty in this operation, by number.
+        lists: For each of the lists above, its bins by number.
         solos: (size of the L, number) of every L-bin without S and M, ascending.
         middles: (size, serial) of every S and M on an S- or M-bin, ascending.
-        open_groups: Groups of at most C/8; one, unless an operation is under way.
-        dirty: Bins that changed and have not been looked at.
-        origins: Where requests were that lost their place in this operation.
+        open_groups: Groups of at most C/8; at most one between operations.
+        dirty: Bins that have changed and were not yet relieved.
+        origins: Former bins of the requests that lost their place in this operation.
     """
 
     def __init__(self, capacity: int, most_bins: int, config: PackingConfig) -> None:
@@ -63,19 +64,19 @@ class MellState:
         self._serial = 0
         self._emptied: dict[int, Bin] = {}
         self._given_back: list[int] = []
-        """Heap of numbers below `_numbers` that no bin has."""
+        """Heap of the numbers below `_numbers` that no bin has."""
         self._numbers = 0
 
     def active(self) -> int:
-        """Returns how many bins have units on them."""
+        """Returns the number of bins with units on them."""
         return len(self.bins) - len(self._emptied)
 
     def may_activate(self) -> bool:
-        """True if there may be one more active bin."""
+        """Returns True if one more bin may be active."""
         return self.most_bins < 0 or self.active() < self.most_bins
 
     def new_unit(self, members: dict[Item, int], grouped: bool) -> PackingUnit:
-        """Returns a unit without a place."""
+        """Makes a unit of some requests. It has no place yet."""
         self._serial += 1
         kind = TINY if grouped else kind_of(sum(members.values()), self.capacity)
         unit = PackingUnit(self._serial, members, grouped, kind)
@@ -84,7 +85,7 @@ class MellState:
         return unit
 
     def activate(self, preferred: int) -> Bin | None:
-        """Returns an empty bin, `preferred` if it is free; None if there may be no more."""
+        """Returns an empty bin, `preferred` if that is empty; None if no more may be active."""
         if not self.may_activate():
             return None
         if preferred in self._emptied:
@@ -99,7 +100,7 @@ class MellState:
         return self._make(number)
 
     def ensure(self, number: int) -> Bin:
-        """Returns a bin by its number, made if it was not active."""
+        """Returns the bin of a given number, made if it was not active."""
         found = self.bins.get(number)
         if found is not None:
             return found
@@ -111,7 +112,7 @@ class MellState:
         return self._make(number)
 
     def close_empty(self) -> None:
-        """Switches off the bins without units."""
+        """Deactivates the bins without units."""
         for number in self._emptied:
             del self.bins[number]
             self.dirty.pop(number, None)
@@ -119,7 +120,7 @@ class MellState:
         self._emptied.clear()
 
     def put(self, unit: PackingUnit, target: Bin) -> None:
-        """Puts a unit without a place on a bin, whether it fits or not."""
+        """Puts a unit without a place on a bin, whether or not it fits."""
         unit.bin = target
         target.of_kind(unit.kind).append(unit)
         target.used += unit.size
@@ -128,7 +129,7 @@ class MellState:
         self.changed(target)
 
     def take(self, unit: PackingUnit) -> Bin:
-        """Takes a unit off its bin and notes where its requests were."""
+        """Takes a unit off its bin, records where its requests were, and returns the bin."""
         source = unit.bin
         assert source is not None, "a unit has one place"
         for item in unit.members:
@@ -138,7 +139,7 @@ class MellState:
         return source
 
     def remove(self, unit: PackingUnit) -> None:
-        """Takes a unit off its bin."""
+        """Takes a unit off its bin without recording where its requests were."""
         source = unit.bin
         assert source is not None, "a unit has one place"
         unit.bin = None
@@ -151,7 +152,10 @@ class MellState:
         self.changed(source)
 
     def resize(self, unit: PackingUnit, size: int) -> None:
-        """Sets what a unit holds and its class, wherever that leads; its bin waits to be filed."""
+        """Sets the size and class of a unit, whether or not it still fits.
+
+        Its bin is marked as dirty.
+        """
         kind = TINY if unit.grouped else kind_of(size, self.capacity)
         place = unit.bin
         if place is None:
@@ -166,12 +170,12 @@ class MellState:
         self.dirty[place.number] = place
 
     def changed(self, place: Bin) -> None:
-        """Notes that a bin changed and puts it on the lists where it belongs now."""
+        """Marks a bin as dirty and puts it on the lists where it now belongs."""
         self.dirty[place.number] = place
         self.file(place)
 
     def file(self, place: Bin) -> None:
-        """Puts a bin on the lists where it belongs now."""
+        """Puts a bin on the lists where it now belongs, and removes it from the others."""
         flags = self._flags(place)
         differing = flags ^ place.flags
         if differing:

@@ -1,4 +1,4 @@
-"""What packing moves: units (a request, or a group of minute ones) on bins (GPUs)."""
+"""Units of packing (a request, or a group of minute ones) and the bins (GPUs) that hold them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ class PackingUnit:
     """A request of more than C/8, or a group (multi-item) of requests of at most C/8 each.
 
     Attributes:
-        serial: Orders units of the same size; never used twice.
-        members: The requests and their sizes; one if it is no group.
+        serial: Number that orders units of the same size; it is never used twice.
+        members: The requests and their sizes; a single one unless this is a group.
         grouped: True for a group, whatever it holds at the moment.
-        size: Of all members together.
+        size: Sum of the sizes of all members.
         kind: Class of the size; a group is TINY.
-        bin: Where it is; None while it has no place.
-        filed: Size under which the state lists it among the S and M that could join an L; -1: not.
+        bin: The bin that holds it; None while it has no place.
+        filed: Size under which the state lists it among the S and M that could join an L; -1 if it
+            is not listed.
     """
 
     __slots__ = ("bin", "filed", "grouped", "kind", "members", "serial", "size")
@@ -32,17 +33,17 @@ class PackingUnit:
 
 
 class Bin:
-    """A GPU with units on it.
+    """A GPU, and the units that are on it.
 
     Attributes:
-        number: Its name.
+        number: Number that identifies it.
         used: Sum of the sizes of its units.
-        requests: On it, members of groups counted one by one.
-        large: Units of more than C/2; one unless it overflows at the moment.
-        middles: S and M.
-        tinies: T and groups.
-        flags: Lists of the state it is on, as a bit mask.
-        solo_size: Of its L, if it has an L and neither S nor M; else -1.
+        requests: Number of requests on it; members of groups count one by one.
+        large: Units of more than C/2; at most one between operations.
+        middles: Units of class S and M.
+        tinies: Units of class T, and groups.
+        flags: Bit mask of the lists of the state that it is on.
+        solo_size: Size of its L, if it has one and neither S nor M; otherwise -1.
     """
 
     __slots__ = (
@@ -67,7 +68,7 @@ class Bin:
         self.solo_size = -1
 
     def kind(self) -> int:
-        """Returns the class of its largest unit; 0 if it is empty."""
+        """Returns the class of the bin's largest unit; 0 if it is empty."""
         if self.large:
             return LARGE
         if self.middles:
@@ -78,7 +79,7 @@ class Bin:
         return TINY if self.tinies else 0
 
     def mediums(self) -> int:
-        """Returns how many of its units are M."""
+        """Returns how many of the bin's units are of class M."""
         count = 0
         for unit in self.middles:
             if unit.kind == MEDIUM:
@@ -86,11 +87,11 @@ class Bin:
         return count
 
     def of_kind(self, kind: int) -> list[PackingUnit]:
-        """Returns the list that units of a class are on."""
+        """Returns the list that holds units of a class."""
         if kind == LARGE:
             return self.large
         return self.tinies if kind == TINY else self.middles
 
     def units(self) -> list[PackingUnit]:
-        """Returns all units, large ones first."""
+        """Returns all units of the bin, the large ones first."""
         return self.large + self.middles + self.tinies

@@ -1,1 +1,1 @@
-"""How sessions that move are transferred: what it costs, how much at a time, in which order."""
+"""Transfers of sessions that move: their costs, how much moves at a time, and in which order."""

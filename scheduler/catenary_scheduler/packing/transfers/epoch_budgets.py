@@ -1,4 +1,4 @@
-"""What moves may take of something that is refilled all the time, and have taken."""
+"""Budgets of moves for resources that are refilled continuously."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class EpochBudgets(Generic[Key]):
-    """So much per epoch of each key; what was taken is made up for at that rate.
+    """A budget per key and epoch. What was taken is made up for at the rate of the budget.
 
-    A single move may be larger than all that is given in an epoch. It passes when nothing is owed,
-    and then nothing else does until it is made up for: in the long run no more passes than is
-    given, and nothing waits for ever only because it is large.
+    A single move may be larger than the budget of an epoch. It passes when nothing is owed, and
+    then nothing else passes until it is made up for. In the long run no more passes than the budget
+    allows, and no move waits for ever only because it is large.
 
     Args:
-        epoch_ns: Length of an epoch.
+        epoch_ns: Length of an epoch in nanoseconds.
     """
 
     def __init__(self, epoch_ns: Nanoseconds) -> None:
         self._epoch_ns = epoch_ns
         self._owed: dict[Key, tuple[float, Nanoseconds]] = {}
-        """What was taken and is not made up for, and when that was so."""
+        """Amount that was taken and not yet made up for, and the moment of that amount, by key."""
 
     def __len__(self) -> int:
-        """Returns of how many keys something is owed."""
+        """Returns the number of keys for which something is owed."""
         return len(self._owed)
 
     def room(self, key: Key, per_epoch: int, now: Nanoseconds, largest: int = 0) -> int:
-        """Returns how much may be taken now.
+        """Returns how much of a key may be taken now.
 
         Args:
-            key: Of what.
-            per_epoch: Given of it in each epoch.
-            now: The moment.
-            largest: Of what waits; it may pass if nothing is owed.
+            key: The resource.
+            per_epoch: Its budget in each epoch.
+            now: The present moment.
+            largest: Size of the largest move that waits; it may pass if nothing is owed.
         """
         owed = self._owed_now(key, per_epoch, now)
         if not owed and per_epoch > 0:
@@ -45,7 +45,7 @@ class EpochBudgets(Generic[Key]):
         return max(0, int(per_epoch - owed))
 
     def take(self, key: Key, size: int, per_epoch: int, now: Nanoseconds) -> None:
-        """Counts that so much is taken."""
+        """Counts that `size` of a key is taken."""
         owed = self._owed_now(key, per_epoch, now) + size
         if owed:
             self._owed[key] = owed, now

@@ -1,4 +1,4 @@
-"""How fast caches travel from agent to agent, by what agents say they sent."""
+"""Measured rates at which caches travel from agent to agent, from reports of what was sent."""
 
 from __future__ import annotations
 
@@ -8,36 +8,37 @@ from collections.abc import Iterable
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
 
 _WINDOW = 16
-"""Late samples that count: a link that has changed is believed after half of them."""
+"""Number of recent samples that count. A link that has changed is believed after half of them."""
 _FEWEST_BYTES = 64 * 1024
-"""What is smaller says how long a frame takes, not how fast a link is: the rows that a session adds
-while it moves are sent token by token."""
+"""Size below which a sample is ignored. It would say how long a frame takes, not how fast a link
+is: the rows that a session adds while it moves are sent token by token."""
 _WEIGHTIEST_BYTES = 16 * 1024 * 1024
-"""Nothing weighs more than so many bytes, so that one long session is not all that counts."""
+"""Largest weight of a sample in bytes, so that one long session does not outweigh all others."""
 
 
 class LinkRate:
-    """Bytes per second of one link, in one direction: the median of late samples, by their bytes.
+    """Bytes per second of one link in one direction: a median of samples, weighted by bytes.
 
-    A median, because samples lie in one direction only and far away: whatever else was on the link,
-    or kept the sender from sending, makes a sample slow. What half of the bytes travelled faster
-    than is a rate that can be had again.
+    It is a median because samples deviate in one direction only, and far: other traffic, or a busy
+    sender, makes a sample slow. A rate that half of the bytes exceeded can be reached again.
     """
 
     __slots__ = ("_samples", "bytes_per_second")
 
     def __init__(self, bytes_per_second: int = 0) -> None:
         self.bytes_per_second = bytes_per_second
-        """0: nothing is known."""
+        """Present estimate of the rate; 0 if nothing is known."""
         self._samples: deque[tuple[int, int]] = deque(maxlen=_WINDOW)
-        """Rate and weight."""
+        """Pairs of a rate in bytes per second and its weight in bytes."""
         if bytes_per_second > 0:  # what was known before counts as one sample
             self._samples.append((bytes_per_second, _FEWEST_BYTES))
 
     def add(self, size: int, sending_ns: Nanoseconds) -> bool:
-        """Takes in that so many bytes were on their way so long; True if the rate is another now.
+        """Adds a sample: `size` bytes were on their way for `sending_ns`.
 
-        Samples that are too small to tell anything are left out.
+        Returns True if the estimate changes.
+
+        Samples that are too small are ignored.
         """
         if size < _FEWEST_BYTES or sending_ns <= 0:
             return False
@@ -48,7 +49,7 @@ class LinkRate:
 
 
 def _median(samples: Iterable[tuple[int, int]]) -> int:
-    """Returns the lowest value that at least half of the weight is not above."""
+    """Returns the lowest value such that values up to it have at least half of the weight."""
     ordered = sorted(samples)
     half = sum(weight for _, weight in ordered) / 2
     below = 0

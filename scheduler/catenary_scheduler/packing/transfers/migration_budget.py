@@ -1,11 +1,12 @@
-"""How much may move per epoch: over every link, and by being read again on every chain.
+"""Budget of moves per epoch: bytes on every link, and tokens that every chain reads again.
 
-Source: Mell, communication and computation boundaries. Both start from what agents say when they
-join and follow what is measured: link rates by the caches that were sent, latency lines by reports.
+Source: Mell, communication and computation boundaries. Both start from what agents report when they
+join and follow measurements: link rates follow the caches that were sent, latency lines follow
+reports.
 
-Departure: a session may be larger than what a link takes in one epoch; by the paper it would never
-move as caches. Here a boundary of which nothing is owed lets one such session pass, and then
-nothing until that is made up for (see `EpochBudgets`).
+Departure from the paper: a session may be larger than what a link takes in one epoch, and by the
+paper it would never move as caches. Here a boundary for which nothing is owed lets one such session
+pass, and then nothing until that is made up for (see `EpochBudgets`).
 """
 
 from __future__ import annotations
@@ -39,41 +40,42 @@ from catenary_services.domain.plan import Agent, ChainHop
 Name = TypeVar("Name")
 Value = TypeVar("Value")
 _KEPT = 10_000
-"""Agents, and links, at most."""
+"""Largest number of agents, and of links, that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationBudgetConfig:
-    """Everything that can be set."""
+    """Parameters of the migration budget."""
 
     epoch_ns: Nanoseconds = NANOSECONDS_PER_SECOND
     link_share: float = 0.5
-    """Of a link's rate, so much for moves; the rest is for the tokens that go around."""
+    """Share of a link's rate that moves may use. The rest is for the tokens of running sessions."""
     slowdown: float = 0.1
-    """Sessions may get their tokens so much more slowly while others are read again."""
+    """Share by which running sessions may slow down while tokens are read again beside them."""
 
 
 class MigrationBudget:
-    """What is known of links, and what moves took of them and of chains lately."""
+    """Known rates of links, and what recent moves took of links and chains."""
 
     def __init__(self, config: MigrationBudgetConfig | None = None) -> None:
         self.config = config or MigrationBudgetConfig()
         self._agents: dict[AgentId, Agent] = {}
         self._pairs: dict[str, int] = {}
-        """Measured."""
+        """Measured bytes per second by pair of agents."""
         self._said: dict[str, int] = {}
-        """Of uplinks and downlinks, by their agents."""
+        """Bytes per second of uplinks and downlinks as agents reported them."""
         self._seen: dict[str, int] = {}
-        """Of uplinks and downlinks, the most that one pair was measured with."""
+        """Highest bytes per second that a pair of agents reached, by uplink and downlink."""
         self._cache_bytes: dict[tuple[ModelKey, str], int] = {}
-        """By runtime of who sends them; of the empty one: of who has said none."""
+        """Cache bytes per token and block by model and runtime of the sender. The empty runtime
+        stands for a sender whose runtime has no entry."""
         self._sent: EpochBudgets[str] = EpochBudgets(self.config.epoch_ns)
         self._read: EpochBudgets[Hashable] = EpochBudgets(self.config.epoch_ns)
 
     # What is known
 
     def agent_joined(self, agent: Agent) -> None:
-        """An agent says where it is and how fast its server's network card is."""
+        """Records an agent's server and the speed of that server's network card."""
         self._agents[agent.agent_id] = agent
         _forget_oldest(self._agents)
         _forget_oldest(self._said)
@@ -82,7 +84,10 @@ class MigrationBudget:
             self._said[link] = max(each.link_bytes_per_second for each in there)
 
     def measured(self, source: AgentId, target: AgentId, bytes_per_second: int) -> None:
-        """Caches travel from one agent to another so fast; what a server can do is no less."""
+        """Records the measured rate from one agent to another.
+
+        If they are on different servers, the links of these are at least as fast.
+        """
         self._pairs[pair_link(source, target)] = bytes_per_second
         _forget_oldest(self._pairs)
         sender, receiver = self._agents.get(source), self._agents.get(target)
@@ -92,13 +97,13 @@ class MigrationBudget:
                 _forget_oldest(self._seen)
 
     def model_has(self, model: ModelKey, cache_bytes_per_token: int, runtime: str = "") -> None:
-        """Key and value of one token take so many bytes in one block where a runtime has them."""
+        """Records the bytes that key and value of one token take in one block, in a runtime."""
         self._cache_bytes[model, runtime] = cache_bytes_per_token
 
     def rate(self, link: str) -> int:
-        """Returns bytes per second of a link; 0: nothing is known of it.
+        """Returns the bytes per second of a link; 0 if nothing is known about it.
 
-        A pair that was never measured is as fast as the slower of its two network cards.
+        A pair that was never measured counts as fast as the slower of its two network cards.
         """
         known = self._pairs.get(link) or max(self._said.get(link, 0), self._seen.get(link, 0))
         if known:
@@ -110,7 +115,7 @@ class MigrationBudget:
     def cost(
         self, source: Sequence[ChainHop], target: Sequence[ChainHop], tokens: int
     ) -> MoveCost | None:
-        """Returns what a move takes; None if it is not known how large the model's caches are."""
+        """Returns the cost of a move; None if the size of the model's caches is unknown."""
         model = source[0].partition.model
         plain = self._cache_bytes.get((model, ""))
         if plain is None:
@@ -143,13 +148,13 @@ class MigrationBudget:
         moves: Sequence[TransferMove],
         loads: Mapping[Hashable, ChainActivity],
     ) -> TransferDivision:
-        """Divides the moves of one epoch, and counts what they take.
+        """Divides the moves of one epoch by how they travel, and counts what they take.
 
         Args:
-            now: The moment.
-            moves: Of this epoch; those deferred before are among them if they are still wanted.
-            loads: Of the chains they go to, by `TransferMove.target`; one that is not named reads
-                no tokens again.
+            now: The present moment.
+            moves: Moves of this epoch, including those deferred before that are still wanted.
+            loads: Activity of the chains they go to, by `TransferMove.target`. A chain that is
+                missing reads no tokens again.
         """
         reads = {target: self.tokens_per_epoch(load) for target, load in loads.items()}
         chosen: dict[int, TransferKind | None] = {}
@@ -157,7 +162,7 @@ class MigrationBudget:
         for move in sorted(moves, key=lambda move: (-move.kv, move.id)):
             if self._is_usual(move, reads.get(move.target, 0)):
                 usual.append(move)
-            else:  # else the small would keep it waiting for ever
+            else:  # otherwise small moves would keep it waiting for ever
                 chosen[move.id] = self._begin(move, reads.get(move.target, 0), now)
         division = divide(
             usual,
@@ -175,22 +180,24 @@ class MigrationBudget:
         return TransferDivision.of(chosen)
 
     def times(self, move: TransferMove, load: ChainActivity) -> MoveTimes:
-        """Returns how long a move to a chain takes either way."""
+        """Returns how long a move to a chain takes as caches and as tokens."""
         return move_times(move, self.rate, load)
 
     def choose_mode(
         self, now: Nanoseconds, move: TransferMove, load: ChainActivity, *, must: bool = False
     ) -> TransferKind | None:
-        """Returns how a single move goes, the faster way of those within the boundaries.
+        """Returns how a single move travels: the faster way among those within the boundaries.
 
         Args:
-            now: The moment.
-            move: It.
-            load: Of the chain it goes to.
-            must: Whether it goes at once, boundaries or not, because its agent has to go.
+            now: The present moment.
+            move: The move.
+            load: Activity of the chain it goes to.
+            must: Whether it goes at once, even beyond the boundaries, because its agent is about to
+                go.
 
         Returns:
-            None if it should wait. One that must go and of which nothing is known goes as caches.
+            The way, or None if the move should wait. A move that must go and about which nothing is
+            known goes as caches.
         """
         ways = self.times(move, load).ways()
         reads = self.tokens_per_epoch(load)
@@ -200,10 +207,11 @@ class MigrationBudget:
             self._take(move, way, reads, now)
         return way
 
-    # Inside. `reads`: tokens per epoch that the chain reads again which a move goes to.
+    # Helpers. `reads` is the number of tokens per epoch that the target chain of a move can read
+    # again.
 
     def _is_usual(self, move: TransferMove, reads: int) -> bool:
-        """True unless it is larger than anything that passes in one epoch."""
+        """Returns True unless a move is larger than everything that passes in one epoch."""
         if move.tokens <= reads:
             return True
         return all(size <= self.per_epoch(link) for link, size in move.link_claims())
@@ -211,7 +219,10 @@ class MigrationBudget:
     def _begin(
         self, move: TransferMove, reads: int, now: Nanoseconds, ways: Sequence[TransferKind] = WAYS
     ) -> TransferKind | None:
-        """Has a single move go the first way that has room, even if it is larger than that."""
+        """Starts a single move on the first way that has room, even beyond an epoch's budget.
+
+        Returns None if no way has room.
+        """
         for way in ways:
             if self._fits(move, way, reads, now):
                 self._take(move, way, reads, now)

@@ -1,15 +1,15 @@
-"""In which order sessions move, so that no bin ever holds more than it can (completion G15).
+"""Order in which sessions move, so that no bin ever holds more than it can (completion G15).
 
 A session that moves is held twice: its source keeps the caches until the hand-over, and its target
-needs room for them from the beginning. So moves are started in waves: those for which there is room
-now, then those for which there is when these are done, and so on.
+needs room for them from the beginning. Moves therefore start in waves: first those for which there
+is room now, then those for which there is room once these are done, and so on.
 
 Moves that wait for each other in a circle never get their turn. They are deferred to the next
-epoch, which sees what has ended or shrunk by then. The other way out, to let go of a session's
-caches first and to read its tokens again at the target, is not taken: a live move by tokens goes on
-at the source while the target reads, and holds both as well; and one that does not would stop a
-stream for as long as reading takes, to save memory that nobody lacks yet. It is what happens if the
-memory is really lacking, to the youngest session and by the agent that lacks it.
+epoch, when sessions may have ended. The alternative is to drop a session's caches first and read
+its tokens again at the target. It is not used: a live move by tokens continues at the source while
+the target reads, so it holds memory on both as well. A move that stops first would halt a stream
+for as long as reading takes, to save memory that nobody lacks yet. If memory is really lacking, the
+agent that lacks it does this to its youngest session.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from dataclasses import dataclass
 from catenary_scheduler.packing.moves import Item, PackingMove
 
 Preference = Callable[[PackingMove, bool], tuple[object, ...]]
-"""Of a move and whether others wait for what it leaves: the smaller, the sooner."""
+"""Rank of a move, given whether others wait for the room that it leaves; the smaller, the
+sooner."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferOrder:
-    """When moves begin.
+    """Order in which moves begin, and the moves that cannot.
 
     Attributes:
-        waves: Of each wave, the moves that may go at the same time, once those before are done.
-        deferred: Those for which no room was found, whatever goes before them.
+        waves: Moves that may go at the same time, once the waves before are done.
+        deferred: Moves for which no room was found in any wave.
     """
 
     waves: tuple[tuple[PackingMove, ...], ...]
@@ -39,13 +40,14 @@ class TransferOrder:
 def in_waves(moves: Sequence[PackingMove], room: Mapping[int, int]) -> TransferOrder:
     """Returns the moves in an order that never takes more room than there is.
 
-    Greedy: in each wave first what others wait for, and of these the smallest. Where that leaves
-    moves over, other preferences are tried, then orders of one move at a time as far as
-    `_MOST_STATES` go; what defers the fewest wins, then the fewest waves, then the first.
+    The order is greedy: each wave prefers moves that others wait for, and of these the smallest. If
+    that leaves moves over, other preferences are tried, and then orders of one move at a time, up
+    to `_MOST_STATES` states. The order that defers the fewest moves wins, then the one with the
+    fewest waves, then the first.
 
     Args:
-        moves: Each item once.
-        room: Free room of every bin now, in the unit of the sizes; a bin without has none.
+        moves: The moves; each item occurs once.
+        room: Free room of every bin now, in the unit of the sizes. A bin that is missing has none.
     """
     best = _greedy(moves, room, _PREFERENCES[0])
     for preference in _PREFERENCES[1:]:
@@ -57,7 +59,8 @@ def in_waves(moves: Sequence[PackingMove], room: Mapping[int, int]) -> TransferO
 
 
 _MOST_STATES = 500
-"""Sets of moves begun that are looked at: some milliseconds, and no deeper recursion."""
+"""Number of states (sets of moves begun) that the search examines at most. It bounds the search to
+some milliseconds and limits the depth of recursion."""
 _PREFERENCES: tuple[Preference, ...] = (
     lambda move, awaited: (not awaited, move.size),
     lambda move, awaited: (not awaited, -move.size),
@@ -90,7 +93,10 @@ def _greedy(
 def _wave(
     left: Sequence[PackingMove], free: Mapping[int, int], preference: Preference
 ) -> list[PackingMove]:
-    """Returns moves that may begin together; what they leave is not free until they are done."""
+    """Returns moves that may begin together.
+
+    The room they leave is not free until they are done.
+    """
     awaited = {move.target for move in left if move.size > free.get(move.target, 0)}
     room = dict(free)
     wave = []
@@ -102,7 +108,7 @@ def _wave(
 
 
 def _searched(moves: Sequence[PackingMove], room: Mapping[int, int]) -> list[PackingMove]:
-    """Returns the longest order of one move at a time that was found."""
+    """Returns the longest order of one move at a time that the search finds."""
     longest: list[PackingMove] = []
     order: list[PackingMove] = []
     seen: set[frozenset[Item]] = set()
@@ -131,7 +137,7 @@ def _searched(moves: Sequence[PackingMove], room: Mapping[int, int]) -> list[Pac
 def _together(
     order: Sequence[PackingMove], moves: Sequence[PackingMove], room: Mapping[int, int]
 ) -> TransferOrder:
-    """Returns an order of one move at a time in waves, as few as its order allows."""
+    """Groups an order of one move at a time into as few waves as that order allows."""
     free, waves = dict(room), []
     at = 0
     while at < len(order):
@@ -148,6 +154,6 @@ def _together(
 
 
 def _do(move: PackingMove, free: dict[int, int], sign: int = 1) -> None:
-    """Has a move be done, or undone."""
+    """Applies a move to the free room, or undoes it if `sign` is -1."""
     free[move.target] = free.get(move.target, 0) - sign * move.size
     free[move.source] = free.get(move.source, 0) + sign * move.size

@@ -1,7 +1,8 @@
-"""Which chain becomes which bin of a new packing, so that the fewest bytes move.
+"""Assignment of chains to the bins of a new packing, so that the fewest bytes move.
 
-A packing says who lives together, not where: bins of one capacity may be exchanged. Bins and chains
-are matched so that as many bytes as possible are where they should be already.
+A packing determines which sessions live together, not where, so bins of one capacity may be
+exchanged. Bins and chains are matched so that as many bytes as possible are already where they
+should be.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ def relabel(
     sizes: Mapping[Item, int],
     bins: Sequence[Bin],
 ) -> list[Bin | None]:
-    """Returns, for each group of items that is to share a bin, the bin it gets.
+    """Returns a bin for each group of items that is to share one.
 
-    The bytes that stay where they are become as many as possible: an assignment problem.
+    The bins are chosen so that as many bytes as possible stay where they are, which is an
+    assignment problem.
 
     Args:
-        packed: Groups of a new packing; no item is in two.
+        packed: The groups of a new packing; no item is in two groups.
         where: Present bins of the items that have one.
-        sizes: Bytes of the items; what has none weighs nothing.
-        bins: That may be used, none twice. One that is not among them is to be emptied.
+        sizes: Bytes of the items; an item that is missing has none.
+        bins: The bins that may be used, each once. A bin that is not among them is to be emptied.
 
     Returns:
         One bin for each group, none twice; None for groups beyond the number of bins.
@@ -49,7 +51,7 @@ def staying(
     where: Mapping[Item, Bin],
     sizes: Mapping[Item, int],
 ) -> int:
-    """Returns the bytes that do not move if the groups get these bins."""
+    """Returns the number of bytes that do not move if the groups get these bins."""
     return sum(
         sizes.get(item, 0)
         for items, label in zip(packed, labels, strict=True)
@@ -59,14 +61,14 @@ def staying(
 
 
 def assign(gains: Sequence[Sequence[int]]) -> list[int | None]:
-    """Returns a column for each row, none twice, so that the sum of gains is the largest.
+    """Returns a column for each row, none twice, so that the sum of gains is as large as possible.
 
-    Where every row can have the column it gains most by, that is it. Else the Hungarian method with
-    shortest augmenting paths (Kuhn 1955; Jonker and Volgenant 1987), in O(n^2 m) for the n rows
-    or columns of which there are fewer, and m of the others.
+    If every row can have the column with its largest gain, that is the answer. Otherwise it is
+    computed by the Hungarian method with shortest augmenting paths (Kuhn 1955; Jonker and Volgenant
+    1987) in O(n^2 m), where n is the smaller of the numbers of rows and columns and m the larger.
 
     Args:
-        gains: Rows of one length. Those beyond the number of columns get None.
+        gains: Rows of equal length. If there are more rows than columns, some rows get None.
     """
     if not gains or not gains[0]:
         return [None] * len(gains)
@@ -85,7 +87,10 @@ def assign(gains: Sequence[Sequence[int]]) -> list[int | None]:
 
 
 def _matched(costs: Sequence[Sequence[int]]) -> list[int]:
-    """Returns the column of each row at the least cost; there are no more rows than columns."""
+    """Returns the column of each row at the least total cost.
+
+    There are no more rows than columns.
+    """
     columns = len(costs[0])
     prices = _Prices([0] * len(costs), [0] * columns)
     owner: list[int | None] = [None] * columns
@@ -97,7 +102,10 @@ def _matched(costs: Sequence[Sequence[int]]) -> list[int]:
 
 @dataclass(slots=True)
 class _Prices:
-    """Invariant: cost - row - column is never negative, and 0 where matched."""
+    """Dual prices of rows and columns.
+
+    Invariant: cost - row - column is never negative, and 0 where matched.
+    """
 
     rows: list[int]
     columns: list[int]
@@ -106,11 +114,11 @@ class _Prices:
 def _augment(
     costs: Sequence[Sequence[int]], prices: _Prices, owner: list[int | None], row: int
 ) -> None:
-    """Matches one more row, by the cheapest chain of exchanges that ends at a free column."""
+    """Matches one more row, along the cheapest chain of exchanges that ends at a free column."""
     slack: dict[int, tuple[int, int | None]] = {}
-    """By column not reached yet: what it lacks to be reached, and from which column."""
+    """Reduced cost of reaching each column not reached yet, and the column before it."""
     reached: dict[int, int | None] = {}
-    """Columns on the way, and from which column each was reached."""
+    """Predecessor of each column on the way; None for a column reached from the row itself."""
     before: int | None = None
     at = row
     left = set(range(len(owner)))

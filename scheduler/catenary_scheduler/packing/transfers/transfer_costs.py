@@ -1,4 +1,4 @@
-"""What a move takes: bytes on which links as caches, tokens to read again, and time either way."""
+"""Costs of a move: bytes per link as caches, tokens to read again, and the time of either way."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ from catenary_services.domain.latency import LatencyLines
 from catenary_services.domain.plan import ChainHop
 
 _MOST_TOKENS = 1 << 40
-"""Where reading costs nothing by the lines, which are straight and may be flat."""
+"""Largest number of tokens that is ever returned. Latency lines may be flat, and then any number
+would fit."""
 
 
 def pair_link(source: AgentId, target: AgentId) -> str:
-    """Returns the link from one agent to another, whatever lies between them."""
+    """Returns the name of the link from one agent to another, whatever lies between them."""
     return f"{source}>{target}"
 
 
 def uplink(server: ServerId) -> str:
-    """Returns what all agents of a server send to other servers through."""
+    """Returns the name of the link through which a server's agents send to other servers."""
     return f"{server}:up"
 
 
 def downlink(server: ServerId) -> str:
-    """Returns what all agents of a server hear from other servers through."""
+    """Returns the name of the link through which a server's agents receive from other servers."""
     return f"{server}:down"
 
 
 @dataclass(frozen=True, slots=True)
 class MoveCost:
-    """What a session's move takes.
+    """Amounts that the move of one session takes.
 
     Attributes:
-        link_bytes: If its caches travel: bytes on every link they pass.
-        cache_bytes: Bytes that travel at all, each counted once.
-        tokens: If its tokens travel: so many are read again.
+        link_bytes: Bytes on every link that its caches pass if it moves as caches.
+        cache_bytes: Bytes of caches that travel, each counted once.
+        tokens: Tokens that are read again if it moves as tokens.
     """
 
     link_bytes: Mapping[str, int]
@@ -44,7 +45,7 @@ class MoveCost:
     tokens: int
 
     def move(self, number: int, source: Hashable, target: Hashable) -> TransferMove:
-        """Returns the move as `divide` wants it."""
+        """Returns a move of this cost in the form that `divide` takes."""
         return TransferMove(
             number,
             source,
@@ -58,14 +59,15 @@ class MoveCost:
 
 @dataclass(frozen=True, slots=True)
 class ChainActivity:
-    """What a chain computes at the moment.
+    """Load on a chain at the present moment.
 
     Attributes:
-        lines: Its latency lines; None if nothing is known, and then it reads no tokens again.
-        sessions: Sessions that generate there.
-        context_tokens: Tokens cached of them all.
-        per_token_ns: Most time a step may take, by the tightest objective there; 0: any.
-        sharing: So many chains, this one among them, have an agent in common with it.
+        lines: Latency lines of the chain; None if they are unknown, and then it reads no tokens
+            again.
+        sessions: Number of sessions that generate there.
+        context_tokens: Tokens cached for all of them together.
+        per_token_ns: Longest time a step may take, by the tightest objective there; 0 for no limit.
+        sharing: Number of chains that have an agent in common with it, itself included.
     """
 
     lines: LatencyLines | None
@@ -77,13 +79,19 @@ class ChainActivity:
 
 @dataclass(frozen=True, slots=True)
 class MoveTimes:
-    """How long a move takes before it hands over; None where that way is not possible."""
+    """Times of the two ways of a move, in nanoseconds from its start to its hand-over.
+
+    A field is None if that way is not possible.
+    """
 
     kv_ns: Nanoseconds | None
     tokens_ns: Nanoseconds | None
 
     def ways(self) -> list[TransferKind]:
-        """Returns the ways that are possible, the faster first; as caches if both are as fast."""
+        """Returns the possible ways, the faster first.
+
+        If both are equally fast, caches come first.
+        """
         times: list[tuple[TransferKind, Nanoseconds | None]] = [
             ("kv", self.kv_ns),
             ("tokens", self.tokens_ns),
@@ -99,19 +107,20 @@ def move_cost(
     cache_bytes_per_token: int | Mapping[AgentId, int],
     servers: Mapping[AgentId, ServerId],
 ) -> MoveCost:
-    """Returns what it takes to move a session between two chains of one model.
+    """Returns the cost of moving a session between two chains of one model.
 
-    The caches of a block go from the agent that processes it here to the one that does there; what
-    stays on an agent passes no link, and what stays within a server neither its uplink nor its
-    downlink.
+    The caches of a block go from the agent that processes it in `source` to the one that does in
+    `target`. Caches that stay on an agent pass no link, and those that stay within a server pass
+    neither its uplink nor its downlink.
 
     Args:
-        source: Where it is.
-        target: Where it goes; the same blocks, however they are cut.
-        tokens: That are cached.
-        cache_bytes_per_token: Key and value of one token in one block, by the decoder table: rows
-            travel as their sender keeps them, so it may be another number for every source.
-        servers: Of the agents; one that is not named is alone on its server.
+        source: Hops of the chain where it is.
+        target: Hops of the chain where it goes. They cover the same blocks, however these are cut.
+        tokens: Number of tokens that are cached.
+        cache_bytes_per_token: Bytes of key and value of one token in one block, from the decoder
+            table. Rows travel as their sender keeps them, so the number may differ between source
+            agents.
+        servers: Server of each agent. An agent that is missing is alone on its server.
     """
     link_bytes: dict[str, int] = {}
     cache_bytes = 0
@@ -129,12 +138,12 @@ def move_cost(
 
 
 def move_times(move: TransferMove, rate: Callable[[str], int], load: ChainActivity) -> MoveTimes:
-    """Returns how long a move takes either way.
+    """Returns how long a move takes as caches and as tokens.
 
     Args:
-        move: It.
-        rate: Bytes per second of a link; 0: nothing is known of it.
-        load: Of the chain it goes to.
+        move: The move.
+        rate: Returns the bytes per second of a link; 0 if nothing is known about it.
+        load: Load on the chain it goes to.
     """
     return MoveTimes(_sending_ns(move, rate), _reading_ns(move.tokens, load))
 
@@ -142,9 +151,9 @@ def move_times(move: TransferMove, rate: Callable[[str], int], load: ChainActivi
 def tokens_per_epoch(load: ChainActivity, epoch_ns: Nanoseconds, slowdown: float) -> int:
     """Returns the computation boundary: how many tokens a chain reads again in one epoch.
 
-    So many that the sessions there get their tokens at most `slowdown` more slowly, and none
-    misses its objective for it: with a share s, decode steps have epoch / (1 + s) and reading the
-    rest. A chain that generates nothing has the whole epoch.
+    The number is such that the sessions there get their tokens at most `slowdown` more slowly, and
+    that none misses its objective because of it. With a slowdown s, decode steps have epoch / (1 +
+    s) and reading has the rest. A chain that generates nothing has the whole epoch.
 
     Source: Mell, computation boundary "at its batch size"; from fitted lines (Aladdin, eq. 2-3)
     instead of a profile made beforehand, so that it follows load and device.
@@ -168,7 +177,10 @@ def _links(source: AgentId, target: AgentId, servers: Mapping[AgentId, ServerId]
 
 
 def _sending_ns(move: TransferMove, rate: Callable[[str], int]) -> Nanoseconds | None:
-    """Links are passed at the same time, so the slowest is what counts."""
+    """Returns the nanoseconds that sending takes; None if the rate of a link is unknown.
+
+    Links are passed at the same time, so the slowest one determines the time.
+    """
     longest = 0
     for link, size in move.link_claims():
         bytes_per_second = rate(link)
@@ -179,7 +191,10 @@ def _sending_ns(move: TransferMove, rate: Callable[[str], int]) -> Nanoseconds |
 
 
 def _reading_ns(tokens: int, load: ChainActivity) -> Nanoseconds | None:
-    """A chunk at a time, with a step of those who generate behind each."""
+    """Returns the nanoseconds that reading the tokens again takes; None without latency lines.
+
+    Each chunk is followed by one step of the sessions that generate.
+    """
     lines = load.lines
     if lines is None:
         return None
@@ -191,7 +206,10 @@ def _reading_ns(tokens: int, load: ChainActivity) -> Nanoseconds | None:
 
 
 def _tokens_within(lines: LatencyLines, share_ns: float) -> int:
-    """Returns the most tokens whose `lines.prefill` is within the time; that never falls."""
+    """Returns the largest number of tokens whose `lines.prefill` is within the time.
+
+    The search is correct because `lines.prefill` never falls.
+    """
     if lines.prefill(1) > share_ns:
         return 0
     low, high = 1, 2

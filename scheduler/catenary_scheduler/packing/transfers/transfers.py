@@ -1,13 +1,13 @@
-"""Which sessions move as caches, which as tokens, and which wait for the next epoch.
+"""Division of moves among caches, tokens, and waiting for the next epoch.
 
 Source: Mell, adaptive migration: every link has a communication boundary (bytes per epoch), every
 target a computation boundary (tokens it can read again per epoch). Each move is put into one of
 two bins, *kv* (its bytes on every link of its path) or *tokens* (its tokens at the target), or is
 deferred.
 
-The paper has every instance divide all moves of the cluster and needs them to agree; here one
-scheduler divides, and a successor comes to the same result because nothing but the arguments
-counts: moves are looked at by (size, id), and whatever order they come in is the same.
+In the paper every instance divides all moves of the cluster, and all have to agree. Here one
+scheduler divides, and a successor comes to the same result because only the arguments matter: moves
+are processed by (size, id), in whatever order they are given.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 TransferKind = Literal["kv", "tokens"]
-"""How a session moves."""
+"""Ways in which a session can move: as its caches ("kv"), or as tokens to read again."""
 
 WAYS: tuple[TransferKind, TransferKind] = ("kv", "tokens")
-"""In the order of the paper."""
+"""Order in which the paper tries the ways."""
 _TOKENS_FIRST: tuple[TransferKind, TransferKind] = ("tokens", "kv")
 _OTHER: dict[TransferKind, TransferKind] = {"kv": "tokens", "tokens": "kv"}
 _MOST_LEFT = 32
-"""Of the moves left over so many are looked at again, the smallest first: a bound on the time."""
+"""Number of the moves left over, the smallest first, that get a second try. It bounds the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class TransferMove:
     """A session that is to move.
 
     Attributes:
-        id: Tells moves apart, and settles which of two of one size is looked at first.
-        source: Where it is.
-        target: Where it goes; what its tokens are read by.
-        kv: Bytes of its caches, on every link it uses.
+        id: Unique number; of two moves of one size the lower is processed first.
+        source: The chain where it is.
+        target: The chain where it goes, which would read its tokens.
+        kv: Bytes of its caches, on every link that they pass.
         tokens: Tokens to read again at the target.
-        links: What its caches pass, each named once; none: they stay where they are.
-        link_bytes: Bytes on each of `links`, where that differs (ranges of blocks take different
-            ways between chains that are cut differently); empty: `kv` on each.
+        links: Links that its caches pass, each once; empty if they stay where they are.
+        link_bytes: Bytes on each of `links` if they differ (between chains that are cut
+            differently, ranges of blocks take different paths). Empty stands for `kv` on each.
     """
 
     id: int
@@ -51,23 +51,23 @@ class TransferMove:
     link_bytes: tuple[int, ...] = ()
 
     def link_claims(self) -> list[tuple[str, int]]:
-        """Returns the bytes on each link if it goes as caches."""
+        """Returns the bytes on each link if the session moves as caches."""
         if not self.link_bytes:
             return [(link, self.kv) for link in self.links]
         return list(zip(self.links, self.link_bytes, strict=True))
 
     def claims(self, way: TransferKind) -> Sequence[tuple[Hashable, int]]:
-        """Returns what the move takes of which boundaries if it goes this way."""
+        """Returns the amounts by boundary that the move takes if it goes this way."""
         return self.link_claims() if way == "kv" else [(self.target, self.tokens)]
 
     def keys(self, way: TransferKind) -> set[Hashable]:
-        """Returns the boundaries that the move touches if it goes this way."""
+        """Returns the boundaries of which the move takes something if it goes this way."""
         return set(self.links) if way == "kv" else {self.target}
 
 
 @dataclass(frozen=True, slots=True)
 class TransferDivision:
-    """Ids of the moves by where they were put, each in ascending order."""
+    """Ids of the moves by the way they go, or deferred; each tuple is in ascending order."""
 
     kv: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -75,7 +75,7 @@ class TransferDivision:
 
     @classmethod
     def of(cls, ways: Mapping[int, TransferKind | None]) -> TransferDivision:
-        """Returns the division in which moves go these ways; None: they wait."""
+        """Returns the division in which moves go these ways; None stands for waiting."""
 
         def put(where: TransferKind | None) -> tuple[int, ...]:
             return tuple(sorted(move for move, way in ways.items() if way == where))
@@ -83,7 +83,7 @@ class TransferDivision:
         return cls(put("kv"), put("tokens"), put(None))
 
     def ways(self) -> dict[int, TransferKind]:
-        """Returns how the moves go that do not wait."""
+        """Returns the way of every move that does not wait."""
         return {**dict.fromkeys(self.kv, "kv"), **dict.fromkeys(self.tokens, "tokens")}
 
 
@@ -92,17 +92,19 @@ def divide(
     link_capacity: Mapping[str, int],
     compute_capacity: Mapping[Hashable, int],
 ) -> TransferDivision:
-    """Returns a division that keeps every boundary and defers no more moves than the greedy.
+    """Returns a division that keeps every boundary and defers no more moves than the greedy one.
 
-    Greedy (the paper): the largest caches first; as caches if every link has room, else as tokens
-    if the target has room, else deferred. Departure from it, only where the greedy defers any: the
-    smallest first and tokens first are tried as well, and one that is left over may have another
-    go the other way. The fewest deferred win, then the fewest deferred bytes, then the greedy.
+    The greedy division of the paper takes the largest caches first. A session moves as caches if
+    every link has room, else as tokens if the target has room, else it is deferred. The departure
+    from the paper applies only if that defers any: the smallest first and tokens first are tried as
+    well, and a move that is left over may push another one to the other way. The division with the
+    fewest deferred moves wins, then that with the fewest deferred bytes, then the greedy one.
 
     Args:
-        moves: With different ids.
-        link_capacity: Bytes a link takes this epoch; one that is not named takes none.
-        compute_capacity: Tokens a target reads this epoch; one that is not named reads none.
+        moves: Moves with different ids.
+        link_capacity: Bytes that each link takes this epoch. A link that is missing takes none.
+        compute_capacity: Tokens that each target reads this epoch. A target that is missing reads
+            none.
     """
     ordered = sorted(moves, key=lambda move: (-move.kv, move.id))
     first = _greedy(ordered, link_capacity, compute_capacity, WAYS)
@@ -121,7 +123,7 @@ def divide(
 
 
 class _Bins:
-    """The two bins while they are filled, and what is left over."""
+    """The bins "kv" and "tokens" while they are filled, and the moves left over."""
 
     def __init__(self, links: Mapping[str, int], targets: Mapping[Hashable, int]) -> None:
         self._room: dict[TransferKind, dict[Hashable, int]] = {
@@ -133,7 +135,10 @@ class _Bins:
         self.deferred: list[TransferMove] = []
 
     def place(self, move: TransferMove, ways: Sequence[TransferKind]) -> bool:
-        """Has a move go the first of the ways that has room for it; False if none has."""
+        """Puts a move into the first bin of `ways` that has room for it.
+
+        Returns False if none has.
+        """
         for way in ways:
             room, claims = self._room[way], move.claims(way)
             if all(size <= room.get(key, 0) for key, size in claims):
@@ -144,31 +149,36 @@ class _Bins:
         return False
 
     def withdraw(self, move: TransferMove) -> TransferKind:
-        """Has a placed move go no way, and returns the one it went."""
+        """Removes a placed move from its bin, and returns that bin's way."""
         _, way = self._placed.pop(move.id)
         for key, size in move.claims(way):
             self._room[way][key] += size
         return way
 
     def improve(self, most: int) -> None:
-        """Places what is left over, by having another go the other way: of the smallest so many."""
+        """Places moves that were left over, the smallest first.
+
+        For the first `most` of them another move may change its way to make room.
+        """
         left, self.deferred = sorted(self.deferred, key=lambda move: (move.kv, move.id)), []
         for at, move in enumerate(left):
             if not (self.place(move, WAYS) or (at < most and self._make_room(move))):
                 self.deferred.append(move)
 
     def loss(self) -> tuple[int, int]:
-        """Returns what there is to be as little as possible: moves deferred, then their bytes."""
+        """Returns the quantity to minimise: the number of deferred moves, then their bytes."""
         return len(self.deferred), sum(move.kv for move in self.deferred)
 
     def division(self) -> TransferDivision:
-        """Returns what is where."""
         ways: dict[int, TransferKind | None] = {move.id: None for move in self.deferred}
         ways.update((number, way) for number, (_, way) in self._placed.items())
         return TransferDivision.of(ways)
 
     def _make_room(self, move: TransferMove) -> bool:
-        """Places a move that fits nowhere by having one other go the other way; True if so."""
+        """Places a move that fits nowhere by moving one other to the other way.
+
+        Returns False if that fails.
+        """
         for way in WAYS:
             room, other_room = self._room[way], self._room[_OTHER[way]]
             lacking = {key: size - room.get(key, 0) for key, size in move.claims(way)}
@@ -203,10 +213,10 @@ def divide_exact(
     link_capacity: Mapping[str, int],
     compute_capacity: Mapping[Hashable, int],
 ) -> TransferDivision:
-    """Returns a division that defers as few moves as possible, by trying them all.
+    """Returns a division that defers as few moves as possible, by exhaustive search.
 
-    For a dozen moves at most: there are 3^n divisions, and only those are left out that defer as
-    many as one already found.
+    The search is meant for a dozen moves at most: there are 3^n divisions, and only those are
+    pruned that defer as many moves as one already found.
     """
     best = TransferDivision((), (), tuple(sorted(move.id for move in moves)))
     bins = _Bins(link_capacity, compute_capacity)

@@ -1,9 +1,9 @@
-"""Server chains: which blocks of a decoder model every server hosts, and the chains over them.
+"""Server chains: the blocks of a decoder model that every server hosts, and chains over them.
 
-problem       what is asked (`ChainTask`) and answered (`Composition`)
+problem       the task (`ChainTask`) and its answer (`Composition`)
 gbp_cr, gca   the paper's placement and cache allocation (Algorithms 1 and 2)
 bounds        mean response times by Theorem 3.7
-tuning        choosing c; `best_composition` is what a deployment calls
+tuning        the choice of c; `best_composition` is what a deployment calls
 recompose     the same when servers come and go or the load drifts, moving few blocks
 
 Source: Sun, He, Hou, "Serving Chain-structured Jobs with Large Memory Footprints".

@@ -2,8 +2,8 @@
 
 The number of sessions in the system is bounded by two birth-death processes: n sessions leave at
 most as fast as from the n fastest job servers, and at least as fast as from the n slowest. A job
-server is one of the c_k places of a chain. Arrivals are Poisson and sizes exponential; real load is
-burstier, so tune by a trace or a peak rate where there is one.
+server is one of the c_k places of a chain. Arrivals are assumed Poisson and sizes exponential. Real
+load is burstier, so a trace or a peak rate is the better measure where there is one.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ Rates = npt.NDArray[np.float64]
 
 MOST_STATES = 20_000_000
 _FASTER = 2.0
-"""Where deaths are so many times the arrivals, every state is at most half as likely as the last"""
+"""Ratio of deaths to arrivals above which every state is at most half as likely as the last one."""
 _UNLIKELY = 1_100
-"""and after so many of them 2^-1100, which is 0 in a double."""
+"""Number of such states after which a probability is 2^-1100, which is 0 in a double."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseBounds:
-    """What Theorem 3.7 says of a set of chains."""
+    """Bounds that Theorem 3.7 gives for a set of chains."""
 
     load: float
-    """rho = lambda / nu."""
+    """Load rho = lambda / nu."""
     occupancy_lower: float
-    """Sessions in the system on average, served or waiting (eq. 31)."""
+    """Lower bound of the mean number of sessions in the system, served or waiting (eq. 31)."""
     occupancy_upper: float
-    """Eq. 32."""
+    """Upper bound of the mean number of sessions in the system (eq. 32)."""
     response_lower_s: float
-    """By Little's law (eq. 24)."""
+    """Lower bound of the mean response time, by Little's law (eq. 24). The next field is the upper
+    bound."""
     response_upper_s: float
 
 
@@ -47,9 +48,9 @@ def response_bounds(
     """Returns bounds for chains with capacity c_k and rate mu_k; None if the load is too high.
 
     Args:
-        capacities: c_k per chain.
-        rates_per_s: mu_k = 1 / T_k per chain, of one job server.
-        arrivals_per_s: lambda.
+        capacities: Capacity c_k of each chain.
+        rates_per_s: Rate mu_k = 1 / T_k of one job server of each chain.
+        arrivals_per_s: Arrival rate lambda.
     """
     counts, rates = _arrays(capacities, rates_per_s)
     total = float(counts @ rates)
@@ -73,7 +74,7 @@ def response_bound(
     *,
     upper: bool,
 ) -> float | None:
-    """Returns one of the bounds in seconds, at half the price; None if the load is too high."""
+    """Returns one of the bounds in seconds, for half the time; None if the load is too high."""
     counts, rates = _arrays(capacities, rates_per_s)
     if arrivals_per_s >= float(counts @ rates):
         return None
@@ -83,19 +84,20 @@ def response_bound(
 def prefix_bounds(
     capacities: Sequence[int], rates_per_s: Sequence[float], arrivals_per_s: float
 ) -> tuple[float, float]:
-    """Returns seconds between which the lower bound lies when only the fastest chains are known.
+    """Returns an interval in seconds for the lower bound, if only the fastest chains are known.
 
-    With further chains deaths beyond their C states are somewhere between those of state C and
-    infinite, and occupancy falls with every death rate (proof of Theorem 3.7). Both ends agree as
-    soon as state C is hardly ever reached: the rest of the chains need not be known then.
+    With further chains the death rates beyond the known C states lie between that of state C and
+    infinity, and occupancy falls with every death rate (proof of Theorem 3.7). Both ends agree once
+    state C is hardly ever reached, and then the other chains need not be known.
 
     Args:
-        capacities: c_k of chains, the fastest first; all that are not given are no faster.
-        rates_per_s: mu_k per chain.
-        arrivals_per_s: lambda.
+        capacities: Capacities c_k of the chains, the fastest first. Chains that are not given are
+            no faster.
+        rates_per_s: Rate mu_k of each chain.
+        arrivals_per_s: Arrival rate lambda.
 
     Returns:
-        The ends; the second is infinite while these chains alone are overloaded.
+        The ends of the interval; the second is infinite while these chains alone are overloaded.
     """
     counts, rates = _arrays(capacities, rates_per_s)
     deaths = _deaths(counts, rates, arrivals_per_s)
@@ -123,10 +125,10 @@ def _occupancy(
 
 
 def _deaths(counts: npt.NDArray[np.int64], rates: Rates, arrivals: float) -> Rates:
-    """Returns nu_1, nu_2, .. for chains in the order in which they fill up.
+    """Returns the death rates nu_1, nu_2, .. for chains in the order in which they fill up.
 
-    It grows by mu_k within chain k: O(C) instead of the double sums (28) and (29). States that
-    are too unlikely for a double are left out, so C may be billions.
+    The rate grows by mu_k within chain k, which takes O(C) instead of the double sums (28) and
+    (29). States that are too unlikely for a double are left out, so C may be billions.
     """
     full = np.concatenate(([0.0], np.cumsum(counts * rates)))
     begins = np.cumsum(counts) - counts
@@ -143,12 +145,12 @@ def _deaths(counts: npt.NDArray[np.int64], rates: Rates, arrivals: float) -> Rat
 
 
 def birth_death_occupancy(deaths: Rates, arrivals: float, beyond: float) -> float:
-    """Returns the mean of a birth-death process, by eq. 30 and 31.
+    """Returns the mean state of a birth-death process (eq. 30 and 31).
 
     Args:
-        deaths: Shape (C,), ascending: rate out of state 1 to C.
-        arrivals: Rate out of every state upwards.
-        beyond: Rate out of every state above C, more than `arrivals`.
+        deaths: Rates downwards out of states 1 to C, shape (C,), ascending.
+        arrivals: Rate upwards out of every state.
+        beyond: Rate downwards out of every state above C, more than `arrivals`.
     """
     return _mean(_weights(deaths, arrivals), arrivals / beyond)
 
@@ -156,10 +158,10 @@ def birth_death_occupancy(deaths: Rates, arrivals: float, beyond: float) -> floa
 def _weights(deaths: Rates, arrivals: float) -> Rates:
     """Returns the probabilities of states 0 to C relative to the largest.
 
-    Their logarithms are summed away from the largest: none overflows, and rounding stays with
-    those that do not matter.
+    Their logarithms are summed starting from the largest, so none overflows, and rounding errors
+    gather in those that do not matter.
     """
-    steps = np.log(arrivals / deaths)  # of phi_n over phi_(n-1)
+    steps = np.log(arrivals / deaths)  # phi_n over phi_(n-1)
     peak = int(np.searchsorted(deaths, arrivals))  # phi grows while deaths < arrivals
     weights = np.empty(len(deaths) + 1)
     weights[peak] = 1.0
@@ -169,7 +171,7 @@ def _weights(deaths: Rates, arrivals: float) -> Rates:
 
 
 def _mean(weights: Rates, load: float) -> float:
-    """Returns the mean of states with these weights and a tail that falls by `load` each."""
+    """Returns the mean of states with these weights and a geometric tail of ratio `load`."""
     states, last = np.arange(len(weights)), len(weights) - 1
     tail = weights[-1] / (1.0 - load)
     everything = weights[:-1].sum() + tail

@@ -1,8 +1,8 @@
-"""The response bound of chains that are still being cut, with as few of them as it takes.
+"""Response bound of chains that are still being cut, from as few of them as possible.
 
-GCA cuts the fastest chains first, and those the last ones come to are hardly ever used. So the
-search over c stops cutting as soon as it knows the lower bound, or that a placement is no better
-than the best so far.
+GCA cuts the fastest chains first, and the last ones are hardly ever used. The search over c
+therefore stops cutting once it knows the lower bound, or knows that a placement is no better than
+the best so far.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from catenary_scheduler.planning.chains.bounds import prefix_bounds, response_bo
 from catenary_scheduler.planning.chains.gca import Cut
 
 KNOWN = 1e-14
-"""Relative distance of the ends at which the lower bound counts as known."""
+"""Relative distance of the ends of the interval at which the lower bound counts as known."""
 GROWTH = 1.15
-"""By how much the job servers grow between two looks."""
+"""Factor by which the number of job servers grows between two evaluations."""
 
 
 def bounded_response_s(
@@ -25,13 +25,15 @@ def bounded_response_s(
     """Returns the bound of Theorem 3.7 for the chains, in seconds.
 
     Args:
-        cuts: Chains as GCA yields them, the fastest first; read no further than needed.
-        arrivals_per_s: lambda.
-        worst_s: Responses of this or more do not matter.
-        upper: Which of the bounds; the upper one needs all chains unless it is too long anyway.
+        cuts: Chains as GCA yields them, the fastest first. No more of them are read than needed.
+        arrivals_per_s: Arrival rate lambda.
+        worst_s: Response time from which on the bound is not wanted.
+        upper: Whether to return the upper bound, which needs all chains unless it reaches `worst_s`
+            anyway.
 
     Returns:
-        None if the load is too high, or the bound is `worst_s` or more.
+        The bound; None if the load is too high, or if it is clear that the bound is `worst_s` or
+        more.
     """
     capacities: list[int] = []
     rates: list[float] = []

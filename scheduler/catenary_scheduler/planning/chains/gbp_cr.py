@@ -1,9 +1,9 @@
 """GBP-CR: greedy block placement with cache reservation (Algorithm 1 of server-chain composition).
 
-Servers, the fastest per block first, are strung into disjoint groups that host the whole model
-once each, with room for c sessions. What Algorithm 1 leaves open is settled so: servers without
-room for a block are skipped (it would add their communication time to a group), equal servers come
-in the order of the task, and servers of an unfinished group keep their blocks for GCA.
+Servers, the fastest per block first, form disjoint groups that host the whole model once each, with
+room for c sessions. Where Algorithm 1 leaves a choice, servers without room for a block are skipped
+(it would add their communication time to a group), equal servers come in the order of the task, and
+servers of an unfinished group keep their blocks for GCA.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ from catenary_scheduler.planning.chains.sizes import Blocks, TaskSizes, sizes_of
 from catenary_services.errors import InvalidInput
 
 _NEAR = 1e-9
-"""Relative distance below which a rate is compared with the required one exactly."""
+"""Relative distance below which a rate and the required one are compared exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockPlacement:
-    """Which blocks every server hosts, and the groups that hosted them together.
+    """Blocks that every server hosts, and the groups of servers that host the model together.
 
     Tuples over servers are in the order of the task.
     """
 
     c: int
     max_blocks: tuple[int, ...]
-    """m_j(c)."""
+    """Number m_j(c) of blocks that fit on each server."""
     first_block: tuple[int, ...]
-    """From 0; 0 too for servers that host nothing."""
+    """First block of each server, counted from 0; also 0 for servers that host nothing."""
     blocks: tuple[int, ...]
-    """0: nothing."""
+    """Number of blocks on each server; 0 if it hosts nothing."""
     slots: tuple[int, ...]
-    """Cache slots in blocks (eq. 3)."""
+    """Cache slots of each server, in blocks (eq. 3)."""
     groups: tuple[tuple[int, ...], ...]
-    """Positions of the servers of every complete group."""
+    """Positions in the task of the servers of every complete group."""
     group_service_s: tuple[float, ...]
     scaled_rate_per_s: float
-    """Sessions per second of all groups with one session each: nu / c."""
+    """Sessions per second of all groups with one session each, nu / c."""
     requirement_per_s: float
-    """lambda / (rho_bar c)."""
+    """Required sessions per second with one session per group, lambda / (rho_bar c)."""
     groups_needed: int | None
-    """K(c): groups that reach the requirement; None if all together do not."""
+    """Number K(c) of groups that reach the requirement; None if all together do not."""
 
     @property
     def reached(self) -> bool:
-        """Whether the groups have the required rate."""
+        """True if the groups have the required rate."""
         return self.groups_needed is not None
 
     def hosted(self, task: ChainTask) -> tuple[HostedBlocks, ...]:
-        """Returns what every server hosts that hosts anything."""
+        """Returns the hosted blocks of every server that hosts any."""
         return tuple(
             HostedBlocks(server.name, first, blocks, slots)
             for server, first, blocks, slots in zip(
@@ -66,23 +66,27 @@ class BlockPlacement:
 
 @dataclass(frozen=True, slots=True)
 class BlockPlacementRun:
-    """Algorithm 1 without its stop: depends on c only through the blocks per server."""
+    """Run of Algorithm 1 without its stop. It depends on c only through the blocks per server."""
 
     order: list[int]
-    """Servers in the order they were placed."""
+    """Servers in the order in which they were placed."""
     first: list[int]
-    """First block per server, by position in the task."""
+    """First block of each server, by its position in the task."""
     blocks: list[int]
-    """m_j by position in the task; also of servers a stop leaves out."""
+    """Blocks m_j of each server, by its position in the task; also of servers that a stop leaves
+    out."""
     group_ends: list[int]
-    """For every group, how many servers were placed when it was complete."""
+    """Number of servers that were placed when each group was complete."""
     group_times: list[int]
-    """In time units."""
+    """Service time of each group, in time units."""
     rates: list[float]
     """Scaled rate after every group, in sessions per second."""
 
     def groups_for(self, requirement: Fraction, unit: int) -> int | None:
-        """Returns the fewest groups whose rate is at least the requirement, None if too few."""
+        """Returns the fewest groups whose rate is at least the requirement.
+
+        Returns None if there are too few.
+        """
         wanted = float(requirement)
         found = bisect_left(self.rates, wanted * (1.0 - _NEAR))
         while found < len(self.rates):
@@ -99,7 +103,7 @@ class BlockPlacementRun:
 
 
 def run_groups(sizes: TaskSizes, max_blocks: Blocks) -> BlockPlacementRun:
-    """Returns all groups that servers with so many blocks each can form."""
+    """Returns all groups that can be formed by servers with these numbers of blocks."""
     last, blocks = sizes.blocks, max_blocks.tolist()
     order = _fastest_first(sizes, blocks)
     first = [0] * len(blocks)
@@ -108,7 +112,7 @@ def run_groups(sizes: TaskSizes, max_blocks: Blocks) -> BlockPlacementRun:
     communication, compute = sizes.communication, sizes.compute
     for placed, server in enumerate(order, start=1):
         mine = blocks[server]
-        first[server] = min(reached, last - mine)  # the last of a group moves back
+        first[server] = min(reached, last - mine)  # the last server of a group moves back
         reached += mine
         time += communication[server] + compute[server] * mine
         if reached >= last:
@@ -120,7 +124,8 @@ def run_groups(sizes: TaskSizes, max_blocks: Blocks) -> BlockPlacementRun:
 
 
 def _fastest_first(sizes: TaskSizes, blocks: list[int]) -> list[int]:
-    # t_j / m_j as whole numbers over a common denominator, so that equal servers are equal.
+    # The key t_j / m_j is a whole number over a common denominator, so that equal servers are
+    # equal.
     common = math.lcm(1, *(mine for mine in set(blocks) if mine))
     share = {mine: common // mine for mine in set(blocks) if mine}
     keys = [
@@ -135,22 +140,22 @@ def _fastest_first(sizes: TaskSizes, blocks: list[int]) -> list[int]:
 
 
 def requirement(task: ChainTask, c: int) -> Fraction:
-    """Returns the rate the groups must have with one session each: lambda / (rho_bar c)."""
+    """Returns the rate that groups must have with one session each, lambda / (rho_bar c)."""
     return exact(task.rate_per_s) / (exact(task.load) * c)
 
 
 def servers_used(run: BlockPlacementRun, task: ChainTask, needed: int | None) -> int:
-    """Returns how many servers of the run's order get blocks under the task's stop rule."""
+    """Returns how many servers of a run's order get blocks under the task's stop rule."""
     if task.stop == "all" or needed is None:
         return len(run.order)
     return run.group_ends[needed - 1]
 
 
 def gbp_cr(task: ChainTask, c: int) -> BlockPlacement:
-    """Returns the placement with room for `c` sessions in every block.
+    """Returns the placement in which every block has room for `c` sessions.
 
     Raises:
-        InvalidInput: If c is below 1.
+        InvalidInput: c is below 1.
     """
     if c < 1:
         raise InvalidInput("c", "must be at least 1")
@@ -158,7 +163,7 @@ def gbp_cr(task: ChainTask, c: int) -> BlockPlacement:
 
 
 def placement(task: ChainTask, sizes: TaskSizes, c: int) -> BlockPlacement:
-    """Returns the placement of Algorithm 1 for `c`, from numbers already scaled."""
+    """Returns the placement of Algorithm 1 for `c`, from sizes that are already integers."""
     limits = sizes.max_blocks(c)
     run = run_groups(sizes, limits)
     needs = requirement(task, c)

@@ -1,9 +1,9 @@
 """GCA: greedy cache allocation (Algorithm 2 of server-chain composition).
 
-Chains are cut from a placement, the fastest first; each takes all the slots its narrowest server
+Chains are cut from a placement, the fastest first. Each takes as many slots as its narrowest server
 has left. Departure from the text: Algorithm 2 tests only the links of the last path (lines 10-12),
-so later paths may have capacity 0; here a server can be entered only while it has the slots for
-one session, which gives the same chains without the empty ones.
+so later paths may have capacity 0. Here a server can be entered only while it has the slots for one
+session, which gives the same chains without the empty ones.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from catenary_scheduler.planning.chains.sizes import NANOSECONDS, TaskSizes, siz
 from catenary_services.errors import InvalidInput
 
 Cut = tuple[list[int], int, float]
-"""A chain as servers in order, sessions at a time, and seconds of service."""
+"""A chain: its server numbers in order, its sessions at a time, and its service time in seconds."""
 Range = tuple[int, int, int]
-"""Server number, first block, end."""
+"""Server number, first block and end of a hosted range."""
 
 
 def gca(task: ChainTask, hosted: Sequence[HostedBlocks]) -> tuple[ComposedChain, ...]:
     """Returns chains over a placement until no path has slots left, the fastest first.
 
-    Between equally fast paths the one with the fewest servers counts, then the one whose servers
-    come first in the task. Time is near-linear in the servers without links, and about their
-    square per chain with them.
+    Of equally fast paths the one with the fewest servers is taken, then the one whose servers come
+    first in the task. The run time is near-linear in the servers without links, and about their
+    square per chain with links.
 
     Args:
-        task: Times and links; its memory and rate do not matter here.
+        task: The task, for its times and links; its memory and rate do not matter here.
         hosted: Blocks and slots of servers of the task.
 
     Raises:
-        InvalidInput: If what is hosted does not fit the task.
+        InvalidInput: The hosted blocks do not fit the task.
     """
     slots = _checked_slots(task, hosted)
     ranges = [(task.number_of[item.server], item.first_block, item.last_block) for item in hosted]
@@ -50,7 +50,7 @@ def gca(task: ChainTask, hosted: Sequence[HostedBlocks]) -> tuple[ComposedChain,
 def cut_chains(
     task: ChainTask, sizes: TaskSizes, ranges: Sequence[Range], slots: Sequence[int]
 ) -> Iterator[Cut]:
-    """Yields the chains of GCA by server numbers; see `gca`."""
+    """Yields the chains of GCA as server numbers; see `gca`."""
     if sizes.links is not None:
         linked = LinkedPaths(task.blocks, ranges, sizes.links, slots)
         while (path := linked.shortest()) is not None:
@@ -66,7 +66,7 @@ def cut_chains(
 def composed(
     task: ChainTask, ranges: Sequence[Range], cuts: Iterator[Cut]
 ) -> tuple[ComposedChain, ...]:
-    """Returns the chains by server names, with the blocks really processed at every hop."""
+    """Returns the chains with server names, and with the blocks really processed at every hop."""
     end_of = {server: end for server, _, end in ranges}
     chains = []
     for servers, capacity, service_s in cuts:

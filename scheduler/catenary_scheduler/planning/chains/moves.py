@@ -1,4 +1,4 @@
-"""Pieces of a recomposition: what stays, where free servers go, and what has to be loaded."""
+"""Pieces of a recomposition: servers that stay, places for free servers, and blocks to load."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from catenary_scheduler.planning.chains.problem import ChainTask, HostedBlocks
 from catenary_scheduler.planning.chains.sizes import TaskSizes
 
 Held = dict[int, tuple[int, int]]
-"""Server number to blocks [first, end)."""
+"""Range of blocks [first, end) by server number."""
 
 
 def still_held(task: ChainTask, sizes: TaskSizes, hosted: Iterable[HostedBlocks]) -> Held:
-    """Returns what servers that are still there host and still have memory for."""
+    """Returns the blocks of servers that are still present and still have memory for them."""
     held = {}
     for item in hosted:
         server = task.number_of.get(item.server)
@@ -27,7 +27,7 @@ def still_held(task: ChainTask, sizes: TaskSizes, hosted: Iterable[HostedBlocks]
 
 
 def loads(held: Held, wanted: Held) -> tuple[int, int]:
-    """Returns blocks to load on servers that host something already, and on all together."""
+    """Returns how many blocks to load on servers that already host some, and on all servers."""
     moved = total = 0
     for server, (first, end) in wanted.items():
         new = end - first - _overlap(held.get(server), (first, end))
@@ -37,11 +37,11 @@ def loads(held: Held, wanted: Held) -> tuple[int, int]:
 
 
 def filled(sizes: TaskSizes, kept: Held, c: int) -> Held:
-    """Returns `kept` and all other servers, each where fewest sessions find room.
+    """Returns `kept` with all other servers added, each where the fewest sessions find room.
 
-    The fastest per block come first, with m_j(c) blocks (eq. 8) on the window whose sorted room
-    per block is lexicographically least, the first of equals: holes are closed first, and from an
-    even start consecutive servers line up into groups as in GBP-CR.
+    The fastest servers per block come first. Each gets m_j(c) blocks (eq. 8) on the window whose
+    sorted room per block is lexicographically least, the first of equal ones. Holes are thus closed
+    first, and from an even start consecutive servers line up into groups as in GBP-CR.
     """
     limits = sizes.max_blocks(c).tolist()
     room = [0] * sizes.blocks
@@ -57,7 +57,7 @@ def filled(sizes: TaskSizes, kept: Held, c: int) -> Held:
 
 
 def replaced(sizes: TaskSizes, wanted: Held, server: int, c: int) -> Held:
-    """Returns a placement with one server put where it is needed most, as in `filled`."""
+    """Returns a placement after one server was moved to where it is needed most, as in `filled`."""
     others = {other: blocks for other, blocks in wanted.items() if other != server}
     blocks = int(sizes.max_blocks(c)[server])
     if not blocks:
@@ -69,9 +69,10 @@ def replaced(sizes: TaskSizes, wanted: Held, server: int, c: int) -> Held:
 
 
 def aligned(sizes: TaskSizes, held: Held, wanted: Held) -> Held:
-    """Returns `wanted` with equal servers exchanged so that most find what they host already.
+    """Returns `wanted` with equal servers exchanged, so that most get blocks they already host.
 
-    Equal are servers with the same memory, speed and sizes; their communication times may differ.
+    Servers are equal if they have the same memory, speed and sizes. Their communication times may
+    differ.
     """
     kinds: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     columns = (sizes.memory, sizes.compute, sizes.block_memory, sizes.cache_memory)
@@ -88,7 +89,8 @@ def _matched(members: Sequence[int], held: Held, wanted: Held) -> Held:
     holders: defaultdict[tuple[int, int] | None, list[int]] = defaultdict(list)
     for server in reversed(members):
         holders[held.get(server)].append(server)
-    # Whole ranges rather than servers: few differ, however many servers there are.
+    # Ranges are matched rather than servers, because few of them differ, however many servers there
+    # are.
     pairs = sorted(
         (-_overlap(have, want), want, have or (-1, -1)) for have in holders for want in targets
     )
@@ -104,7 +106,7 @@ def _matched(members: Sequence[int], held: Held, wanted: Held) -> Held:
 def neighbours_of_lost(
     task: ChainTask, chains: Iterable[Sequence[str]], held: Mapping[int, tuple[int, int]]
 ) -> set[int]:
-    """Returns servers that had a chain together with one that hosts nothing any more."""
+    """Returns the servers that shared a chain with one that no longer hosts anything."""
     broken = set()
     for names in chains:
         numbers = {task.number_of.get(name) for name in names}
@@ -114,7 +116,7 @@ def neighbours_of_lost(
 
 
 def slots_of(sizes: TaskSizes, wanted: Held) -> list[int]:
-    """Returns cache slots per server number."""
+    """Returns the cache slots of each server, by server number."""
     slots = [0] * len(sizes.memory)
     for server, (first, end) in wanted.items():
         slots[server] = sizes.cache_slots(server, end - first)

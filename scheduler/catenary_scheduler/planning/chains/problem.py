@@ -1,8 +1,8 @@
-"""What the planner of server chains is asked, and what it answers.
+"""Task and answer of the planner of server chains.
 
-Memory may be in any unit as long as it is one (GB in the paper, bytes in a cluster); it is divided
-and rounded down, so it is kept exact. Times are in seconds, rates in sessions per second. Blocks
-are numbered from 0 and ranges are half-open, as everywhere in the platform (the paper counts 1..L).
+Memory may be in any single unit (GB in the paper, bytes in a cluster). It is divided and rounded
+down, so it is kept exact. Times are in seconds, rates in sessions per second. Blocks are numbered
+from 0 and ranges are half-open, as everywhere in the platform (the paper counts 1..L).
 """
 
 from __future__ import annotations
@@ -17,80 +17,80 @@ from typing import Literal
 from catenary_services.errors import InvalidInput
 
 Number = int | float | Fraction
-"""Floats stand for the shortest decimal that prints the same (0.1 is one tenth)."""
+"""A number of the task. A float stands for the shortest decimal that prints the same (0.1 is one
+tenth)."""
 StopRule = Literal["rate", "all"]
-"""When GBP-CR stops: at the rate it needs (Algorithm 1), or when all servers are used."""
+"""Stop of GBP-CR: at the rate it needs (Algorithm 1), or when all servers are used."""
 Links = Mapping[tuple[str | None, str | None], float]
-"""Seconds per session from one server to the next; None is the orchestrator.
-
-`(None, j)` enters a chain, `(i, j)` goes on, `(i, None)` returns; a return that is not given takes
-no time, any other pair that is not given is no connection.
-"""
+"""Seconds per session from one server to the next; None is the orchestrator. `(None, j)` enters a
+chain, `(i, j)` continues it, and `(i, None)` returns. A return that is missing takes no time; any
+other pair that is missing is not connected."""
 
 MOST_SLOTS = 10**12
-"""More caches than this on a server are a mistake in units."""
+"""Number of caches on a server above which sizes are assumed to be in different units."""
 
 
 def exact(value: Number) -> Fraction:
-    """Returns the number as a fraction, a float by its shortest decimal."""
+    """Returns a number as a fraction, where a float is its shortest decimal."""
     return Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server, an agent of the platform."""
+    """One server of the task, which is an agent of the platform."""
 
     name: str
     memory: Number
-    """M_j: for weights and caches together."""
+    """Memory M_j for weights and caches together."""
     communication_s: Number
-    """tau_c: time a session spends on the way to this server, all its tokens together."""
+    """Time tau_c that a session spends on the way to this server, for all its tokens together."""
     block_s: Number
-    """tau_p: time a session computes in one block here, all its tokens together."""
+    """Time tau_p that a session computes in one block here, for all its tokens together."""
     block_memory: Number | None = None
-    """s_m here, if it is not the task's: a model takes less on a server that keeps it in smaller
-    numbers. (The paper has one s_m and one s_c; its sums and floors hold server by server.)"""
+    """Memory s_m of a block here; None if it is the task's. A model takes less memory on a server
+    that keeps it in smaller numbers. (The paper has one s_m and one s_c; its sums and floors hold
+    server by server.)"""
     cache_memory: Number | None = None
-    """s_c here, if it is not the task's."""
+    """Memory s_c of a session's cache per block here; None if it is the task's."""
 
 
 @dataclass(frozen=True)
 class ChainTask:
-    """Servers, a model of equal blocks and the load it is to serve.
+    """Servers, a model of equal blocks, and the load that it must serve.
 
     Raises:
-        InvalidInput: If a size, time or rate is out of range; names the field.
+        InvalidInput: A size, time or rate is out of range; the error names the field.
     """
 
     servers: tuple[Server, ...]
     blocks: int
-    """L."""
+    """Number L of blocks of the model."""
     block_memory: Number
-    """s_m: weights of one block, where a server does not say otherwise."""
+    """Memory s_m of the weights of one block, where a server does not say otherwise."""
     cache_memory: Number
-    """s_c: cache of one session in one block, where a server does not say otherwise."""
+    """Memory s_c of the cache of one session in one block, where a server does not say
+    otherwise."""
     rate_per_s: Number
-    """lambda: sessions that arrive per second."""
+    """Sessions lambda that arrive per second."""
     load: Number = 0.7
-    """rho_bar: the load planned for, above 0 and below 1."""
+    """Load rho_bar to plan for, above 0 and below 1."""
     stop: StopRule = "all"
     links: Links | None = None
-    """Peer-to-peer times (footnote 4 of the paper) instead of every server's `communication_s`.
-
-    GBP-CR still orders servers by `communication_s`: give it the mean of a server's links.
-    """
+    """Peer-to-peer times (footnote 4 of the paper), which replace every server's `communication_s`.
+    GBP-CR still orders servers by `communication_s`, which should be the mean of a server's
+    links."""
 
     def __post_init__(self) -> None:
         _check_task(self)
 
     @cached_property
     def number_of(self) -> Mapping[str, int]:
-        """Position of every server by its name."""
+        """Position of every server in the task, by its name."""
         return {server.name: number for number, server in enumerate(self.servers)}
 
     @property
     def largest_c(self) -> int:
-        """Largest c worth a try: with more no server has room for a block (section 3.1.4)."""
+        """Largest c worth trying: with more, no server has room for a block (section 3.1.4)."""
         most = 0
         for server in self.servers:
             block, cache = self.memory_at(server)
@@ -98,7 +98,7 @@ class ChainTask:
         return most
 
     def memory_at(self, server: Server) -> tuple[Fraction, Fraction]:
-        """Returns s_m and s_c at a server."""
+        """Returns the memory s_m of a block and s_c of a cache on a server."""
         block, cache = server.block_memory, server.cache_memory
         return (
             exact(self.block_memory if block is None else block),
@@ -106,29 +106,29 @@ class ChainTask:
         )
 
     def at_rate(self, rate_per_s: Number) -> ChainTask:
-        """Returns the same task under another load."""
+        """Returns the same task with another arrival rate."""
         return replace(self, rate_per_s=rate_per_s)
 
 
 @dataclass(frozen=True, slots=True)
 class HostedBlocks:
-    """Blocks `[first_block, first_block + blocks)` on a server, and its cache."""
+    """Blocks `[first_block, first_block + blocks)` on a server, and its cache slots."""
 
     server: str
     first_block: int
     blocks: int
     slots: int
-    """Block slots: caches of one session in one block that fit beside the weights (eq. 3)."""
+    """Number of caches of one session in one block that fit beside the weights (eq. 3)."""
 
     @property
     def last_block(self) -> int:
-        """End of the range, exclusive."""
+        """Exclusive end of the range of blocks."""
         return self.first_block + self.blocks
 
 
 @dataclass(frozen=True, slots=True)
 class ComposedHop:
-    """Blocks `[first_block, last_block)` really processed at a server of a chain."""
+    """Blocks `[first_block, last_block)` that a server of a chain really processes."""
 
     server: str
     first_block: int
@@ -136,79 +136,81 @@ class ComposedHop:
 
     @property
     def blocks(self) -> int:
-        """Block slots a session takes here, m_ij."""
+        """Block slots m_ij that a session takes on this hop."""
         return self.last_block - self.first_block
 
 
 @dataclass(frozen=True, slots=True)
 class ComposedChain:
-    """A path through all blocks with slots of its own."""
+    """A path through all blocks that has slots of its own."""
 
     hops: tuple[ComposedHop, ...]
     capacity: int
-    """c_k: sessions at a time."""
+    """Number c_k of sessions at a time."""
     service_s: float
-    """T_k: time of a session of mean size."""
+    """Time T_k of a session of mean size."""
 
     @property
     def rate_per_s(self) -> float:
-        """mu_k: sessions per second of one of its `capacity` job servers."""
+        """Rate mu_k: sessions per second of one of its `capacity` job servers."""
         return 1.0 / self.service_s
 
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """A placement and the chains over it."""
+    """A placement of blocks, and the chains over it."""
 
     c: int
-    """Sessions at a time every block was given room for when it was placed."""
+    """Number of sessions at a time for which every block had room when it was placed."""
     hosted: tuple[HostedBlocks, ...]
-    """Servers that host something, in the order of the task."""
+    """Hosted blocks of the servers that host any, in the order of the task."""
     chains: tuple[ComposedChain, ...]
-    """In order of construction: the fastest first."""
+    """Chains in the order of construction, the fastest first."""
     arrivals_per_s: float
-    """lambda it was made for."""
+    """Arrival rate lambda for which the composition was made."""
     groups: int = 0
-    """Disjoint chains GBP-CR placed."""
+    """Number of disjoint chains that GBP-CR placed."""
     requirement_reached: bool = False
-    """Whether these alone have the rate lambda / rho_bar; the chains may well without."""
+    """True if these groups alone have the rate lambda / rho_bar. The chains may have it without
+    them."""
     moved_blocks: int = 0
-    """Blocks that servers have to load which were there before (`recompose`)."""
+    """Number of blocks that servers which were present before have to load (`recompose`)."""
     loaded_blocks: int = 0
-    """The same and those of newcomers."""
+    """Number of blocks that all servers have to load, newcomers included."""
 
     @property
     def capacity(self) -> int:
-        """C: sessions at a time over all chains."""
+        """Number C of sessions at a time over all chains."""
         return sum(chain.capacity for chain in self.chains)
 
     @property
     def total_rate_per_s(self) -> float:
-        """nu: sessions per second all chains finish when all are full."""
+        """Rate nu: sessions per second that all chains finish when all are full."""
         return math.fsum(chain.capacity * chain.rate_per_s for chain in self.chains)
 
     @property
     def feasible(self) -> bool:
-        """Whether there is a chain at all."""
+        """True if there is any chain at all."""
         return bool(self.chains)
 
     @property
     def stable(self) -> bool:
-        """Whether the chains finish more than arrives."""
+        """True if the chains finish more sessions per second than arrive."""
         return self.arrivals_per_s < self.total_rate_per_s
 
 
 @dataclass(frozen=True, slots=True)
 class PeakRate:
-    """Tunes c by the lower bound at this rate instead of the mean one: for bursty load."""
+    """Tuning of c by the lower bound at this rate instead of the mean one, for bursty load."""
 
     rate_per_s: Number
 
 
 Evaluator = Callable[[Composition], float]
-"""Mean response time in seconds of a composition, e.g. by replaying a trace; infinity if none."""
+"""Returns a composition's mean response time in seconds, e.g. by replaying a trace; infinity if
+none."""
 Tuning = Literal["lower", "upper", "surrogate"] | PeakRate | Evaluator
-"""What c is chosen by; see `catenary_scheduler.planning.chains.tuning`."""
+"""Measure by which c is chosen; see `catenary_scheduler.planning.chains.tuning`."""
 
 
 def _check_task(task: ChainTask) -> None:

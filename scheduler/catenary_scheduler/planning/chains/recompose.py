@@ -1,9 +1,9 @@
-"""Composing again when servers join or leave or the load drifts, with few blocks moved.
+"""Recomposition when servers join or leave or the load drifts, with few blocks moved.
 
-Loading blocks costs a server seconds to minutes, so the best chains are not worth every move. From
-"everything stays" to "compose anew", placements are made that move ever more; of those whose mean
-response is within a tolerance of the best of all, the one that moves least is taken. Composing
-anew is always among them: whatever it can serve, the answer can.
+Loading blocks costs a server seconds to minutes, so the best chains are not worth every move.
+Placements are made that move more and more, from "everything stays" to "compose anew". Of those
+whose mean response is within a tolerance of the best of all, the one that moves least is taken.
+Composing anew is always among them, so the result can serve whatever that can serve.
 """
 
 from __future__ import annotations
@@ -36,25 +36,26 @@ from catenary_scheduler.planning.chains.tuning import best_composition
 from catenary_services.errors import InvalidInput, PlanInfeasible
 
 TOLERANCE = 0.05
-"""Share of the mean response time that is given up for not moving blocks."""
+"""Share of the mean response time that may be given up in order not to move blocks."""
 EVALUATIONS = 200
-"""Placements looked at to save moves: some 100 ms with up to 20 servers."""
+"""Largest number of placements that are examined to save moves: some 100 ms with up to 20
+servers."""
 EVALUATED_SERVERS = 20_000
-"""The same times servers: with more of them fewer are looked at."""
+"""Largest product of placements examined and servers: with more servers, fewer are examined."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """A placement that could be taken."""
+    """One placement that could be chosen, with its chains and cost."""
 
     wanted: Held
     composition: Composition
     cost: tuple[float, float]
-    """Mean response in seconds (infinite if overloaded), then less the total rate."""
+    """Mean response in seconds (infinite if overloaded), and the negated total rate."""
 
     @property
     def effort(self) -> tuple[int, int, tuple[float, float]]:
-        """What is least wanted: moves, then loads, then time."""
+        """Key for choosing the least effort: moved blocks, then loaded blocks, then cost."""
         return self.composition.moved_blocks, self.composition.loaded_blocks, self.cost
 
 
@@ -67,11 +68,11 @@ class _Recomposer:
 
     @property
     def budget(self) -> int:
-        """How many placements may be looked at to save moves."""
+        """Number of placements that may be examined to save moves."""
         return min(EVALUATIONS, EVALUATED_SERVERS // max(1, len(self.task.servers)) + 1)
 
     def option(self, wanted: Held, c: int) -> _Option:
-        """Returns the chains over a placement, what it moves and what it is worth."""
+        """Returns the chains over a placement, the blocks that it moves, and its cost."""
         task, slots = self.task, slots_of(self.sizes, wanted)
         ranges: list[Range] = [(server, *blocks) for server, blocks in sorted(wanted.items())]
         chains = composed(task, ranges, cut_chains(task, self.sizes, ranges, slots))
@@ -117,22 +118,23 @@ def recompose(
 ) -> Composition:
     """Returns chains for servers or a load that changed, moving few blocks.
 
-    `moved_blocks` of the result counts blocks that servers have to load although they host some
-    already, `loaded_blocks` also those of newcomers. Giving up blocks is no move. `groups` is 0:
-    what is kept was not placed in groups.
+    `moved_blocks` of the result counts blocks that servers have to load although they already host
+    some, and `loaded_blocks` also counts those of newcomers. Giving up blocks is not a move.
+    `groups` is 0, because the blocks that stay were not placed in groups.
 
     Args:
-        task: The servers there are now, and the load now.
-        previous: What is hosted now, by server names; servers that left may be in it. Its chains
-            may be missing.
-        tune: As in `best_composition`; "surrogate" judges by the lower bound. A function is called
-            some 30 times, and once more for every server that would move (at most 200 times).
-        tolerance: Largest relative loss of mean response against the best found. Where the load
-            is too high for all, the same of the total rate.
+        task: The present servers and the present load.
+        previous: The blocks that are hosted now, by server names. Servers that left may be in it,
+            and its chains may be missing.
+        tune: The measure, as in `best_composition`; "surrogate" judges by the lower bound. A
+            function is called some 30 times, and once more for every server that would move (at
+            most 200 times).
+        tolerance: Largest relative loss of mean response against the best found. If the load is too
+            high for all placements, it is the largest loss of the total rate.
 
     Raises:
-        InvalidInput: If the tolerance is negative.
-        PlanInfeasible: If no chain through all blocks can be made.
+        InvalidInput: The tolerance is negative.
+        PlanInfeasible: No chain through all blocks is possible.
     """
     if not tolerance >= 0:
         raise InvalidInput("tolerance", "must not be below 0")
@@ -157,7 +159,11 @@ def recompose(
 
 
 def _keeping(recomposer: _Recomposer, previous: Composition) -> Iterator[_Option]:
-    """Yields placements that keep most: all, all that chains use, all of chains that are whole."""
+    """Yields the placements that keep most blocks.
+
+    The first keep all blocks, the next those that chains use, and the last only those of chains
+    that have lost no server.
+    """
     task, sizes, held, c = recomposer.task, recomposer.sizes, recomposer.held, previous.c
     if task.stop == "rate" and held:
         yield recomposer.option(held, c)
@@ -188,9 +194,10 @@ def _single_moves(
     values: set[int],
     limit: tuple[float, float],
 ) -> Iterator[_Option]:
-    """Yields what the best single moves come to, one after another, once that is good enough.
+    """Yields the placement that the best single moves lead to, if it is good enough.
 
-    From the placement that keeps most, every server in turn is tried where it is needed most.
+    Starting from the placement that keeps most, each server in turn is tried where it is needed
+    most, and the best of these moves is made.
     """
     at = min(options, key=lambda option: option.effort)
     left = recomposer.budget
@@ -210,7 +217,7 @@ def _single_moves(
 
 
 def _undone(recomposer: _Recomposer, found: _Option, limit: tuple[float, float]) -> _Option:
-    """Returns the option without those of its moves that are not needed, the largest first."""
+    """Returns the option without those moves that are not needed, undone from the largest on."""
     held = recomposer.held
     moves = _moved_servers(held, found.wanted)
     together = -(-len(moves) // recomposer.budget)

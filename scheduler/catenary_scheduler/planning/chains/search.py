@@ -1,8 +1,8 @@
-"""The placements there are to choose from: one candidate per c that changes anything.
+"""Search space of placements: one candidate for each c that changes anything.
 
-m_j(c) is a step function: of 351 values of c in the paper's setting some 20 place differently.
-Both it and the number of groups never grow with c, so equal placements are neighbours and the
-smallest c of each is the candidate.
+The number m_j(c) is a step function: of 351 values of c in the paper's setting, some 20 give
+different placements. Neither it nor the number of groups ever grows with c, so equal placements are
+neighbours, and the smallest c of each is the candidate.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _NEAR = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class PlacementCandidate:
-    """A placement worth a look."""
+    """A placement that is worth evaluating, and its c."""
 
     c: int
     run: BlockPlacementRun
     needed: int | None
-    """K(c); None if the requirement is not reached."""
+    """Number K(c) of groups; None if the requirement is not reached."""
     used: int
-    """Servers of the run's order that host blocks."""
+    """Number of servers of the run's order that host blocks."""
 
     def ranges(self) -> list[Range]:
-        """Returns what is hosted where."""
+        """Returns the hosted range of every server that hosts blocks."""
         first, blocks = self.run.first, self.run.blocks
         return [
             (server, first[server], first[server] + blocks[server])
@@ -47,7 +47,7 @@ class PlacementCandidate:
         ]
 
     def slots(self, sizes: TaskSizes) -> list[int]:
-        """Returns cache slots per server number."""
+        """Returns the cache slots of each server, by server number."""
         slots = [0] * len(self.run.blocks)
         for server in self.run.order[: self.used]:
             slots[server] = sizes.cache_slots(server, self.run.blocks[server])
@@ -60,9 +60,9 @@ def candidates(
     """Yields every placement with at least one complete group once, with its smallest c.
 
     Args:
-        task: What to plan.
-        sizes: The same in whole numbers.
-        worth: Whether to look at all at placements with so many blocks per server.
+        task: The task to plan.
+        sizes: The sizes of the task as integers.
+        worth: Returns whether to examine placements with these numbers of blocks per server.
     """
     before: list[Range] = []
     for c, until, limits in _steps(task, sizes):
@@ -74,17 +74,17 @@ def candidates(
             if task.stop == "all":
                 yield found
                 break
-            ranges = found.ranges()  # servers the stop leaves out may be all that changed
+            ranges = found.ranges()  # the servers that the stop leaves out may be all that changed
             if ranges != before:
                 yield found
             before = ranges
 
 
 def least_service_s(sizes: TaskSizes, limits: Blocks) -> float:
-    """Returns seconds that no chain can go below with so many blocks per server.
+    """Returns seconds below which no chain can go with these numbers of blocks per server.
 
-    Every block costs at least tau_c / m_j + tau_p at the server that is best at it. A little less
-    is returned, for rounding.
+    Every block costs at least tau_c / m_j + tau_p at the server for which that is least. The result
+    is a little lower, to allow for rounding.
     """
     used = limits > 0
     communication, compute = sizes.seconds_arrays
@@ -93,11 +93,11 @@ def least_service_s(sizes: TaskSizes, limits: Blocks) -> float:
 
 
 def least_surrogate(task: ChainTask, sizes: TaskSizes) -> tuple[int, int] | None:
-    """Returns c and K(c) with the least c K(c) (eq. 14), the smaller c of equals."""
+    """Returns the c and K(c) with the least product c K(c) (eq. 14), the smaller c of equals."""
     best: tuple[int, int] | None = None
     for c, until, limits in _steps(task, sizes):
         if best is not None and c >= best[0] * best[1]:
-            break  # K is at least 1
+            break  # K is at least 1, so no larger c can be better
         run = run_groups(sizes, limits)
         for each, needed in _needs(task, sizes, run, range(c, until)):
             if needed is not None and (best is None or each * needed < best[0] * best[1]):
@@ -108,7 +108,7 @@ def least_surrogate(task: ChainTask, sizes: TaskSizes) -> tuple[int, int] | None
 def _needs(
     task: ChainTask, sizes: TaskSizes, run: BlockPlacementRun, values: range
 ) -> Iterator[tuple[int, int | None]]:
-    """Yields c and K(c) wherever K changes over the values of c, which place alike."""
+    """Yields c and K(c) wherever K changes over values of c that have equal placements."""
     if not run.group_ends:
         return
     c = values.start
@@ -117,14 +117,14 @@ def _needs(
         yield c, needed
         if needed == 1:
             return
-        # One group less is enough from about here on; never past it, whatever is rounded.
+        # From about `enough` on, one group less suffices. Rounding never steps past that value.
         fewer = len(run.rates) if needed is None else needed - 1
         enough = float(requirement(task, 1)) / run.rates[fewer - 1]
         c = max(c + 1, math.floor(enough * (1.0 - _NEAR)))
 
 
 def _steps(task: ChainTask, sizes: TaskSizes) -> Iterator[tuple[int, int, Blocks]]:
-    """Yields c, the first larger c with other blocks per server, and the blocks for c."""
+    """Yields c, the next larger c with other numbers of blocks per server, and the blocks for c."""
     c, largest = 1, task.largest_c
     while c <= largest:
         limits = sizes.max_blocks(c)
@@ -151,7 +151,7 @@ def _next_step(sizes: TaskSizes, limits: Blocks) -> int:
 
 
 def compose_at(task: ChainTask, sizes: TaskSizes, c: int) -> Composition:
-    """Returns GBP-CR and GCA for one c."""
+    """Returns the composition by GBP-CR and GCA for one c."""
     placed = placement(task, sizes, c)
     ranges = [
         (server, first, first + blocks)

@@ -1,4 +1,4 @@
-"""A task in whole numbers, so that every floor, sum and comparison of the algorithms is exact.
+"""Integer sizes of a task, so that every floor, sum and comparison of the algorithms is exact.
 
 `floor(0.3 / 0.1)` is 3, but 2 in floating point; one lost slot is one session less. Memory and
 times are therefore scaled to integers once.
@@ -18,54 +18,56 @@ from catenary_scheduler.planning.chains.problem import ChainTask, exact
 from catenary_services.errors import InvalidInput
 
 NANOSECONDS = 10**9
-"""Per second: times of links are rounded to them."""
+"""Nanoseconds per second, to which times of links are rounded."""
 NO_LINK = -1
 NO_PATH = 2**61
-"""More than any cost of a path over links; the sum of two stays within 63 bits."""
+"""Cost of a missing path over links, greater than any real one. The sum of two stays within 63
+bits."""
 FINEST_UNIT = 10**18
-"""Parts of a second. Times that no power of ten up to this expresses are rounded to it."""
+"""Largest number of time units per second. Times that no power of ten up to this expresses are
+rounded to it."""
 _INT64 = 2**62
 
 Blocks = npt.NDArray[np.int64]
-"""Shape (servers,): m_j, blocks per server."""
+"""Number m_j of blocks per server, shape (servers,)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkTimes:
-    """Peer-to-peer times in nanoseconds."""
+    """Peer-to-peer times and compute times, in nanoseconds."""
 
     times: npt.NDArray[np.int64]
-    """Shape (servers + 1, servers + 1), from row to column; the last of each is the orchestrator.
-
-    `NO_LINK` where there is none, but for returns to the orchestrator: those take no time then.
-    """
+    """Time from row to column, shape (servers + 1, servers + 1); the last row and column are the
+    orchestrator. `NO_LINK` where there is no link, except that a missing return to the orchestrator
+    takes no time."""
     compute: npt.NDArray[np.int64]
-    """Per block, shape (servers,)."""
+    """Compute time per block, shape (servers,)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSizes:
-    """The numbers of a task as integers."""
+    """Memory and times of a task, scaled to integers."""
 
     blocks: int
     memory: list[int]
     block_memory: list[int]
-    """s_m per server."""
+    """Memory s_m of a block on each server."""
     cache_memory: list[int]
-    """s_c per server."""
+    """Memory s_c of a session's cache per block on each server."""
     unit: int
-    """Time units per second."""
+    """Number of time units per second."""
     communication: list[int]
     compute: list[int]
-    """Per block."""
+    """Compute time per block on each server, in time units."""
     memory_arrays: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]] | None
-    """`memory`, `block_memory` and `cache_memory` again, if all fits into 64 bits."""
+    """Arrays of `memory`, `block_memory` and `cache_memory`; None if they do not fit into 64
+    bits."""
     seconds_arrays: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
-    """Communication and compute again, in seconds and rounded."""
+    """Arrays of `communication` and `compute` in seconds, rounded."""
     links: LinkTimes | None
 
     def max_blocks(self, c: int) -> Blocks:
-        """Returns m_j(c): blocks that fit with c caches each (eq. 8)."""
+        """Returns m_j(c), the number of blocks that fit with c caches each (eq. 8)."""
         largest = max(self.block_memory, default=0) + max(self.cache_memory, default=0) * c
         if self.memory_arrays is not None and largest < _INT64:
             memory, block, cache = self.memory_arrays
@@ -78,26 +80,26 @@ class TaskSizes:
         )
 
     def cache_slots(self, server: int, blocks: int) -> int:
-        """Returns the caches of one block that fit beside so many blocks (eq. 3)."""
+        """Returns the number of caches of one block that fit beside `blocks` blocks (eq. 3)."""
         if not blocks:
             return 0
         left = self.memory[server] - self.block_memory[server] * blocks
         return left // self.cache_memory[server]
 
     def service(self, server: int, blocks: int) -> int:
-        """Returns t_j in time units (eq. 9)."""
+        """Returns the time t_j of `blocks` blocks on a server, in time units (eq. 9)."""
         return self.communication[server] + self.compute[server] * blocks
 
     def seconds(self, time: int) -> float:
-        """Returns a time in seconds, correctly rounded."""
+        """Returns in seconds, correctly rounded, a time that is given in time units."""
         return time / self.unit
 
 
 def sizes_of(task: ChainTask) -> TaskSizes:
-    """Returns the task in whole numbers.
+    """Returns the sizes of a task as integers.
 
     Raises:
-        InvalidInput: If times of links are too long for 64 bits.
+        InvalidInput: Times of links are too long for 64 bits.
     """
     memory = [exact(server.memory) for server in task.servers]
     pairs = [task.memory_at(server) for server in task.servers]

@@ -1,4 +1,4 @@
-"""Whether GCA ever had a choice: several shortest paths at once give several right answers."""
+"""Check whether GCA ever had a choice, since several shortest paths give several right answers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from catenary_scheduler.planning.chains.sizes import TaskSizes
 def shortest_paths_are_unique(
     task: ChainTask, sizes: TaskSizes, ranges: Sequence[Range], slots: Sequence[int]
 ) -> bool:
-    """Returns whether every chain of GCA was the only fastest path at its time.
+    """Returns True if every chain of GCA was the only fastest path at its time.
 
-    Only for tasks without links. O(servers x blocks) per chain: for small tasks.
+    The task must have no links, and be small: the check takes O(servers x blocks) per chain.
     """
     paths = BoundaryPaths(task.blocks, ranges, sizes.communication, sizes.compute, slots)
     while (path := paths.shortest()) is not None:

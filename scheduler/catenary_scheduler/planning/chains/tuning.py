@@ -1,8 +1,9 @@
-"""Choosing c: how many sessions at a time every block is given room for.
+"""Tuning of c, the number of sessions at a time for which every block has room.
 
-A small c puts more blocks on a server: fewer hops and faster chains, but fewer of them. A large c
-leaves more memory to caches. The lower bound of Theorem 3.7 is the default: it stays within 2 % of
-the best c in simulation where the upper bound and the surrogate c K(c) lose up to 23 %.
+A small c puts more blocks on a server, which gives fewer hops and faster chains, but fewer of them.
+A large c leaves more memory to caches. The lower bound of Theorem 3.7 is the default measure: in
+simulation it stays within 2 % of the best c, where the upper bound and the surrogate c K(c) lose up
+to 23 %.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ from catenary_scheduler.planning.chains.sizes import Blocks, TaskSizes, sizes_of
 from catenary_services.errors import InvalidInput, PlanInfeasible
 
 TIED = 1e-12
-"""Relative difference up to which the smaller c wins."""
+"""Relative difference up to which two values of c count as equal, and the smaller one wins."""
 
 
 @dataclass(frozen=True, slots=True)
 class TunedCapacity:
-    """The best c by some measure."""
+    """The best c by some measure, and its response time."""
 
     c: int
     response_s: float
-    """The least mean response time, by that measure."""
+    """Least mean response time in seconds, by that measure."""
 
 
 def compose(task: ChainTask, c: int) -> Composition:
-    """Returns chains for one c: GBP-CR, then GCA.
+    """Returns the chains for one c by GBP-CR, then GCA.
 
     Raises:
-        InvalidInput: If c is below 1.
+        InvalidInput: c is below 1.
     """
     if c < 1:
         raise InvalidInput("c", "must be at least 1")
@@ -54,20 +55,20 @@ def compose(task: ChainTask, c: int) -> Composition:
 
 
 def best_composition(task: ChainTask, tune: Tuning = "lower") -> Composition:
-    """Returns the chains of the best c.
+    """Returns the chains for the best c.
 
-    If the load is more than any c can serve, the chains with the greatest total rate are returned;
-    `stable` says so.
+    If the load is more than any c can serve, the chains with the greatest total rate are returned,
+    and `stable` is False.
 
     Args:
-        task: What to plan.
-        tune: "lower" or "upper" bound of Theorem 3.7, the "surrogate" c K(c) of the paper, the
-            lower bound at a `PeakRate`, or a function from a composition to its mean response time
-            in seconds. The function is called once for each different placement, some 20 times
-            with two types of servers.
+        task: The task to plan.
+        tune: The measure: the "lower" or "upper" bound of Theorem 3.7, the "surrogate" c K(c) of
+            the paper, the lower bound at a `PeakRate`, or a function from a composition to its mean
+            response time in seconds. The function is called once for each different placement, some
+            20 times with two types of servers.
 
     Raises:
-        PlanInfeasible: If no c gives a single chain through all blocks.
+        PlanInfeasible: No c gives any chain through all blocks.
     """
     sizes = sizes_of(task)
     chosen = _chosen_c(task, sizes, tune)
@@ -96,13 +97,13 @@ def _chosen_c(task: ChainTask, sizes: TaskSizes, tune: Tuning) -> int | None:
 def tune_by_bound(
     task: ChainTask, *, upper: bool = False, sizes: TaskSizes | None = None
 ) -> TunedCapacity | None:
-    """Returns the c with the least response bound; None if the load is too high for all."""
+    """Returns the c with the least response bound; None if the load is too high for every c."""
     sizes = sizes or sizes_of(task)
     arrivals = float(task.rate_per_s)
     best: TunedCapacity | None = None
 
     def worth(limits: Blocks) -> bool:
-        linked = task.links is not None  # then tau_c does not bound a hop
+        linked = task.links is not None  # with links, tau_c does not bound a hop
         return best is None or linked or least_service_s(sizes, limits) < best.response_s
 
     for candidate in candidates(task, sizes, worth):
@@ -132,7 +133,7 @@ def tune_by_evaluation(
 
 
 def greatest_rate(task: ChainTask, sizes: TaskSizes) -> int | None:
-    """Returns the c whose chains together finish most per second; None if there is no chain."""
+    """Returns the c whose chains together finish most sessions per second; None without a chain."""
     best: tuple[float, int] | None = None
     for candidate in candidates(task, sizes):
         capacities, rates = _job_servers(task, sizes, candidate)

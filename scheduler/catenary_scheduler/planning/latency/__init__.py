@@ -1,14 +1,14 @@
-"""Latency lines of workers: fitted, refitted while they run, added up over chains (Aladdin, 3.1).
+"""Latency lines of workers: fitted, refitted at run time, added up over chains (Aladdin, 3.1).
 
 nnls       least squares without negative coefficients, from the normal equations
 fitting    eq. 1-3 from profiles, with a flat floor for short prompts
-intervals  how far off a prediction may be
-errors     how far off predictions were lately
-refit      the same from what agents report, with forgetting, the measurement at load as prior
-observed   one partition on one agent: what it reported, and its cost by now
-hops       the lines of a chain: its hops added up, with what lies between them
-cluster    the same for any chain of a model, from what its agents measured
-shape      how many devices a worker should have (eq. 5-6)
+intervals  intervals that should contain measurements
+errors     errors of recent predictions
+refit      lines that follow agents' reports, with forgetting and the measurement at load as prior
+observed   one partition on one agent: its reports, and its present cost
+hops       the lines of a chain: its hops added up, with the ways between them
+cluster    the lines of any chain of a model, from what its agents measured
+shape      the number of devices that a worker should have (eq. 5-6)
 
 Times are nanoseconds as floats; `catenary_services.domain.latency` names the coefficients.
 """

@@ -1,4 +1,4 @@
-"""The latency lines of any chain of one model in a cluster, by what is known at this moment."""
+"""Latency lines of any chain of one model in a cluster, from what is known at the moment."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _HIDDEN_VALUE_BYTES = 4
 
 
 class ClusterLines:
-    """Lines of chains.
+    """Estimator of the latency lines of chains of one model.
 
-    A hop costs what its agent measured of the very partition, else of another range of the model,
-    in proportion to the blocks; the last norm and the projection count as so many blocks as they
-    are large. Of an agent that measured nothing the slowest of its device class speaks, else the
-    slowest there is. Where nothing was measured nothing is known: a guess must not turn requests
-    away.
+    The cost of a hop is what its agent measured for the very partition, or else for another range
+    of the model, in proportion to the blocks. The last norm and the projection count as blocks in
+    proportion to their size. An agent that measured nothing gets the cost of the slowest agent of
+    its device class, or else of the slowest of all. If nothing was measured, nothing is known,
+    because a guess must not turn requests away.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ClusterLines:
         self._costs = costs
 
     def lines(self, hops: Sequence[ChainHop]) -> LatencyLines | None:
-        """Returns the lines of a chain; None if nothing is known of one of its hops."""
+        """Returns the latency lines of a chain; None if nothing is known about one of its hops."""
         costs = [self._cost(hop) for hop in hops]
         known = [cost for cost in costs if cost is not None]
         return chain_lines(known, self._hop_ns) if known and len(known) == len(costs) else None
@@ -82,7 +82,10 @@ class ClusterLines:
         return self._costs[source].decode(1) / self._weight(agent, key.first_block, key.last_block)
 
     def _weight(self, agent: AgentId, first_block: int, last_block: int) -> float:
-        """Returns how many blocks a range is worth, as large as the agent holds them."""
+        """Returns the size of a range in blocks.
+
+        The head of the model counts by its size as the agent holds it.
+        """
         if last_block < self._decoder.blocks:
             return last_block - first_block
         known = self._agents.get(agent)
@@ -91,5 +94,8 @@ class ClusterLines:
 
 
 def _is_known(step_ns: float) -> bool:
-    """Agents without room for a session measure nothing and say 0."""
+    """Returns True for a measured step.
+
+    Agents without room for a session measure nothing and report 0.
+    """
     return step_ns > 0.0

@@ -1,8 +1,8 @@
-"""Lines from a profile: samples of a worker in, coefficients of eq. 1-3 out.
+"""Fits of latency lines: from samples of a worker's profile to the coefficients of eq. 1-3.
 
-Samples count by their relative error, as the paper judges its models: weights are 1 / f^2, f being
-the prediction of the fit before (at first the measurement), so that the residual of a step of 5 ms
-is worth as much as that of one of 500 ms.
+Samples count by their relative error, as the paper judges its models. Weights are 1 / f^2, where f
+is the prediction of the previous fit (at first the measurement), so that the relative residual of a
+step of 5 ms counts as much as that of one of 500 ms.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from catenary_services.errors import InvalidInput
 _ROUNDS = 3
 _LEAST_EXPECTED = 0.1
 _WORTH_A_FLOOR = 0.9
-"""A floor must bring the squared relative error below this share of what it was without."""
+"""Share of the squared relative error without a floor, below which a floor must bring it."""
 _EXACT = 1e-8
-"""A smaller squared relative error is none."""
+"""Squared relative error below which a fit counts as exact."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillSample:
-    """One pass over prompts of so many tokens in all."""
+    """One pass over prompts, with their total tokens and its nanoseconds."""
 
     tokens: int
     ns: float
@@ -40,7 +40,7 @@ class PrefillSample:
 
 @dataclass(frozen=True, slots=True)
 class DecodeSample:
-    """One step of so many sessions with so many tokens of context in all."""
+    """One decode step, with its sessions, their total context and its nanoseconds."""
 
     sessions: int
     context_tokens: int
@@ -49,7 +49,7 @@ class DecodeSample:
 
 @dataclass(frozen=True, slots=True)
 class CacheSample:
-    """What the cache of one session of so many tokens takes."""
+    """Amount of cache that one session of `tokens` tokens takes."""
 
     tokens: int
     amount: float
@@ -57,13 +57,13 @@ class CacheSample:
 
 @dataclass(frozen=True, slots=True)
 class LatencyFit:
-    """Coefficients, and what is needed to say how far off they are.
+    """Coefficients of a line, and the data for prediction intervals.
 
     Attributes:
         coefficients: float64 [n], none negative.
-        floor: What is predicted at least.
+        floor: Least prediction.
         spread: Standard deviation of measured / predicted - 1.
-        degrees: Samples less coefficients in use.
+        degrees: Number of samples minus the number of coefficients in use.
         inverse: float64 [n, n], (X'WX)^-1 over the coefficients in use, 0 elsewhere.
     """
 
@@ -74,25 +74,25 @@ class LatencyFit:
     inverse: Matrix
 
     def predict(self, row: Sequence[float]) -> float:
-        """Returns the prediction for regressors `row`."""
+        """Returns the prediction for the regressors `row`."""
         return max(self.floor, float(self.coefficients @ np.asarray(row, np.float64)))
 
     def interval(self, row: Sequence[float], share: float = 0.9) -> PredictionInterval:
-        """Returns what `share` of measurements at `row` should lie between."""
+        """Returns an interval that should contain `share` of the measurements at `row`."""
         x, predicted = np.asarray(row, np.float64), self.predict(row)
         leverage = float(x @ self.inverse @ x) / max(predicted, 1e-300) ** 2
         return around(predicted, self.spread, leverage, self.degrees, share)
 
 
 def fit_prefill(samples: Sequence[PrefillSample]) -> LatencyFit:
-    """Returns (k1, c1) of eq. 2 and the flat floor of short prompts.
+    """Returns the fit of (k1, c1) of eq. 2, with the flat floor of short prompts.
 
-    Below some length a prompt takes what reading the weights takes, whatever its length: the
-    shortest samples are averaged to a floor if that lowers the error notably, and the line is
-    fitted to the others. What was cut off is decided by trying every length.
+    Below some length a prompt takes as long as reading the weights, whatever its length. The
+    shortest samples are therefore averaged to a floor if that lowers the error notably, and the
+    line is fitted to the others. The length that divides them is found by trying every length.
 
     Raises:
-        InvalidInput: If there are no samples.
+        InvalidInput: There are no samples, or one is not positive.
     """
     ordered = sorted(samples, key=lambda sample: sample.tokens)
     rows = np.array([[each.tokens, 1.0] for each in ordered], np.float64).reshape(-1, 2)
@@ -100,9 +100,9 @@ def fit_prefill(samples: Sequence[PrefillSample]) -> LatencyFit:
     best = _fit(rows, times)
     least = _squares(best, rows, times) * _WORTH_A_FLOOR - _EXACT * len(times)
     lengths = sorted({each.tokens for each in ordered})
-    for length in lengths[1:-1]:  # at least two lengths are left for the line
+    for length in lengths[1:-1]:  # the line needs at least two lengths
         flat = int(np.searchsorted(rows[:, 0], length))
-        # The mean that minimises the relative error, weights 1 / t^2.
+        # This mean minimises the relative error, with weights 1 / t^2.
         floor = float(np.sum(1.0 / times[:flat]) / np.sum(1.0 / times[:flat] ** 2))
         candidate = _fit(rows[flat:], times[flat:], floor)
         squares = _squares(candidate, rows, times)
@@ -115,7 +115,7 @@ def fit_decode(samples: Sequence[DecodeSample]) -> tuple[LatencyFit, float]:
     """Returns (k2, c2, c3) of eq. 3, and t1: the mean of the steps of one session, 0 without any.
 
     Raises:
-        InvalidInput: If there is no sample of more than one session.
+        InvalidInput: No sample has more than one session, or one is not positive.
     """
     shared = [each for each in samples if each.sessions > 1]
     lone = [each.ns for each in samples if each.sessions == 1]
@@ -125,10 +125,10 @@ def fit_decode(samples: Sequence[DecodeSample]) -> tuple[LatencyFit, float]:
 
 
 def fit_cache(samples: Sequence[CacheSample]) -> LatencyFit:
-    """Returns (h, j) of eq. 1.
+    """Returns the fit of (h, j) of eq. 1.
 
     Raises:
-        InvalidInput: If there are no samples.
+        InvalidInput: There are no samples, or one is not positive.
     """
     rows = np.array([[each.tokens, 1.0] for each in samples], np.float64).reshape(-1, 2)
     return _fit(rows, np.array([each.amount for each in samples], np.float64))
@@ -140,7 +140,7 @@ def lines_of(
     cache: LatencyFit | None = None,
     chunk_tokens: int = 0,
 ) -> LatencyLines:
-    """Returns the lines of a worker that was profiled whole."""
+    """Returns the lines of a worker that was profiled as a whole."""
     shared, lone = decode
     return LatencyLines(
         prefill_token_ns=float(prefill.coefficients[0]),
@@ -162,7 +162,7 @@ def _fit(rows: Matrix, targets: Vector, floor: float = 0.0) -> LatencyFit:
     if not np.all(targets > 0.0):
         raise InvalidInput("samples", "every measurement must be positive")
     expected = targets
-    for _ in range(_ROUNDS):  # what happened to be fast must not weigh more than what was slow
+    for _ in range(_ROUNDS):  # fast outliers must not weigh more than slow ones
         gram, moment, _ = normal_equations(rows, targets, expected**-2.0)
         coefficients = solve_nonnegative(gram, moment)
         expected = np.maximum(rows @ coefficients, _LEAST_EXPECTED * targets)
@@ -181,6 +181,6 @@ def _with_spread(fit: LatencyFit, rows: Matrix, targets: Vector) -> LatencyFit:
 
 
 def _squares(fit: LatencyFit, rows: Matrix, targets: Vector) -> float:
-    """Returns the sum of squared relative errors."""
+    """Returns the sum of the squared relative errors of a fit."""
     predicted = np.maximum(rows @ fit.coefficients, max(fit.floor, 1e-300))
     return float(np.sum((targets / predicted - 1.0) ** 2))

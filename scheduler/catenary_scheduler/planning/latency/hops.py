@@ -1,9 +1,9 @@
-"""The latency lines of a chain: its hops added up, with the ways between them.
+"""Latency lines of a chain: its hops added up, with the ways between them.
 
-A token passes all hops one after the other, so a step of the ring takes the sum of what each hop
-takes for the batch, and a way to the next one per hop: the last hands the token back to the first.
-That is exact for sessions that go round together. Where they go round in several groups each hop
-computes smaller batches meanwhile, and the sum is an upper bound.
+A token passes all hops one after the other. A step of the ring therefore takes the sum of the times
+of each hop for the batch, plus one way per hop, since the last hop hands the token back to the
+first. That is exact for sessions that go round together. If they go round in several groups, each
+hop computes smaller batches, and the sum is an upper bound.
 
 A prompt runs in chunks of C tokens, and while the second hop computes a chunk the first computes
 the next one. The first chunk takes the sum over the hops; every token after it takes as long as at
@@ -11,8 +11,8 @@ the slowest hop, where chunks of C follow each other:
 
     prefill(n) = sum_i(c1_i + k1_i * min(n, C)) + max(0, n - C) * max_i(p_i(C)) / C + ways
 
-with p_i(C) the time of a whole chunk. For one hop that is what its chunks take, one by one, but for
-the part of the last one that is empty.
+where p_i(C) is the time of a whole chunk. For one hop that is the time of its chunks one by one,
+without the empty part of the last one.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.latency import LatencyLines
 
 HOP_NS = 500_000.0
-"""One frame from agent to agent, all in, where nobody measured it: half a millisecond."""
+"""Nanoseconds that one frame takes from agent to agent, all included, if nobody measured it."""
 
 
 @dataclass(frozen=True, slots=True)
 class HopCost:
-    """What a hop of a chain costs.
+    """Cost of one hop of a chain.
 
     Attributes:
-        cost: Of a pass through all blocks of its partition.
-        share: Of the partition the chain uses; less than 1 where it enters behind its first block.
-        row_ns: The way of one token's hidden state to it; 0 if its link is not known.
+        cost: Cost of a pass through all blocks of its partition.
+        share: Share of the partition that the chain uses; less than 1 if it enters behind the first
+            block.
+        row_ns: Nanoseconds that one token's hidden state travels to it; 0 if its link is unknown.
     """
 
     cost: GenerationCost
@@ -44,17 +45,18 @@ class HopCost:
 
 
 def chain_lines(hops: Sequence[HopCost], hop_ns: float = HOP_NS) -> LatencyLines:
-    """Returns the lines of a chain, with caches counted in tokens.
+    """Returns the latency lines of a chain, with caches counted in tokens.
 
     Args:
-        hops: In order; at least one.
-        hop_ns: One way from agent to agent.
+        hops: The hops in order; at least one.
+        hop_ns: Nanoseconds of one way from agent to agent.
     """
     several = len(hops) > 1
-    # From the gateway, between agents, and back to the gateway; in a step there are no gateways.
+    # A prompt goes from the gateway, between agents, and back to the gateway. A step passes no
+    # gateway.
     prompt_ways_ns = (len(hops) + 1) * hop_ns
     step_ways_ns = len(hops) * hop_ns if several else 0.0
-    # Tokens enter at the first hop; rows of hidden states travel to the others.
+    # Token ids enter at the first hop; rows of hidden states travel to the others.
     row_ns = sum(hop.row_ns for hop in hops[1:])
     lone = [hop.share * _lone_ns(hop.cost) for hop in hops]
     floor = sum(hop.share * hop.cost.prefill_floor_ns for hop in hops)
@@ -72,7 +74,7 @@ def chain_lines(hops: Sequence[HopCost], hop_ns: float = HOP_NS) -> LatencyLines
 
 
 def cache_line(decoder: DecoderTable) -> tuple[float, float]:
-    """Returns h and j of eq. 1 in bytes: of one token in all blocks, and of a session beside that.
+    """Returns h and j of eq. 1 in bytes: for a token in all blocks, and for a session beside that.
 
     Executors keep keys and values and nothing else per session, so j is 0. Plans count caches in
     tokens (h = 1): a session has the same tokens in every block it passes, on whatever agent.
@@ -85,7 +87,7 @@ def _lone_ns(cost: GenerationCost) -> float:
 
 
 def _later_token_ns(hops: Sequence[HopCost]) -> float:
-    """Returns the time of a token behind the first chunk; 0 where prompts run whole."""
+    """Returns the nanoseconds of a token behind the first chunk; 0 if prompts are not divided."""
     chunk = max(hop.cost.prefill_chunk_tokens for hop in hops)
     if not chunk:
         return 0.0

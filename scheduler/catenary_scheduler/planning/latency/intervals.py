@@ -1,4 +1,4 @@
-"""How far off a prediction may be.
+"""Prediction intervals: how far a measurement may be from its prediction.
 
 The noise of a step is in proportion to its time, so fits weigh by 1 / t^2 and residuals are
 relative. With p coefficients in use and k samples, s^2 = sum((y_i / f_i - 1)^2) / (k - p), where f
@@ -6,9 +6,9 @@ is the fit, and a new measurement at row x lies within
 
     f(x) * (1 +- t(k - p, share) * s * sqrt(1 + x' (X'WX)^-1 x / f(x)^2))
 
-in `share` of all cases: the usual prediction interval of weighted least squares. It holds where
-noise is independent from one step to the next; a machine that others use is slow for seconds at a
-time, and the spread within one profile does not tell of that.
+in `share` of all cases: the usual prediction interval of weighted least squares. It holds if noise
+is independent from one step to the next. A machine that others use is slow for seconds at a time,
+which the spread within one profile does not show.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from statistics import NormalDist
 
 @dataclass(frozen=True, slots=True)
 class PredictionInterval:
-    """A prediction, and what measurements should lie between."""
+    """A prediction, and an interval that should contain measurements."""
 
     low: float
     predicted: float
@@ -33,8 +33,8 @@ class PredictionInterval:
 def t_quantile(degrees: float, share: float) -> float:
     """Returns how many standard deviations hold `share` of a t distribution, both sides together.
 
-    Cornish-Fisher expansion of the normal quantile (Abramowitz and Stegun 26.7.5), exact formulas
-    for 1 and 2 degrees: within 1 % up to 99 % from 3 degrees on.
+    It uses the Cornish-Fisher expansion of the normal quantile (Abramowitz and Stegun 26.7.5), and
+    exact formulas for 1 and 2 degrees. From 3 degrees on it is within 1 % for shares up to 99 %.
     """
     tail = (1.0 + share) / 2.0
     if degrees <= 1:
@@ -55,11 +55,12 @@ def around(
     """Returns the interval of a new measurement; see the module for the formula.
 
     Args:
-        predicted: f(x).
-        spread: s, relative.
-        leverage: x' (X'WX)^-1 x / f(x)^2.
-        degrees: k - p; 0 or less: nothing is known of the spread, the interval is everything.
-        share: Of measurements that should lie inside, e.g. 0.9.
+        predicted: Prediction f(x).
+        spread: Relative standard deviation s.
+        leverage: Leverage x' (X'WX)^-1 x / f(x)^2.
+        degrees: Degrees of freedom k - p. If they are 0 or less, the spread is unknown and the
+            interval is unbounded.
+        share: Share of measurements that should lie inside, e.g. 0.9.
     """
     if degrees <= 0:
         return PredictionInterval(0.0, predicted, math.inf)

@@ -1,10 +1,10 @@
 """Non-negative least squares from the normal equations.
 
-All that is needed of the rows is G = X'WX and m = X'Wy, both of the size of the coefficients: rows
-can be added, forgotten and weighed without keeping them. The method is Bro and de Jong, "A fast
-non-negativity-constrained least squares algorithm" (J. Chemometrics 1997), i.e. Lawson and Hanson's
-active sets on G and m. Coefficients are scaled to a unit diagonal first: nanoseconds per token
-and per step differ by many orders of magnitude.
+Of the rows only G = X'WX and m = X'Wy are needed, whose size is that of the coefficients. Rows can
+therefore be added, forgotten and weighted without being stored. The method is Bro and de Jong, "A
+fast non-negativity-constrained least squares algorithm" (J. Chemometrics 1997), i.e. Lawson and
+Hanson's active sets on G and m. Coefficients are scaled to a unit diagonal first, because
+nanoseconds per token and per step differ by many orders of magnitude.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 
 _TOLERANCE = 1e-11
-"""Of a gradient, relative to the largest entry of the scaled moment."""
+"""Tolerance of a gradient, relative to the largest entry of the scaled moment."""
 _MOST_TURNS_PER_COEFFICIENT = 10
 _SOLVED = 1e-9
-"""Of the equations, relative to the largest entry of the scaled moment."""
+"""Tolerance of the equations' residual, relative to the largest entry of the scaled moment."""
 
 
 def solve_nonnegative(gram: Matrix, moment: Vector) -> Vector:
     """Returns the x >= 0 that minimises x'Gx - 2m'x.
 
     Args:
-        gram: float64 [n, n], symmetric and positive semi-definite. A coefficient nothing was
-            learnt of (a row of zeros) becomes 0.
+        gram: float64 [n, n], symmetric and positive semi-definite. A coefficient without
+            observations (a row of zeros) becomes 0.
         moment: float64 [n].
 
     Returns:
@@ -57,18 +57,24 @@ def solve_nonnegative(gram: Matrix, moment: Vector) -> Vector:
 
 
 def _unconstrained(g: Matrix, m: Vector) -> Vector | None:
-    """Returns the plain least squares if nothing in it is negative: then it is the answer."""
+    """Returns the plain least squares solution if it has no negative value.
+
+    It is then the answer. Returns None otherwise.
+    """
     try:
         x: Vector = np.asarray(np.linalg.solve(g, m), np.float64)
     except np.linalg.LinAlgError:
         return None
-    # Nearly singular, "solved" to anything at all: left to the careful way.
+    # A nearly singular system may be "solved" by anything, and is left to the active-set method.
     is_solved = bool(np.max(np.abs(g @ x - m)) <= _SOLVED * np.max(np.abs(m)))
     return x if is_solved and bool(np.min(x) >= 0.0) else None
 
 
 def _descend(g: Matrix, m: Vector, x: Vector, passive: NDArray[np.bool_]) -> Vector:
-    """Moves to the least squares over the passive set; what would turn negative leaves it."""
+    """Moves to the least squares over the passive set.
+
+    Coefficients that would turn negative leave it.
+    """
     while True:
         target = np.zeros_like(x)
         inside = np.flatnonzero(passive)
@@ -89,7 +95,7 @@ def _descend(g: Matrix, m: Vector, x: Vector, passive: NDArray[np.bool_]) -> Vec
 def normal_equations(
     rows: Matrix, targets: Vector, weights: Vector
 ) -> tuple[Matrix, Vector, float]:
-    """Returns X'WX, X'Wy and y'Wy.
+    """Returns X'WX, X'Wy and y'Wy for weighted rows.
 
     Args:
         rows: float64 [k, n].

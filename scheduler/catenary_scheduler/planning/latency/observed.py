@@ -1,8 +1,9 @@
-"""One partition on one agent: its cost as measured at load, and what it reported since.
+"""Cost of one partition on one agent, as measured at load and corrected by later reports.
 
 Reports are sums over the steps of a second or so. Steps of a single session have a mean of their
-own (t1), the others the line of eq. 3; chunks of prompts the line of eq. 2. The floor of short
-chunks cannot be told from sums and moves with the time of a whole chunk.
+own (t1), other steps follow the line of eq. 3, and chunks of prompts the line of eq. 2. The floor
+of short chunks cannot be derived from sums, so it changes in proportion to the time of a whole
+chunk.
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ from catenary_scheduler.planning.latency.refit import LineRefit, RefitPolicy
 from catenary_scheduler.planning.live.generation import GenerationCost
 
 WORTH_TELLING = 0.03
-"""Costs that changed by more than this at a typical load are told to whoever plans with them."""
+"""Relative change of a typical step above which planners are told the new cost."""
 _CHUNK_TOKENS = 64
-"""Where an agent does not say how long its chunks are."""
+"""Length of chunks that is assumed if an agent does not report it."""
 _CONTEXT_TOKENS = 512
 _SESSIONS = (2, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkTotals:
-    """Sums over some steps; `catenary.v1.GenerationReport` as values. Times in nanoseconds."""
+    """Sums over some steps, the values of a `catenary.v1.GenerationReport`.
+
+    Times are in nanoseconds.
+    """
 
     decode_steps: int = 0
     decode_rows: int = 0
@@ -33,7 +37,8 @@ class WorkTotals:
     prefill_tokens: int = 0
     prefill_ns: int = 0
     lone_steps: int = 0
-    """Of the decode steps, as the next two."""
+    """Number of the decode steps that had one session. The next two fields are sums over these
+    steps."""
     lone_context_tokens: int = 0
     lone_ns: int = 0
 
@@ -48,16 +53,16 @@ class WorkTotals:
 
 
 class ObservedCost:
-    """A cost that follows what is reported.
+    """A cost of one partition on one agent that follows reports.
 
     Attributes:
-        measured: At load.
-        prefill_errors: Of prompts, by what was predicted before each report.
-        decode_errors: Of decode steps.
-        cache_errors: Of block slots in use; noted by whoever keeps the book of them.
-        shared: Eq. 3 refitted: coefficients k2, c2, c3 on context tokens, rows, steps.
-        prefill: Eq. 2 refitted, per chunk: k1, c1 on tokens, chunks.
-        lone: t1 refitted, on steps.
+        measured: Cost as measured at load.
+        prefill_errors: Errors for prompts, of the predictions before each report.
+        decode_errors: Errors for decode steps.
+        cache_errors: Errors for block slots in use, added by the owner of the slot ledger.
+        shared: Refit of eq. 3: coefficients k2, c2, c3 on context tokens, rows, steps.
+        prefill: Refit of eq. 2 per chunk: k1, c1 on tokens, chunks.
+        lone: Refit of t1, on steps.
     """
 
     def __init__(
@@ -66,7 +71,7 @@ class ObservedCost:
         policy: RefitPolicy | None = None,
         told: GenerationCost | None = None,
     ) -> None:
-        """Begins with what was measured, or with what a predecessor made of it (`told`)."""
+        """Starts with the measurement, or with what a predecessor made of it (`told`)."""
         self.measured = measured
         prior = told or measured
         self.prefill_errors = ErrorWindow()
@@ -84,12 +89,12 @@ class ObservedCost:
         )
         self.lone = LineRefit((prior.decode_lone_ns,), ((1,),), policy)
         self.cost = prior
-        """By now."""
+        """Present cost, refitted by all reports so far."""
         self.told = prior
-        """What others were told last."""
+        """Cost that planners were last told."""
 
     def add(self, work: WorkTotals) -> None:
-        """Takes a report in; what cannot be true of any steps is left out."""
+        """Adds a report. Values that no steps can have are ignored."""
         self._note_errors(work)
         if work.prefill_chunks > 0 and work.prefill_tokens > 0:
             regressors = (work.prefill_tokens, work.prefill_chunks)
@@ -101,7 +106,7 @@ class ObservedCost:
         self.cost = self._refitted()
 
     def take_change(self) -> bool:
-        """Returns True if the cost moved notably since it last returned True."""
+        """Returns True if the cost has changed notably since this last returned True."""
         if not moved(self.told, self.cost):
             return False
         self.told = self.cost
@@ -134,7 +139,7 @@ class ObservedCost:
 
 
 def expected_work_ns(cost: GenerationCost, work: WorkTotals) -> float:
-    """Returns how long the work of a report takes by a cost."""
+    """Returns the nanoseconds that a cost predicts for the work of a report."""
     prompts_ns = cost.prefill(work.prefill_tokens, work.prefill_chunks)
     return _decode_ns(cost, work) + (prompts_ns if work.prefill_tokens > 0 else 0.0)
 
@@ -153,7 +158,8 @@ def _decode_ns(cost: GenerationCost, work: WorkTotals) -> float:
 def moved(before: GenerationCost, now: GenerationCost, ratio: float = WORTH_TELLING) -> bool:
     """Returns True if a typical step takes more than `ratio` longer or shorter than it did.
 
-    Steps are compared, not coefficients: two of these may trade places without any effect.
+    Steps are compared rather than coefficients, because two coefficients may change in opposite
+    ways without any effect.
     """
     chunk = before.prefill_chunk_tokens or _CHUNK_TOKENS
     pairs = [

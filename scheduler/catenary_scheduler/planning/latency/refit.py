@@ -1,18 +1,18 @@
-"""A line refitted from sums, with forgetting and a prior: recursive normal equations.
+"""Refit of a line from sums, with forgetting and a prior: recursive normal equations.
 
 Eq. 2 and 3 are linear, so the sum of n steps is a valid row: the sum of their times y against the
-sums of their regressors x. The noise of a step is in proportion to its time; with f0 = prior . x
-for that, n steps have the variance n * (s * f0 / n)^2 = s^2 f0^2 / n, so the row counts with weight
-n / f0^2. (Weights by the measured y would favour what happened to be fast.)
+sums of their regressors x. The noise of a step is in proportion to its time. With f0 = prior . x as
+that time, n steps have the variance n * (s * f0 / n)^2 = s^2 f0^2 / n, so the row has weight n /
+f0^2. (Weights by the measured y would favour steps that happened to be fast.)
 
     G <- d G + n x x' / f0^2        m <- d m + n x y / f0^2        d = exp(-n / memory)
 
-Solved by non-negative least squares on (G + P, m + p), with P, p of the prior: the line measured
-when the partition was loaded, taken for so many steps at a few typical loads. The prior is not
-forgotten; where reports are all of one load the other directions stay as they were measured. A
-report of more than `surprise` times what is predicted, a pause of the machine, counts as so many
-times only: what lasts is followed all the same, report by report. One update is a few operations on
-matrices of three by three.
+The solution is by non-negative least squares on (G + P, m + p), where P and p are those of the
+prior: the line measured when the partition was loaded, counted as some steps at a few typical
+loads. The prior is not forgotten, so if all reports are of one load the other directions stay as
+measured. A report of more than `surprise` times the prediction, such as a pause of the machine,
+counts as `surprise` times the prediction only. A lasting change is still followed, report by
+report. One update is a few operations on matrices of three by three.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ from catenary_scheduler.planning.latency.intervals import PredictionInterval, ar
 from catenary_scheduler.planning.latency.nnls import Matrix, Vector, solve_nonnegative
 
 _LEAST_OBSERVED = 1.0
-"""Steps; with less behind it the spread is not known."""
+"""Least number of steps from which a spread is computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefitPolicy:
-    """How fast a line follows what is reported.
+    """Parameters that determine how fast a line follows reports.
 
     Attributes:
-        memory_steps: Steps after which an observation counts 1 / e; 0: nothing is forgotten.
-        prior_steps: Steps the prior counts for, all of its points together.
-        surprise: A report off by more than this factor counts as off by it; 0: as it is.
+        memory_steps: Number of steps after which an observation counts 1 / e; 0 if nothing is
+            forgotten.
+        prior_steps: Number of steps as which the prior counts, with all of its points together.
+        surprise: Factor by which a report may differ from its prediction; beyond it, it counts as
+            that much. 0 for no limit.
     """
 
     memory_steps: float = 600.0
@@ -45,7 +47,7 @@ class RefitPolicy:
 
 
 class LineRefit:
-    """One line, and what was observed of it."""
+    """A line with its prior, and the sums of what was observed."""
 
     def __init__(
         self,
@@ -53,12 +55,12 @@ class LineRefit:
         points: Sequence[Sequence[float]],
         policy: RefitPolicy | None = None,
     ) -> None:
-        """Begins with the prior alone.
+        """Starts with the prior alone.
 
         Args:
-            prior: Coefficients measured at load, not negative.
-            points: Regressors of typical single steps, at which the prior is believed.
-            policy: Weight of the prior, and how fast to forget.
+            prior: Coefficients measured at load; none is negative.
+            points: Regressors of typical single steps, at which the prior is trusted.
+            policy: Weight of the prior, and the speed of forgetting.
         """
         self._policy = policy or RefitPolicy()
         self.prior: Vector = np.asarray(prior, np.float64)
@@ -76,19 +78,20 @@ class LineRefit:
         self._moment: Vector = np.zeros(count)
         self._squares = 0.0
         self.steps = 0.0
-        """Observed and not forgotten yet."""
+        """Number of steps that were observed, with forgotten ones counted less."""
         self._reports = 0.0
-        """Rows behind them: steps of one report are not independent of each other."""
+        """Number of reports behind these steps, decayed likewise. Steps of one report are not
+        independent."""
         self.coefficients: Vector = self.prior.copy()
-        """The fit as of now; none is negative."""
+        """Present fit; no coefficient is negative."""
 
     def add(self, steps: int, regressors: Sequence[float], total_ns: float) -> None:
-        """Takes in the sums over some steps; nothing if they took no time.
+        """Adds the sums over some steps. Steps that took no time are ignored.
 
         Args:
-            steps: How many.
-            regressors: Summed over them.
-            total_ns: Their times, summed.
+            steps: Number of steps.
+            regressors: Sums of the regressors over the steps.
+            total_ns: Sum of the steps' times in nanoseconds.
         """
         if steps < 1 or not total_ns > 0.0:
             return
@@ -115,12 +118,15 @@ class LineRefit:
         return min(max(total_ns, predicted / surprise), predicted * surprise)
 
     def predict(self, regressors: Sequence[float]) -> float:
-        """Returns the time of steps with these summed regressors."""
+        """Returns the nanoseconds of steps with these summed regressors."""
         return float(self.coefficients @ np.asarray(regressors, np.float64))
 
     @property
     def spread(self) -> float:
-        """Standard deviation of one step, relative, as if steps were independent of each other."""
+        """Relative standard deviation of one step, as if steps were independent.
+
+        Returns 0 if it is unknown.
+        """
         if self.steps < _LEAST_OBSERVED:
             return 0.0
         return float(np.sqrt(self._squares / max(1.0, self._degrees)))
@@ -130,7 +136,7 @@ class LineRefit:
         return self._reports - float(np.count_nonzero(self.coefficients))
 
     def interval(self, regressors: Sequence[float], share: float = 0.9) -> PredictionInterval:
-        """Returns what `share` of single steps at `regressors` should take."""
+        """Returns an interval that should contain `share` of single steps at `regressors`."""
         predicted = self.predict(regressors)
         x = np.asarray(regressors, np.float64)
         scale = float(self.prior @ x) or max(predicted, 1e-300)

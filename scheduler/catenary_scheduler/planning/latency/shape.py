@@ -1,14 +1,14 @@
-"""How many devices a worker should have (Aladdin, 3.2, eq. 5-6).
+"""Choice of the number of devices of a worker (Aladdin, 3.2, eq. 5-6).
 
-A worker of N_g devices that compute one model together (tensor parallel) holds M = N_g * m_gpu -
-m_model of caches. Per device it makes at most
+A worker of N_g devices that compute one model together (tensor parallel) has M = N_g * m_gpu -
+m_model of memory for caches. Per device it generates at most
 
     T_max(N_g) = min{ M / (N_g * m_r * (t_compute + t_comm)),  B / (N_g * T_dec) }     (eq. 6)
 
 tokens per time: the first term with its caches full (a batch of M / m_r), the second with the
 largest batch B that stays within the objective per token. The best N_g does not depend on the load.
 
-No memory is kept back: the published answer for 70b on A100 (two devices) follows only from
+No memory is reserved, because the published answer for 70b on A100 (two devices) follows only from
 M = N_g * m_gpu - m_model as it stands; with a tenth of each device reserved it would be four
 (pitfall 5 of the specification).
 """
@@ -27,28 +27,29 @@ from catenary_services.errors import PlanInfeasible
 
 @dataclass(frozen=True, slots=True)
 class DeviceScaling:
-    """Eq. 5: t_compute = k4 / N_g + c4, t_comm = kc * (N_g - 1) / N_g, of one decode step."""
+    """Step times by eq. 5: t_compute = k4 / N_g + c4 and t_comm = kc * (N_g - 1) / N_g."""
 
     compute_ns: float
-    """k4."""
+    """Coefficient k4, in nanoseconds."""
     constant_ns: float
-    """c4."""
+    """Constant c4, in nanoseconds."""
     transfer_ns: float = 0.0
-    """kc; (N_g - 1) / N_g is the share of the volume that an all-reduce moves per device."""
+    """Coefficient kc, in nanoseconds; (N_g - 1) / N_g is the share of the volume that an all-reduce
+    moves per device."""
 
     def step_ns(self, devices: int) -> float:
-        """Returns t_compute + t_comm."""
+        """Returns the nanoseconds of one decode step, t_compute + t_comm."""
         transfer = self.transfer_ns * (devices - 1) / devices
         return self.compute_ns / devices + self.constant_ns + transfer
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceShape:
-    """A worker of so many devices.
+    """Shape of a worker: its number of devices.
 
     Attributes:
-        devices: N_g.
-        lines: Its decode line; None: only eq. 5 is known of it.
+        devices: Number N_g of devices.
+        lines: Its latency lines, for decode; None if only eq. 5 is known.
     """
 
     devices: int
@@ -57,14 +58,14 @@ class DeviceShape:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDemand:
-    """What a worker is chosen for.
+    """Sizes and objective for which a worker is chosen.
 
     Attributes:
-        device_bytes: m_gpu.
-        model_bytes: m_model, weights of the whole model.
-        session_bytes: m_r, mean cache of a session.
-        context_tokens: l_ave, mean context of a session.
-        per_token_ns: T_dec.
+        device_bytes: Memory m_gpu of one device.
+        model_bytes: Weights m_model of the whole model.
+        session_bytes: Mean cache m_r of a session.
+        context_tokens: Mean context l_ave of a session.
+        per_token_ns: Objective T_dec per token.
     """
 
     device_bytes: float
@@ -78,8 +79,8 @@ def fit_compute(times: Sequence[tuple[int, float]]) -> DeviceScaling:
     """Returns eq. 5 fitted to step times by number of devices.
 
     N_g = 1 / x makes all three terms linear, but k4 / N_g and kc * (N_g - 1) / N_g = kc - kc / N_g
-    lie in one plane with c4: only k4 - kc and c4 + kc can be told apart. All of the constant is
-    taken for compute if time falls with devices, as transfer if it rises.
+    lie in one plane with c4, so only k4 - kc and c4 + kc can be determined. The constant is
+    attributed to compute if time falls with devices, and to transfer if it rises.
     """
     rows = np.array([[1.0 / count, (count - 1.0) / count] for count, _ in times], np.float64)
     targets = np.array([time for _, time in times], np.float64)
@@ -94,10 +95,10 @@ def fit_compute(times: Sequence[tuple[int, float]]) -> DeviceScaling:
 def throughput(
     demand: WorkerDemand, shape: DeviceShape, scaling: DeviceScaling | None = None
 ) -> float:
-    """Returns T_max, tokens per nanosecond and device; 0 where the model does not fit, or no batch.
+    """Returns T_max in tokens per nanosecond and device; 0 if the model does not fit, or no batch.
 
-    With the lines of the shape the first term takes its step at the batch that fills the caches;
-    without, the step of eq. 5.
+    With the lines of the shape, the step of the first term is that of the batch that fills the
+    caches. Without them it is the step of eq. 5.
     """
     count, lines = shape.devices, shape.lines
     caches = count * demand.device_bytes - demand.model_bytes
@@ -122,10 +123,10 @@ def throughput(
 def best_shape(
     demand: WorkerDemand, shapes: Sequence[DeviceShape], scaling: DeviceScaling | None = None
 ) -> DeviceShape:
-    """Returns the shape with the most tokens per device; fewer devices among equals.
+    """Returns the shape with the most tokens per device, and of equal ones that with fewer devices.
 
     Raises:
-        PlanInfeasible: If none holds the model and meets the objective.
+        PlanInfeasible: No shape holds the model and meets the objective.
     """
     ranked = sorted(shapes, key=lambda shape: shape.devices)
     best = max(ranked, key=lambda shape: throughput(demand, shape, scaling), default=None)

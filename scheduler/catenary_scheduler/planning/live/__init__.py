@@ -1,12 +1,14 @@
-"""The planners on a cluster that is there: from agents to a problem, from a plan to agents.
+"""Planners on a live cluster: from its agents to a problem, and from a plan to its agents.
 
-groups     agents that are alike; what the planner calls a class of GPUs
-profiles   block times of every model on every group, corrected by what agents measured
-problem    all of it as a `PoolingProblem`, or `PlanInfeasible` saying what is not known
-place      a `PooledPlan` on the agents, moving as little as possible
-generation what a session costs an agent, from what was measured
-chains     chains of agents for the models that generate text, in the memory pooled models leave
-rings      the same where the number of agents per chain is given
+groups        agents that are alike, which the planner calls a class of GPUs
+profiles      block times of every model on every group, corrected by agents' measurements
+problem       all of it as a `PoolingProblem`, or `PlanInfeasible` naming what is unknown
+place         a `PooledPlan` on the agents, with as few moves as possible
+generation    costs of a session on an agent, from measurements
+agent_memory  memory of agents for a model, and the size that the model has on each of them
+chains        chains of agents for the models that generate text, in the memory pooled models leave
+rings         such chains where the number of agents per chain is given
+roles         such chains where some agents run prompts for the others
 """
 
 from catenary_scheduler.planning.live.chains import (

@@ -1,8 +1,8 @@
-"""What agents have for a model: their memory, and how large the model is as each of them holds it.
+"""Memory of agents for a model, and the size that the model has on each of them.
 
-A model is as large as its form says, and agents hold it in different forms: bfloat16 on one,
-float32 on another. So room is counted agent by agent, weights, caches and steps alike. Agents whose
-runtime cannot load a model have no room for it, and leave theirs to the others.
+The size of a model depends on its form, and agents hold it in different forms: bfloat16 on one,
+float32 on another. Room is therefore counted per agent, for weights, caches and steps alike. Agents
+whose runtime cannot load a model have no room for it, and leave theirs to other models.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from catenary_services.domain.ids import AgentId
 from catenary_services.domain.plan import Agent
 
 _ENTRIES = 2
-"""What a chain that enters in the middle of a partition takes: a partition has its first, too."""
+"""Number of entries of a chain that enters in the middle of a partition: its own, and the first
+block, which every partition has as one."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentMemory:
-    """What an agent has for a model, and how it holds it."""
+    """Memory that an agent has for a model, and the sizes that the model has there."""
 
     agent: Agent
     held: AllocatedSizes
     memory: Fraction | None
-    """For blocks and caches; ends, two entries and a step of the largest batch are taken off. None:
-    unknown."""
+    """Bytes for blocks and caches: the ends of the model, two entries and a step of the largest
+    batch are already subtracted. None if the agent's memory is unknown."""
 
 
 def rooms_of(
@@ -38,13 +39,14 @@ def rooms_of(
     beside: Sequence[DeployedModel],
     taken_bytes: Mapping[AgentId, int],
 ) -> dict[str, AgentMemory]:
-    """Returns what every agent that may load a model has for it, in the order of their names.
+    """Returns the memory that every agent able to load a model has for it, by name of the agent.
 
     Args:
         deployed: The model.
-        agents: Those there are.
-        beside: All models that share them, this one too: in proportion to their weights.
-        taken_bytes: What others take of an agent.
+        agents: The agents that are present.
+        beside: All models that share the agents, including this one. They share memory in
+            proportion to their weights.
+        taken_bytes: Memory that other models take of each agent.
     """
     rooms: dict[str, AgentMemory] = {}
     known: dict[str, tuple[AllocatedSizes, Fraction]] = {}
@@ -72,12 +74,12 @@ def within_memory(
     rooms: Mapping[str, AgentMemory],
     chains: tuple[ChainPlacement, ...],
 ) -> tuple[ChainPlacement, ...]:
-    """Returns the chains with fewer sessions where an agent could not run all of them at once.
+    """Returns the chains, with fewer sessions where an agent could not run all of them at once.
 
-    The planner keeps a step of the model's largest batch free on every agent, and what two entries
-    take. Several chains through an agent may together be more, and enter at more blocks: sessions
-    of the slowest chain make room for that, all of them if need be. A chain that is left alone has
-    what was kept free.
+    On every agent the planner keeps memory free for a step of the model's largest batch and for two
+    entries. Several chains through one agent may together need more, and enter at more blocks. In
+    that case the last chain, which is the slowest, gives up sessions, all of them if need be. A
+    chain that is left alone has the memory that was kept free.
     """
     left = list(chains)
     for at, room in rooms.items():
@@ -99,7 +101,7 @@ def _passes(chain: ChainPlacement, agent: str) -> bool:
 
 
 def _is_over(deployed: DeployedModel, room: AgentMemory, chains: Sequence[ChainPlacement]) -> bool:
-    """Returns True if chains take more of an agent than it has for the model."""
+    """Returns True if the chains take more of an agent's memory than it has for the model."""
     held = room.held
     hops = [(c, hop) for c in chains for hop in c.hops if hop.agent == room.agent.agent_id]
     sessions = sum(chain.capacity for chain, _ in hops)
@@ -129,7 +131,7 @@ def left_out(deployed: DeployedModel, agents: Sequence[Agent]) -> dict[str, list
 def left_out_in_words(
     deployed: DeployedModel, reasons: Mapping[str, Sequence[AgentId]]
 ) -> list[str]:
-    """Returns who cannot load a model, and why."""
+    """Returns sentences that say which agents cannot load a model, and why."""
     return [
         f"{deployed.key}: {', '.join(agents)} cannot load it: {why}"
         for why, agents in reasons.items()
@@ -139,7 +141,7 @@ def left_out_in_words(
 def forms_in_words(
     deployed: DeployedModel, rooms: Mapping[str, AgentMemory], agents: set[AgentId]
 ) -> list[str]:
-    """Returns how the agents of the chains hold the model, with the bytes that takes."""
+    """Returns sentences that say in which form the agents hold the model, and its bytes."""
     forms: dict[str, tuple[AllocatedSizes, int]] = {}
     for name, room in rooms.items():
         if name in agents:
@@ -153,7 +155,7 @@ def forms_in_words(
 
 
 def whole_bytes(held: AllocatedSizes) -> int:
-    """Returns the weights of a whole model, at least 1."""
+    """Returns the bytes of a whole model's weights, at least 1."""
     return max(1, held.weight_bytes(0, len(held.block_bytes)))
 
 

@@ -1,11 +1,11 @@
 """Chains for the models of a cluster that generate text: from agents to a task, and back.
 
-Every agent's memory that pooled models leave is divided among the models that generate, in
-proportion to their weights. Of its share each model keeps embedding, last norm and projection free
-on *every* agent: any may come to hold the first or the last block. That is conservative (only two
-agents of a chain need them), so no plan asks an agent for more than it has. All of it is counted as
-large as the very agent holds it (`AllocatedSizes`), with what a step of the largest batch takes
-besides.
+The memory of every agent that pooled models leave is divided among the models that generate, in
+proportion to their weights. Of its share each model keeps room for embedding, last norm and
+projection on *every* agent, because any of them may come to hold the first or the last block. That
+is conservative (only two agents of a chain need them), so no plan asks an agent for more than it
+has. All sizes are those on the very agent (`AllocatedSizes`), and the memory of a step of the
+largest batch is added.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ from catenary_services.domain.plan import Agent, ChainRole
 from catenary_services.errors import PlanInfeasible
 
 _DIGITS = 9
-"""Times are given to the planner in whole nanoseconds: it computes with them exactly."""
+"""Number of decimals of times in seconds: the planner gets whole nanoseconds, with which it
+computes exactly."""
 
 Compose = Callable[[ChainTask, Composition | None], Composition]
-"""Composes chains, moving as few blocks as it can if chains there were are given."""
+"""Composes chains. If present chains are given, it moves as few blocks as it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainLoad:
-    """A deployed model that generates text, and what is asked of it."""
+    """A deployed model that generates text, with the rate and the shape of its sessions."""
 
     deployed: DeployedModel
     rate_per_s: float
@@ -59,18 +60,20 @@ class ChainLoad:
 
 @dataclass(frozen=True, slots=True)
 class ChainCluster:
-    """What there is to compose chains of.
+    """Agents, models and settings from which chains are composed.
 
     Attributes:
-        agents: All that can be planned on.
+        agents: All agents that can be planned on.
         loads: The models that generate text.
-        taken_bytes: Memory the pooled models take of an agent.
+        taken_bytes: Memory that the pooled models take of each agent.
         measured: Generation costs by agent and partition.
-        present: The placement before this one; its blocks are loaded already.
-        partitions: Agents per chain of a model that was not deployed otherwise; 0: free.
-        prefill_agents: Agents of a model that run prompts for the others; 0: all do both.
-        oversubscription: Slots per session of full length that fits into memory, where agents take
-            memory as it is used and the model does not say otherwise.
+        present: The present placement, whose blocks are already loaded.
+        partitions: Number of agents per chain, unless a model's deployment says otherwise; 0 lets
+            the planner decide.
+        prefill_agents: Number of agents of a model that run prompts for the others; 0 if all of
+            them do both.
+        oversubscription: Slots per session of full length that fits into memory. It applies if
+            agents allocate cache memory as it is used and the model does not say otherwise.
     """
 
     agents: tuple[Agent, ...]
@@ -85,30 +88,30 @@ class ChainCluster:
 
 @dataclass(frozen=True, slots=True)
 class ChainJob:
-    """One model's chains as a task for the planner (pickled for the solver process)."""
+    """A task for the planner: one model's chains. It is pickled for the solver process."""
 
     load: ChainLoad
     task: ChainTask
     previous: Composition | None
     per_chain: int
-    """Agents per chain; 0: as the planner likes."""
+    """Number of agents per chain; 0 lets the planner decide."""
     role: ChainRole = "mixed"
     roles: tuple[ChainJob, ...] = ()
-    """The same model with its agents divided by role, if that is wanted."""
+    """Jobs of the same model with its agents divided by role; empty if they are not divided."""
     oversubscription: float = 1.0
     rooms: Mapping[str, AgentMemory] = field(default_factory=dict)
-    """Of every agent that may load it."""
+    """Memory of every agent that can load the model, by agent."""
     left_out: Mapping[str, Sequence[AgentId]] = field(default_factory=dict)
-    """Those that cannot, by the reason in words."""
+    """Agents that cannot load the model, by the reason in words."""
 
     @property
     def model_bytes(self) -> int:
-        """Weights of the whole model."""
+        """Bytes of the weights of the whole model, in the form in which it was imported."""
         return whole_bytes(_decoder(self.load.deployed).held(None))
 
 
 def chain_jobs(cluster: ChainCluster) -> list[ChainJob]:
-    """Returns one task per model."""
+    """Returns one job per model, in the order of the cluster's loads."""
     present = {model.model: model for model in cluster.present.models}
     jobs = []
     for load in cluster.loads:
@@ -139,7 +142,10 @@ def chain_jobs(cluster: ChainCluster) -> list[ChainJob]:
 def _by_role(
     job: ChainJob, cluster: ChainCluster, whole: ChainTask, before: ModelPlacement | None
 ) -> tuple[ChainJob, ...]:
-    """Returns a job for the agents that run prompts and one for those that generate."""
+    """Returns one job for the agents that run prompts and one for those that generate.
+
+    Returns an empty tuple if roles are not divided.
+    """
     parts = divided(whole, cluster.prefill_agents, before)
     if parts is None:
         return ()
@@ -162,20 +168,20 @@ def solve_roles(job: ChainJob, compose: Compose) -> list[tuple[ChainJob, Composi
     """Returns the chains of one model, by role if that is wanted and there is room for it.
 
     Raises:
-        PlanInfeasible: If all agents together have no room for it.
+        PlanInfeasible: All agents together have no room for the model.
     """
     if job.roles:
-        # Else all agents do both: `explain_chains` says so.
+        # Without room for both roles all agents do both, which `explain_chains` reports.
         with suppress(PlanInfeasible):
             return [(part, solve_job(part, compose)) for part in job.roles]
     return [(job, solve_job(job, compose))]
 
 
 def solve_job(job: ChainJob, compose: Compose) -> Composition:
-    """Returns the chains of one model.
+    """Returns the composed chains of one model.
 
     Raises:
-        PlanInfeasible: If all agents together have no room for it.
+        PlanInfeasible: All agents together have no room for the model.
     """
     if not job.task.servers:
         raise PlanInfeasible("; ".join(left_out_in_words(job.load.deployed, job.left_out)))
@@ -188,11 +194,12 @@ def solve_job(job: ChainJob, compose: Compose) -> Composition:
 
 
 def placed(job: ChainJob, composition: Composition) -> ModelPlacement:
-    """Returns the placement of a composition.
+    """Returns the placement that corresponds to a composition.
 
-    A chain takes as many sessions as the model's largest batch at most, and agents keep only the
-    slots their chains can use: more would be memory that nobody needs. Where memory is taken as it
-    is used, a chain has `oversubscription` times as many slots as it holds sessions of full length.
+    A chain takes at most as many sessions as the model's largest batch, and agents keep only the
+    slots that their chains can use, since more would waste memory. If agents allocate cache memory
+    as it is used, a chain has `oversubscription` times as many slots as it holds sessions of full
+    length.
     """
     deployed = job.load.deployed
     hosted = {host.server: host for host in composition.hosted}
@@ -230,9 +237,9 @@ def placed(job: ChainJob, composition: Composition) -> ModelPlacement:
 
 
 def _slots_and_tokens(job: ChainJob, chain: ComposedChain) -> tuple[int, int]:
-    """Returns a chain's sessions at a time, and the tokens it holds if they are not all to be long.
+    """Returns a chain's sessions at a time, and the tokens it holds (0 if all have full length).
 
-    The planner counts sessions of full length, so any one of them has room when others are gone.
+    The planner counts sessions of full length, so any one session has room when it is alone.
     """
     deployed = job.load.deployed
     whole = min(chain.capacity, deployed.max_batch)
@@ -245,7 +252,7 @@ def _slots_and_tokens(job: ChainJob, chain: ComposedChain) -> tuple[int, int]:
 
 
 def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
-    """Returns, in words, what was composed."""
+    """Returns sentences that describe the chains that were composed."""
     load, model = job.load, placed(job, composition)
     capacity = sum(chain.capacity for chain in model.chains)
     agents = len({host.agent for host in model.hosts})
@@ -283,7 +290,10 @@ def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
 def taken_by(
     placement: Placement, block_weights: Mapping[ModelKey, Sequence[int]]
 ) -> dict[AgentId, int]:
-    """Returns the memory pooled models take of every agent, as far as it is known."""
+    """Returns the bytes that pooled models take of every agent.
+
+    Models of unknown weights count as 0.
+    """
     taken: dict[AgentId, dict[tuple[ModelKey, int, int], int]] = {}
     for model in placement.models:
         weights = block_weights.get(model.model, ())
@@ -302,7 +312,7 @@ def _task(load: ChainLoad, cluster: ChainCluster, rooms: Mapping[str, AgentMemor
     servers = []
     for name, room in rooms.items():
         block, slot = room.held.largest_block_bytes, room.held.slot_bytes(deployed.session_tokens)
-        # More than a whole model with all its sessions' caches is never used.
+        # More memory than a whole model with the caches of all its sessions is never used.
         most = Fraction(decoder.blocks * (block + deployed.max_batch * slot))
         memory = most if room.memory is None else max(Fraction(0), min(most, room.memory))
         server = Server(name, memory, 0.0, 0.0, Fraction(block), Fraction(slot))

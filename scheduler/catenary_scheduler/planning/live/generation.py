@@ -1,4 +1,4 @@
-"""What a session costs an agent: from what was measured when its blocks were loaded."""
+"""Costs of a session on an agent, from measurements made when its blocks were loaded."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ from catenary_services.domain.plan import Agent, ChainHop
 _BYTES_PER_SECOND = 10e9
 _FLOP_PER_SECOND = 50e9
 _FLOP_PER_BYTE = 0.5
-"""Of a weight (4 bytes, one multiplication and one addition) per token."""
+"""Operations per byte of a weight (4 bytes, one multiplication and one addition) and token."""
 _HOP_S = 0.001
-"""One frame from agent to agent, all in; where nobody measured it."""
+"""Seconds that one frame takes from agent to agent, all included, if nobody measured it."""
 _HIDDEN_VALUE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationCost:
-    """Measured on one agent: time of a pass through all blocks of one partition."""
+    """Measured times of one agent: a pass through all blocks of one partition."""
 
     prefill_ns: Nanoseconds
     prefill_token_ns: Nanoseconds
-    """A chunk of n prompt tokens takes `prefill_ns + n * prefill_token_ns`."""
+    """Nanoseconds per prompt token: a chunk of n takes `prefill_ns + n * prefill_token_ns`."""
     decode_ns: Nanoseconds
     decode_session_ns: Nanoseconds
-    """A step of b > 1 sessions with c tokens cached takes `decode_ns + b * decode_session_ns +
-    c * decode_context_token_ns`."""
+    """Nanoseconds per session: a step of b > 1 sessions with c cached tokens takes `decode_ns + b *
+    decode_session_ns + c * decode_context_token_ns`."""
     decode_context_token_ns: float = 0.0
     decode_lone_ns: Nanoseconds = 0
-    """A step of one session; 0: as the line says."""
+    """Nanoseconds of a step of one session; 0 if the formula applies to it too."""
     prefill_floor_ns: Nanoseconds = 0
-    """A chunk takes at least this, however short."""
+    """Least nanoseconds of a chunk, however short it is."""
     prefill_chunk_tokens: int = 0
-    """Most tokens of one chunk; 0: prompts run whole."""
+    """Largest number of tokens of one chunk; 0 if prompts are not divided."""
 
     def prefill(self, tokens: float, chunks: float = 1.0) -> float:
-        """Returns the time of so many prompt tokens in so many chunks."""
+        """Returns the nanoseconds that `tokens` prompt tokens take in `chunks` chunks."""
         line_ns = chunks * self.prefill_ns + tokens * self.prefill_token_ns
         return max(chunks * self.prefill_floor_ns, line_ns)
 
     def prompt(self, tokens: float) -> float:
-        """Returns the time of a whole prompt alone, chunk after chunk."""
+        """Returns the nanoseconds of a whole prompt that runs alone, chunk after chunk."""
         chunk = self.prefill_chunk_tokens
         if not chunk or tokens <= chunk:
             return self.prefill(tokens)
         return self.prefill(chunk) * tokens / chunk
 
     def decode(self, sessions: float, context_tokens: float = 0.0) -> float:
-        """Returns the time of one step of so many sessions with so much context in all."""
+        """Returns the nanoseconds of a step of `sessions` sessions with `context_tokens` in all."""
         if sessions == 1 and self.decode_lone_ns:
             return self.decode_lone_ns
         context_ns = context_tokens * self.decode_context_token_ns
@@ -65,7 +65,7 @@ class GenerationCost:
 
 @dataclass(frozen=True, slots=True)
 class SessionShape:
-    """The mean session."""
+    """Mean lengths of a session, in tokens."""
 
     prompt_tokens: float = 256.0
     output_tokens: float = 128.0
@@ -75,13 +75,14 @@ GenerationTimes = Mapping[tuple[AgentId, PartitionKey], GenerationCost]
 
 
 class ChainCosts:
-    """Times of a mean session of one model on the agents of a cluster.
+    """Times that a mean session of one model takes on the agents of a cluster.
 
-    An agent's time per block is the mean of what was measured of this model there. One that was
-    never measured counts as slow as the slowest of its class, else as the slowest there is; where
-    nothing was measured at all it is assumed to read 10 GB/s and to compute 50 GFLOP/s. A session
-    is taken as alone: the more share a step, the longer it takes, but on all chains alike. The last
-    norm and the projection to the vocabulary count as so many blocks as they are large.
+    The time per block of an agent is the mean of the measurements of this model there. An agent
+    without measurements counts as slow as the slowest of its class, else as the slowest of all. If
+    nothing was measured at all, agents are assumed to read 10 GB/s and to compute 50 GFLOP/s. A
+    session is assumed to be alone: more sessions lengthen a step, but on all chains alike. The last
+    norm and the projection to the vocabulary count as a number of blocks in proportion to their
+    size.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class ChainCosts:
             self._block_s[agent] = sum(times) / len(times)
 
     def block_s(self, agent: AgentId) -> float:
-        """Returns tau_p: seconds a mean session computes in one block."""
+        """Returns tau_p, the seconds that a mean session computes in one block."""
         known = self._block_s.get(agent)
         if known is not None:
             return known
@@ -121,7 +122,7 @@ class ChainCosts:
         return max(alike or self._block_s.values(), default=self._guess_s(agent))
 
     def communication_s(self, agent: AgentId) -> float:
-        """Returns tau_c: seconds a mean session's tokens travel to an agent, all together."""
+        """Returns tau_c, the seconds for which a mean session's tokens travel to an agent."""
         mine = self._agents.get(agent)
         row_bytes = self._decoder.hidden_size * _HIDDEN_VALUE_BYTES
         rate = mine.link_bytes_per_second if mine is not None else 0
@@ -129,7 +130,7 @@ class ChainCosts:
         return self._shape.output_tokens * _HOP_S + prompt_s
 
     def service_ns(self, hops: Sequence[ChainHop]) -> Nanoseconds:
-        """Returns T_k of a chain: the paper's sum over its servers, and the head of the model."""
+        """Returns T_k of a chain in nanoseconds: the sum over its servers, and the model's head."""
         seconds = sum(
             self.communication_s(hop.agent) + self.block_s(hop.agent) * hop.blocks for hop in hops
         )
@@ -143,7 +144,7 @@ class ChainCosts:
         return max(1.0, cost.prompt(shape.prompt_tokens) + decode) / NANOSECONDS_PER_SECOND
 
     def _weight(self, agent: AgentId, key: PartitionKey) -> float:
-        """Returns how many blocks a partition is worth."""
+        """Returns the size of a partition in blocks, the head of the model included."""
         head = self._head_blocks(agent) if key.last_block == self._decoder.blocks else 0.0
         return key.last_block - key.first_block + head
 

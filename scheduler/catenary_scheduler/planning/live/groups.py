@@ -1,9 +1,9 @@
-"""Agents that are alike: one device class at one virtual-GPU level.
+"""Groups of agents that are alike: one device class at one virtual-GPU level.
 
-How a device is divided was decided when its agents were started; the planner only chooses what
-each runs. An agent is therefore *one GPU* to it, undivided, of a class of its own per level: pools
-may take any number of agents, also some of a device whose other agents serve something else, which
-is how the profile of a level was measured (all virtual GPUs busy).
+The division of a device is decided when its agents are started; the planner only chooses what each
+of them runs. To the planner an agent is therefore *one undivided GPU*, and each level is a class of
+its own. Pools may take any number of agents, even some of a device whose other agents serve
+something else. The profile of a level was measured under that condition (all virtual GPUs busy).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BITS_PER_BYTE = 8
 
 @dataclass(frozen=True, slots=True)
 class DeviceGroup:
-    """The agents of one device class and level, by name."""
+    """Agents of one device class and level, in the order of their names."""
 
     device_class: str
     level: int
@@ -28,15 +28,15 @@ class DeviceGroup:
 
     @property
     def name(self) -> str:
-        """How plans and explanations call it: "l4", or "l4 1/2" for halves."""
+        """Name of the group in plans and explanations: "l4", or "l4 1/2" for halves."""
         return self.device_class if self.level == 1 else f"{self.device_class} 1/{self.level}"
 
     def as_class(self, agents_of_server: Counter[str]) -> GpuClass:
-        """Returns what the planner is told; the weakest agent speaks for all.
+        """Returns the group as a GPU class of the planner, with the figures of its weakest agent.
 
         Args:
-            agents_of_server: All agents of the cluster by server: they share its links, whatever
-                their class.
+            agents_of_server: Number of agents on each server, of whatever class, since they share
+                its links.
         """
         memory = [agent.memory_bytes for agent in self.agents]
         return GpuClass(
@@ -51,7 +51,7 @@ class DeviceGroup:
 
 
 def device_groups(agents: Iterable[Agent]) -> tuple[DeviceGroup, ...]:
-    """Returns the groups of a cluster, by class and level."""
+    """Returns the groups of a cluster, ordered by class and level."""
     members: dict[tuple[str, int], list[Agent]] = {}
     for agent in sorted(agents, key=lambda each: each.agent_id):
         members.setdefault((agent.device_class, agent.virtual_level), []).append(agent)

@@ -1,9 +1,9 @@
-"""A pooled plan on the agents of a cluster: who is in which pool.
+"""Placement of a pooled plan on the agents of a cluster: which agent is in which pool.
 
-Agents that host a partition of the plan already keep it, because what need not be loaded costs
-nothing. Others are taken from servers in turn, so that a pool spreads over as many network cards
-as it can. Agents the plan leaves over join the pools of their
-class whose one agent is the only way through a model, then those that are busiest.
+Agents that already host a partition of the plan keep it, because nothing then has to be loaded.
+Others are taken from servers in turn, so that a pool spreads over as many network cards as
+possible. Agents that the plan leaves over join pools of their class: first those whose single agent
+is the only way through a model, then those that are busiest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from catenary_services.domain.plan import Agent
 from catenary_services.errors import PlanInfeasible
 
 Hosted = Mapping[AgentId, Iterable[PartitionKey]]
-"""What agents have loaded, or are about to."""
+"""Partitions that agents have loaded, or are about to load."""
 
 
 @dataclass(slots=True)
@@ -42,14 +42,14 @@ class _Pool:
     key: PartitionKey
     planned: PooledPartition
     work_us: float
-    """Time of its agents that the promised load takes, per second."""
+    """Microseconds of its agents' time per second that the promised load takes."""
     is_only_way: bool
-    """True if its model has no pipeline that goes around it."""
+    """True if its model has no other pipeline."""
     agents: list[AgentId] = field(default_factory=list)
 
     @property
     def load(self) -> float:
-        """Returns how busy each of its agents is at the promised load."""
+        """Returns the busy microseconds per second of each of its agents at the promised load."""
         return self.work_us / max(1, len(self.agents))
 
 
@@ -59,10 +59,10 @@ def place(
     groups: Sequence[DeviceGroup],
     hosted: Hosted,
 ) -> tuple[Placement, tuple[AgentId, ...]]:
-    """Returns the placement of a solved problem, and the agents no pool could use.
+    """Returns the placement of a solved problem, and the agents that no pool can use.
 
     Raises:
-        PlanInfeasible: If the plan needs more agents of a group than there are, or a model has no
+        PlanInfeasible: The plan needs more agents of a group than there are, or a model has no
             pipeline.
     """
     problem, plan = solution
@@ -92,7 +92,10 @@ def place(
 
 
 def _merged(pipelines: Iterable[PooledPipeline]) -> list[PooledPipeline]:
-    """Returns pipelines of one shape as one: a larger pool serves whatever its parts would."""
+    """Returns pipelines of one shape joined into one.
+
+    The larger pool serves whatever its parts would.
+    """
     alike: dict[tuple[int, tuple[tuple[str, int, int], ...]], PooledPipeline] = {}
     for pipeline in pipelines:
         shape = tuple((p.gpu, p.first_block, p.last_block) for p in pipeline.partitions)
@@ -142,7 +145,10 @@ def _model(model: DeployedModel, pipelines: list[tuple[int, list[_Pool]]]) -> Mo
 
 
 def _fill(group: DeviceGroup, pools: list[_Pool], hosted: Hosted) -> list[AgentId]:
-    """Gives the pools of one group their agents; returns those that no pool wants."""
+    """Gives the pools of one group their agents.
+
+    Returns the agents if there is no pool that could use them.
+    """
     needed = sum(pool.planned.vgpus for pool in pools)
     if needed > len(group.agents):
         raise PlanInfeasible(
@@ -162,14 +168,14 @@ def _fill(group: DeviceGroup, pools: list[_Pool], hosted: Hosted) -> list[AgentI
         return rest
     for agent in rest:
         hosting = [pool for pool in pools if pool.key in hosted.get(agent, ())]
-        # The loss of one agent must not end a model; only then does load decide.
+        # The loss of one agent must not leave a model unserved, so load decides only after that.
         fragile = [pool for pool in pools if pool.is_only_way and len(pool.agents) == 1]
         max(fragile or hosting or pools, key=lambda pool: pool.load).agents.append(agent)
     return []
 
 
 def _servers_in_turn(agents: Iterable[Agent]) -> list[AgentId]:
-    """Returns the agents so that neighbours in the list are on different servers if possible."""
+    """Returns the agents in an order in which neighbours are on different servers if possible."""
     by_server: dict[str, list[AgentId]] = {}
     for agent in agents:
         by_server.setdefault(agent.server, []).append(agent.agent_id)

@@ -1,4 +1,4 @@
-"""A cluster that is there as a task for the pooled planner."""
+"""Description of a live cluster as a task for the pooled planner."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from catenary_services.errors import PlanInfeasible
 
 _NS_PER_US = 1_000.0
 _BUILDING = 1.3e6
-"""A further row arrives every 1e6 / rate us on average; 1.3 times that is allowed for (PPipe)."""
+"""Microseconds allowed for a further row to arrive, times the rate: 1.3 times the mean of 1e6 /
+rate (PPipe)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class LiveModel:
 
 @dataclass(frozen=True, slots=True)
 class LiveCluster:
-    """What there is to plan."""
+    """Agents, models and measured times that are to be planned with."""
 
     agents: tuple[Agent, ...]
     models: tuple[LiveModel, ...]
@@ -45,29 +46,32 @@ class LiveCluster:
 
     @property
     def groups(self) -> tuple[DeviceGroup, ...]:
-        """The agents, like with like."""
+        """Agents in groups of one device class and level."""
         return device_groups(self.agents)
 
     @property
     def profiled(self) -> list[tuple[DeployedModel, ModelProfile | None]]:
-        """The models with their profiles."""
+        """Each deployed model with its profile; None for a model without one."""
         return [(model.deployed, model.profile) for model in self.models]
 
 
 @dataclass(frozen=True, slots=True)
 class PlanningRules:
-    """What a plan has to keep to."""
+    """Rules that a plan must keep."""
 
     margin: float = 0.4
-    """Share of the SLO kept free for queueing, noise and contention (PPipe: 0.4)."""
+    """Share of the SLO that is kept free for queueing, noise and contention (PPipe: 0.4)."""
     max_partitions: int = 3
 
 
 def pooling_problem(cluster: LiveCluster, rules: PlanningRules) -> PoolingProblem:
-    """Returns the planning task; classes a model has no times of are not used for it.
+    """Returns the planning task.
+
+    Classes for which a model has no times are not used for that model.
 
     Raises:
-        PlanInfeasible: If there is no agent, no model, or no class a model has times of.
+        PlanInfeasible: There is no agent or no model, or a model has no profile or no times for any
+            class.
     """
     groups = cluster.groups
     if not groups:
@@ -83,9 +87,9 @@ def pooling_problem(cluster: LiveCluster, rules: PlanningRules) -> PoolingProble
 
 
 def with_batch_building(problem: PoolingProblem, plan: PooledPlan) -> PoolingProblem:
-    """Returns the task with the time batches take to fill at the rates of a first plan.
+    """Returns the task with the time that batches take to fill at the rates of a first plan.
 
-    The paper takes these rates from a first solution too (there, one without partitioning).
+    The paper also takes these rates from a first solution (there, one without partitioning).
     """
     rates = {model.name: model.throughput_rps for model in plan.models}
     return replace(

@@ -1,7 +1,8 @@
-"""Block times of a model on a group of agents: its profile, corrected by what agents measured.
+"""Block times of a model on a group of agents: its profile, corrected by measurements.
 
 Agents measure whole partitions when they load them. The ratio of measured to profiled time of a
-partition applies to each of its blocks; where several partitions cover a block, their mean does.
+partition applies to each of its blocks. If several partitions cover a block, the mean of their
+ratios applies.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from catenary_services.domain.ids import AgentId, Nanoseconds, PartitionKey
 from catenary_services.domain.profile import DeviceProfile, ModelProfile
 
 MeasuredTimes = Mapping[tuple[AgentId, PartitionKey], Sequence[Nanoseconds]]
-"""Compute times of loaded partitions at batch 1, 2, .. as agents reported them."""
+"""Compute times in nanoseconds of loaded partitions at batch 1, 2, .. as agents reported them."""
 
 _NS_PER_US = 1_000.0
 _LEAST_US = 1.0
@@ -26,7 +27,7 @@ _LEAST_US = 1.0
 def unknown(
     models: Iterable[tuple[DeployedModel, ModelProfile | None]], groups: Iterable[DeviceGroup]
 ) -> list[str]:
-    """Returns, in words, which times a pooled plan of all agents would need and nobody knows."""
+    """Returns in words the times that a pooled plan of all agents needs and nobody knows."""
     lacking = []
     classes = list(groups)
     for model, profile in models:
@@ -42,7 +43,7 @@ def unknown(
 def estimated(
     models: Iterable[tuple[DeployedModel, ModelProfile | None]], groups: Iterable[DeviceGroup]
 ) -> list[str]:
-    """Returns, in words, which times of a plan were estimates."""
+    """Returns in words the times of a plan that were estimates."""
     classes = list(groups)
     found = []
     for model, profile in models:
@@ -56,7 +57,7 @@ def estimated(
 def block_times(
     model: DeployedModel, device: DeviceProfile, group: DeviceGroup, measured: MeasuredTimes
 ) -> BlockTimes:
-    """Returns times in us, shape (blocks, batch sizes), up to the largest batch to plan for."""
+    """Returns block times in us, shape (blocks, batch sizes), up to the largest batch."""
     blocks = model.table.blocks
     times = np.array(
         [device.compute_ns(block, block + 1) for block in range(blocks)], dtype=np.float64
@@ -74,7 +75,7 @@ def _correction(
     measured: MeasuredTimes,
     times: BlockTimes,
 ) -> BlockTimes:
-    """Returns a factor per block and batch size."""
+    """Returns the factor by which measurements correct the profile, per block and batch size."""
     sums, counts = np.zeros_like(times), np.zeros(times.shape[0])
     members = {agent.agent_id for agent in group.agents}
     for (agent, key), taken in measured.items():
@@ -83,7 +84,8 @@ def _correction(
         blocks = slice(key.first_block, key.last_block)
         ratio = _ratio(taken, times[blocks].sum(axis=0))
         if group.level > 1:
-            # Measured on loading, when the other virtual GPUs may idle; profiled when none does.
+            # Agents measure on loading, when the other virtual GPUs may be idle; profiles are
+            # measured with all of them busy.
             ratio = np.maximum(ratio, 1.0)
         sums[blocks] += ratio
         counts[blocks] += 1
@@ -96,7 +98,10 @@ def _correction(
 
 
 def _ratio(taken: Sequence[Nanoseconds], profiled: BlockTimes) -> BlockTimes:
-    """Returns measured / profiled per batch size; beyond the last measured one its ratio holds."""
+    """Returns measured / profiled per batch size.
+
+    Beyond the last measured size its ratio is repeated.
+    """
     size = min(len(taken), len(profiled))
     ratio = np.full(len(profiled), taken[size - 1] / profiled[size - 1])
     ratio[:size] = np.asarray(taken[:size], dtype=np.float64) / profiled[:size]

@@ -1,7 +1,7 @@
-"""Chains of so many agents each, as an operator asks for, and chains there are as a composition.
+"""Chains of a given number of agents, and conversion of present chains to a composition.
 
-Where the number of agents per chain is given there is nothing to tune: agents are put together
-into as many chains as there can be, every agent of a chain with as many blocks as the others.
+If an operator gives the number of agents per chain there is nothing to tune. Agents form as many
+chains as possible, and each agent of a chain has as many blocks as the others, give or take one.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _Range = tuple[int, int]
 
 
 def even_ranges(blocks: int, parts: int) -> list[tuple[int, int]]:
-    """Returns `parts` ranges of blocks that follow each other; their sizes differ by one at most.
+    """Returns `parts` consecutive ranges of blocks whose sizes differ by one at most.
 
-    The shorter ones come last: the last agent also projects to the vocabulary.
+    The shorter ones come last, because the last agent also projects to the vocabulary.
     """
     size, longer = divmod(blocks, parts)
     ends = [size * (part + 1) + min(part + 1, longer) for part in range(parts)]
@@ -36,12 +36,12 @@ def even_ranges(blocks: int, parts: int) -> list[tuple[int, int]]:
 def rings(
     task: ChainTask, per_chain: int, most_sessions: int, previous: Composition | None
 ) -> Composition:
-    """Returns chains of `per_chain` agents each (of all there are, if these are fewer).
+    """Returns chains of `per_chain` agents each, or of all agents if there are fewer.
 
-    Agents that host one of the ranges already keep it; agents left over host nothing.
+    Agents that already host one of the ranges keep it. Agents that are left over host nothing.
 
     Raises:
-        PlanInfeasible: If too few agents have room for their blocks and one session.
+        PlanInfeasible: Too few agents have room for their blocks and one session.
     """
     length = min(per_chain, len(task.servers), task.blocks)
     ranges = even_ranges(task.blocks, max(1, length))
@@ -85,14 +85,15 @@ def _ring(
 
 
 def composition_of(model: ModelPlacement, arrivals_per_s: float) -> Composition | None:
-    """Returns the chains of a placement as the planner knows them; None if it has none.
+    """Returns the chains of a placement in the planner's terms; None if it has none.
 
-    The planner counts sessions of full length: of oversubscribed slots, those that memory holds.
+    The planner counts sessions of full length, so of oversubscribed slots only those that memory
+    holds count.
     """
     if not model.chains:
         return None
     most = max(1, model.session_tokens)
-    # An agent may host two ranges in the midst of a change; the planner knows of one.
+    # While a change is under way an agent may host two ranges. The planner knows one of them.
     ranges = {str(host.agent): host for host in model.hosts}
     hosted = tuple(
         HostedBlocks(
@@ -116,7 +117,7 @@ def composition_of(model: ModelPlacement, arrivals_per_s: float) -> Composition 
 
 
 def _sessions(task: ChainTask, server: Server, blocks: int) -> int:
-    """Returns how many sessions an agent with so many blocks has room for (eq. 8)."""
+    """Returns how many sessions an agent with `blocks` blocks has room for (eq. 8)."""
     block, cache = task.memory_at(server)
     left = Fraction(server.memory) - blocks * block
     return math.floor(left / (blocks * cache)) if left > 0 else 0
@@ -125,7 +126,7 @@ def _sessions(task: ChainTask, server: Server, blocks: int) -> int:
 def _assigned(
     servers: list[Server], ranges: list[_Range], previous: Composition | None
 ) -> list[list[Server]]:
-    """Returns a row of servers per chain; who hosts a range already gets it again."""
+    """Returns one row of servers per chain. A server that already hosts a range gets it again."""
     rows: list[list[Server | None]] = [
         [None] * len(ranges) for _ in range(len(servers) // len(ranges))
     ]
@@ -144,7 +145,7 @@ def _assigned(
 
 
 def _moved(hosted: list[HostedBlocks], previous: Composition | None) -> int:
-    """Returns how many blocks agents that were there before have to load."""
+    """Returns how many blocks have to be loaded by agents that hosted some before."""
     had = {h.server: set(range(h.first_block, h.last_block)) for h in _hosted(previous)}
     return sum(
         len(set(range(host.first_block, host.last_block)) - had[host.server])

@@ -1,8 +1,8 @@
-"""Split phase: some agents run prompts for the others.
+"""Split phase, in which some agents run prompts for the others.
 
-A model's agents are divided, and chains are composed of each part by itself, for what its sessions
-do there: a prompt and one token, or all tokens behind the first. Agents keep the role they had;
-beyond that the fastest run prompts, because that is bound by computing.
+The agents of a model are divided, and chains are composed from each part separately for the work of
+sessions there: a prompt and one token, or all tokens after the first. Agents keep the role they
+had. Otherwise the fastest run prompts, because that is compute-bound.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from catenary_services.domain.plan import ChainRole
 def divided(
     task: ChainTask, prefill_agents: int, before: ModelPlacement | None
 ) -> tuple[list[Server], list[Server]] | None:
-    """Returns who runs prompts and who generates; None if too few are there for both.
+    """Returns the servers that run prompts and those that generate.
+
+    Returns None if there are too few for both.
 
     Args:
-        task: Of the whole model.
-        prefill_agents: How many run prompts; 0: none.
-        before: The model's placement so far.
+        task: The task of the whole model.
+        prefill_agents: Number of servers that run prompts; 0 for none.
+        before: The present placement of the model; None if there is none.
     """
     if not 0 < prefill_agents < len(task.servers):
         return None
@@ -38,7 +40,7 @@ def divided(
 
 
 def of_role(before: ModelPlacement | None, role: ChainRole) -> ModelPlacement | None:
-    """Returns the part of a placement that has a role; None if there is none."""
+    """Returns the part of a placement whose chains have a role; None if there is none."""
     if before is None:
         return None
     chains = tuple(chain for chain in before.chains if chain.role == role)
@@ -48,7 +50,7 @@ def of_role(before: ModelPlacement | None, role: ChainRole) -> ModelPlacement | 
 
 
 def joined_roles(placements: Iterable[ModelPlacement]) -> tuple[ModelPlacement, ...]:
-    """Returns one placement per model, with the chains of all its roles."""
+    """Returns one placement per model, with the chains and hosts of all its roles."""
     models: dict[object, list[ModelPlacement]] = {}
     for placement in placements:
         models.setdefault(placement.model, []).append(placement)

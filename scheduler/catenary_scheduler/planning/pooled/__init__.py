@@ -1,14 +1,14 @@
-"""Plans of pooled pipelines (PPipe, sections 4 and 5, and appendix A).
+"""Planner of pooled pipelines (PPipe, sections 4 and 5, and appendix A).
 
-problem, objectives      what is asked and what is answered
+problem, objectives      the task, its answer, and the quantity that a plan optimises
 dataset                  problems from files in the format of the reference data
-timing                   how long partitions take and how fast their pools are
-columns                  every pipeline that keeps the SLO, and what a model gets of whole GPUs
+timing                   latencies of partitions, and rates of their pools
+columns                  every pipeline that keeps the SLO, and a model's rates by whole GPUs
 rules                    the best rate of a model by whole GPUs, under our own rules
-solving                  divides the GPUs among the models: a dynamic programme, or HiGHS
+solving                  division of the GPUs among the models: a dynamic programme, or HiGHS
 assembly, explain, infeasible
-                         pipelines with pools, what they promise, in words, and why there are none
-planner                  `plan_pools`
+                         the plan and its promises, the same in words, and errors without a plan
+planner                  the entry point `plan_pools`
 layout                   virtual GPUs on physical ones, and these on servers
 """
 

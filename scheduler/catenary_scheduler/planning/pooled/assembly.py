@@ -1,4 +1,4 @@
-"""From chosen pipelines to a `PooledPlan` and what it promises."""
+"""Assembly of chosen pipelines into a `PooledPlan`, and what the plan promises."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from catenary_scheduler.planning.pooled.timing import pool_rate_rps
 
 @dataclass(frozen=True, slots=True)
 class PooledSolution:
-    """What a solver found."""
+    """Result of a solver: the chosen pipelines, and how good they are."""
 
     chosen: Sequence[Sequence[ChosenPipeline]]
-    """Per model of the problem its pipelines."""
+    """Pipelines of each model, in the problem's order of models."""
     objective: float
-    """What the plan is to maximise (throughput) or to minimise (cost, GPUs)."""
+    """Value that the plan maximises (throughput) or minimises (cost, GPUs)."""
     bound: float
-    """No plan within the rules does better."""
+    """Bound on the objective that no plan within the rules can pass."""
     optimal: bool
-    """Objective and bound differ by no more than a solver's tolerance."""
+    """True if objective and bound differ by no more than the solver's tolerance."""
     solver: str
 
 
 def price_of(
     problem: PoolingProblem, chosen: Sequence[Sequence[ChosenPipeline]], objective: Objective
 ) -> float:
-    """Returns what the GPUs in use count for an objective."""
+    """Returns the price of the GPUs in use under an objective."""
     used = used_gpus(chosen, len(problem.classes))
     prices = price_per_gpu(problem, objective)
     return float(sum(gpus * price for gpus, price in zip(used, prices, strict=True)))
@@ -69,10 +69,10 @@ def assemble(problem: PoolingProblem, solution: PooledSolution) -> PooledPlan:
 def with_promises(
     problem: PoolingProblem, plan: PooledPlan, loads: Mapping[str, float]
 ) -> PooledPlan:
-    """Returns the plan with its utilisation at the loads, and what binds it.
+    """Returns the plan with its utilisation at the loads, and the constraints that bind it.
 
     Args:
-        problem: What the plan solves.
+        problem: The problem that the plan solves.
         plan: The plan.
         loads: Requests per second of each model that the plan is made for.
     """
@@ -86,7 +86,7 @@ def with_promises(
 def busy_gpus(
     problem: PoolingProblem, plan: PooledPlan, loads: Mapping[str, float]
 ) -> dict[str, float]:
-    """Returns per class how many GPUs the loads keep busy."""
+    """Returns the number of GPUs of each class that the loads keep busy."""
     models = {model.name: model for model in problem.models}
     classes = {gpu.name: gpu for gpu in problem.classes}
     busy = dict.fromkeys(classes, 0.0)
@@ -102,7 +102,10 @@ def busy_gpus(
 
 
 def gpus_in_use(plan: PooledPlan) -> dict[str, int]:
-    """Returns the whole GPUs of each class the plan uses; fractions of one position share."""
+    """Returns the number of whole GPUs of each class that the plan uses.
+
+    Fractions at one position of a model share GPUs.
+    """
     used: dict[str, int] = {}
     for model in plan.models:
         fractions: dict[tuple[int, str], float] = {}
@@ -154,7 +157,7 @@ def _pipeline(problem: PoolingProblem, chosen: ChosenPipeline) -> PooledPipeline
 def _binding(
     problem: PoolingProblem, plan: PooledPlan, loads: Mapping[str, float]
 ) -> tuple[str, ...]:
-    """Says which models have no more than their load, and which classes no idle GPU."""
+    """Returns sentences on models that get only their load, and classes without idle GPUs."""
     tight = [
         f"{served.name} gets {served.throughput_rps:.1f} requests/s and no more"
         for served in plan.models

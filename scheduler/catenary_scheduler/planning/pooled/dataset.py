@@ -1,7 +1,7 @@
-"""A folder of planning instances in the format of the PPipe reference data.
+"""Data sets of planning instances in the format of the PPipe reference data.
 
-`models.csv`, `block_timing.csv`, `cut_bytes.csv`, `clusters.json` and `instances.json` must be
-there; `reference_plans.json` may be missing. Problems are built on demand, one per instance id.
+`models.csv`, `block_timing.csv`, `cut_bytes.csv`, `clusters.json` and `instances.json` are
+required; `reference_plans.json` is optional. Problems are built on demand, one per instance id.
 """
 
 from __future__ import annotations
@@ -33,36 +33,40 @@ from catenary_scheduler.planning.pooled.problem import (
 from catenary_services.errors import InvalidInput
 
 DEFAULT_MAX_PARTITIONS = 3
-"""Of our own plans; the reference's instances say 2 or 3 (`PlanningInstance.max_partitions`)."""
+"""Length of the longest pipeline in our own plans. The reference's instances say 2 or 3
+(`PlanningInstance.max_partitions`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanningInstance:
-    """One planning task as the file states it."""
+    """One planning task as the data set states it."""
 
     instance_id: str
     cluster: str
     max_partitions: int
-    """Of the reference's plans."""
+    """Length of the longest pipeline in the reference's plans."""
     dnns: tuple[Mapping[str, Any], ...]
     reference: Mapping[str, Mapping[str, Any]]
-    """Per scheduler what the reference reached; empty if the file does not tell."""
+    """Results of the reference by scheduler; empty if the file has none."""
     best_known: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class PlanningDataset:
-    """Everything of one folder, parsed; `load_dataset` makes it."""
+    """Parsed contents of one data set folder, as made by `load_dataset`."""
 
     latency_us: Mapping[str, Mapping[Device, BlockTimes]]
     cut_bytes: Mapping[str, tuple[int, ...]]
     clusters: Mapping[str, Mapping[str, Any]]
     instances: Mapping[str, PlanningInstance]
     plans: Mapping[tuple[str, str], Mapping[str, Any]]
-    """By instance id and scheduler."""
+    """Reference plans by instance id and scheduler."""
 
     def instance(self, instance_id: str) -> PlanningInstance:
-        """Returns the instance, or raises `InvalidInput` naming those that come close."""
+        """Returns an instance by its id.
+
+        Raises InvalidInput for an unknown id, and names those that come close.
+        """
         found = self.instances.get(instance_id)
         if found is None:
             raise InvalidInput("instance", _no_such(instance_id, self.instances))
@@ -72,9 +76,9 @@ class PlanningDataset:
         """Returns the planning task of an instance.
 
         Args:
-            instance_id: As in `instances.json`.
-            max_partitions: Longest pipeline; 3 unless given. For the reference's rules pass
-                `instance(instance_id).max_partitions`.
+            instance_id: Id of the instance in `instances.json`.
+            max_partitions: Length of the longest pipeline; 3 if None. For the reference's rules
+                pass `instance(instance_id).max_partitions`.
         """
         instance = self.instance(instance_id)
         with reading("clusters.json"):
@@ -107,7 +111,10 @@ class PlanningDataset:
 
 
 def load_dataset(directory: Path) -> PlanningDataset:
-    """Reads the folder; raises `InvalidInput` naming the file that is missing or wrong."""
+    """Reads a data set folder.
+
+    Raises InvalidInput, which names the file that is missing or wrong.
+    """
 
     def read_text(name: str) -> str | None:
         try:
@@ -156,7 +163,7 @@ def _gpu_classes(
     levels = cluster.get("vgpu_levels", {})
     per_server = cluster.get("gpus_per_server", {})
     gigabits = float(entry_of(cluster, "effective_bandwidth_gbps", "clusters.json"))
-    # High class first, as the reference orders its slots; others as the file has them.
+    # The high class comes first, as the reference orders its slots. The others keep their order.
     names = sorted(counts, key=lambda name: name != cluster.get("high"))
     return tuple(
         GpuClass(

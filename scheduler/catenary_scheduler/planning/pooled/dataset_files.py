@@ -1,4 +1,4 @@
-"""The tables of a data set: CSV and JSON texts to numbers, and what is wrong with them."""
+"""Readers for the tables of a data set: CSV and JSON texts to numbers, with clear errors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from catenary_scheduler.planning.pooled.problem import BlockTimes, Device
 from catenary_services.errors import InvalidInput
 
 ReadText = Callable[[str], str | None]
-"""From a file name inside the data set to its text; None if there is no such file."""
+"""Returns the text of a file by its name inside the data set; None if there is no such file."""
 
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Turns what a malformed entry raises into an error that names the file."""
+    """Turns exceptions that a malformed entry causes into InvalidInput, which names the file."""
     try:
         yield
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -39,7 +39,10 @@ def _text(read_text: ReadText, name: str) -> str:
 
 
 def csv_rows(read_text: ReadText, name: str, columns: Sequence[str]) -> list[dict[str, str]]:
-    """Returns the rows of a CSV file that has these columns."""
+    """Returns the rows of a CSV file.
+
+    Raises InvalidInput if it has no rows or lacks one of `columns`.
+    """
     rows = list(csv.DictReader(io.StringIO(_text(read_text, name))))
     if not rows:
         raise InvalidInput(name, "has no rows")
@@ -50,12 +53,15 @@ def csv_rows(read_text: ReadText, name: str, columns: Sequence[str]) -> list[dic
 
 
 def json_of(read_text: ReadText, name: str) -> Any:
-    """Returns what a JSON file holds."""
+    """Returns the content of a JSON file. Raises InvalidInput if it is missing or malformed."""
     return parse_json(name, _text(read_text, name))
 
 
 def parse_json(name: str, text: str) -> Any:
-    """Returns what the text of a JSON file holds."""
+    """Returns the content of a JSON text.
+
+    Raises InvalidInput, which names the file, if it is malformed.
+    """
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -63,7 +69,7 @@ def parse_json(name: str, text: str) -> Any:
 
 
 def entry_of(mapping: Mapping[str, Any], key: str, where: str) -> Any:
-    """Returns what a mapping has under a key that it must have."""
+    """Returns the value of a key that a mapping must have. Raises InvalidInput if it is missing."""
     if key not in mapping:
         raise InvalidInput(where, f"an entry has no {key!r}")
     return mapping[key]
@@ -72,15 +78,18 @@ def entry_of(mapping: Mapping[str, Any], key: str, where: str) -> Any:
 def block_times(
     rows: Sequence[Mapping[str, str]], blocks: Mapping[str, int]
 ) -> dict[str, dict[Device, BlockTimes]]:
-    """Returns per model and device the latencies; `blocks` says how many each model has."""
+    """Returns the latencies of each model by device.
+
+    `blocks` gives each model's number of blocks.
+    """
     batch_columns = _batch_columns(rows[0])
     found: dict[tuple[str, Device], dict[int, list[float]]] = {}
     for row in rows:
         times = []
         for column in batch_columns:
-            if not row[column]:  # the profile ends at this batch
+            if not row[column]:  # the profile ends at this batch size
                 break
-            times.append(max(float(row[column]), 1.0))  # as the artifact: no block is free
+            times.append(max(float(row[column]), 1.0))  # as in the artifact, no block is free
         device = (row["gpu"], int(row["vgpus_per_gpu"]))
         found.setdefault((row["dnn"], device), {})[int(row["block"])] = times
     tables: dict[str, dict[Device, BlockTimes]] = {name: {} for name in blocks}
@@ -89,7 +98,7 @@ def block_times(
             continue
         if sorted(by_block) != list(range(blocks[name])):
             raise InvalidInput("block_timing.csv", f"{name} on {device[0]}: blocks are missing")
-        # A batch counts only if every block was measured with it.
+        # A batch size counts only if every block was measured with it.
         batches = min(len(times) for times in by_block.values())
         if batches > 0:
             tables[name][device] = np.array(
@@ -108,15 +117,15 @@ def _batch_columns(row: Mapping[str, str]) -> list[str]:
 def cut_bytes_of(
     rows: Sequence[Mapping[str, str]], blocks: Mapping[str, int]
 ) -> dict[str, tuple[int, ...]]:
-    """Returns the bytes at every cut of each model; without those that lack some."""
+    """Returns the bytes at every cut of each model. Models that lack some are left out."""
     sizes = {name: [-1] * (count + 1) for name, count in blocks.items()}
     for row in rows:
         cuts, cut = sizes.get(row["dnn"]), int(row["cut_before_block"])
-        if cuts is None:  # a model that is not listed
+        if cuts is None:  # the model is not listed
             continue
         if not 0 <= cut < len(cuts):
             raise InvalidInput("cut_bytes.csv", f"{row['dnn']} has no cut {cut}")
         cuts[cut] = int(row["bytes_per_request"])
     for cuts in sizes.values():
-        cuts[0] = cuts[-1] = 0  # what enters and leaves a model crosses no cut
+        cuts[0] = cuts[-1] = 0  # input and output of a model cross no cut
     return {name: tuple(cuts) for name, cuts in sizes.items() if min(cuts) >= 0}

@@ -1,4 +1,4 @@
-"""A plan in plain words."""
+"""Explanation of a plan in plain words."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def explain_plan(problem: PoolingProblem, plan: PooledPlan) -> list[str]:
 
 
 def explain_limits(problem: PoolingProblem, plan: PooledPlan) -> list[str]:
-    """Returns the sentences on GPUs in use, on what binds and on what is proven."""
+    """Returns sentences on the GPUs in use, on what binds the plan and on what is proven."""
     lines = _classes(problem, plan)
     lines += [f"What binds: {fact}." for fact in plan.binding]
     return [*lines, _proof(plan)]

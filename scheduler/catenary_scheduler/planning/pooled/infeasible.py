@@ -1,4 +1,4 @@
-"""Why there is no plan: the model, the constraint, and the nearest SLO that could be kept."""
+"""Errors for problems without a plan: the model, the constraint, and the nearest feasible SLO."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FOREVER_US = 1e15
 
 
 def check_problem(problem: PoolingProblem) -> None:
-    """Raises `InvalidInput` for a problem that makes no sense, whatever the cluster."""
+    """Raises InvalidInput for a problem that makes no sense on any cluster."""
     if not problem.classes or not problem.models:
         raise InvalidInput("problem", "needs at least one GPU class and one model")
     if problem.max_partitions < 1:
@@ -52,7 +52,7 @@ def _check_model(model: PooledModel) -> None:
 
 
 def why_no_pipeline(problem: PoolingProblem, model: PooledModel) -> PlanInfeasible:
-    """Returns the error for a model without any feasible pipeline."""
+    """Returns the error for a model that has no feasible pipeline."""
     present = [gpu for gpu in problem.classes if gpu.count > 0]
     if not any((gpu.name, level) in model.latency_us for gpu in present for level in gpu.levels):
         names = ", ".join(gpu.name for gpu in present) or "no GPUs at all"
@@ -67,7 +67,7 @@ def why_no_pipeline(problem: PoolingProblem, model: PooledModel) -> PlanInfeasib
             f"{problem.max_partitions} partitions",
             details={"model": model.name, "constraint": "memory"},
         )
-    # Rounded up to what can be written, so that the value named is really feasible.
+    # The value is rounded up to the printed precision, so that the SLO that is named is feasible.
     slo_ms = math.ceil((needed + model.margin_us) / 10.0) / 100.0
     return PlanInfeasible(
         f"{model.name}: no pipeline keeps the SLO of {model.slo_us / 1e3:.2f} ms with a margin of "
@@ -81,10 +81,10 @@ def why_no_pipeline(problem: PoolingProblem, model: PooledModel) -> PlanInfeasib
 
 
 def least_latency_us(problem: PoolingProblem, model: PooledModel) -> Microseconds | None:
-    """Returns the latency of the quickest pipeline, whatever the SLO; None if nothing fits."""
+    """Returns the latency of the fastest pipeline under any SLO; None if no pipeline fits."""
     tables = device_tables(problem, model)
     patient = replace(model, slo_us=_FOREVER_US, margin_us=0.0)
-    # A batch of one is the quickest, and without an SLO larger ones would only cost time.
+    # A batch of one is the fastest; without an SLO larger batches would only cost time here.
     single = replace(tables, latency_us=tables.latency_us[:1], rate=tables.rate[:1])
     columns = enumerate_columns(patient, single, problem.max_partitions, most_spare=0)
     return float(np.min(columns.latency_us)) if len(columns) else None
@@ -93,12 +93,12 @@ def least_latency_us(problem: PoolingProblem, model: PooledModel) -> Microsecond
 def too_few_gpus(
     problem: PoolingProblem, alone: Sequence[float], rates: Sequence[float] | None
 ) -> PlanInfeasible:
-    """Returns the error for a cluster that is too small.
+    """Returns the error for a cluster with too few GPUs.
 
     Args:
-        problem: What has no plan.
-        alone: Per model the rate it would reach with the whole cluster to itself.
-        rates: What every model must reach; None if anything above zero will do.
+        problem: The problem that has no plan.
+        alone: Rate that each model would reach with the whole cluster to itself.
+        rates: Rate that each model must reach; None if any rate above zero suffices.
     """
     cluster = ", ".join(f"{gpu.count} x {gpu.name}" for gpu in problem.classes)
     wanted = rates or [0.0] * len(alone)
@@ -110,7 +110,8 @@ def too_few_gpus(
                 f"all of them together would serve {reached:.1f} requests/s",
                 details={"model": model.name, "constraint": "gpus"},
             )
-    # Each fits alone: name the one that takes the largest share of what it could get.
+    # Each model fits alone, so the error names the one that needs the largest share of its best
+    # rate.
     shares = [rate / reached for rate, reached in zip(wanted, alone, strict=True)]
     model = problem.models[int(np.argmax(shares))]
     names = ", ".join(one.name for one in problem.models)

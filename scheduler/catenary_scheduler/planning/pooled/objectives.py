@@ -1,4 +1,4 @@
-"""What a plan is made for."""
+"""Objectives: the quantity that a plan maximises or minimises."""
 
 from __future__ import annotations
 
@@ -11,30 +11,33 @@ from catenary_services.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class MaxThroughput:
-    """The largest load with the models' weights that the cluster carries."""
+    """Objective: the largest load, shared by the models' weights, that the cluster carries."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeastCost:
-    """The cheapest GPUs that carry a given load."""
+    """Objective: the cheapest GPUs that carry a given load."""
 
     load_rps: Mapping[str, float]
-    """Requests per second of every model, by name."""
+    """Requests per second of every model, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeastGpus:
-    """The fewest GPUs that carry a given load."""
+    """Objective: the fewest GPUs that carry a given load."""
 
     load_rps: Mapping[str, float]
-    """Requests per second of every model, by name."""
+    """Requests per second of every model, by its name."""
 
 
 Objective = MaxThroughput | LeastCost | LeastGpus
 
 
 def required_rates(problem: PoolingProblem, objective: LeastCost | LeastGpus) -> list[float]:
-    """Returns the load of each model in the problem's order; raises for a load that is wrong."""
+    """Returns the load of each model in the problem's order.
+
+    Raises InvalidInput for an unknown model, or a load that is missing or not positive.
+    """
     names = {model.name for model in problem.models}
     for name in objective.load_rps:
         if name not in names:
@@ -49,9 +52,9 @@ def required_rates(problem: PoolingProblem, objective: LeastCost | LeastGpus) ->
 
 
 def price_per_gpu(problem: PoolingProblem, objective: Objective) -> list[float]:
-    """Returns what a GPU of each class counts.
+    """Returns the price of a GPU of each class under an objective.
 
-    For throughput the GPUs are not what matters; their share of the class breaks ties.
+    For throughput GPUs have no price, so each counts as its share of the class, which breaks ties.
     """
     if isinstance(objective, LeastCost):
         return [gpu.cost_per_hour for gpu in problem.classes]

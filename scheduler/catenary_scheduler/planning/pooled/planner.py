@@ -1,4 +1,4 @@
-"""`plan_pools`: from a problem to a plan that says what it promises."""
+"""Entry point `plan_pools`: from a problem to a plan that says what it promises."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from catenary_scheduler.planning.pooled.solving.solving import (
 from catenary_services.errors import InvalidInput
 
 Clock = Callable[[], float]
-"""Seconds; only differences count."""
+"""Returns a time in seconds, of which only differences matter."""
 
 DEFAULT_TIME_LIMIT_S = 9.0
-"""Of HiGHS; with enumeration and rounding a plan takes 10 s at most."""
+"""Time limit of HiGHS in seconds. With enumeration and rounding a plan takes 10 s at most."""
 
 
 def plan_pools(
@@ -39,19 +39,20 @@ def plan_pools(
 
     Args:
         problem: The cluster and the models.
-        solve: Knows the rules. Ours: any number of pipelines per model; every pool has whole GPUs,
-            except that two pipelines of a model may share one GPU at the same position, cut into
-            equal virtual GPUs (the dynamic programme only).
-        solver: "dp" is exact and for about 200 GPUs of two classes; "highs" is for any cluster and
-            reports its gap; "auto" takes the first where it is quick.
-        objective: `MaxThroughput()` unless given.
-        time_limit_s: For HiGHS.
-        clock: For `PooledPlan.seconds`, and for what enumeration leaves of the limit.
+        solve: Solver for a set of rules. Our own rules are: any number of pipelines per model;
+            every pool has whole GPUs, except that two pipelines of a model may share one GPU at the
+            same position, cut into equal virtual GPUs (the dynamic programme only).
+        solver: "dp" is exact, for up to about 200 GPUs of two classes; "highs" is for any cluster
+            and reports its gap; "auto" takes "dp" where that is fast.
+        objective: The objective; `MaxThroughput()` if None.
+        time_limit_s: Time limit of HiGHS in seconds.
+        clock: Clock for `PooledPlan.seconds`, and for the time that enumeration takes of the limit.
+            None measures nothing.
 
     Raises:
-        InvalidInput: If the problem contradicts itself.
-        PlanInfeasible: Naming the model and the constraint that rules every plan out; for an SLO
-            also the nearest one that can be kept.
+        InvalidInput: The problem contradicts itself.
+        PlanInfeasible: There is no plan. The error names the model and the constraint that rules
+            every plan out, and for an SLO the nearest feasible one.
     """
     if solver not in get_args(Solver):
         raise InvalidInput("solver", f"must be one of {', '.join(get_args(Solver))}")
@@ -72,7 +73,7 @@ def plan_pools(
 
 
 def _alone(request: SolveRequest, solve: Solve) -> list[float]:
-    """Returns the rate each model would reach with all GPUs to itself."""
+    """Returns the rate that each model would reach with all GPUs to itself."""
     found = []
     for model in request.problem.models:
         single = replace(request.problem, models=(replace(model, weight=1.0),))

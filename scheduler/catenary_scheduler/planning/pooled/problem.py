@@ -1,4 +1,4 @@
-"""What the pooled planner is asked: a cluster by GPU class, models by block, and what is wanted.
+"""Problem and plan of the pooled planner: GPU classes, models by block, and the resulting pools.
 
 Units are those of the profiles: times in microseconds, sizes in bytes, rates in requests per
 second. Plans leave the planner in integer nanoseconds
@@ -15,49 +15,50 @@ import numpy.typing as npt
 
 Microseconds = float
 BlockTimes = npt.NDArray[np.float64]
-"""Shape (blocks, batch sizes): latency in us of each block; column 0 is batch 1."""
+"""Latency in us of each block, shape (blocks, batch sizes); column 0 is batch 1."""
 Device = tuple[str, int]
-"""A GPU class and a level v: one of v virtual GPUs of such a GPU."""
+"""Pair of a GPU class and a level v, for one of v virtual GPUs of such a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuClass:
-    """The GPUs of one kind."""
+    """The GPUs of one kind in a cluster."""
 
     name: str
     count: int
-    """Physical GPUs."""
+    """Number of physical GPUs."""
     levels: tuple[int, ...] = (1,)
-    """Into how many virtual GPUs one may be divided, ascending."""
+    """Numbers of virtual GPUs into which a GPU may be divided, ascending."""
     gpus_per_server: int = 1
-    """Physical GPUs that share one uplink and one downlink."""
+    """Number of physical GPUs that share one uplink and one downlink."""
     server_bits_per_second: float = 1e10
-    """Effective rate of a server's link, each way."""
+    """Effective rate of a server's link in each direction."""
     memory_bytes: int | None = None
-    """Of a physical GPU; None leaves memory out of the plan."""
+    """Memory of a physical GPU; None leaves memory out of the plan."""
     cost_per_hour: float = 1.0
-    """Of a physical GPU, in any currency; the objective "least cost" adds it up."""
+    """Cost of a physical GPU in any currency, which the objective "least cost" adds up."""
 
 
 @dataclass(frozen=True, slots=True)
 class PooledModel:
-    """A model as the planner needs it."""
+    """A model as the planner sees it: its latencies, sizes and deadline."""
 
     name: str
     blocks: int
     latency_us: Mapping[Device, BlockTimes]
-    """Per class and level, on one virtual GPU with all others of its GPU busy."""
+    """Latencies by class and level, on one virtual GPU with all others of its GPU busy."""
     cut_bytes: tuple[int, ...]
-    """Length blocks + 1: bytes of one request that cross in front of block c; 0 at both ends."""
+    """Bytes of one request that cross in front of block c, length blocks + 1; 0 at both ends."""
     slo_us: Microseconds
     margin_us: Microseconds = 0.0
-    """Kept free of the SLO for queueing, noise and contention (the paper: 0.4 of the SLO)."""
+    """Part of the SLO that is kept free for queueing, noise and contention (the paper: 0.4 of the
+    SLO)."""
     weight: float = 1.0
-    """Share of the load: the plan maximises the least throughput / weight."""
+    """Relative share of the load: the plan maximises the least throughput / weight."""
     batch_build_us_per_row: Microseconds = 0.0
-    """Time until one more row has arrived (1.3e6 / expected rate); counts batch - 1 times."""
+    """Time until one more row has arrived (1.3e6 / expected rate). It counts batch - 1 times."""
     block_weight_bytes: tuple[int, ...] = ()
-    """Weights of each block; empty leaves memory out of the plan."""
+    """Bytes of the weights of each block; empty leaves memory out of the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +80,25 @@ class PooledPartition:
     last_block: int
     vgpus: int
     gpus: float
-    """Physical GPUs; fractions only where two pipelines of a model share one at a position."""
+    """Number of physical GPUs; fractional only where two pipelines of a model share one at a
+    position."""
 
 
 @dataclass(frozen=True, slots=True)
 class PooledPipeline:
-    """Partitions in order, with the one batch size of them all."""
+    """Partitions in order, and the batch size that all of them use."""
 
     batch: int
     throughput_rps: float
-    """Of its smallest pool."""
+    """Requests per second of its smallest pool."""
     latency_us: Microseconds
-    """Compute, transfers and batch building of one batch; excludes the margin."""
+    """Compute, transfers and batch building of one batch, without the margin."""
     partitions: tuple[PooledPartition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PooledModelPlan:
-    """How one model is served; `throughput_rps` is the sum over its pipelines."""
+    """Pipelines that serve one model. `throughput_rps` is the sum over them."""
 
     name: str
     throughput_rps: float
@@ -105,18 +107,19 @@ class PooledModelPlan:
 
 @dataclass(frozen=True, slots=True)
 class PooledPlan:
-    """A solved planning task, and what it promises."""
+    """A solved planning task, with what it promises."""
 
     objective: float
-    """Least throughput / weight over the models; for a given load its cost or number of GPUs."""
+    """Least throughput / weight over the models; for a given load, the cost or the number of
+    GPUs."""
     bound: float
-    """No plan within the rules does better."""
+    """Bound on the objective that no plan within the rules can pass."""
     optimal: bool
-    """Proven: objective and bound differ by rounding only."""
+    """True if the plan is proven optimal: objective and bound differ by rounding only."""
     solver: str
     seconds: float
     models: tuple[PooledModelPlan, ...]
     utilisation: Mapping[str, float] = field(default_factory=dict)
-    """Per class: share of the GPU time in use at the promised load."""
+    """Share of the GPU time in use at the promised load, by class."""
     binding: tuple[str, ...] = ()
-    """In words: which models and classes keep the objective from being larger."""
+    """Sentences on the models and classes that keep the objective from being better."""

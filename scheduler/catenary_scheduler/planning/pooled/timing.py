@@ -1,8 +1,8 @@
-"""How long a pipeline takes and how fast its pools are: the definitions every planner shares.
+"""Timing of pipelines and pools: the definitions of latency and rate that every planner shares.
 
-Latency = compute of every partition + batch x transfer of one request at every cut + the time
-until the batch is full. Rate of a virtual GPU = what its compute allows, capped by its share of
-the server's uplink and downlink (PPipe, appendix A.2 with the artifact's additions).
+Latency = compute of every partition + batch x transfer of one request at every cut + the time until
+the batch is full. Rate of a virtual GPU = what its compute allows, capped by its share of the
+server's uplink and downlink (PPipe, appendix A.2 with the artifact's additions).
 """
 
 from __future__ import annotations
@@ -21,25 +21,28 @@ from catenary_services.errors import InvalidInput
 
 
 def transfer_us(size_bytes: int, sender: GpuClass, receiver: GpuClass) -> Microseconds:
-    """Returns how long one request's feature map takes between two servers."""
+    """Returns the microseconds that one request's feature map takes between two servers."""
     slowest = min(sender.server_bits_per_second, receiver.server_bits_per_second)
     return size_bytes * 8e6 / slowest
 
 
 def link_rate_rps(size_bytes: int, gpu: GpuClass, level: int) -> float:
-    """Returns how many requests a second a virtual GPU's share of its server's link carries."""
+    """Returns the requests per second that a virtual GPU's share of its server's link carries."""
     if size_bytes == 0:
         return float("inf")
     return gpu.server_bits_per_second / (size_bytes * 8.0) / (level * gpu.gpus_per_server)
 
 
 def batch_building_us(model: PooledModel, batch: int) -> Microseconds:
-    """Returns how long the first row of a batch waits for the last."""
+    """Returns the microseconds that the first row of a batch waits for the last one."""
     return (batch - 1) * model.batch_build_us_per_row
 
 
 def compute_us(model: PooledModel, partition: PooledPartition, batch: int) -> Microseconds:
-    """Returns how long a virtual GPU computes the partition; raises if that was not profiled."""
+    """Returns the microseconds that a virtual GPU computes the partition.
+
+    Raises InvalidInput if that was not profiled.
+    """
     times = model.latency_us.get((partition.gpu, partition.level))
     if times is None or batch > times.shape[1]:
         raise InvalidInput(
@@ -52,7 +55,7 @@ def compute_us(model: PooledModel, partition: PooledPartition, batch: int) -> Mi
 def pool_rate_rps(
     model: PooledModel, gpu: GpuClass, partition: PooledPartition, batch: int
 ) -> float:
-    """Returns the rate of a whole pool: its virtual GPUs times the rate of one."""
+    """Returns the requests per second of a whole pool: its virtual GPUs times the rate of one."""
     one = min(
         1e6 * batch / compute_us(model, partition, batch),
         link_rate_rps(model.cut_bytes[partition.first_block], gpu, partition.level),
@@ -64,7 +67,7 @@ def pool_rate_rps(
 def pipeline_latency_us(
     problem: PoolingProblem, name: str, batch: int, partitions: Sequence[PooledPartition]
 ) -> Microseconds:
-    """Returns the latency of one batch through the partitions, without the margin."""
+    """Returns the microseconds of one batch through the partitions, without the margin."""
     model = next(model for model in problem.models if model.name == name)
     classes = {gpu.name: gpu for gpu in problem.classes}
     total = batch_building_us(model, batch)

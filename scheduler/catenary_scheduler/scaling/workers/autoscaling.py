@@ -1,15 +1,15 @@
-"""How many workers a model should have: pure, events in and `Scale` commands out.
+"""Decision on the number of workers of a model: pure, events in and `Scale` commands out.
 
     arrivals, lengths   ->  change points  ->  rate expected when a new worker would be ready
     that rate           ->  workers line   ->  workers
     attainment, queue   ->  one more worker at once, whatever the line says
     what sufficed       ->  the line learns
 
-Out at once, in late: a worker less must have been enough for a while, with a margin, at
-the highest rate seen in that while, and some time after the last change. What has failed at a rate
-is not tried again at that rate soon. Departures from Aladdin (section 4.3), which has neither cold
-start nor a cost of switching: the rate is foreseen by one cold start, hysteresis and cool-down, and
-below R the line is read but not learned.
+Scaling out happens at once, scaling in late. One worker less must have been enough for a while,
+with a margin, at the highest rate seen in that while, and some time after the last change. A number
+of workers that failed at a rate is not tried again at that rate soon. Departures from Aladdin
+(section 4.3), which has neither cold starts nor a cost of switching: the rate is predicted one cold
+start ahead, there are hysteresis and cool-down, and below R the line is read but not learned.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, Nanos
 from catenary_services.domain.latency import TokenObjectives
 
 _SIMILAR = 0.8
-"""What failed at a rate would fail at this part of it too."""
+"""Part of a rate at which so few workers would fail again, if they failed at the whole rate."""
 
 
 @dataclass(slots=True)
 class _Failure:
-    """So few workers were not enough for such a rate."""
+    """A number of workers that was not enough for a rate, and when that was."""
 
     rate: float = 0.0
     workers: int = 0
@@ -43,14 +43,14 @@ class _Failure:
 
 
 class ModelScaling:
-    """How many workers one model should have.
+    """Decision on the number of workers of one model.
 
     Feed it `arrived`, `finished` and `cancelled`, each O(1); ask `decide` about once a second.
 
     Attributes:
-        wanted: Workers there should be; 0 before the first decision.
-        reason: Why, in words.
-        cold_start_ns: From the order of a worker until it serves: measured, smoothed.
+        wanted: Number of workers there should be; 0 before the first decision.
+        reason: Why that number is wanted, in words.
+        cold_start_ns: Smoothed time from the order of a worker until it serves.
     """
 
     def __init__(self, model: ModelKey, policy: ScalingPolicy | None = None) -> None:
@@ -67,25 +67,26 @@ class ModelScaling:
         self._sufficiency = SufficientWorkers(policy)
         self._safety = ScalingSafety(policy)
         self._session_ns = 10.0 * NANOSECONDS_PER_SECOND
-        """How long a session takes, smoothed."""
+        """Smoothed duration of a session, in nanoseconds."""
         self._unsteady_ns: Nanoseconds | None = None
-        """When the load, or the workers for it, changed last."""
+        """Moment at which the load, or the number of workers for it, last changed. None before any
+        arrival."""
         self._ordered_ns: Nanoseconds | None = None
         self._scaled_ns: Nanoseconds = 0
         self._learned_ns: Nanoseconds = 0
         self._needs: deque[tuple[Nanoseconds, int]] = deque()
-        """What was needed lately, the largest first (a monotonic queue)."""
+        """Recent needs as (moment, workers), the largest first (a monotonic queue)."""
         self._failure = _Failure()
 
     @property
     def line(self) -> WorkersLine:
-        """Workers by rate."""
+        """Line from which the number of workers for a rate is read."""
         return self._sufficiency.line
 
     # ---- what happened ----
 
     def arrived(self, prompt_tokens: int, now: Nanoseconds) -> None:
-        """A session was asked for."""
+        """Counts a session that was asked for."""
         if self._unsteady_ns is None:
             self._unsteady_ns = now
         self._trend.arrived(now)
@@ -95,10 +96,10 @@ class ModelScaling:
             self.line.forget()
 
     def generated(self, tokens: int) -> None:
-        """Sessions got so many more tokens, those that finish with them too.
+        """Counts tokens that sessions got, those of sessions that finish with them included.
 
-        Who never says this is taken to say it when a session is finished: then mean lengths come
-        out short while load grows.
+        If this is never called, tokens are counted when their session is finished. Mean lengths are
+        then too short while load grows.
         """
         self._hears_tokens = True
         self._answer.generated(tokens)
@@ -110,13 +111,14 @@ class ModelScaling:
         arrived_ns: Nanoseconds,
         now: Nanoseconds,
     ) -> None:
-        """A session has all its tokens.
+        """Counts a session that has all its tokens.
 
         Args:
-            outcome: Its tokens, the time to its first one, and from there to its last.
-            objectives: What it was held to.
-            arrived_ns: When it was asked for.
-            now: The moment.
+            outcome: Its number of tokens, the nanoseconds to the first one, and from there to the
+                last.
+            objectives: The objectives it was held to; None if there were none.
+            arrived_ns: The moment at which it was asked for.
+            now: The present moment.
         """
         tokens, first_token_ns, decode_ns = outcome
         met = attained(objectives, tokens, first_token_ns, decode_ns)
@@ -126,32 +128,41 @@ class ModelScaling:
             self._answer.generated(tokens)
         self._answer.finished()
         self._session_ns += 0.05 * (now - arrived_ns - self._session_ns)
-        # Only in the steady state are those that finish like those that arrive.
+        # In the steady state only, the sessions that finish are like those that arrive.
         if self._is_steady(now) and self._answers.observed(tokens):
             self.line.forget()
 
     def attainment(self, now: Nanoseconds) -> float:
-        """Returns the share of the sessions finished lately that met their objectives."""
+        """Returns the share of recently finished sessions that met their objectives.
+
+        Returns 1 if none finished.
+        """
         return self._safety.recent.total(now).ratio
 
     def attainment_of_any(self, now: Nanoseconds) -> float:
-        """Returns the same, -1 if none finished lately."""
+        """Returns the share of recently finished sessions that met their objectives.
+
+        Returns -1 if none finished.
+        """
         recent = self._safety.recent.total(now)
         return recent.ratio if recent.finished else -1.0
 
     def reclaimed(self) -> None:
-        """A worker that was on its way out stays: nothing is learned of cold starts from it."""
+        """Forgets the last order, because a worker that was to go stays instead.
+
+        A worker that was never started teaches nothing about cold starts.
+        """
         self._ordered_ns = None
 
     def to_record(self) -> dict[str, object]:
-        """Returns what was learned and is worth keeping."""
+        """Returns what was learned, for a successor: the workers line and the cold start time."""
         return {"line": self.line.to_record(), "cold_start_ns": self.cold_start_ns}
 
     def restore(self, record: Mapping[str, object]) -> None:
-        """Goes on from a predecessor's record.
+        """Restores what a predecessor has learned.
 
         Raises:
-            ValueError: it is none.
+            ValueError: The record is malformed.
         """
         line, cold_start_ns = record.get("line"), record.get("cold_start_ns")
         if not isinstance(line, dict) or not isinstance(cold_start_ns, int):
@@ -160,7 +171,10 @@ class ModelScaling:
         self.cold_start_ns = cold_start_ns
 
     def lengths(self, expected: SessionLengths) -> SessionLengths:
-        """Returns the mean lengths, drawn towards what is expected while few were seen."""
+        """Returns the mean lengths of prompts and answers.
+
+        They are drawn towards `expected` while few were seen.
+        """
         usual, prompts = expected.prompt_tokens, self._prompts
         weight = min(1.0, prompts.count / 20)
         prompt = prompts.mean * weight + usual * (1.0 - weight)
@@ -169,10 +183,13 @@ class ModelScaling:
     # ---- what should be ----
 
     def decide(self, statistics: WorkerStatistics, now: Nanoseconds) -> Scale | None:
-        """Returns a command if there should be another number of workers than before."""
+        """Returns a command if the number of workers that there should be changes.
+
+        Returns None if it does not.
+        """
         self._note(statistics, now)
         if statistics.workers == 0:
-            return None  # nothing to judge by before there is a first worker
+            return None  # there is nothing to judge by before there is a first worker
         if self.wanted == 0:
             self.wanted, self.reason = statistics.workers, "as planned"
             self._scaled_ns = now
@@ -197,7 +214,7 @@ class ModelScaling:
         return Scale(self.model, self.wanted, self.reason)
 
     def _note(self, statistics: WorkerStatistics, now: Nanoseconds) -> None:
-        """Follows the workers and what they are good for."""
+        """Records how many workers there are and what one of them can do."""
         if self.rates.passed(now):
             self._changed(now)
         if self._safety.noted(statistics.workers, now):
@@ -215,7 +232,7 @@ class ModelScaling:
         return self._unsteady_ns is not None and now - self._unsteady_ns > 3 * self._session_ns
 
     def _add(self, statistics: WorkerStatistics, rate: float, why: str, now: Nanoseconds) -> None:
-        """Wants one more worker than there are, unless help is on its way."""
+        """Asks for one worker more than there are, unless help is on its way."""
         more = self._bounded(statistics.workers + 1, statistics)
         if more <= self.wanted or not self._may_add(statistics, now):
             return
@@ -224,13 +241,16 @@ class ModelScaling:
         self._want(more, why, now)
 
     def _may_add(self, statistics: WorkerStatistics, now: Nanoseconds) -> bool:
-        """True unless help is on its way."""
+        """Returns False while workers that were ordered may still come or have only just come."""
         if statistics.workers < self.wanted and now - self._scaled_ns < 3 * self.cold_start_ns:
             return False
         return now - self._safety.ready_ns >= min(self.policy.cooldown_ns, self.cold_start_ns)
 
     def _learn(self, statistics: WorkerStatistics, rate: float, now: Nanoseconds) -> None:
-        """Teaches the line what became of the last while, if that tells anything (above R)."""
+        """Teaches the line how the last window went.
+
+        It learns only if the rate is above R and enough sessions finished.
+        """
         window_ns = self.policy.window_ns
         if now - max(self._learned_ns, self._safety.ready_ns) < window_ns:
             return
@@ -242,9 +262,10 @@ class ModelScaling:
             self._sufficiency.lasted(statistics, rate, done)
 
     def _needs_at(self, rate: float, packed: int, now: Nanoseconds) -> None:
-        """Remembers how many workers the present rate needs, with a margin.
+        """Records how many workers the present rate needs, with a margin.
 
-        Caches that need so many workers do not fit on fewer, whatever the rate.
+        The need is at least `packed`, because the caches do not fit on fewer workers, whatever the
+        rate.
         """
         needed = max(packed, self._sufficiency.with_margin(rate))
         failure = self._failure
@@ -258,7 +279,7 @@ class ModelScaling:
 
     def _shrink(self, statistics: WorkerStatistics, rate: float, now: Nanoseconds) -> None:
         policy = self.policy
-        # A backlog is worked off first.
+        # A backlog must be worked off before workers go.
         lately = max(self._needs[0][1], self._sufficiency.for_sessions(statistics.sessions))
         enough = self._bounded(lately, statistics)
         if enough >= self.wanted or statistics.workers < self.wanted:
@@ -267,7 +288,8 @@ class ModelScaling:
             policy.cooldown_ns, policy.patience_ns
         ):
             return
-        # A quarter at a time: the next step is taken after a look at what became of this one.
+        # At most a quarter of the workers goes at a time, so that the effect shows before the next
+        # step.
         least = self.wanted - max(1, self.wanted // 4)
         self._want(max(enough, least), f"{rate:.2g} sessions/s need no more", now)
 

@@ -1,10 +1,10 @@
-"""When a rate, or the mean of lengths, is no longer what it was: two-sided CUSUM, self-starting.
+"""Detection of a change in a rate, or in the mean of lengths: two-sided CUSUM, self-starting.
 
-A cumulative sum (Page, 1954) adds up how much better "it has changed by so much" explains what is
-seen than "it has not", never below zero; above a threshold the change is believed, and its moment
-is the last one at which the sum was zero. Both are measured against an estimate that is learned
-from what was seen since the last change, so nothing has to be known beforehand. An observation
-costs the same few operations however many there were.
+A cumulative sum (Page, 1954) adds up how much better the hypothesis of a change by a given amount
+explains the observations than the hypothesis of no change. It never falls below zero. A change is
+detected when the sum exceeds a threshold, and its moment is the last one at which the sum was zero.
+Both hypotheses refer to an estimate that is learned from the observations since the last change, so
+nothing has to be known beforehand. An observation costs constant time.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
 
 @dataclass(frozen=True, slots=True)
 class RatePolicy:
-    """How arrivals are watched."""
+    """Parameters of the detection of a change in the rate of arrivals."""
 
     ratio: float = 1.5
-    """A change by this factor, up or down, is found soonest; smaller ones later."""
+    """Factor, up or down, whose change is found soonest; smaller changes are found later."""
     threshold: float = 9.0
-    """False alarms are e**threshold arrivals apart or more (measured: tens of thousands)."""
+    """Value of a sum above which a change is believed. False alarms are at least e**threshold
+    arrivals apart (measured: tens of thousands)."""
     memory_ns: Nanoseconds = 120 * NANOSECONDS_PER_SECOND
-    """An arrival this old counts for 1/e of a new one: slow drifts are followed without alarm."""
+    """Age at which an arrival counts for 1/e of a new one. Slow drifts are thus followed without an
+    alarm."""
     least_arrivals: float = 12.0
-    """Changes are looked for once so many were expected."""
+    """Number of expected arrivals from which changes are looked for."""
     least_rate_per_s: float = 0.05
-    """A rate below this is watched as if it were this."""
+    """Lowest rate that is assumed; a rate below it is watched as if it were this one."""
     cautious_ns: Nanoseconds = 5 * NANOSECONDS_PER_SECOND
-    """The first arrivals are taken as if they had come in no less time than this."""
+    """Shortest time in which the first arrivals are assumed to have come."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """A cumulative sum, and what came since it was zero."""
+    """A cumulative sum, when it was last zero, and the arrivals since then."""
 
     sum: float = 0.0
     since_ns: Nanoseconds = 0
@@ -46,27 +48,28 @@ class _Run:
 
 
 class ArrivalWatch:
-    """The rate of arrivals, and whether it has just changed (Poisson CUSUM in continuous time).
+    """Estimator of a rate of arrivals that detects its changes (Poisson CUSUM in continuous time).
 
     Between arrivals the log-likelihood ratio of "the rate is `ratio` times what it was" falls by
-    (ratio - 1) * rate * dt, at an arrival it rises by log(ratio); of "it is 1/ratio of it" the
-    other way round. Time alone can therefore raise the alarm that arrivals have stopped.
+    (ratio - 1) * rate * dt, and at an arrival it rises by log(ratio). That of "the rate is 1/ratio
+    of what it was" behaves the other way round. Time alone can therefore raise the alarm that
+    arrivals have stopped.
     """
 
     def __init__(self, policy: RatePolicy | None = None) -> None:
         self._policy = policy or RatePolicy()
         self._step = log(self._policy.ratio)
         self._count = 0.0
-        """Arrivals since the last change, decayed to `_at_ns`."""
+        """Number of arrivals since the last change, decayed to `_at_ns`."""
         self._since_ns: Nanoseconds | None = None
-        """The last change."""
+        """Moment of the last change; None before any arrival."""
         self._at_ns: Nanoseconds = 0
         self._more, self._fewer = _Run(), _Run()
         self.changes = 0
-        """How often the rate has changed."""
+        """Number of changes that were detected."""
 
     def arrived(self, now: Nanoseconds) -> bool:
-        """Counts an arrival; True if the rate has just changed."""
+        """Counts an arrival. Returns True if a change of the rate is detected."""
         if self._since_ns is None:
             self._since_ns = self._at_ns = now
             self._more.restart(now)
@@ -86,7 +89,10 @@ class ArrivalWatch:
         return self._judged(self._more, now) or changed
 
     def passed(self, now: Nanoseconds) -> bool:
-        """Lets time pass; True if so little came that the rate has changed."""
+        """Lets time pass.
+
+        Returns True if so few sessions arrived that a fall of the rate is detected.
+        """
         if self._since_ns is None or now <= self._at_ns:
             return False
         policy, weight_s = self._policy, self._weight_s(self._at_ns)
@@ -100,7 +106,7 @@ class ArrivalWatch:
         return self._judged(self._fewer, now)
 
     def rate(self, now: Nanoseconds) -> float:
-        """Returns arrivals per second since the last change."""
+        """Returns the arrivals per second since the last change."""
         if self._since_ns is None:
             return 0.0
         self.passed(now)
@@ -109,7 +115,7 @@ class ArrivalWatch:
         )
 
     def seen(self, now: Nanoseconds) -> float:
-        """Returns how many arrivals the rate rests on."""
+        """Returns the decayed number of arrivals on which the rate rests."""
         self.passed(now)
         return self._count
 
@@ -118,7 +124,7 @@ class ArrivalWatch:
         return max(self._policy.least_rate_per_s, estimate)
 
     def _weight_s(self, now: Nanoseconds) -> float:
-        """Returns how many seconds the decayed count stands for."""
+        """Returns how many seconds the decayed count represents."""
         assert self._since_ns is not None
         memory = self._policy.memory_ns
         lasted = 1.0 - exp((self._since_ns - now) / memory)
@@ -132,7 +138,8 @@ class ArrivalWatch:
     def _judged(self, run: _Run, now: Nanoseconds) -> bool:
         if run.sum <= self._policy.threshold:
             return False
-        # The run began with an arrival because it was one: it says nothing of the new rate.
+        # The run began with an arrival by definition, so that arrival says nothing about the new
+        # rate.
         self._count = float(max(0, run.arrivals - 1))
         self._since_ns = min(run.since_ns, now - 1)
         self._more.restart(now)
@@ -143,24 +150,25 @@ class ArrivalWatch:
 
 @dataclass(frozen=True, slots=True)
 class LengthPolicy:
-    """How lengths are watched; see `LengthWatch`."""
+    """Parameters of the detection of a change in lengths by `LengthWatch`."""
 
     allowance: float = 0.4
-    """In standard deviations: a change of the mean logarithm by twice this is found soonest."""
+    """Half the change of the mean logarithm, in standard deviations, that is found soonest."""
     threshold: float = 10.0
-    """Likewise; false alarms are some ten thousand lengths apart."""
+    """Value of a sum, in standard deviations, above which a change is believed. False alarms are
+    some ten thousand lengths apart."""
     least: int = 30
     memory: int = 400
-    """The estimates are those of about so many lengths."""
+    """Number of recent lengths over which the estimates average."""
     farthest: float = 3.0
-    """A single length counts as no farther from the mean than this."""
+    """Greatest distance from the mean, in standard deviations, at which a single length counts."""
 
 
 class LengthWatch:
-    """Mean and spread of lengths, and whether the mean has just changed.
+    """Estimator of the mean and spread of lengths that detects changes of the mean.
 
-    Lengths of prompts and answers are skewed; their logarithms are nearly normal, and of these the
-    CUSUM is made.
+    Lengths of prompts and answers are skewed, but their logarithms are nearly normal. The CUSUM is
+    therefore computed from the logarithms.
     """
 
     def __init__(self, policy: LengthPolicy | None = None) -> None:
@@ -172,7 +180,7 @@ class LengthWatch:
 
     @property
     def count(self) -> int:
-        """Lengths since the last change."""
+        """Number of lengths since the last change."""
         return self._all.count
 
     @property
@@ -182,14 +190,14 @@ class LengthWatch:
 
     @property
     def variation(self) -> float:
-        """Standard deviation over mean; 1 while fewer than two are known."""
+        """Standard deviation divided by the mean; 1 while fewer than two lengths are known."""
         moments = self._all
         if moments.count < 2 or moments.mean <= 0.0:
             return 1.0
         return sqrt(max(0.0, moments.squares - moments.mean**2)) / moments.mean
 
     def observed(self, tokens: int) -> bool:
-        """Takes a length; True if lengths have just changed."""
+        """Adds a length. Returns True if a change of the lengths is detected."""
         policy, value = self._policy, log(max(1, tokens))
         known = self._all
         spread = sqrt(max(1e-4, known.log_squares - known.log_mean**2))

@@ -1,7 +1,7 @@
-"""Which agents a number of workers takes, and which of them may go.
+"""Number of agents that some workers take, and the choice of those that may go.
 
-A worker is a chain of agents. Models whose chains run on the same agents need these agents once;
-models on agents of their own add up.
+A worker is a chain of agents. Models whose chains share agents need these agents once. The agents
+of models that share none add up.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from math import ceil
 from catenary_services.domain.ids import AgentId, ModelKey
 
 Workers = Sequence[Set[AgentId]]
-"""The agents of each chain of a model."""
+"""Agents of each chain of a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelWorkers:
-    """The workers of a model, and how many there should be."""
+    """The workers of a model, and how many of them there should be."""
 
     workers: Workers
     wanted: int
 
     @property
     def agents(self) -> frozenset[AgentId]:
-        """All that are on one of its chains."""
+        """All agents that are on one of the model's chains."""
         return frozenset(agent for worker in self.workers for agent in worker)
 
     @property
     def agents_wanted(self) -> int:
-        """How many agents so many chains take, by what the present ones take."""
+        """Number of agents that `wanted` chains take, at the mean of the present chains."""
         if not self.workers:
             return 0
         return ceil(self.wanted * len(self.agents) / len(self.workers) - 1e-9)
 
 
 def agents_wanted(workers_of_models: Iterable[ModelWorkers], others: int) -> int:
-    """Returns how many agents there should be.
+    """Returns how many agents a cluster should have.
 
     Args:
-        workers_of_models: Of the models that generate text.
-        others: Agents that are needed for something else.
+        workers_of_models: The workers of every model that generates text.
+        others: Number of agents that are needed for something else.
     """
     groups: list[tuple[frozenset[AgentId], int]] = []
     for model_workers in workers_of_models:
@@ -61,14 +61,17 @@ def next_to_go(
     tokens: Mapping[AgentId, int],
     agents: Iterable[AgentId],
 ) -> AgentId | None:
-    """Returns the agent with the least to move without which every model keeps enough workers.
+    """Returns the agent that should go next; None if every one is needed.
 
-    Agents that packing has emptied go first, since they have nothing.
+    Every model must keep enough workers without it. Of those that may go, the one with the fewest
+    cached tokens goes, which would have to move.
+
+    Agents that packing has emptied therefore go first.
 
     Args:
-        workers_of_models: Of the models that generate text.
-        tokens: Cached on each agent, which would have to move; an agent not in it has none.
-        agents: Those that may go. Of equals the last by name goes: it came last.
+        workers_of_models: The workers of every model that generates text.
+        tokens: Tokens cached on each agent; an agent that is missing has none.
+        agents: The agents that may go. Of equal ones the last by name goes, because it came last.
     """
     able = [
         agent
@@ -83,9 +86,10 @@ def next_to_go(
 
 
 def last_of_each(agents: Iterable[AgentId]) -> frozenset[AgentId]:
-    """Returns the agents of the highest number among those with equal names otherwise.
+    """Returns the agents of the highest number among those whose names are otherwise equal.
 
-    Kubernetes takes the pods of a StatefulSet away in this order, whoever was drained.
+    Kubernetes removes the pods of a StatefulSet from the highest number down, whichever was
+    drained.
     """
     last: dict[str, AgentId] = {}
     for agent in agents:
@@ -96,5 +100,5 @@ def last_of_each(agents: Iterable[AgentId]) -> frozenset[AgentId]:
 
 
 def _order(agent: AgentId) -> tuple[int, str]:
-    """Sorts agent-10 behind agent-9."""
+    """Returns a key that sorts agent-10 behind agent-9."""
     return len(agent), agent

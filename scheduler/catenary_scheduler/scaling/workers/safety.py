@@ -1,4 +1,4 @@
-"""Signs that the workers there are do not suffice, whatever a line says."""
+"""Signs that the present workers do not suffice, whatever the line says."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from catenary_services.domain.ids import Nanoseconds
 
 
 class ScalingSafety:
-    """Attainment, forced placements and the queue of one model.
+    """Monitor of attainment, forced placements and the queue of one model.
 
     Attributes:
-        recent: Outcomes of the sessions finished lately.
-        trusted: Of those that arrived since the number of workers changed last: only these tell
-            anything of the workers there are.
-        ready_ns: When that number changed last.
+        recent: Outcomes of recently finished sessions.
+        trusted: The outcomes of those that arrived since the number of workers last changed. Only
+            these say anything about the present workers.
+        ready_ns: The moment at which the number of workers last changed.
     """
 
     def __init__(self, policy: ScalingPolicy) -> None:
@@ -26,32 +26,33 @@ class ScalingSafety:
         self.ready_ns: Nanoseconds = 0
         self._workers = 0
         self._queue: deque[tuple[Nanoseconds, int]] = deque()
-        """Its length lately, since it was empty last."""
+        """Recent queue lengths as (moment, sessions), since the queue was last empty."""
         self._forced: int | None = None
 
     def finished(self, outcome: OutcomeSums, arrived_ns: Nanoseconds, now: Nanoseconds) -> None:
-        """A session has all its tokens."""
+        """Adds the outcome of a session that has all its tokens."""
         self.recent.finished(outcome, now)
         if arrived_ns >= self.ready_ns:
             self.trusted.finished(outcome, now)
 
     def noted(self, workers: int, now: Nanoseconds) -> bool:
-        """Follows the number of workers; True if it changed."""
+        """Records the number of workers. Returns True if it has changed."""
         if workers == self._workers:
             return False
-        # Nobody knows since when the first ones have been there.
+        # The first workers may have been there for any time before, so `ready_ns` stays as it is.
         self.ready_ns = now if self._workers else self.ready_ns
         self._workers = workers
         self.trusted.clear()
         return True
 
     def problem(self, statistics: WorkerStatistics, now: Nanoseconds, *, has_plenty: bool) -> str:
-        """Returns, in words, why the workers there are do not suffice; empty if they seem to.
+        """Returns in words why the present workers do not suffice; empty if they seem to.
 
         Args:
-            statistics: Of the workers.
-            now: The moment.
-            has_plenty: There are so many that missed objectives cannot be for want of them.
+            statistics: Present statistics of the model's workers.
+            now: The present moment.
+            has_plenty: Whether there are so many workers that more would not help missed
+                objectives.
         """
         forced = 0 if self._forced is None else statistics.forced - self._forced
         self._forced = statistics.forced
@@ -67,7 +68,10 @@ class ScalingSafety:
         return ""
 
     def _is_queue_lasting(self, queued: int, now: Nanoseconds) -> bool:
-        """True if sessions wait for long and do not become fewer: a backlog may take its time."""
+        """Returns True if sessions have waited for long and do not become fewer.
+
+        A backlog that shrinks may take its time.
+        """
         queue = self._queue
         if not queued:
             queue.clear()

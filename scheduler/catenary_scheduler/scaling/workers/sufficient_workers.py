@@ -1,4 +1,4 @@
-"""How many workers suffice for a rate: the line, its prior, and what history teaches it."""
+"""Estimate of the workers that suffice for a rate, from a prior and from history."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from catenary_scheduler.scaling.workers.workers_line import (
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
 
 _FAILURE_WEIGHT = 3.0
-"""A number of workers that failed teaches as much as so many that sufficed."""
+"""Weight of a number of workers that failed, in numbers of workers that sufficed."""
 
 
 class SufficientWorkers:
-    """The workers line of one model.
+    """Estimate of the workers that one model needs, and what it is learned from.
 
     Attributes:
-        line: Workers by rate.
-        worker: What one worker sustains in theory; None while nothing is known of it.
+        line: Line from which the workers for a rate are read.
+        worker: Load that one worker sustains in theory; None while nothing is known about it.
     """
 
     def __init__(self, policy: ScalingPolicy) -> None:
@@ -34,10 +34,13 @@ class SufficientWorkers:
         self.worker: WorkerCapability | None = None
         self._prior_of: tuple[object, ...] = ()
         self._busy = 0.0
-        """Share of the slots in use, smoothed."""
+        """Smoothed share of the slots that are in use."""
 
     def note(self, statistics: WorkerStatistics, lengths: SessionLengths) -> None:
-        """Follows what workers are good for; about once a second."""
+        """Follows what workers can do, and renews the prior if that has changed.
+
+        To be called about once a second.
+        """
         share = statistics.sessions / statistics.slots if statistics.slots else 0.0
         self._busy += 0.1 * (share - self._busy)
         slots = statistics.slots // max(1, statistics.workers)
@@ -50,18 +53,21 @@ class SufficientWorkers:
                 self.line.set_prior(prior_pairs(self.worker, self._policy.headroom))
 
     def with_margin(self, rate: float) -> int:
-        """Returns the workers that are enough for a little more than a rate."""
+        """Returns the number of workers for a rate that is larger by the policy's margin."""
         return self.line.needed(rate * (1.0 + self._policy.margin))
 
     def for_sessions(self, sessions: int) -> int:
-        """Returns the workers that so many sessions take."""
+        """Returns the number of workers that `sessions` sessions take.
+
+        Returns 0 if one worker's capability is unknown.
+        """
         return 0 if self.worker is None else ceil(sessions / self.worker.sessions)
 
     def is_plenty(self, rate: float, workers: int) -> bool:
-        """True if there are so many workers that more of them cannot be what is missing.
+        """Returns True if there are so many workers that a lack of workers cannot be the problem.
 
-        An objective nobody can meet, and best fit that leaves added workers idle, look like a lack
-        of workers; they are none.
+        An objective that nobody can meet, and best fit that leaves added workers idle, look like a
+        lack of workers but are not.
         """
         if self.worker is None:
             return False
@@ -70,11 +76,11 @@ class SufficientWorkers:
         return workers > 2 * max(1, enough)
 
     def failed(self, rate: float, workers: int) -> None:
-        """So few were not enough, and one more is wanted at once."""
+        """Learns that so few workers were not enough, because one more is wanted at once."""
         self.line.learn(rate, workers + 0.5, _FAILURE_WEIGHT)
 
     def lasted(self, statistics: WorkerStatistics, rate: float, done: OutcomeSums) -> None:
-        """A steady while is over, and this became of its sessions."""
+        """Learns from the outcomes of the sessions of a steady window that has just ended."""
         if done.ratio < self._policy.attainment:
             if not self.is_plenty(rate, statistics.workers):
                 self.line.learn(rate, statistics.workers + 0.5)
@@ -98,11 +104,11 @@ class SufficientWorkers:
         return WorkerCapability(most * NANOSECONDS_PER_SECOND / statistics.service_ns, most)
 
     def _used(self, statistics: WorkerStatistics, done: OutcomeSums) -> float:
-        """Returns the share that was used of what the workers can take.
+        """Returns the share of the workers' capacity that was used.
 
-        A worker's time per token grows with its load as T = c3 / (1 - load * s), s the work of a
-        session (the steady state of `workers_line`). So the time per token that was seen tells what
-        load it was, in units of the load at which it would be all it may be.
+        A worker's time per token grows with its load as T = c3 / (1 - load * s), where s is the
+        work of a session (the steady state of `workers_line`). The observed time per token
+        therefore determines the load, in units of the load at which T equals its limit.
         """
         slots = self._busy / self._policy.theta
         lines, objectives = statistics.lines, statistics.objectives

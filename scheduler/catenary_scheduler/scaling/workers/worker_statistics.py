@@ -1,4 +1,4 @@
-"""What scaling is told: its policy, and the workers there are."""
+"""Policy and statistics from which scaling decides."""
 
 from __future__ import annotations
 
@@ -14,50 +14,54 @@ _USUAL = SessionLengths(256.0, 128.0)
 
 @dataclass(frozen=True, slots=True)
 class ScalingPolicy:
-    """When workers come and go."""
+    """Thresholds and times that determine when workers come and go."""
 
     attainment: float = 0.95
-    """Share of the sessions that should meet their objectives."""
+    """Share of sessions that should meet their objectives."""
     theta: float = 0.9
     """Share of an objective, or of the slots, that workers are planned to use."""
     headroom: float = 1.0
-    """Standard deviations of the number of sessions there is room for."""
+    """Room for random peaks, in standard deviations of the number of sessions."""
     margin: float = 0.15
-    """A worker goes only if the others are enough for so much more than the present load."""
+    """Share by which the load may grow without the worker that goes: the others must suffice for
+    that."""
     window_ns: Nanoseconds = 30 * _S
-    """Attainment and pace are those of the sessions finished so long ago or less."""
+    """Window of the finished sessions whose attainment and pace count, in nanoseconds."""
     patience_ns: Nanoseconds = 30 * _S
-    """A worker must have been one too many for so long before it goes."""
+    """Time for which a worker must have been one too many before it goes, in nanoseconds."""
     cooldown_ns: Nanoseconds = 20 * _S
-    """After any change, nothing goes for so long."""
+    """Time after any change in which no worker goes, in nanoseconds."""
     cold_start_ns: Nanoseconds = 20 * _S
-    """From the order of a worker until it serves, before any was measured."""
+    """Time from the order of a worker until it serves, in nanoseconds, before any was measured."""
     remember_ns: Nanoseconds = 300 * _S
-    """A number of workers that failed is not tried again at its rate for so long."""
+    """Time for which a number of workers that failed is not tried again at its rate, in
+    nanoseconds."""
     queue_ns: Nanoseconds = 2 * _S
-    """Sessions may wait for a place for so long before one more worker is wanted."""
+    """Time for which sessions may wait for a place before one more worker is wanted, in
+    nanoseconds."""
     least_finished: int = 8
-    """Attainment of fewer sessions says nothing."""
+    """Least number of finished sessions whose attainment says anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatistics:
-    """What is known of a model's workers at one moment.
+    """State of a model's workers at one moment.
 
     Attributes:
-        workers: Chains it is served by.
-        sessions: On all of them.
-        slots: Most sessions at a time, of all of them.
-        queued: Sessions that wait for a place.
-        forced: Sessions placed although it breaks an objective (R14), since the term began.
-        lines: Of a worker, if known.
-        service_ns: Expected time of a session on a worker, as planned.
-        objectives: What the model's sessions are held to that name none.
+        workers: Number of chains that serve the model.
+        sessions: Number of sessions on all chains together.
+        slots: Largest number of sessions at a time, on all chains together.
+        queued: Number of sessions that wait for a place.
+        forced: Number of sessions that were placed although that breaks an objective (R14), since
+            the scheduler's term began.
+        lines: Latency lines of a worker; None if they are unknown.
+        service_ns: Expected nanoseconds of a session on a worker, as planned.
+        objectives: Objectives of the model's sessions that name none of their own.
         least: Fewest workers there may be.
         most: Most workers there may be.
-        expected: Lengths while too few were seen.
-        packed: Workers that the sessions there are need, packed as closely as may be; 0: they are
-            not packed.
+        expected: Lengths to assume while too few were seen.
+        packed: Number of workers that the present sessions need if packed as closely as possible; 0
+            if sessions are not packed.
     """
 
     workers: int

@@ -1,18 +1,19 @@
-"""How many workers a rate of arrivals needs: N_w = ceil(k5 * r_a + c5) for r_a > R (eq. 7).
+"""Number of workers that a rate of arrivals needs: N_w = ceil(k5 * r_a + c5) for r_a > R (eq. 7).
 
-The line is a least-squares fit, with k5, c5 >= 0, through pairs (rate, workers that suffice). Two
-kinds of pairs meet in it: those of a *prior*, from a simulation or from the closed form below, and
-those of history, which fade. The prior weighs as much as a few pairs of history: it rules where
-nothing was seen, and keeps the line determined while only one rate was seen.
+The line is a least-squares fit, with k5, c5 >= 0, through pairs (rate, workers that suffice). There
+are two kinds of pairs: those of a *prior*, from a simulation or from the closed form below, and
+those of history, which fade. The prior weighs as much as a few pairs of history. It prevails where
+nothing was observed, and keeps the line determined while only one rate was observed.
 
-The paper learns the line from simulation and history and says no more. The closed form replaces
-the simulation where there is none: in the steady state a worker spends a share r * p of its time on
-prompts (p = time of one prefill), the rest on decode steps of
+The paper learns the line from simulation and history and says no more. The closed form replaces the
+simulation where there is none: in the steady state a worker spends a share r * p of its time on
+prompts (p = time of one prefill), and the rest on decode steps of
 
     T (1 - r p) = (k2 l + c2) b + c3,     b = r l_out T     (Little's law)
 
-where T is the time per token as its client sees it, b the sessions at a time and l their mean
-context. With T = theta * T_dec this gives the rate r one worker sustains within its objective.
+where T is the time per token as the client sees it, b the number of sessions at a time and l their
+mean context. With T = theta * T_dec this gives the rate r that one worker sustains within its
+objective.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 
 Pair = tuple[float, float]
-"""Arrivals per second, and the workers that suffice for them."""
+"""Pair of arrivals per second and the number of workers that suffices for them."""
 
 _PRIOR_LOADS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""In workers' worth; a line through these is close to what it stands for from 0 to 16 or so."""
+"""Loads of the prior's pairs, in multiples of what one worker sustains. A line through them is
+close to the closed form from 0 to about 16."""
 
 
 class SessionLengths(NamedTuple):
-    """Of the sessions of a model.
+    """Mean lengths of the sessions of a model, in tokens.
 
     Attributes:
         prompt_tokens: Mean length of prompts.
@@ -46,11 +48,11 @@ class SessionLengths(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerCapability:
-    """What one worker sustains.
+    """Load that one worker sustains.
 
     Attributes:
         rate_per_s: Sessions per second.
-        sessions: That many at a time, on average.
+        sessions: Average number of sessions at a time.
     """
 
     rate_per_s: float
@@ -64,13 +66,13 @@ def capability(
     slots: int,
     theta: float,
 ) -> WorkerCapability:
-    """Returns what a worker sustains in the steady state.
+    """Returns the load that a worker sustains in the steady state.
 
     Args:
-        lines: Of the worker.
-        objectives: What its sessions are held to; None: only its slots bind.
-        lengths: Of the sessions.
-        slots: Most sessions at a time; 0: any number.
+        lines: Latency lines of the worker.
+        objectives: Objectives of its sessions; None if only its slots limit it.
+        lengths: Mean lengths of the sessions.
+        slots: Largest number of sessions at a time; 0 for any number.
         theta: Share of the objective (or of the slots) that may be used.
     """
     answer = max(1.0, lengths.answer_tokens)
@@ -83,7 +85,7 @@ def capability(
     work_s = max(1e-9, session_s * answer + prompt_s)
     rate, per_token_s = 1.0 / work_s, inf
     if objectives is not None and objectives.per_token_ns:
-        # Less than a lone request's time per token no placement can give (T_dec >= t1).
+        # No placement can go below the time per token of a lone request (T_dec >= t1).
         lone_s = max(lines.decode_lone_ns / NANOSECONDS_PER_SECOND, fixed_s + session_s)
         per_token_s = max(theta * objectives.per_token_ns / NANOSECONDS_PER_SECOND, 1.02 * lone_s)
         rate = max(0.0, per_token_s - fixed_s) / (per_token_s * work_s)
@@ -91,28 +93,28 @@ def capability(
         most = theta * slots
         step_s = session_s * most + fixed_s
         rate = min(rate, most / (answer * step_s + most * prompt_s))
-    # One session after the other is always possible.
+    # One session after another is always possible, so the rate is at least that.
     lone_s = prompt_s + answer * max(lines.decode_lone_ns / NANOSECONDS_PER_SECOND, fixed_s)
     rate = max(rate, 1.0 / max(1e-9, lone_s + session_s * answer))
-    if per_token_s == inf:  # as fast as the steady state lets it be
+    if per_token_s == inf:  # the steady state determines the time per token
         per_token_s = fixed_s / max(1e-9, 1.0 - rate * work_s)
     sessions = min(float(slots or inf), rate * (answer * per_token_s + prompt_s))
     return WorkerCapability(rate, max(1.0, sessions))
 
 
 def staffed(load: float, sessions: float, headroom: float) -> float:
-    """Returns the workers a load needs on average and at its usual peaks (square-root staffing).
+    """Returns the workers for the mean of a load and for its usual peaks (square-root staffing).
 
     Args:
-        load: In workers' worth.
-        sessions: A worker's, at a time.
-        headroom: Standard deviations of the number of sessions, near Poisson, to be ready for.
+        load: Mean load, in multiples of what one worker sustains.
+        sessions: Number of sessions at a time on one worker.
+        headroom: Size of a peak, in standard deviations of the number of sessions (nearly Poisson).
     """
     return load + headroom * sqrt(load / max(1.0, sessions))
 
 
 def prior_pairs(worker: WorkerCapability, headroom: float) -> list[Pair]:
-    """Returns pairs as a simulation of such workers would give them."""
+    """Returns pairs such as a simulation of these workers would give."""
     return [
         (load * worker.rate_per_s, staffed(load, worker.sessions, headroom))
         for load in _PRIOR_LOADS
@@ -120,7 +122,7 @@ def prior_pairs(worker: WorkerCapability, headroom: float) -> list[Pair]:
 
 
 def least_rate(variation: float, window_s: float, error: float = 0.25) -> float:
-    """Returns R: the least rate at which a window's sample stands for the lengths there are.
+    """Returns R, the least rate at which the sample of a window represents the lengths.
 
     The standard error of a mean of n lengths is SEM = sigma / sqrt(n); it must not be more than a
     share `error` of the mean.
@@ -129,7 +131,10 @@ def least_rate(variation: float, window_s: float, error: float = 0.25) -> float:
 
 
 class WorkersLine:
-    """k5 and c5, and what they were learned from. Immutable to its readers, O(1) to learn."""
+    """The line's coefficients k5 and c5, and the sums they are fitted to.
+
+    Learning a pair takes O(1).
+    """
 
     def __init__(self, *, prior_weight: float = 8.0, memory: float = 40.0) -> None:
         self._prior_weight = prior_weight
@@ -140,11 +145,11 @@ class WorkersLine:
 
     @property
     def history_weight(self) -> float:
-        """How many pairs of history there are, old ones counted for less."""
+        """Number of pairs in the history, with old ones weighted less."""
         return self._history.weight
 
     def set_prior(self, pairs: Iterable[Pair]) -> None:
-        """Replaces the pairs of a simulation, or of the closed form."""
+        """Replaces the pairs that come from a simulation, or from the closed form."""
         sums = _Sums()
         for rate, workers in pairs:
             sums.add(rate, workers, 1.0)
@@ -152,33 +157,33 @@ class WorkersLine:
         self._fit()
 
     def learn(self, rate: float, workers: float, weight: float = 1.0) -> None:
-        """Adds a pair of history."""
+        """Adds a pair of a rate and the workers that sufficed for it to the history."""
         self._history = self._history.scaled(self._keeps)
         self._history.add(rate, workers, weight)
         self._fit()
 
     def forget(self) -> None:
-        """Drops history: it was made of other lengths."""
+        """Drops the history, because it was made with other lengths of sessions."""
         self._history = _Sums()
         self._fit()
 
     def workers(self, rate: float) -> float:
-        """Returns k5 * rate + c5, before it is rounded up."""
+        """Returns k5 * rate + c5, the number of workers before it is rounded up."""
         return self.k5 * rate + self.c5
 
     def needed(self, rate: float) -> int:
-        """Returns N_w (eq. 7)."""
+        """Returns the number of workers N_w for a rate (eq. 7)."""
         return max(0, ceil(self.workers(rate) - 1e-9))
 
     def to_record(self) -> dict[str, list[float]]:
-        """Returns what a successor needs to go on."""
+        """Returns the sums of prior and history, from which a successor goes on."""
         return {"prior": self._prior.as_list(), "history": self._history.as_list()}
 
     def restore(self, record: Mapping[str, list[float]]) -> None:
-        """Goes on from a predecessor's record.
+        """Restores what a predecessor has learned.
 
         Raises:
-            ValueError: it is none.
+            ValueError: The record is malformed.
         """
         prior, history = _Sums.of(record.get("prior")), _Sums.of(record.get("history"))
         self._prior, self._history = prior, history
@@ -190,12 +195,12 @@ class WorkersLine:
             return
         spread = s.weight * s.xx - s.x * s.x
         if spread <= 1e-12 * max(1.0, s.xx * s.weight):
-            # One rate only: nothing tells the slope from the constant.
+            # With one rate only, the slope and the constant cannot be told apart.
             self.k5, self.c5 = (s.xy / s.xx, 0.0) if s.xx > 0 else (0.0, s.y / s.weight)
             return
         slope = (s.weight * s.xy - s.x * s.y) / spread
         constant = (s.y - slope * s.x) / s.weight
-        # Two unknowns: where one is negative the best fit has it at zero.
+        # With two unknowns, where one is negative the best fit has it at zero.
         if slope < 0.0:
             slope, constant = 0.0, s.y / s.weight
         elif constant < 0.0:

@@ -1,1 +1,1 @@
-"""The fastest paths from block to block, while servers fill up: the core of GCA."""
+"""Fastest paths from block to block while servers fill up, the core of GCA."""

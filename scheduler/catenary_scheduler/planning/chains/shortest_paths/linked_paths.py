@@ -1,9 +1,10 @@
-"""The fastest path where the time to a server depends on the server before it (footnote 4).
+"""Fastest path where the time to a server depends on the server before it (footnote 4).
 
 With peer-to-peer communication the last server of a partial path matters, not only the block that
-is wanted next, so this keeps Algorithm 2's graph over pairs of servers: edge i -> j if j hosts the
-block after the end of i and ends later. All servers with one end are one matrix of costs, swept
-from the last end to the first: O(pairs) per chain in NumPy.
+is needed next. The graph is therefore that of Algorithm 2 over pairs of servers, with an edge i ->
+j if j hosts the block after the end of i and ends later. All servers with the same end form one
+matrix of costs, and the matrices are swept from the last end to the first, in O(pairs) per chain in
+NumPy.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from catenary_scheduler.planning.chains.sizes import NO_LINK, NO_PATH, LinkTimes
 
 Numbers = npt.NDArray[np.int64]
 _ORCHESTRATOR = -1
-"""Its row and column are the last."""
+"""Index of the orchestrator, whose row and column are the last."""
 
 
 class LinkedPaths:
-    """Shortest paths over servers, with the slots that are left. Same verbs as `BoundaryPaths`."""
+    """Shortest paths over servers by the slots that are left.
+
+    Its methods are those of `BoundaryPaths`.
+    """
 
     def __init__(
         self,
@@ -31,13 +35,13 @@ class LinkedPaths:
         links: LinkTimes,
         slots: Sequence[int],
     ) -> None:
-        """Takes what servers host as (server, first block, end), and per server number the rest.
+        """Takes the hosted ranges as (server, first block, end), and the slots by server number.
 
         Args:
-            blocks: L.
-            ranges: Only servers that host something.
-            links: Nanoseconds from server to server, and per block.
-            slots: Block slots; copied, then taken from.
+            blocks: Number L of blocks.
+            ranges: Ranges of the servers that host something.
+            links: Nanoseconds from server to server, and of compute per block.
+            slots: Block slots by server number. They are copied before any are taken.
         """
         ranges = sorted(ranges)
         self.blocks = blocks
@@ -54,9 +58,9 @@ class LinkedPaths:
         self._next = np.zeros(len(ranges), dtype=np.int64)
 
     def _graph(self) -> list[tuple[Numbers, Numbers, Numbers, Numbers]]:
-        """Returns per end, the last first: its servers, their successors, needs and costs.
+        """Returns servers, successors, needs and costs for each end, the last end first.
 
-        Block 0 is the end of the orchestrator, which has no place of its own.
+        Block 0 counts as the end of the orchestrator, which has no index of its own.
         """
         steps = []
         for end in sorted({0, *self._end.tolist()} - {self.blocks}, reverse=True):
@@ -72,7 +76,7 @@ class LinkedPaths:
         return steps
 
     def shortest(self) -> list[int] | None:
-        """Returns the servers of the fastest path, or None if there is none left."""
+        """Returns the servers of the fastest path; None if no path is left."""
         rest = np.full(len(self._server), NO_PATH, dtype=np.int64)
         rest[self._last] = self._back
         begin, least = 0, NO_PATH
@@ -81,11 +85,11 @@ class LinkedPaths:
                 continue
             onward = np.where(self._room[after] >= needs, rest[after], NO_PATH)
             totals = np.minimum(costs + onward, NO_PATH)
-            chosen = totals.argmin(axis=1)  # the first of equals: the smallest server number
+            chosen = totals.argmin(axis=1)  # of equal ones the smallest server number
             values = totals[np.arange(len(totals)), chosen]
             if len(here):
                 rest[here], self._next[here] = values, after[chosen]
-            else:  # the orchestrator, last
+            else:  # the orchestrator comes last
                 begin, least = int(after[chosen[0]]), int(values[0])
         if least >= NO_PATH:
             return None
@@ -96,20 +100,20 @@ class LinkedPaths:
         return path
 
     def take(self, path: Sequence[int]) -> int:
-        """Returns the sessions that fit on the path at a time, and takes their slots."""
+        """Takes the slots of as many sessions as a path has room for, and returns their number."""
         at, needs = self._places(path)
         capacity = int((self._room[at] // needs).min())
         self._room[at] -= capacity * needs
         return capacity
 
     def time(self, path: Sequence[int]) -> int:
-        """Returns T_k of a path in nanoseconds, with the way back."""
+        """Returns the time T_k of a path in nanoseconds, the way back included."""
         _, needs = self._places(path)
         compute = int(self._links.compute[list(path)] @ needs)
         ring = [_ORCHESTRATOR, *path, _ORCHESTRATOR]
         return compute + sum(int(self._links.times[hop]) for hop in pairwise(ring))
 
     def _places(self, path: Sequence[int]) -> tuple[Numbers, Numbers]:
-        """Returns positions of the servers, and blocks really processed at each."""
+        """Returns the indices of the servers, and the blocks really processed at each."""
         at = np.array([self._at[server] for server in path], dtype=np.int64)
         return at, np.diff(self._end[at], prepend=0)

@@ -1,15 +1,15 @@
-"""The fastest path from block to block, again and again while servers fill up: the core of GCA.
+"""Fastest path from block to block, again and again while servers fill up: the core of GCA.
 
-Whether a server can follow depends on the server before it only through the block that is wanted
-next. So the graph over pairs of servers (Algorithm 2) collapses to one over block boundaries
+Whether a server can follow depends on the server before it only through the block that is needed
+next. The graph over pairs of servers (Algorithm 2) therefore collapses to one over block boundaries
 0..L: an edge from entry b to end e for every server that hosts [a, e) with a <= b < e, at the cost
 tau_c + tau_p (e - b), as long as it has e - b slots left. For every pair (b, e) the servers are
 stacked with the cheapest on top. Costs never change and slots only shrink, so a server that is too
-full leaves a stack for good, and only entries whose top changed, or that lead to one that did, are
-computed anew. The cost is O(sum m_j log J) for the stacks and a few microseconds per chain.
+full leaves a stack for good. Only entries whose top changed, or that lead to one whose top changed,
+are computed again. The cost is O(sum m_j log J) for the stacks and a few microseconds per chain.
 
-Costs are one integer each: (time * hops_base + hops) * servers + server. It orders paths as wanted:
-by time, then fewest servers, then the smallest server numbers, first hop first.
+A cost is one integer: (time * hops_base + hops) * servers + server. It orders paths by time, then
+by the number of servers, then by the server numbers from the first hop on.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 NO_PATH = 1 << 600
-"""More than any cost."""
+"""Cost of a missing path, greater than any real cost."""
 
 
 class BoundaryPaths:
-    """Shortest paths over boundaries, with the slots that are left."""
+    """Shortest paths over block boundaries by the slots that are left."""
 
     def __init__(
         self,
@@ -31,14 +31,14 @@ class BoundaryPaths:
         compute: Sequence[int],
         slots: Sequence[int],
     ) -> None:
-        """Takes what servers host as (server, first block, end), and per server number the rest.
+        """Takes the hosted ranges as (server, first block, end), and the rest by server number.
 
         Args:
-            blocks: L.
-            ranges: Only servers that host something.
-            communication: tau_c in time units.
-            compute: tau_p in time units per block.
-            slots: Block slots; copied, then taken from.
+            blocks: Number L of blocks.
+            ranges: Ranges of the servers that host something.
+            communication: Communication time tau_c in time units.
+            compute: Compute time tau_p in time units per block.
+            slots: Block slots. They are copied before any are taken.
         """
         self.blocks = blocks
         self.left = list(slots)
@@ -48,17 +48,17 @@ class BoundaryPaths:
         self._entries = _reachable(blocks, ranges)
         self._stacks: list[dict[int, list[int]]] = [{} for _ in range(blocks + 1)]
         self._served: dict[int, list[int]] = {}
-        """Range (first * (L + 1) + end) of a server: entries in front of which it can be used."""
+        """Entries at which servers of a range can be used, by range (first * (L + 1) + end)."""
         self._range = [0] * self._servers
         self._fill(ranges, communication, compute)
         self._best = [NO_PATH] * (blocks + 1)
         self._best[blocks] = 0
         self._rest = [NO_PATH] * (blocks + 1)
-        """Cost from the boundary to the end, without the server number in it."""
+        """Cost from each boundary to the end, without the server number in it."""
         self._rest[blocks] = 0
         self._changed = [True] * (blocks + 1)
         self._leading: list[list[int]] = [[] for _ in range(blocks + 1)]
-        """Entries from which a boundary can be reached in one hop."""
+        """Entries from which each boundary can be reached in one hop."""
         for entry in self._entries:
             for end in self._stacks[entry]:
                 self._leading[end].append(entry)
@@ -92,7 +92,7 @@ class BoundaryPaths:
                 stack.sort(reverse=True)
 
     def shortest(self) -> list[int] | None:
-        """Returns the servers of the fastest path, or None if there is none left."""
+        """Returns the servers of the fastest path; None if no path is left."""
         changed, best, rest, stacks = self._changed, self._best, self._rest, self._stacks
         servers = self._servers
         for entry in self._entries:  # from the last to the first
@@ -119,7 +119,7 @@ class BoundaryPaths:
         return path
 
     def take(self, path: Sequence[int]) -> int:
-        """Returns the sessions that fit on the path at a time, and takes their slots."""
+        """Takes the slots of as many sessions as a path has room for, and returns their number."""
         left, ends, at, capacity = self.left, self._end, 0, -1
         for server in path:
             room = left[server] // (ends[server] - at)
@@ -134,7 +134,7 @@ class BoundaryPaths:
         return capacity
 
     def _drop(self, server: int) -> None:
-        """Clears the tops of all stacks for which the server has too few slots now."""
+        """Removes servers with too few slots from the top of each stack that this server tops."""
         end, room, left, servers = self._end[server], self.left[server], self.left, self._servers
         for entry in self._served[self._range[server]]:
             needed = end - entry
@@ -152,7 +152,7 @@ class BoundaryPaths:
     def time(
         self, path: Sequence[int], communication: Sequence[int], compute: Sequence[int]
     ) -> int:
-        """Returns T_k of a path in time units, with the blocks really processed."""
+        """Returns the time T_k of a path in time units, for the blocks really processed."""
         at = total = 0
         for server in path:
             total += communication[server] + compute[server] * (self._end[server] - at)
@@ -161,7 +161,7 @@ class BoundaryPaths:
 
 
 def _reachable(blocks: int, ranges: Sequence[tuple[int, int, int]]) -> list[int]:
-    """Returns the boundaries a session can come to, the last first, without the end L."""
+    """Returns the boundaries that a session can reach, the last first, without the end L."""
     ends_of: dict[int, set[int]] = {}
     for _, first, end in ranges:
         ends_of.setdefault(end, set()).add(first)

@@ -1,1 +1,1 @@
-"""Every pipeline that keeps the SLO, and the best rate of a model by whole GPUs."""
+"""Enumeration of pipelines that keep the SLO, and the best rate of a model by whole GPUs."""

@@ -1,4 +1,4 @@
-"""The order of the classes in the tables: fewest GPUs first, so that the last axis is longest."""
+"""Order of the classes along the axes of tables: fewest GPUs first."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from catenary_scheduler.planning.pooled.problem import PoolingProblem
 
 @dataclass(frozen=True, slots=True)
 class TableAxes:
-    """Of all tables of a problem; plans do not depend on it, speed does."""
+    """Axes of all tables of a problem. Plans do not depend on their order, speed does."""
 
     order: tuple[int, ...]
-    """Per axis the index of its class."""
+    """Index of the class of each axis in the problem."""
     counts: tuple[int, ...]
-    """Per axis how many GPUs there are."""
+    """Number of GPUs along each axis."""
 
     @property
     def cells(self) -> int:
-        """Size of a table."""
+        """Number of cells in a table."""
         return prod(count + 1 for count in self.counts)
 
     @property
     def rows(self) -> int:
-        """Rows of a table along its last axis."""
+        """Number of rows of a table along its last axis."""
         return prod(count + 1 for count in self.counts[:-1])
 
     def to_classes(self, cell: Cell) -> Cell:
-        """Returns the cell in the problem's order of classes."""
+        """Returns a cell in the problem's order of classes."""
         back = [0] * len(cell)
         for axis, index in enumerate(self.order):
             back[index] = cell[axis]
@@ -37,7 +37,7 @@ class TableAxes:
 
 
 def axes_of(problem: PoolingProblem) -> TableAxes:
-    """Returns the axes for a problem's classes."""
+    """Returns the axes of tables for a problem's classes."""
     counts = [gpu.count for gpu in problem.classes]
     order = sorted(range(len(counts)), key=lambda index: counts[index])
     return TableAxes(tuple(order), tuple(counts[index] for index in order))

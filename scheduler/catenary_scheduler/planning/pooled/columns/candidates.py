@@ -1,4 +1,4 @@
-"""Per model the pipelines a solver may choose among."""
+"""Candidates: the pipelines of each model among which a solver may choose."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from catenary_scheduler.planning.pooled.problem import PooledModel, PoolingProbl
 
 @dataclass(frozen=True, slots=True)
 class ColumnCandidates:
-    """Of one model."""
+    """Pipelines of one model among which a solver may choose."""
 
     shareable: PipelineColumns
-    """Every pipeline that keeps the SLO; at most one pool on a level of use only when shared."""
+    """Every pipeline that keeps the SLO, with at most one pool on a level that is of use only when
+    shared."""
     whole: PipelineColumns
-    """Those of them without such a pool."""
+    """The pipelines of `shareable` without such a pool."""
     pruned: PipelineColumns
-    """Those of `whole` that no other makes superfluous."""
+    """The pipelines of `whole` that no other one makes superfluous."""
 
 
 def candidates_of(problem: PoolingProblem, model: PooledModel) -> ColumnCandidates:
-    """Returns the candidates of a model."""
+    """Returns the candidates of one model."""
     tables = device_tables(problem, model)
     columns = enumerate_columns(model, tables, problem.max_partitions, most_spare=1)
     whole = columns.take(np.flatnonzero(~columns.spare.any(axis=1)))

@@ -1,8 +1,8 @@
-"""Every pipeline that keeps the SLO, by enumeration (PPipe's MILP chooses among the same).
+"""Columns: every pipeline that keeps the SLO, by enumeration (PPipe's MILP chooses among the same).
 
-A column is one pipeline: partitions with a device (class and level) each, cuts, one batch size.
-Enumeration extends all partial pipelines of a model by one partition at a time in NumPy and
-drops those that cannot end within the budget any more.
+A column is one pipeline: partitions with a device (class and level) each, cuts, and one batch size.
+Enumeration extends all partial pipelines of a model by one partition at a time in NumPy, and drops
+those that can no longer end within the budget.
 """
 
 from __future__ import annotations
@@ -17,45 +17,50 @@ from catenary_scheduler.planning.pooled.problem import PooledModel
 
 Flags = npt.NDArray[np.bool_]
 NO_CLASS = -1
-"""In the place of a partition a shorter pipeline does not have."""
+"""Marker in `gpu_class` for partitions that a shorter pipeline does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineColumns:
-    """Feasible pipelines of one model; K = the most partitions, shorter ones are padded."""
+    """Feasible pipelines of one model.
+
+    K is the largest number of partitions; shorter ones are padded.
+    """
 
     gpu_class: Ints
-    """Shape (columns, K): index into the problem's classes; `NO_CLASS` = no such partition."""
+    """Index into the problem's classes, shape (columns, K); `NO_CLASS` where there is no
+    partition."""
     level: Ints
-    """Shape (columns, K): virtual GPUs per GPU; 1 where there is no partition."""
+    """Virtual GPUs per GPU, shape (columns, K); 1 where there is no partition."""
     cuts: Ints
-    """Shape (columns, K + 1): partition i is blocks [cuts[i], cuts[i + 1])."""
+    """Boundaries, shape (columns, K + 1): partition i is blocks [cuts[i], cuts[i + 1])."""
     batch: Ints
-    """Shape (columns,)."""
+    """Batch size, shape (columns,)."""
     latency_us: Floats
-    """Shape (columns,): compute, transfers and batch building."""
+    """Microseconds of compute, transfers and batch building, shape (columns,)."""
     rate: Floats
-    """Shape (columns, K): requests per second of one virtual GPU; inf where there is none."""
+    """Requests per second of one virtual GPU, shape (columns, K); inf where there is no
+    partition."""
     spare: Flags
-    """Shape (columns, K): another level is as fast and yields as much per GPU, so that this one
-    is of use only where a GPU is shared."""
+    """Mask, shape (columns, K): True if another level is as fast and yields as much per GPU, so
+    that this one is of use only where a GPU is shared."""
 
     def __len__(self) -> int:
         return len(self.batch)
 
     @property
     def rate_per_gpu(self) -> Floats:
-        """Shape (columns, K): requests per second of a whole GPU of the partition."""
+        """Requests per second of a whole GPU of each partition, shape (columns, K)."""
         per_gpu: Floats = self.rate * self.level
         return per_gpu
 
     def pools_of(self, gpu_class: int) -> Ints:
-        """Returns per column how many of its partitions run on the class."""
+        """Returns how many partitions of each column run on the class."""
         pools: Ints = (self.gpu_class == gpu_class).sum(axis=1)
         return pools
 
     def take(self, index: Ints | Flags) -> PipelineColumns:
-        """Returns the columns at an index or mask."""
+        """Returns the columns that an index or mask selects."""
         return PipelineColumns(
             self.gpu_class[index],
             self.level[index],
@@ -69,7 +74,7 @@ class PipelineColumns:
 
 @dataclass(frozen=True, slots=True)
 class _Partial:
-    """Pipelines under construction, all of the same length."""
+    """Pipelines under construction, all of the same number of partitions."""
 
     devices: Ints
     cuts: Ints
@@ -93,12 +98,11 @@ def enumerate_columns(
     """Returns the feasible pipelines of 1, 2, .. `max_partitions` partitions.
 
     Args:
-        model: Whose blocks, SLO and margin.
-        tables: Of this model.
-        max_partitions: Longest pipeline.
-        most_spare: How many partitions may be on a spare level (see `PipelineColumns.spare`). Pools
-            of
-            whole GPUs never gain by one; a pool that shares a GPU may.
+        model: The model, with its blocks, SLO and margin.
+        tables: The device tables of this model.
+        max_partitions: Length of the longest pipeline.
+        most_spare: Largest number of partitions on a spare level (see `PipelineColumns.spare`).
+            Pools of whole GPUs never gain by such a level; a pool that shares a GPU may.
     """
     spare = _spare_levels(tables)
     batches = tables.latency_us.shape[0]
@@ -121,7 +125,7 @@ def enumerate_columns(
 
 
 def concatenate(parts: list[PipelineColumns]) -> PipelineColumns:
-    """Returns all columns of the parts, in order."""
+    """Returns all columns of some parts, in the order of the parts."""
     return PipelineColumns(
         np.concatenate([part.gpu_class for part in parts]),
         np.concatenate([part.level for part in parts]),
@@ -148,7 +152,10 @@ def _columns(done: _Partial, tables: DeviceTables, width: int) -> PipelineColumn
 
 
 def _spare_levels(tables: DeviceTables) -> Flags:
-    """Returns by (batch, device, first, last) where a sibling level is as fast and as rich."""
+    """Returns a mask by (batch, device, first, last) of the spare levels.
+
+    A level is spare if a sibling level is as fast and yields as much per GPU.
+    """
     latency, per_gpu = tables.latency_us, tables.rate * tables.level_of[None, :, None, None]
     spare = np.zeros(latency.shape, dtype=np.bool_)
     for one, gpu_class in enumerate(tables.class_of):
@@ -157,7 +164,7 @@ def _spare_levels(tables: DeviceTables) -> Flags:
                 beaten = (latency[:, other] <= latency[:, one]) & (
                     per_gpu[:, other] >= per_gpu[:, one]
                 )
-                if other > one:  # equal in both: the coarser one (listed first) stays
+                if other > one:  # of two equal levels the coarser one, which is listed first, stays
                     beaten &= (latency[:, other] < latency[:, one]) | (
                         per_gpu[:, other] > per_gpu[:, one]
                     )
@@ -166,7 +173,7 @@ def _spare_levels(tables: DeviceTables) -> Flags:
 
 
 def _least_rest(latency: Floats, blocks: int) -> Floats:
-    """Returns by (batch, cut) a lower bound of the compute of all blocks behind the cut."""
+    """Returns, by (batch, cut), a lower bound on the microseconds of compute behind the cut."""
     rest: Floats = np.zeros((latency.shape[0], blocks + 1))
     if latency.size:
         first = np.arange(blocks)
@@ -176,13 +183,13 @@ def _least_rest(latency: Floats, blocks: int) -> Floats:
 
 
 def _extend(partial: _Partial, tables: DeviceTables, spare: Flags, budget: Floats) -> _Partial:
-    """Returns all partial pipelines with one partition more that may still keep the budget.
+    """Returns all partial pipelines with one more partition that may still keep the budget.
 
     Args:
-        partial: What there is.
-        tables: Of the model.
-        spare: By (batch, device, first, last); see `PipelineColumns.spare`.
-        budget: By (batch, end): what latency may be used up to there.
+        partial: The partial pipelines to extend.
+        tables: The device tables of the model.
+        spare: Mask by (batch, device, first, last); see `PipelineColumns.spare`.
+        budget: Largest latency up to the end of a partition, by (batch, end), in microseconds.
     """
     index, cut = partial.batch - 1, partial.cuts[:, -1]
     total = tables.latency_us[index, :, cut, :] + partial.latency_us[:, None, None]

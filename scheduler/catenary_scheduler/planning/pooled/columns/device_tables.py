@@ -1,4 +1,4 @@
-"""What one partition costs on each device: latency and rate for all ranges and batch sizes."""
+"""Device tables: latency and rate of every partition on each device, by batch size."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class DeviceTables:
-    """Of one model on the devices a cluster has."""
+    """Latencies and rates of one model on the devices that a cluster has."""
 
     devices: tuple[Device, ...]
     class_of: Ints
-    """Per device the index of its class in the problem."""
+    """Index of each device's class in the problem."""
     level_of: Ints
     latency_us: Floats
-    """Shape (batches, devices, blocks + 1, blocks + 1): compute of [first, last); inf = cannot."""
+    """Microseconds of compute of [first, last), shape (batches, devices, blocks + 1, blocks + 1);
+    inf where it cannot run."""
     rate: Floats
-    """Same shape: requests per second of one virtual GPU."""
+    """Requests per second of one virtual GPU, in the same shape."""
     transfer_us: Floats
-    """Shape (classes, classes, blocks + 1): one request across a cut."""
+    """Microseconds of one request across a cut, shape (classes, classes, blocks + 1)."""
 
 
 def device_tables(problem: PoolingProblem, model: PooledModel) -> DeviceTables:
@@ -72,12 +73,12 @@ def _one_device(model: PooledModel, gpu: GpuClass, level: int) -> tuple[Floats, 
     latency = np.where(allowed, spans, np.inf)
     link = np.array([link_rate_rps(cut, gpu, level) for cut in model.cut_bytes])
     rows = np.arange(1, len(spans) + 1)[:, None, None] * 1e6
-    # rows / inf = 0: what cannot run has no rate.
+    # A partition that cannot run has the rate rows / inf = 0.
     return latency, np.minimum(rows / latency, np.minimum(link[:, None], link[None, :]))
 
 
 def _fits_memory(model: PooledModel, gpu: GpuClass, level: int) -> npt.NDArray[np.bool_]:
-    """Returns by [first, last] whether the weights fit in a virtual GPU's share of memory."""
+    """Returns a mask by [first, last]: True if the weights fit in a virtual GPU's memory."""
     size = model.blocks + 1
     if gpu.memory_bytes is None or not model.block_weight_bytes:
         return np.ones((size, size), dtype=np.bool_)

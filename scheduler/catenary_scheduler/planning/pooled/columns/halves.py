@@ -1,8 +1,8 @@
-"""Pipelines that use a fraction of one GPU on top of whole ones: candidates to share it.
+"""Halves: pipelines that use a fraction of one GPU on top of whole ones, as candidates for sharing.
 
 A *half* is one pipeline whose pool at one position has j of the v virtual GPUs of a shared GPU. It
-counts only where it yields more than any pipelines with the same whole GPUs and nothing shared.
-All halves of a model are worked out together, as rows of arrays.
+counts only if it yields more than any pipelines with the same whole GPUs and nothing shared. All
+halves of a model are computed together, as rows of arrays.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from catenary_scheduler.planning.pooled.columns.tables import TOLERANCE
 
 @dataclass(frozen=True, slots=True)
 class SharedStage:
-    """Where a GPU is shared and into how many virtual GPUs it is cut."""
+    """The place of a shared GPU in a pipeline, and the number of virtual GPUs it is cut into."""
 
     position: int
     gpu_class: int
@@ -32,7 +32,7 @@ class SharedStage:
 
 @dataclass(frozen=True, slots=True)
 class TablePoints:
-    """Cells, shape (n, axes), and the rate there."""
+    """Cells of a table, shape (n, axes), and the rate in each of them."""
 
     cells: Ints
     rates: Floats
@@ -40,16 +40,16 @@ class TablePoints:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Pipelines with the pool that shares first, the others behind it by class and rate."""
+    """Pipelines with the pool that shares first, and the others behind it by class and rate."""
 
     place: Ints
-    """Index of the place."""
+    """Index of the shared stage among those found."""
     level: Ints
-    """Of the pool that shares."""
+    """Level of the pool that shares."""
     rate: Floats
-    """Shape (rows, K): of a GPU of each pool; inf = no such pool."""
+    """Requests per second of a GPU of each pool, shape (rows, K); inf where there is no pool."""
     axis: Ints
-    """Shape (rows, K): of each pool's class; that of no class where there is no pool."""
+    """Axis of each pool's class, shape (rows, K); the number of axes where there is no pool."""
 
     def take(self, index: Ints) -> _Rows:
         return _Rows(self.place[index], self.level[index], self.rate[index], self.axis[index])
@@ -58,17 +58,18 @@ class _Rows:
 def find_halves(
     columns: PipelineColumns, order: Sequence[int], whole: Floats
 ) -> dict[SharedStage, list[TablePoints]]:
-    """Returns per place, for j = 1 .. level - 1, where a half beats whole GPUs.
+    """Returns the points where a half beats whole GPUs, by place and for j = 1 .. level - 1.
 
     Args:
-        columns: The model's pipelines, with levels of use only when shared.
-        order: Per axis of the table the index of its class.
-        whole: The table of any number of pipelines on whole GPUs.
+        columns: The model's pipelines, including levels that are of use only when shared.
+        order: Index of the class of each axis of the table.
+        whole: Table of the best rates of any number of pipelines on whole GPUs.
     """
     places, rows = _rows(columns, order)
     found: dict[tuple[int, int], TablePoints] = {}
     if places:
-        # More of a GPU never yields less: what gains nothing by the most gains nothing by less.
+        # More of a GPU never yields less, so a half that gains nothing with the most gains nothing
+        # with less.
         most = _beating(rows, rows.level - 1, whole)
         found |= _by_place(rows, rows.level - 1, most, whole.shape)
         rest = rows.take(np.unique(most.row))
@@ -118,7 +119,7 @@ def _rows(columns: PipelineColumns, order: Sequence[int]) -> tuple[list[SharedSt
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Halves that beat whole GPUs: the row, the flat index of the cell and the rate."""
+    """Halves that beat whole GPUs: row, flat index of the cell, and rate of each."""
 
     row: Ints
     cell: Ints
@@ -126,10 +127,10 @@ class _Found:
 
 
 def _beating(rows: _Rows, vgpus: Ints, whole: Floats) -> _Found:
-    """Returns all halves with so many virtual GPUs of the shared GPU that beat `whole`.
+    """Returns all halves with `vgpus` virtual GPUs of the shared GPU that beat `whole`.
 
-    A pipeline yields more only where some pool gets a GPU more, so the rates at which one of its
-    pools is exactly full are all that matter.
+    A pipeline yields more only if some pool gets one more GPU, so only the rates at which one of
+    its pools is exactly full have to be examined.
     """
     found = []
     for pool in range(rows.rate.shape[1]):
@@ -145,7 +146,10 @@ def _beating(rows: _Rows, vgpus: Ints, whole: Floats) -> _Found:
 
 
 def _full(rows: _Rows, vgpus: Ints, some: Ints, pool: int, size: int, whole: Floats) -> _Found:
-    """Returns those where this pool is full, for the rows whose pool is on the axis of `size`."""
+    """Returns the halves at rates that fill this pool exactly.
+
+    The pool of the rows `some` must be on the axis of `size`.
+    """
     part = rows.take(some)
     fraction = (vgpus[some] / part.level)[:, None]
     steps = np.arange(size) + (fraction if pool == 0 else 0.0)
@@ -173,7 +177,7 @@ def _full(rows: _Rows, vgpus: Ints, some: Ints, pool: int, size: int, whole: Flo
 def _by_place(
     rows: _Rows, vgpus: Ints, found: _Found, shape: tuple[int, ...]
 ) -> dict[tuple[int, int], TablePoints]:
-    """Returns per place and virtual GPUs the best rate of each cell where fewer GPUs yield less."""
+    """Returns the best rate of each cell where fewer GPUs yield less, by place and virtual GPUs."""
     if not len(found.row):
         return {}
     pairs = np.column_stack([rows.place[found.row], vgpus[found.row]])

@@ -1,4 +1,4 @@
-"""Columns that another makes superfluous are dropped before anything is solved."""
+"""Pruning: columns that another one makes superfluous are dropped before anything is solved."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _FEW_ROWS, _MANY_ROWS = 4, 300
 
 
 def undominated(columns: PipelineColumns, classes: int) -> PipelineColumns:
-    """Returns the columns worth having when every pool has whole GPUs of its own.
+    """Returns the columns that are of use when every pool has whole GPUs of its own.
 
-    A pipeline is no better than one with as many pools on each class, each yielding at least as
-    much per GPU (the order of the pools does not matter to the GPUs). Of equals the one with the
-    lower latency stays.
+    A pipeline is superfluous if another one has as many pools on each class, each yielding at least
+    as much per GPU (the order of the pools does not matter to the GPUs). Of equal ones the one with
+    the lower latency stays.
     """
     if not len(columns):
         return columns
@@ -29,7 +29,10 @@ def undominated(columns: PipelineColumns, classes: int) -> PipelineColumns:
 
 
 def sorted_rates(columns: PipelineColumns, order: Sequence[int]) -> Floats:
-    """Returns the rates per GPU, shape (columns, K), by class in the given order, then by rate."""
+    """Returns the rates per GPU, shape (columns, K), by class in the given order.
+
+    Within a class they ascend.
+    """
     place = np.empty(len(order) + 1, dtype=np.int64)
     place[list(order)] = np.arange(len(order))
     place[NO_CLASS] = len(order)
@@ -50,9 +53,12 @@ def groups_of_equal_rows(rows: Ints) -> list[Ints]:
 
 
 def pareto_front(values: Floats) -> Ints:
-    """Returns the indices of rows that no other row reaches in all entries; firsts of equals."""
+    """Returns the indices of rows that no other row matches in all entries.
+
+    Of equal rows the first stays.
+    """
     finite = np.where(np.isinf(values), 0.0, values)
-    # In this order nothing is dominated by something behind it; lexsort is stable for equals.
+    # In this order no row is dominated by one behind it. The sort is stable for equal rows.
     order = np.argsort(-finite.sum(axis=1), kind="stable")
     rest, kept = order, []
     while len(rest):
@@ -62,14 +68,17 @@ def pareto_front(values: Floats) -> Ints:
 
 
 def undominated_rows(values: Floats) -> Ints:
-    """Returns what `pareto_front` does, quicker: a few rows as they are, more by all pairs."""
+    """Returns the rows of `pareto_front` faster if there are few.
+
+    Very few rows are returned unpruned.
+    """
     if len(values) > _MANY_ROWS:
         return pareto_front(values)
     if len(values) <= _FEW_ROWS:
         return np.arange(len(values))
     finite = np.where(np.isinf(values), 0.0, values)
     reached = (finite[:, None, :] <= finite[None, :, :]).all(axis=2)
-    # Of equals the first stays.
+    # Of equal rows the first one stays.
     earlier = np.tri(len(values), k=-1, dtype=np.bool_)
     worse = reached & (~reached.T | earlier)
     kept: Ints = np.flatnonzero(~worse.any(axis=1))
@@ -77,10 +86,11 @@ def undominated_rows(values: Floats) -> Ints:
 
 
 def undominated_in_order(columns: PipelineColumns) -> PipelineColumns:
-    """Returns the columns worth having when virtual GPUs count one by one, by position.
+    """Returns the columns that are of use when virtual GPUs count one by one, by position.
 
-    A pipeline is no better than one on the same classes in the same order, each yielding at least
-    as much per GPU with virtual GPUs at least as fine. Of equals the lower latency stays.
+    A pipeline is superfluous if another one is on the same classes in the same order, and each pool
+    yields at least as much per GPU with virtual GPUs at least as fine. Of equal ones the one with
+    the lower latency stays.
     """
     by_latency = columns.take(np.argsort(columns.latency_us, kind="stable"))
     rate = np.where(by_latency.gpu_class == NO_CLASS, 0.0, by_latency.rate_per_gpu)

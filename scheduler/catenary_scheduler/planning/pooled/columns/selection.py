@@ -1,4 +1,4 @@
-"""From rates in cells of GPUs to pipelines with pools: which column, how many virtual GPUs."""
+"""Selection of pipelines and their pools for the rates in cells of GPUs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from catenary_scheduler.planning.pooled.columns.tables import TOLERANCE, Cell
 
 @dataclass(frozen=True, slots=True)
 class ChosenPipeline:
-    """One pipeline of the solution."""
+    """One pipeline of a solution, and the sizes of its pools."""
 
     columns: PipelineColumns
     index: int
-    """Of the column."""
+    """Index of the pipeline in `columns`."""
     vgpus: tuple[int, ...]
-    """Per partition; 0 behind the last."""
+    """Number of virtual GPUs of each partition; 0 behind the last one."""
 
     def pool_rates(self) -> Floats:
-        """Returns the rate of each pool; inf behind the last partition."""
+        """Returns the requests per second of each pool; inf behind the last partition."""
         rate = self.columns.rate[self.index]
         rates: Floats = np.where(
             np.isinf(rate), np.inf, np.nan_to_num(rate, posinf=0.0) * np.array(self.vgpus)
@@ -33,12 +33,12 @@ class ChosenPipeline:
 
     @property
     def throughput_rps(self) -> float:
-        """Of the slowest pool."""
+        """Requests per second of the slowest pool."""
         return float(self.pool_rates().min())
 
 
 def gpus_for_rate(columns: PipelineColumns, rate: float) -> Ints:
-    """Returns the whole GPUs every pool needs for a rate, shape (columns, K)."""
+    """Returns the whole GPUs that every pool needs for a rate, shape (columns, K)."""
     gpus: Ints = np.ceil(rate / columns.rate_per_gpu - TOLERANCE).astype(np.int64)
     return gpus
 
@@ -46,8 +46,8 @@ def gpus_for_rate(columns: PipelineColumns, rate: float) -> Ints:
 def quickest_pipeline(columns: PipelineColumns, cell: Cell, rate: float) -> ChosenPipeline:
     """Returns the pipeline of least latency that yields the rate with the GPUs of the cell.
 
-    All feasible columns are looked at, not only those that pruning kept: one that yields less per
-    GPU may do here and be quicker.
+    All feasible columns are examined, not only those that pruning kept, because one that yields
+    less per GPU may suffice here and be faster.
     """
     gpus = gpus_for_rate(columns, rate * (1 - TOLERANCE))
     best = quickest_that_fits(columns, gpus, cell)
@@ -55,7 +55,7 @@ def quickest_pipeline(columns: PipelineColumns, cell: Cell, rate: float) -> Chos
 
 
 def quickest_half(columns: PipelineColumns, half: PairMember) -> ChosenPipeline:
-    """Returns the pipeline of least latency for a half of a pair."""
+    """Returns the pipeline of least latency for one member of a pair."""
     place = half.place
     here = np.flatnonzero(
         (columns.gpu_class[:, place.position] == place.gpu_class)
@@ -84,12 +84,12 @@ def quickest_that_fits(columns: PipelineColumns, gpus: Ints, cell: Cell) -> int:
 def spend_left_over(
     chosen: Sequence[Sequence[ChosenPipeline]], loads: Sequence[float], counts: Sequence[int]
 ) -> list[list[ChosenPipeline]]:
-    """Returns the pipelines with idle GPUs given, one after another, to the most loaded pool.
+    """Returns the pipelines after idle GPUs were given, one by one, to the most loaded pool.
 
     Args:
-        chosen: Per model its pipelines.
-        loads: Per model the load they share in proportion to their throughput.
-        counts: GPUs of each class of the cluster.
+        chosen: Pipelines of each model.
+        loads: Load of each model, which its pipelines share in proportion to their throughput.
+        counts: Number of GPUs of each class in the cluster.
     """
     flat = [(model, pipeline) for model, some in enumerate(chosen) for pipeline in some]
     shares = _shares(chosen, loads)
@@ -121,7 +121,7 @@ def spend_left_over(
 
 
 def used_gpus(chosen: Sequence[Sequence[ChosenPipeline]], classes: int) -> list[int]:
-    """Returns the whole GPUs of each class in use.
+    """Returns the number of whole GPUs of each class that are in use.
 
     Pools of one model, position and class may share GPUs: their fractions are rounded up together.
     """
@@ -146,7 +146,7 @@ def _free(chosen: Sequence[Sequence[ChosenPipeline]], counts: Sequence[int]) -> 
 
 
 def _shares(chosen: Sequence[Sequence[ChosenPipeline]], loads: Sequence[float]) -> list[float]:
-    """Returns the load of each pipeline of all models."""
+    """Returns the load of each pipeline, for the pipelines of all models in order."""
     shares = []
     for pipelines, load in zip(chosen, loads, strict=True):
         total = sum(pipeline.throughput_rps for pipeline in pipelines)

@@ -1,4 +1,4 @@
-"""Two pipelines of a model that share one GPU: what that gains over whole GPUs.
+"""Sharing: two pipelines of a model that share one GPU, and what that gains over whole GPUs.
 
 The artifact's MILP adds up the virtual GPUs of a model per position and class before it rounds up
 to whole GPUs, so that pools at the same position may share a GPU. Here a shared GPU is cut into
@@ -21,29 +21,32 @@ from catenary_scheduler.planning.pooled.columns.tables import TOLERANCE, Cell
 
 @dataclass(frozen=True, slots=True)
 class PairMember:
-    """One of the two pipelines of a pair."""
+    """One of the two pipelines that share a GPU."""
 
     place: SharedStage
     vgpus: int
-    """Of the shared GPU."""
+    """Number of virtual GPUs of the shared GPU that it has."""
     cell: Cell
-    """Whole GPUs, besides the shared one, in the order of the table's axes."""
+    """Whole GPUs besides the shared one, in the order of the table's axes."""
     rate: float
 
 
 @dataclass(frozen=True, slots=True)
 class PipelinePair:
-    """Two pipelines; their cells and the shared GPU add up to a cell."""
+    """Two pipelines that share a GPU.
+
+    Their cells and the shared GPU add up to a cell of the table.
+    """
 
     first: PairMember
     second: PairMember
 
 
 class PairTable:
-    """The best pair in each cell that beats whole GPUs; `table` is 0 elsewhere."""
+    """Best pair of each cell that beats whole GPUs. `table` holds the rates, and 0 elsewhere."""
 
     def __init__(self, columns: PipelineColumns, order: Sequence[int], whole: Floats) -> None:
-        """Finds them; the arguments are those of `find_halves`."""
+        """Finds the pairs. The arguments are those of `find_halves`."""
         self.table: Floats = np.zeros_like(whole)
         self._whole = whole
         self._order = order
@@ -53,7 +56,7 @@ class PairTable:
                 self._combine(place, vgpus, halves[vgpus - 1], halves[place.level - vgpus - 1])
 
     def at(self, cell: Cell) -> PipelinePair:
-        """Returns the pair behind a rate of the table."""
+        """Returns the pair behind the rate of a cell."""
         return self._origin[cell]
 
     def _combine(
@@ -70,7 +73,7 @@ class PairTable:
         known = np.maximum(self._whole, self.table).reshape(-1)
         better = rates[inside] > known[at] * (1 + TOLERANCE)
         at, found = at[better], inside[better]
-        by_rate = np.argsort(rates[found], kind="stable")  # of several the last one stays
+        by_rate = np.argsort(rates[found], kind="stable")  # the last of a cell's entries stays
         at, found = at[by_rate], found[by_rate]
         self.table.reshape(-1)[at] = rates[found]
         for flat, pair in dict(zip(at.tolist(), found.tolist(), strict=True)).items():

@@ -1,8 +1,8 @@
-"""Per model: the best rate for every number of whole GPUs of each class.
+"""Rate tables: the best rate of a model for every number of whole GPUs of each class.
 
 A table has one axis per class with `count + 1` entries: `table[h, l]` is the best rate with h GPUs
 of one class and l of the other. `single_table` is for one pipeline, `closure` for any number of
-them. Steps 1 and 2 of the dynamic programme in the specification.
+them. They are steps 1 and 2 of the dynamic programme in the specification.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from catenary_scheduler.planning.pooled.columns.device_tables import Floats, Int
 from catenary_scheduler.planning.pooled.columns.pruning import groups_of_equal_rows, sorted_rates
 
 Cell = tuple[int, ...]
-"""Whole GPUs of each class."""
+"""Number of whole GPUs of each class, in the order of a table's axes."""
 
 TOLERANCE = 1e-9
-"""Relative; sums of rates in another order differ by less."""
+"""Relative tolerance for rates. Sums of rates in another order differ by less."""
 
 
 def single_table(columns: PipelineColumns, order: Sequence[int], counts: Sequence[int]) -> Floats:
     """Returns the best rate of one pipeline for each number of GPUs of each class.
 
     Args:
-        columns: To choose from.
-        order: Per axis of the table the index of its class.
-        counts: Per axis how many GPUs there are.
+        columns: The pipelines to choose from.
+        order: Index of the class of each axis of the table.
+        counts: Number of GPUs along each axis.
     """
     table = np.zeros([count + 1 for count in counts])
     if not len(columns):
@@ -51,13 +51,16 @@ def single_table(columns: PipelineColumns, order: Sequence[int], counts: Sequenc
 
 
 def pool_rates(rates: Floats, count: int) -> Floats:
-    """Returns for 0..count GPUs the best smallest pool of pipelines whose pools share a class.
+    """Returns, for 0 to `count` GPUs, the rate of the slowest pool under the best split.
 
-    Each GPU goes to the pool that is slowest so far, which is the best split for every number.
+    The pools of a pipeline share a class.
+
+    Each GPU goes to the pool that is slowest so far, which is the best split for every number of
+    GPUs.
 
     Args:
         rates: Shape (pipelines, pools): requests per second of one GPU of the pool.
-        count: GPUs of the class.
+        count: Number of GPUs of the class.
     """
     pipelines, pools = rates.shape
     if pools == 1:
@@ -75,7 +78,7 @@ def pool_rates(rates: Floats, count: int) -> Floats:
 
 
 def breakpoints(table: Floats) -> Ints:
-    """Returns the cells, shape (n, axes), where one GPU less of any class yields less."""
+    """Returns the cells, shape (n, axes), in which one GPU less of any class yields less."""
     rises = table > 0
     for axis in range(table.ndim):
         ahead = [slice(None)] * table.ndim

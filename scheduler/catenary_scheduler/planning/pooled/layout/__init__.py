@@ -1,1 +1,1 @@
-"""Virtual GPUs on physical ones, and these on servers."""
+"""Layout of virtual GPUs on physical ones, and of these on servers."""

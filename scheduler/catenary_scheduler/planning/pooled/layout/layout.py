@@ -1,11 +1,11 @@
-"""From pools to devices: the physical GPUs of a cluster, their servers, and who hosts what.
+"""Layout of pools on devices: the physical GPUs of a cluster, their servers and their pools.
 
-A plan counts virtual GPUs; here each gets a place. Pools take whole GPUs, and only where the
-reference rules let two pipelines share one at the same position are their remainders put together.
-GPUs of one server share its uplink and downlink, and the planner grants each an even part of them,
-so it matters which GPUs become neighbours, see `neighbours`.
+A plan counts virtual GPUs; here each gets a place. Pools take whole GPUs. Only where the rules let
+two pipelines share one at the same position are their remainders put together. GPUs of one server
+share its uplink and downlink, and the planner grants each an even part of them, so the choice of
+neighbours matters, see `neighbours`.
 
-GPUs that no pool uses stay out of the result; their servers' links are then shared by fewer.
+GPUs that no pool uses are not part of the result, so fewer GPUs share the links of their servers.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from catenary_services.errors import InvalidInput
 MODEL_VERSION = "1"
 _NS_PER_US = 1000
 _LEAST_SLACK = 0.01
-"""Of the SLO, for plans that promise none."""
+"""Slack as a share of the SLO, for plans that promise none."""
 _PLAN_ID = PlanId("pooled")
 
 
 def lay_out(
     problem: PoolingProblem, plan: PooledPlan, plan_id: PlanId = _PLAN_ID
 ) -> tuple[tuple[Agent, ...], Plan]:
-    """Returns the virtual GPUs a plan uses, as agents, and the plan by agents.
+    """Returns the virtual GPUs that a plan uses, as agents, and the plan in terms of these agents.
 
     Agents are called `<class>-<GPU>.<slot>`, servers `<class>-server-<number>`.
 
     Raises:
-        InvalidInput: If the plan names a model, class or level the problem does not have.
-        PlanInfeasible: If the plan needs more GPUs of a class than there are.
+        InvalidInput: The plan names a model, class or level that the problem does not have.
+        PlanInfeasible: The plan needs more GPUs of a class than there are.
     """
     models = {model.name: model for model in problem.models}
     classes = {gpu.name: gpu for gpu in problem.classes}
@@ -80,7 +80,7 @@ def lay_out(
 
 
 def gpu_name(agent: AgentId) -> str:
-    """Returns the physical GPU an agent of `lay_out` is a part of."""
+    """Returns the physical GPU of which an agent of `lay_out` is a part."""
     return agent.rpartition(".")[0]
 
 
@@ -149,7 +149,7 @@ def _pools(
 
 
 def _compute_us(model: PooledModel, pipeline: PooledPipeline, part: PooledPartition) -> BlockTimes:
-    """Returns the compute time of a partition by batch size, up to the pipeline's."""
+    """Returns the compute times of a partition by batch size, up to the pipeline's batch size."""
     times = model.latency_us.get((part.gpu, part.level))
     if times is None or times.shape[1] < pipeline.batch:
         raise InvalidInput(
@@ -163,7 +163,7 @@ def _compute_us(model: PooledModel, pipeline: PooledPipeline, part: PooledPartit
 def _transfers(
     model: PooledModel, pipeline: PooledPipeline, classes: dict[str, GpuClass]
 ) -> Iterator[float]:
-    """Yields for each stage the time in s that a batch takes to reach it."""
+    """Yields, for each stage, the seconds that a batch takes to reach it."""
     before: GpuClass | None = None
     for part in pipeline.partitions:
         here = classes[part.gpu]

@@ -1,7 +1,7 @@
-"""Which GPUs become neighbours, that is share the uplink and the downlink of a server.
+"""Choice of the GPUs that become neighbours, that is share the uplink and downlink of a server.
 
-The planner grants each GPU an even part of its server's links, whoever the neighbours are. What a
-transfer waits for its turn depends on them:
+The planner grants each GPU an even part of its server's links, whatever the neighbours are. The
+wait of a transfer for its turn depends on them:
 
 * It queues behind others: with load = sum of rate x length and second moment = sum of
   rate x length^2 over all that use the link, the mean wait of a queue served in order of arrival
@@ -29,33 +29,37 @@ from catenary_scheduler.planning.pooled.layout.physical import PhysicalGpu
 from catenary_scheduler.planning.pooled.problem import GpuClass
 
 _FULL = 0.95
-"""Load from which on the cost of a link grows linearly: links that are overbooked compare too."""
+"""Load above which the cost of a link grows linearly, so that overbooked links can be compared
+too."""
 _HOPELESS = 20.0
-"""Obstacles per transfer beyond which it makes no difference how many there are."""
+"""Number of obstacles per transfer above which their exact number makes no difference."""
 _MOST_SWAPS = 200
 _WORTH = 1e-9
-"""Smaller relative gains are rounding."""
+"""Relative gain below which a difference counts as a rounding error."""
 
 _Kind = int
-"""GPUs that host the same pools; 0 is a GPU that hosts nothing."""
+"""Number of a kind of GPUs that host the same pools; 0 is a GPU that hosts nothing."""
 _Server = tuple[_Kind, ...]
-"""Kinds of the GPUs of a server, sorted."""
+"""Kinds of the GPUs of a server, in ascending order."""
 
 
 class _Flow(NamedTuple):
-    """Transfers of one pool over one direction of a link."""
+    """Transfers of one pool in one direction of a link."""
 
     rate: float
-    """Per second."""
+    """Number of transfers per second."""
     length: float
-    """In seconds."""
+    """Duration of one transfer, in seconds."""
     slack: float
     lead: float
-    """How long before it begins such a transfer is booked, in seconds, at least."""
+    """Least time between the booking of such a transfer and its begin, in seconds."""
 
 
 def link_cost(server: Sequence[PhysicalGpu]) -> float:
-    """Returns what the links of a server with these GPUs cost; comparable between servers."""
+    """Returns the cost of the links of a server with these GPUs.
+
+    Costs are comparable between servers.
+    """
     return sum(
         _cost([flow for gpu in server for flow in _flows(gpu, sends=sends)])
         for sends in (True, False)
@@ -63,7 +67,7 @@ def link_cost(server: Sequence[PhysicalGpu]) -> float:
 
 
 def servers_of(gpu_class: GpuClass, gpus: Sequence[PhysicalGpu]) -> list[int]:
-    """Returns the server of each GPU."""
+    """Returns the number of the server on which each GPU is placed."""
     kinds: dict[PhysicalGpu, _Kind] = {}
     kind_of = [kinds.setdefault(gpu, len(kinds) + 1) for gpu in gpus]
     members: list[list[int]] = [[] for _ in range(len(kinds) + 1)]
@@ -79,7 +83,10 @@ def servers_of(gpu_class: GpuClass, gpus: Sequence[PhysicalGpu]) -> list[int]:
 
 
 class _Racks:
-    """The search. Servers with the same kinds of GPUs are alike, so size hardly matters."""
+    """Search for the best servers.
+
+    Servers with the same kinds of GPUs are alike, so size hardly matters.
+    """
 
     def __init__(
         self, gpu_class: GpuClass, kinds: Sequence[PhysicalGpu], counts: list[int]
@@ -91,7 +98,7 @@ class _Racks:
         self._costs: dict[_Server, float] = {}
 
     def fill(self) -> list[_Server]:
-        """Returns the kinds of GPUs in every server: the best that a few orders lead to."""
+        """Returns the kinds of the GPUs in every server: the best result of a few orders."""
         costliest_first = sorted(range(1, len(self._counts)), key=lambda kind: -self._cost((kind,)))
         orders = [costliest_first]
         if self._gpu_class.gpus_per_server > 1:
@@ -109,7 +116,7 @@ class _Racks:
         return sum(self._cost(server) for server in servers)
 
     def _greedy(self, order: list[_Kind]) -> list[_Server]:
-        """Places kind after kind, each GPU where it costs least."""
+        """Places one kind after another, each GPU where it adds the least cost."""
         size = max(1, self._gpu_class.gpus_per_server)
         count = self._gpu_class.count
         servers: list[_Server] = [()] * ceil(count / size)
@@ -134,7 +141,10 @@ class _Racks:
         ]
 
     def _swap(self, servers: list[_Server]) -> bool:
-        """Carries out the best exchange of two GPUs, wherever it is possible; False if none is."""
+        """Performs the best exchange of two GPUs, wherever it is possible.
+
+        Returns False if none helps.
+        """
         alike: dict[_Server, list[int]] = {}
         for number, server in enumerate(servers):
             alike.setdefault(server, []).append(number)
@@ -173,7 +183,7 @@ class _Racks:
 
 
 def _flows(gpu: PhysicalGpu, *, sends: bool) -> list[_Flow]:
-    """Returns what a GPU puts on a link, its virtual GPUs of one pool together."""
+    """Returns the transfers of a GPU on a link. Its virtual GPUs of one pool are taken together."""
     flows = []
     for pool, count in Counter(gpu.hosted).items():
         length = pool.send_s if sends else pool.receive_s

@@ -1,4 +1,4 @@
-"""Virtual GPUs to physical GPUs: whole ones, and those that two pipelines share."""
+"""Packing of virtual GPUs onto physical GPUs: whole ones, and those that two pipelines share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from catenary_services.errors import PlanInfeasible
 
 
 class PoolId(NamedTuple):
-    """A stage of a pipeline of a model, by position in the plan."""
+    """Key of a pool: the indices of model, pipeline and stage in the plan."""
 
     model: int
     pipeline: int
@@ -22,35 +22,38 @@ class PoolId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PoolLoad:
-    """What a pool needs of its GPUs, and what each of its virtual GPUs sends and receives."""
+    """GPUs that a pool needs, and the transfers of each of its virtual GPUs."""
 
     pool: PoolId
     gpu: str
     level: int
     vgpus: int
     batches_per_second: float
-    """Of each virtual GPU at the promised rate."""
+    """Batches per second of each virtual GPU at the promised rate."""
     send_s: float
-    """Time one batch takes the uplink; 0 behind the last stage."""
+    """Seconds for which one batch occupies the uplink; 0 for the last stage."""
     receive_s: float
-    """Time one batch takes the downlink; 0 for the first stage."""
+    """Seconds for which one batch occupies the downlink; 0 for the first stage."""
     sent_after_s: float
-    """Time from the dispatch of a batch to the end of its compute here, if nothing waits."""
+    """Seconds from the dispatch of a batch to the end of its compute here, if nothing waits."""
     received_after_s: float
-    """Time from the dispatch of a batch to its transfer to here, if nothing waits."""
+    """Seconds from the dispatch of a batch to its transfer to here, if nothing waits."""
     slack_s: float
-    """What a batch may wait on its whole way without being late."""
+    """Seconds that a batch may wait on its whole way without being late."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhysicalGpu:
-    """A physical GPU in use: the pool of each of its virtual GPUs."""
+    """A physical GPU in use, with the pool of each of its virtual GPUs."""
 
     hosted: tuple[PoolLoad, ...]
 
 
 def physical_gpus(gpu_class: GpuClass, pools: Sequence[PoolLoad]) -> list[PhysicalGpu]:
-    """Fills GPUs pool by pool; remainders of one model and position share GPUs."""
+    """Returns the GPUs filled pool by pool. Remainders of one model and position share GPUs.
+
+    Raises PlanInfeasible if the class has too few GPUs.
+    """
 
     def place(pool: PoolLoad) -> tuple[int, int]:
         return (pool.pool.model, pool.pool.position)
@@ -72,10 +75,10 @@ def physical_gpus(gpu_class: GpuClass, pools: Sequence[PoolLoad]) -> list[Physic
 
 
 def _share(vgpus: list[PoolLoad]) -> list[list[PoolLoad]]:
-    """Packs a few virtual GPUs into as few GPUs as their sum needs, if at all possible.
+    """Packs a few virtual GPUs into as few GPUs as their sum needs, if that is possible at all.
 
-    Largest first and first fit, with a step back where that fails: there are at most three of each
-    pool, and a few pools.
+    The search is first fit, the largest first, and backtracks where that fails. It is small: each
+    pool has fewer virtual GPUs here than its level, and there are few pools.
     """
     vgpus = sorted(vgpus, key=lambda pool: pool.level)
     whole = lcm(*(pool.level for pool in vgpus))

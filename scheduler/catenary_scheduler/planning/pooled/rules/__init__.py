@@ -1,1 +1,1 @@
-"""The best rate of one model by whole GPUs, under our rules."""
+"""Rate tables of one model by whole GPUs, under our own rules."""

@@ -1,4 +1,4 @@
-"""Any number of pipelines per model: an unbounded knapsack over cells of whole GPUs."""
+"""Closure over any number of pipelines per model: an unbounded knapsack of whole GPUs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from catenary_scheduler.planning.pooled.columns.tables import TOLERANCE, Cell, b
 
 
 class RateTable:
-    """The best rate of any number of pipelines in each cell, and of which ones it consists.
+    """Best rate of any number of pipelines in each cell, and the pipelines it consists of.
 
-    Filled row by row along the last axis (best the class with most GPUs): a row is the best of
-    every atom that uses GPUs of another class on top of an earlier row, and of one atom that uses
-    all of those on top of GPUs of the last class only. An atom is a breakpoint of the table of
-    single pipelines that smaller ones together do not reach.
+    The table is filled row by row along the last axis, which should be the class with the most
+    GPUs. A row is the best of two kinds of sums: an atom that uses GPUs of another class on top of
+    an earlier row, and an atom that uses all of these on top of GPUs of the last class only. An
+    atom is a breakpoint of the table of single pipelines that smaller ones together do not reach.
     """
 
     def __init__(self, single: Floats) -> None:
@@ -22,7 +22,7 @@ class RateTable:
         self._single = single
         self._rises = np.zeros(single.shape, dtype=np.bool_)
         self._rises[tuple(breakpoints(single).T)] = True
-        # Left of each row stands -inf, so that a shift beyond the row never wins.
+        # The entries left of each row are -inf, so that a shift beyond the row never wins.
         padded = np.full((*single.shape[:-1], 2 * width - 1), -np.inf)
         self.table: Floats = padded[..., width - 1 :]
         self._rows = np.lib.stride_tricks.sliding_window_view(
@@ -39,11 +39,11 @@ class RateTable:
 
     @property
     def atoms(self) -> Ints:
-        """Cells of the single pipelines that everything else is made of."""
+        """Cells of the single pipelines of which all others are composed."""
         return self._atoms[: self._count]
 
     def parts(self, cell: Cell) -> list[tuple[Cell, float]]:
-        """Returns the cells and rates of single pipelines that together make a cell's rate."""
+        """Returns the cells and rates of single pipelines that together make up a cell's rate."""
         atoms, rates = self.atoms, self._atom_rates[: self._count]
         here = np.array(cell)
         found = []
@@ -55,7 +55,7 @@ class RateTable:
             if best is not None and total.max() >= value * (1 - TOLERANCE):
                 found.append((tuple(atoms[best].tolist()), float(rates[best])))
                 here = left[best]
-            else:  # a GPU too many for this rate
+            else:  # this cell has one GPU too many for its rate
                 here = here - next(
                     step
                     for step in np.eye(len(here), dtype=np.int64)
@@ -64,7 +64,7 @@ class RateTable:
         return found
 
     def _fill_first_row(self) -> Floats:
-        """Fills the row with GPUs of the last class only; returns its shifts as a matrix."""
+        """Fills the row with GPUs of the last class only, and returns its shifts as a matrix."""
         zero = (0,) * (self._single.ndim - 1)
         single, row, rises = self._single[zero], self.table[zero], self._rises[zero]
         row[0] = 0.0
@@ -94,7 +94,7 @@ class RateTable:
         usable = (atoms[:, :-1] <= prefix).all(axis=1) & (atoms[:, :-1] > 0).any(axis=1)
         atoms, rates = atoms[usable], rates[usable]
         best: Floats = np.zeros(width)
-        for axis in range(len(prefix)):  # leaving one GPU idle
+        for axis in range(len(prefix)):  # one GPU may stay idle
             if prefix[axis]:
                 before = tuple(index - (at == axis) for at, index in enumerate(prefix))
                 np.maximum(best, self.table[before], out=best)

@@ -1,4 +1,4 @@
-"""Our own rules: any number of pipelines per model, on whole GPUs or two of them sharing one."""
+"""Our own rules: any number of pipelines per model, on whole GPUs or with two sharing one."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from catenary_scheduler.planning.pooled.rules.closure import RateTable
 
 
 class FreeRateTable:
-    """The best rates of one model, and how to get its pipelines back from them."""
+    """Best rates of one model, and the pipelines behind them."""
 
     def __init__(
         self, candidates: ColumnCandidates, axes: TableAxes, *, share: bool = True
     ) -> None:
-        """Fills the table.
+        """Fills the table of rates.
 
         Args:
             candidates: The model's pipelines.
-            axes: Of the table.
-            share: Whether two pipelines may share a GPU; False only to compare with HiGHS.
+            axes: The axes of the table.
+            share: Whether two pipelines may share a GPU; False is for comparison with HiGHS.
         """
         self._candidates = candidates
         self._axes = axes
@@ -45,15 +45,15 @@ class FreeRateTable:
 
     @property
     def table(self) -> Floats:
-        """By whole GPUs of each class."""
+        """Best rate by number of whole GPUs of each class."""
         return self._closure.table
 
     def pipelines(self, cell: Cell, share: float = 1.0) -> list[ChosenPipeline]:
-        """Returns the pipelines behind the rate of a cell, or that yield a share of it."""
+        """Returns the pipelines that yield the rate of a cell, or a share of it."""
         chosen = []
         for (part, rate), times in Counter(self._closure.parts(cell)).items():
             if self._single[part] >= rate:
-                # As many of one kind are one pipeline with larger pools.
+                # Several pipelines of one kind are one pipeline with larger pools.
                 together = self._axes.to_classes(tuple(times * gpus for gpus in part))
                 asked = share * times * rate
                 chosen.append(quickest_pipeline(self._candidates.whole, together, asked))
@@ -69,7 +69,7 @@ class FreeRateTable:
 
 
 def merged(chosen: Sequence[ChosenPipeline]) -> list[ChosenPipeline]:
-    """Returns the pipelines with those of the same column put together."""
+    """Returns the pipelines after those of the same column were joined."""
     found: dict[tuple[bytes, ...], ChosenPipeline] = {}
     for pipeline in chosen:
         columns, at = pipeline.columns, pipeline.index

@@ -1,1 +1,1 @@
-"""Divides the GPUs among the models: by a dynamic programme, or by HiGHS."""
+"""Solvers that divide the GPUs among the models: a dynamic programme, and HiGHS."""

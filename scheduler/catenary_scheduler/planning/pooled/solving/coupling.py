@@ -1,8 +1,8 @@
-"""Divides the GPUs among the models: step 3 of the dynamic programme.
+"""Coupling: division of the GPUs among the models, step 3 of the dynamic programme.
 
-Given for each model the table of its best rate per cell, a target is feasible if the cells that
-reach it fit into the cluster together. Per model only the least number of GPUs of the last class
-matters for each number of the others, so sums of cells are a (min,+) convolution of such rows.
+With the table of the best rate per cell of each model, a target is feasible if the cells that reach
+it fit into the cluster together. For each number of the other GPUs, only the least number of GPUs
+of the last class matters, so sums of cells are a (min,+) convolution of such rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from catenary_scheduler.planning.pooled.columns.device_tables import Floats
 from catenary_scheduler.planning.pooled.columns.tables import TOLERANCE, Cell
 
 Needs = npt.NDArray[np.int64]
-"""By number of GPUs of all classes but the last: how many of the last are needed."""
+"""Number of GPUs of the last class that are needed, by the number of GPUs of all others."""
 NEVER = np.int64(1 << 40)
 
 
@@ -41,7 +41,10 @@ def best_target(tables: Sequence[Floats], weights: Sequence[float]) -> float:
 def cheapest_cells(
     tables: Sequence[Floats], rates: Sequence[float], prices: Sequence[float]
 ) -> list[Cell] | None:
-    """Returns each model's cell so that all reach their rates at the least price, or None."""
+    """Returns a cell for each model so that all reach their rates at the least price.
+
+    Returns None if the cluster is too small for that.
+    """
     needs = [least_last(table, rate) for table, rate in zip(tables, rates, strict=True)]
     sums = _together(needs)
     total = sums[-1]
@@ -57,7 +60,7 @@ def cheapest_cells(
 
 
 def least_last(table: Floats, rate: float) -> Needs:
-    """Returns per number of other GPUs the least of the last class that reaches the rate."""
+    """Returns the least GPUs of the last class that reach the rate, by number of other GPUs."""
     needs = (table < rate * (1 - TOLERANCE)).sum(axis=-1)
     least: Needs = np.where(needs < table.shape[-1], needs, NEVER)
     return least
@@ -69,7 +72,8 @@ def _together(needs: Sequence[Needs]) -> list[Needs]:
     for need in needs[1:]:
         total = np.full_like(need, NEVER)
         for prefix in np.argwhere(need < NEVER).tolist():
-            # With one class there are no prefixes, but views all the same: `...` makes them.
+            # With one class there are no prefixes; `...` then still gives a view instead of a
+            # number.
             rest: tuple[Any, ...] = (..., *(slice(index, None) for index in prefix))
             fitting: tuple[Any, ...] = tuple(
                 slice(0, size - index) for size, index in zip(need.shape, prefix, strict=True)
@@ -80,7 +84,7 @@ def _together(needs: Sequence[Needs]) -> list[Needs]:
 
 
 def _split(needs: Sequence[Needs], sums: Sequence[Needs], end: Cell) -> list[Cell]:
-    """Returns the cell of each model behind the sum at `end`."""
+    """Returns the cell of each model that contributes to the sum at `end`."""
     cells: list[Cell] = []
     for need, before, total in zip(
         reversed(needs[1:]), reversed(sums[:-1]), reversed(sums[1:]), strict=True

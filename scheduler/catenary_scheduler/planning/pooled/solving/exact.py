@@ -1,6 +1,6 @@
-"""The dynamic programme over whole GPUs: proven optimal, in milliseconds at 100 GPUs.
+"""Dynamic programme over whole GPUs: proven optimal, in milliseconds at 100 GPUs.
 
-Section 4 of the specification: a table per model (`free_rules`, `slots`), then the
+It follows section 4 of the specification: a table per model (`free_rules`), then the
 division of the GPUs among the models (`coupling`).
 """
 
@@ -20,15 +20,15 @@ from catenary_scheduler.planning.pooled.solving.coupling import best_target, che
 
 
 class ModelRateTable(Protocol):
-    """The best rates of one model, and how to get its pipelines back from them."""
+    """Best rates of one model, and the pipelines behind them."""
 
     @property
     def table(self) -> Floats:
-        """By whole GPUs of each class; never falls with more GPUs."""
+        """Best rate by number of whole GPUs of each class. It never falls with more GPUs."""
         ...
 
     def pipelines(self, cell: Cell, share: float = 1.0) -> list[ChosenPipeline]:
-        """Returns the pipelines behind the rate of a cell, or that yield a share of it."""
+        """Returns the pipelines that yield the rate of a cell, or a share of it."""
         ...
 
 
@@ -43,10 +43,10 @@ def solve_exactly(
 
     Args:
         problem: The cluster and the models.
-        models: Per model its table.
-        axes: Of the tables.
-        objective: What the plan is for.
-        rates: What every model must reach; None asks for the most throughput.
+        models: Rate table of each model.
+        axes: The axes of the tables.
+        objective: The objective of the plan.
+        rates: Rate that each model must reach; None asks for the most throughput.
     """
     tables = [model.table for model in models]
     weights = [model.weight for model in problem.models]
@@ -60,7 +60,7 @@ def solve_exactly(
     if cells is None:
         return None
     if isinstance(objective, MaxThroughput):
-        # What a model gets beyond its weight costs nothing and carries bursts: it stays.
+        # Rate beyond a model's weight costs nothing and carries bursts, so it is kept.
         chosen = [model.pipelines(cell) for model, cell in zip(models, cells, strict=True)]
         value = rates[0] / weights[0]
     else:

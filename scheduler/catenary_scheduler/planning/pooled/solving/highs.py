@@ -1,7 +1,7 @@
-"""Solves the programme of `milp` with HiGHS within a limit of wall time.
+"""Solver that runs the programme of `milp` with HiGHS within a limit of wall time.
 
-A plan comes out whenever rounding the relaxation gives one; the solver then improves on it. The
-bound is HiGHS's own, never what was hoped for.
+There is a plan whenever rounding the relaxation gives one, and the solver then improves on it. The
+bound is the one that HiGHS has proven.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from catenary_scheduler.planning.pooled.solving.relaxation import Relaxation, ma
 from catenary_scheduler.planning.pooled.solving.rounding import rounded
 
 PROVEN_GAP = 1e-4
-"""Relative; a plan this close to the bound counts as optimal (Gurobi's default as well)."""
+"""Relative gap to the bound at which a plan counts as optimal (Gurobi's default as well)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SolverLimits:
-    """When HiGHS stops."""
+    """Limits at which HiGHS stops."""
 
     seconds: float
-    """Of wall time, both for the relaxation and the search."""
+    """Wall time of relaxation and search, in seconds."""
     gap: float = PROVEN_GAP
-    """Relative, between the plan and the bound."""
+    """Relative gap between the plan and the bound."""
 
 
 def solve_with_highs(
     task: MilpTask, limits: SolverLimits, start: Sequence[Sequence[ChosenPipeline]] | None = None
 ) -> PooledSolution | None:
-    """Returns the best solution found, or None if there is none (or not in time).
+    """Returns the best solution found; None if there is none, or none was found in time.
 
     Args:
-        task: What is to be solved.
-        limits: When to stop.
-        start: Pipelines known to be allowed, of the task's own columns; a search begins with the
-            better of these and the rounded relaxation.
+        task: The task to solve.
+        limits: Limits at which the search stops.
+        start: Pipelines that are known to be allowed, from the task's own columns. A search begins
+            with the better of these and the rounded relaxation.
     """
     relaxation = relax(task)
     if relaxation is None:
@@ -56,7 +56,7 @@ def solve_with_highs(
         best, bound = _search(task, relaxation, limits, best)
     if best is None:
         return None
-    bound = min(bound, best.value)  # they cross by rounding errors only
+    bound = min(bound, best.value)  # rounding errors alone can make them cross
     optimal = _gap(best.value, bound) <= limits.gap
     sign = -1.0 if isinstance(task.objective, MaxThroughput) else 1.0
     return PooledSolution(best.chosen, sign * best.value, sign * bound, optimal, "highs")
@@ -65,7 +65,7 @@ def solve_with_highs(
 def _search(
     task: MilpTask, relaxation: Relaxation, limits: SolverLimits, best: _Worth | None
 ) -> tuple[_Worth | None, float]:
-    """Returns the best plan of a search and the bound; columns that cannot matter are left out."""
+    """Returns the best plan of a search, and the bound. Columns that cannot matter are left out."""
     if best is not None:
         kept = [
             may_improve(task, relaxation, model, best.value) for model in range(len(task.columns))
@@ -93,7 +93,7 @@ def _search(
 def _restricted(
     task: MilpTask, kept: Sequence[npt.NDArray[np.bool_]], best: _Worth
 ) -> tuple[MilpTask, _Worth]:
-    """Returns the task with fewer columns, and the known plan on these."""
+    """Returns the task with fewer columns, and the known plan in terms of these."""
     columns = [some.take(mask) for some, mask in zip(task.columns, kept, strict=True)]
     chosen = [
         [
@@ -118,7 +118,7 @@ def _solver(programme: MilpProgramme, limits: SolverLimits) -> highspy.Highs:
 def _start(
     programme: MilpProgramme, task: MilpTask, chosen: Sequence[Sequence[ChosenPipeline]]
 ) -> highspy.HighsSolution:
-    """Returns rates and pools as a first solution; HiGHS works out what follows from them."""
+    """Returns rates and pools as a first solution. HiGHS derives the other values from them."""
     values = np.full(programme.lp.num_col_, highspy.kHighsInf)  # = not given
     for model, pipelines in enumerate(chosen):
         values[programme.rate_at[model]] = 0.0
@@ -135,7 +135,7 @@ def _start(
 
 
 class _Worth(NamedTuple):
-    """Pipelines and their value, which is to be minimised."""
+    """Pipelines, and their value, which is to be minimised."""
 
     chosen: Sequence[Sequence[ChosenPipeline]]
     value: float

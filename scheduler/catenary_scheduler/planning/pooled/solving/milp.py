@@ -1,9 +1,10 @@
-"""The same choice as a mixed-integer programme, for HiGHS: big clusters, many classes, checks.
+"""Mixed-integer programme of the same choice, for HiGHS: big clusters, many classes, checks.
 
-Variables per column: its rate (continuous) and the size of each of its pools (integer). Pools
-carry the rate, GPUs of a class stay within the cluster, a model's columns add up to its load.
-Under our own rules the size is in whole GPUs. Under the reference's it is in virtual GPUs, which
-are rounded up together per model, position and class, and a model has one pipeline per slot.
+The variables of a column are its rate (continuous) and the size of each of its pools (integer). The
+constraints are that pools carry the rate, GPUs of a class stay within the cluster, and a model's
+columns add up to its load. Under our own rules the size is in whole GPUs. Under the reference's it
+is in virtual GPUs, which are rounded up together per model, position and class, and a model has one
+pipeline per slot.
 """
 
 from __future__ import annotations
@@ -25,30 +26,30 @@ from catenary_scheduler.planning.pooled.solving.sparse import INFINITY, Programm
 
 @dataclass(frozen=True, slots=True)
 class MilpTask:
-    """What is to be solved."""
+    """A choice among columns that is to be solved."""
 
     problem: PoolingProblem
     columns: Sequence[PipelineColumns]
-    """Per model what it may choose among."""
+    """Columns of each model among which to choose."""
     objective: Objective
     rates: Sequence[float] | None
-    """What every model must reach; None asks for the most throughput."""
+    """Rate that each model must reach; None asks for the most throughput."""
     reference_rules: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MilpProgramme:
-    """To be minimised."""
+    """A programme to minimise, and where to find its variables."""
 
     lp: highspy.HighsLp
     rate_at: tuple[Ints, ...]
-    """Per model, shape (columns,): index of the rate of each column."""
+    """Indices of the rates of each model's columns, shape (columns,)."""
     pool_at: tuple[Ints, ...]
-    """Per model, shape (columns, K): index of the size of each pool; -1 = no such pool."""
+    """Indices of the sizes of each model's pools, shape (columns, K); -1 where there is no pool."""
 
 
 def build(task: MilpTask) -> MilpProgramme:
-    """Returns the programme of a task."""
+    """Returns the mixed-integer programme of a task."""
     builder = ProgrammeBuilder()
     target = builder.variables(np.array([INFINITY]), integer=False)
     rate_at = tuple(
@@ -91,12 +92,12 @@ def _carry(
     rate_at: Ints,
     pool_at: Ints,
 ) -> None:
-    """Every pool is large enough for the rate of its column."""
+    """Adds the constraint that every pool is large enough for the rate of its column."""
     rate = columns.rate if task.reference_rules else columns.rate_per_gpu
     for position in range(pool_at.shape[1]):
         some = np.flatnonzero(pool_at[:, position] >= 0)
         index = np.stack([pool_at[some, position], rate_at[some]], axis=1)
-        # Divided by the rate, so that all coefficients are near one.
+        # Rows are divided by the rate, so that all coefficients are near one.
         value = np.stack([np.ones(len(some)), -1.0 / rate[some, position]], axis=1)
         builder.rows(index, value, least=0.0)
 
@@ -104,7 +105,7 @@ def _carry(
 def _shared_gpus(
     builder: ProgrammeBuilder, task: MilpTask, pool_at: Sequence[Ints]
 ) -> tuple[Ints, ...]:
-    """Rounds virtual GPUs up together; returns indices of whole GPUs, shape (classes, K)."""
+    """Rounds virtual GPUs up together. Returns the indices of whole GPUs, shape (classes, K)."""
     found = []
     for columns, pools in zip(task.columns, pool_at, strict=True):
         gpus_at = np.full((len(task.problem.classes), pools.shape[1]), -1, dtype=np.int64)
@@ -139,9 +140,9 @@ def _within_cluster(builder: ProgrammeBuilder, task: MilpTask, gpus_at: Sequence
 def _one_per_slot(
     builder: ProgrammeBuilder, problem: PoolingProblem, columns: PipelineColumns, pool_at: Ints
 ) -> None:
-    """At most one pipeline per ordered tuple of classes of full length.
+    """Adds the constraint of at most one pipeline per ordered tuple of classes of full length.
 
-    A shorter pipeline takes any slot that starts with its classes, so it is enough that those
+    A shorter pipeline takes any slot that starts with its classes, so it suffices that pipelines
     with a common start are no more than the slots with that start.
     """
     used = builder.variables(np.ones(len(columns)), integer=True)
@@ -156,7 +157,7 @@ def _one_per_slot(
 def slot_limits(
     columns: PipelineColumns, classes: int
 ) -> Iterator[tuple[npt.NDArray[np.bool_], int]]:
-    """Yields sets of columns and how many of each set a model may use at most."""
+    """Yields sets of columns, and how many columns of each set a model may use at most."""
     width = columns.gpu_class.shape[1]
     for length in range(1, width + 1):
         for start in product(range(classes), repeat=length):

@@ -1,8 +1,8 @@
-"""The choice without whole numbers: a small linear programme that bounds all plans.
+"""Relaxation: the choice without whole numbers, a small linear programme that bounds all plans.
 
 A column at rate x takes x / (rate of a GPU) of a GPU for each of its pools, so only the rates are
-left as variables, with one row per class and one per model. Its prices tell which columns cannot
-be part of a plan better than a known one.
+left as variables, with one row per class and one per model. Its dual prices tell which columns
+cannot be part of a better plan than a known one.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from catenary_scheduler.planning.pooled.solving.sparse import INFINITY, Programm
 
 @dataclass(frozen=True, slots=True)
 class Relaxation:
-    """An optimal solution; the objective is to be minimised."""
+    """An optimal solution of the relaxation, whose objective is to be minimised."""
 
     flows: tuple[Floats, ...]
-    """Per model the rate of each column."""
+    """Rate of each column, by model."""
     bound: float
     price_of_gpu: Floats
-    """Per class: what one GPU more would save, plus what it costs."""
+    """Saving from one GPU more, plus its cost, by class."""
     worth_of_rate: Floats
-    """Per model: what one request per second less would save."""
+    """Saving from one request per second less, by model."""
 
 
 def relax(task: MilpTask) -> Relaxation | None:
@@ -89,16 +89,16 @@ def _solved(
 def may_improve(
     task: MilpTask, relaxation: Relaxation, model: int, value: float
 ) -> npt.NDArray[np.bool_]:
-    """Returns which columns of a model a plan better than a known one may use.
+    """Returns a mask of the columns of a model that a better plan than a known one may use.
 
-    A pool that is there has at least one GPU (one virtual GPU where they are shared). At the prices
-    of the relaxation, a pipeline at rate x then loses at least price x max(1, x / rate) over its
-    pools minus the worth of x. That is least where some pool is just full, and no plan that loses
-    more than the known one is behind the bound can be better.
+    Every pool has at least one GPU (one virtual GPU where they are shared). At the prices of the
+    relaxation, a pipeline at rate x then loses at least price x max(1, x / rate) over its pools
+    minus the worth of x. That is least where some pool is exactly full. A plan cannot be better if
+    it loses more than the difference between the known plan and the bound.
 
     Args:
-        task: What is to be solved.
-        relaxation: Of it.
+        task: The task to solve.
+        relaxation: The relaxation of the task.
         model: Index of the model.
         value: Objective of the known plan, to be minimised.
     """

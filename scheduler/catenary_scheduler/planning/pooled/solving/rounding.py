@@ -1,4 +1,4 @@
-"""From rates of columns, as a solver gives them, to pools that fit the cluster."""
+"""Rounding of a solver's rates of columns to pools that fit the cluster."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from catenary_scheduler.planning.pooled.objectives import MaxThroughput
 from catenary_scheduler.planning.pooled.solving.milp import MilpTask, slot_limits
 
 SOLVER_TOLERANCE = 1e-6
-"""Of a GPU: solvers keep their constraints only this well."""
+"""Fraction of a GPU by which solvers may violate their constraints."""
 _HALVINGS = 40
 
 
 def rounded(task: MilpTask, flows: Sequence[Floats]) -> list[list[ChosenPipeline]] | None:
     """Returns pipelines for the rates, or None if they do not fit.
 
-    For the most throughput all rates may be lowered by one factor until their pools fit.
+    If the objective is throughput, all rates may be lowered by one factor until their pools fit.
 
     Args:
-        task: For its columns, rules and number of GPUs.
-        flows: Per model the rate of each column.
+        task: The task, with its columns, rules and numbers of GPUs.
+        flows: Rate of each column, by model.
     """
     chosen = _pipelines(task, flows, 1.0)
     if not _fits(task, chosen) and isinstance(task.objective, MaxThroughput):
@@ -55,7 +55,7 @@ def _of_model(columns: PipelineColumns, flow: Floats, *, whole_gpus: bool) -> li
     unit = some.level if whole_gpus else np.ones_like(some.level)
     size = np.ceil(flow[used, None] / (some.rate * unit) - SOLVER_TOLERANCE).clip(0)
     kept = np.flatnonzero(size.max(axis=1, initial=0) > 0)
-    # A pool that needs next to nothing needs one all the same.
+    # Even a pool that needs next to nothing needs one.
     least = (some.gpu_class >= 0).astype(np.int64)
     vgpus = np.maximum(size.astype(np.int64), least) * unit
     return [
@@ -70,7 +70,7 @@ def _fits(task: MilpTask, chosen: Sequence[Sequence[ChosenPipeline]]) -> bool:
 
 
 def keeps_slots(task: MilpTask, chosen: Sequence[Sequence[ChosenPipeline]]) -> bool:
-    """Returns whether no model has more pipelines than the rules have slots for them."""
+    """Returns True if no model has more pipelines than the rules have slots for them."""
     if not task.reference_rules:
         return True
     for columns, pipelines in zip(task.columns, chosen, strict=True):

@@ -1,4 +1,4 @@
-"""Which solver takes a task."""
+"""Choice of the solver for a task."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from catenary_scheduler.planning.pooled.solving.exact import solve_exactly
 Solver = Literal["auto", "dp", "highs"]
 
 _MOST_CELLS, _MOST_ROWS = 20_000, 400
-"""Of a table that the dynamic programme fills in about a second."""
+"""Size of a table that the dynamic programme fills in about a second: cells and rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class SolveRequest:
-    """A task and who is to solve it."""
+    """A task, its objective, and the solver that is asked for."""
 
     problem: PoolingProblem
     objective: Objective
     rates: Sequence[float] | None
-    """What every model must reach; None asks for the most throughput."""
+    """Rate that each model must reach; None asks for the most throughput."""
     solver: Solver
     seconds_left: Callable[[], float]
-    """For HiGHS."""
+    """Returns the seconds that HiGHS may still take."""
 
     def takes_dp(self, axes: TableAxes) -> bool:
-        """Returns whether the dynamic programme is asked for, or is quick enough to take."""
+        """Returns True if the dynamic programme is asked for, or fast enough to be chosen."""
         small = axes.cells <= _MOST_CELLS and axes.rows <= _MOST_ROWS
         return self.solver == "dp" or (self.solver == "auto" and small)
 
@@ -49,7 +49,7 @@ def solve_by_free_rules(request: SolveRequest) -> PooledSolution | None:
     axes = axes_of(request.problem)
     if request.takes_dp(axes):
         return free_exactly(request, candidates, axes)
-    # Imported where it is needed: HiGHS takes longer to load than a small plan takes to make.
+    # HiGHS is imported only here, because it takes longer to load than a small plan takes to make.
     from catenary_scheduler.planning.pooled.solving.highs import SolverLimits, solve_with_highs
     from catenary_scheduler.planning.pooled.solving.milp import MilpTask
 
@@ -65,12 +65,12 @@ def free_exactly(
     *,
     share: bool = True,
 ) -> PooledSolution | None:
-    """Returns the optimum of our own rules by the dynamic programme, or None.
+    """Returns the optimum under our own rules by the dynamic programme; None if there is none.
 
     Args:
-        request: What is to be solved.
-        candidates: Per model.
-        axes: Of the tables.
+        request: The task to solve.
+        candidates: Candidates of each model.
+        axes: The axes of the tables.
         share: Whether two pipelines may share a GPU.
     """
     tables = [FreeRateTable(per_model, axes, share=share) for per_model in candidates]
@@ -78,7 +78,10 @@ def free_exactly(
 
 
 def all_candidates(problem: PoolingProblem) -> list[ColumnCandidates]:
-    """Returns the candidates of every model; raises for one without a feasible pipeline."""
+    """Returns the candidates of every model.
+
+    Raises PlanInfeasible for a model without a feasible pipeline.
+    """
     candidates = []
     for model in problem.models:
         candidates.append(candidates_of(problem, model))

@@ -1,4 +1,4 @@
-"""A mixed-integer programme under construction, handed to HiGHS in one piece."""
+"""Builder of a mixed-integer programme, which is handed to HiGHS in one piece."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ INFINITY = highspy.kHighsInf
 
 
 class ProgrammeBuilder:
-    """Variables are at least 0; rows are added one by one or many of equal length at a time."""
+    """A programme under construction.
+
+    Variables are at least 0; rows of equal length can be added together.
+    """
 
     def __init__(self) -> None:
         self._upper: list[Floats] = []
@@ -26,22 +29,22 @@ class ProgrammeBuilder:
         self._upper_of_rows: list[Floats] = []
 
     def variables(self, upper: Floats, *, integer: bool) -> Ints:
-        """Adds variables with these upper bounds; returns their indices."""
+        """Adds variables with these upper bounds, and returns their indices."""
         self._upper.append(upper)
         self._integer.append(np.full(len(upper), integer))
         begin, self._size = self._size, self._size + len(upper)
         return np.arange(begin, self._size)
 
     def minimise(self, index: Ints, cost: float) -> None:
-        """Adds cost x the variables to the objective."""
+        """Sets the cost of some variables in the objective."""
         self._cost |= dict.fromkeys(index.tolist(), cost)
 
     def row(self, index: Ints, value: Floats, *, least: float, most: float = INFINITY) -> None:
-        """Adds least <= sum of value x variable <= most."""
+        """Adds the constraint least <= sum of value x variable <= most."""
         self.rows(index[None, :], value[None, :], least=least, most=most)
 
     def rows(self, index: Ints, value: Floats, *, least: float, most: float = INFINITY) -> None:
-        """Adds rows; index and value have shape (rows, length)."""
+        """Adds several constraints; `index` and `value` have shape (rows, length)."""
         self._index.append(index.reshape(-1))
         self._value.append(value.reshape(-1))
         self._lengths.append(np.full(len(index), index.shape[1]))
@@ -49,7 +52,6 @@ class ProgrammeBuilder:
         self._upper_of_rows.append(np.full(len(index), most))
 
     def build(self) -> highspy.HighsLp:
-        """Returns the programme."""
         cost = np.zeros(self._size)
         cost[list(self._cost)] = list(self._cost.values())
         lengths = np.concatenate(self._lengths)
