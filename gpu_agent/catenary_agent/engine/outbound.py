@@ -52,7 +52,7 @@ class LinkHub(Protocol):
         """Returns an open link to a peer.
 
         Raises:
-            CatenaryError: The peer cannot be reached within `timeout_s` seconds.
+            PartitionLost: The peer is unknown, or cannot be reached within `timeout_s` seconds.
         """
         ...
 
