@@ -21,7 +21,7 @@ from catenary_services.errors import Overloaded
 
 @dataclass(frozen=True, slots=True)
 class TokenCacheShape:
-    """What one token takes in one block."""
+    """The shape and format of one token's cache in one block."""
 
     heads: int
     head_size: int
@@ -74,7 +74,7 @@ class SlotPool:
 
     @property
     def spare_bytes(self) -> int:
-        """Of that row: beside the slots the pool takes nothing else."""
+        """The bytes of the scratch row, which the pool takes beside its slots."""
         return self.keys[self.scratch].nbytes + self.values[self.scratch].nbytes
 
     @property

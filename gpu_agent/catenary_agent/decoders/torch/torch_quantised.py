@@ -68,7 +68,7 @@ class EightBitLinear(torch.nn.Module):
 
 
 class FourBitLinear(torch.nn.Module):
-    """One of 16 steps times a scale plus an offset, of every group of inputs."""
+    """A linear layer of 16 steps times a scale plus an offset, both per group of inputs."""
 
     codes: torch.Tensor
     """The codes: uint8 [outputs, inputs / 2] with the first of two inputs in the upper half; for

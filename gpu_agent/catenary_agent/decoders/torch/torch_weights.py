@@ -80,7 +80,7 @@ class ScaledModule(torch.nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """What weights are held in, and where."""
+    """The device and the number format of weights."""
 
     device: torch.device
     dtype: torch.dtype

@@ -30,7 +30,7 @@ _LARGEST = 32768.0
 
 @dataclass(frozen=True, slots=True)
 class MatrixOperand:
-    """Rows as a matrix is multiplied with them."""
+    """Rows in the form in which a matrix is multiplied with them."""
 
     rows: torch.Tensor
     """The rows, [n, inputs], or [2 n, inputs] if `halves`: float32 on a CPU, else of the matrix's
@@ -143,7 +143,7 @@ class WideModule(torch.nn.Module):
 
 
 class WideNorm(torch.nn.Module):
-    """`torch.nn.LayerNorm` of float32 with weights of 16 bits, which PyTorch's does not take."""
+    """A `torch.nn.LayerNorm` of float32 rows with 16-bit weights, which PyTorch's own rejects."""
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
