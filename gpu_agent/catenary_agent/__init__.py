@@ -1,7 +1,7 @@
 """The agent: one process per GPU (or virtual GPU) that runs partitions of models in booked order.
 
 devices/        what a device is called, how much it holds, what its errors mean
-partitioning/ front ends of model files: a model as a graph, ranges of blocks as smaller models
+partitioning/   front ends of model files: a model as a graph, ranges of blocks as smaller models
 preparing/      cuts a model into blocks, once, before it is served
 profiling/      what each block costs on a device, measured or estimated
 executors/      runs a range of blocks on a CPU, a CUDA device or an emulated one

@@ -41,7 +41,7 @@ _ARCHITECTURE = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)(?P
 
 @dataclass(frozen=True, slots=True)
 class InstalledLibraries:
-    """What of the installed libraries matters for a GPU."""
+    """The facts about installed libraries that matter for a GPU."""
 
     torch: str = ""
     """PyTorch's version; empty if it is not installed."""

@@ -72,7 +72,7 @@ class Outbox:
         return taken
 
     def put_back(self, messages: Sequence[OutgoingMessage]) -> None:
-        """Queues what `take` returned in front again: the stream broke while it was sent."""
+        """Puts messages back to the front after the stream broke while they were sent."""
         self._queue.extendleft(reversed(messages))
         self._shrink()
         self._due.set()

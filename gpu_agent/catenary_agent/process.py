@@ -314,7 +314,7 @@ class AgentProcess:
                 pass
 
     async def _drain_order(self) -> None:
-        """Answers Drained when nothing is left; the process goes on and may be used again."""
+        """Answers with Drained when nothing is left; the process stays usable."""
         await self._wait_idle(self.settings.drain_timeout_s)
         self._tell(_DRAINED)
 
@@ -323,7 +323,7 @@ class AgentProcess:
         return self.engine.held_batches == 0 and self.generation.sessions == 0
 
     async def _wait_idle(self, timeout_s: float) -> bool:
-        """Returns True as soon as neither batches nor sessions are held, False if time runs out."""
+        """Returns True once neither batches nor sessions are held, False on timeout."""
         deadline = time.monotonic() + timeout_s
         while not self._is_idle:
             left_s = deadline - time.monotonic()

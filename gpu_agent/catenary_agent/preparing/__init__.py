@@ -1,6 +1,6 @@
 """Preparation of a model, once, before it is served: it is cut into a chain of blocks.
 
-  probe, onnx_probe, torch_probe   run the model once: sizes, batch dimension, times
-  cutting                          the choice of cuts
-  prepare                          all of it; writes `blocks.json` beside the model
+probe, onnx_probe, torch_probe   run the model once: sizes, batch dimension, times
+cutting                          the choice of cuts
+prepare                          all of it; writes `blocks.json` beside the model
 """

@@ -52,7 +52,7 @@ class CutCandidates:
         )
 
     def objective(self, chosen: Sequence[int]) -> float:
-        """Returns what `chosen` (indices into `positions`, ascending) costs; lower is better."""
+        """Returns the objective of ascending indices into `positions`; lower is better."""
         edges = [0.0, *(self.cost_before[i] for i in chosen), self.total_cost]
         target = self.total_cost / (len(chosen) + 1)
         imbalance = sum(

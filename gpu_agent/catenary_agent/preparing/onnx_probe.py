@@ -1,4 +1,4 @@
-"""Runs an ONNX model whole, with every intermediate value visible and every node timed."""
+"""Probing runs of a whole ONNX model, with every value visible and every node timed."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ meanwhile."""
 
 @dataclass(frozen=True, slots=True)
 class WatchdogRules:
-    """When a step counts as stuck."""
+    """The ages at which steps count as stuck."""
 
     floor_ns: Nanoseconds
     factor: float
