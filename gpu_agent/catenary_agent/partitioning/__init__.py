@@ -3,7 +3,7 @@
     front end (onnx_graph, torch_graph)   a model file -> an abstract `CutGraph`, and back: a range
                                           of blocks -> a smaller model with only its own weights
     graph                                 the abstract graph: which tensors cross which cut
-    jailed                                orders to the jail about a model, and checks of its answers
+    jailed                                orders to the jail about a model, checks of answers
     parts                                 extracted parts on disk, shared by the agents of a machine
 
 The cuts are chosen in `catenary_agent.preparing`. Boundary `i` of a `BlockTable` consists of every
