@@ -117,7 +117,7 @@ class ControlStream:
         self.invalid: Callable[[], None] = _nothing
         """Called for each message of a scheduler that is invalid."""
         self.leader = ""
-        """Identifies the process (one start of a scheduler) that has the highest epoch seen."""
+        """The id of the scheduler process, new at every start, that has the highest epoch seen."""
         self._sent = asyncio.Event()
         self._writing = False
 

@@ -80,8 +80,7 @@ class Outbox:
     def _shrink(self) -> None:
         if len(self._queue) <= self._capacity:
             return
-        # Rare (a scheduler away for long under load), so a tenth of the capacity is dropped at
-        # once.
+        # Rare (a scheduler is away for long under load), so a tenth of the capacity goes at once.
         excess = len(self._queue) - self._capacity + self._capacity // 10
         kept: deque[OutgoingMessage] = deque()
         for message in self._queue:

@@ -148,7 +148,7 @@ def mps_answers() -> bool:
 
 
 def _pin(cores: Sequence[int]) -> None:
-    # macOS and Windows have no pinning; there the number of threads is the only limit
+    # On macOS and Windows, which have no pinning, only the number of threads is limited.
     if not hasattr(os, "sched_setaffinity"):
         return
     try:

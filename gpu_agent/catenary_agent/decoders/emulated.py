@@ -196,7 +196,7 @@ class EmulatedDecoder:
             spent += max(cost.prefill_floor_ns, line_ns)
         if len(rows) == 1 and rows[0][2].decode_lone_ns:
             spent += rows[0][2].decode_lone_ns
-        # one pass from the first entry on, and for each row the blocks from its own entry on
+        # The pass goes from the first entry on; each row adds the blocks from its own entry on.
         elif rows:
             spent += self._cost_from(min(entry for entry, _, _ in rows)).decode_ns
             for _, cached, cost in rows:

@@ -147,7 +147,7 @@ def of_executor(error: Exception, what: str, otherwise: CatenaryError | None) ->
     """
     if otherwise is None or error_kind_of(error) is not DeviceErrorKind.OTHER:
         text = (str(error).splitlines() or [""])[0][:300]
-        # to be raised `from error`, which has the details
+        # The caller raises it `from error`, which has the details.
         return InternalError(f"{what} failed: {text}")
     return otherwise
 

@@ -27,7 +27,7 @@ def try_admit(
     batchers: Sequence[PartitionBatcher],
     incoming: IncomingMigration | None = None,
 ) -> Session | CatenaryError:
-    """Returns a session that holds its block slots, or the error that `admit` raised."""
+    """Returns a session that holds its block slots, or the error that prevents it."""
     try:
         return admit(event, batchers, incoming)
     except CatenaryError as error:

@@ -110,7 +110,7 @@ class Canary:
 
         await on_thread(run)
         if answer:
-            # file access may wait for the disk
+            # File access may block, so it happens on another thread.
             await asyncio.to_thread(self.compare, key, kind, answer)
 
     def compare(self, key: PartitionKey, kind: CanaryKind, answer: Answer) -> None:

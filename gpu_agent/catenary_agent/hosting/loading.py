@@ -177,8 +177,7 @@ class PartitionLoader:
             )
             await self._check_answer(executor, content, order)
         except BaseException:
-            # A measurement may still be running; the executor is closed behind it on the same
-            # thread.
+            # A measurement may still run; the executor is closed behind it on the same thread.
             self._engine.add_step(lambda: _close(executor))
             raise
         loaded = LoadedPartition(
@@ -281,7 +280,7 @@ class PartitionLoader:
         runtime = runtime_of(host.device, choice) or ""
         held = table.held_by(runtime, host.repository.manifest(key.model).precision)
         tokens = layout.memory_tokens(commits_on_use=on_use)
-        # The part that is known before anything is read; `DecoderLoader` checks the whole later.
+        # Only the caches are known before anything is read; `DecoderLoader` checks the whole later.
         self._check_fits(key, held.slot_bytes(tokens))
         executor = load_decoder(
             host.repository, key, host.device, layout, host.threads, choice.library, choice.numbers

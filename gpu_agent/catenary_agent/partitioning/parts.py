@@ -53,7 +53,7 @@ class PartName:
     cut: str
     """The SHA-256 of the tensors at its two ends."""
     variant: str
-    """The library that reads it, and the way it was built."""
+    """The library that the part is for, with its version where that matters, e.g. "onnx"."""
     cutter: int = _FORMAT
 
     @staticmethod
@@ -129,7 +129,7 @@ def _cached(cache: Path, name: PartName, build: Callable[[Path], None]) -> Verif
         try:
             made.rename(final)
         except OSError:
-            # a real failure, rather than another builder that finished first
+            # If another builder finished first the folder exists; anything else is a real failure.
             if not final.is_dir():
                 raise
         sync_folder(cache)

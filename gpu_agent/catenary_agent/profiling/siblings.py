@@ -59,8 +59,7 @@ class SiblingProcesses:
                 raise self._died(number) from None
         answers = self._answers(time.monotonic() + ANSWER_S)
         failures = [answer for answer in answers if isinstance(answer, OrderFailed)]
-        # A worker whose sibling failed first reports only that, so the actual cause is sorted
-        # first.
+        # A worker whose sibling failed first reports only that; the actual cause sorts first.
         failures.sort(key=lambda failure: failure.reason == InternalError.reason)
         if failures:
             raise error_of_reason(failures[0].reason, failures[0].message)

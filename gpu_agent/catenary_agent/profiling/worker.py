@@ -145,8 +145,7 @@ class _VirtualGpu:
             # Served parts write into given buffers wherever the shapes are known.
             known = executor.output_shapes([array.shape for array in arrays]) is not None
             outputs = results if known and all(r.flags.writeable for r in results) else None
-        # The first to arrive resets the counter of the last order; no run begins before all are
-        # here.
+        # The first to arrive resets the counter; no run begins before all siblings are here.
         if barriers.barrier.wait(BARRIER_S) == 0:
             barriers.enough.value = 0
         barriers.barrier.wait(BARRIER_S)

@@ -93,7 +93,8 @@ def import_decoder(
             try:
                 made.folder(key).rename(target)
             except OSError:
-                # a real failure, rather than another import that finished first
+                # If another import finished first the target exists; anything else is a real
+                # failure.
                 if not target.exists():
                     raise
     return repository.decoder_table(key)

@@ -215,8 +215,7 @@ class OnnxDecoder:
         self._segments = segments
         self._book.layout = layout
         needed = [self._rows.through(block) for block in range(*self.key[1:])]
-        # Running sessions may be longer than the new layout allows, or have entered at other
-        # blocks.
+        # Running sessions may be longer than the new layout allows, or have other entry blocks.
         room = CacheLayout(
             layout.block_slots,
             max([layout.session_tokens, *self._book.limits.values()]),

@@ -80,12 +80,11 @@ class TorchArrayBackend:
         )
         these = self.put(rows)
         logits = values[these]
-        # Beside logits and counts this needs at most three times a block, because tensors are
-        # reused.
+        # Beside logits and counts this takes three blocks at most, because tensors are reused.
         changed = logits * repetition
         torch.where(logits < 0, changed, logits / repetition, out=changed)
         torch.where(counts > 0, changed, logits, out=logits)
-        # these counts are a copy: from here on the number of occurrences in the answer
+        # These counts are a copy; from here on they are the occurrences in the answer.
         counts >>= 1
         off = changed.copy_(counts)
         off *= frequency

@@ -219,8 +219,7 @@ class TorchDecoder:
             made = row_results(self._chooser, logits, [items[i] for i in ends])
             for i, result in zip(ends, made, strict=True):
                 results[i] = result
-        # On a CPU these tensors belong to this step alone; those of a CUDA graph are copied by
-        # cpu().
+        # On a CPU these tensors belong to this step; those of a CUDA graph are copied by cpu().
         if any(item.want == "hidden" for item in items):
             states = hidden.cpu().numpy()
             for i, item in enumerate(items):
@@ -258,8 +257,7 @@ class TorchDecoder:
         self._graphs = None
         with self._on_stream():
             if self._device.type == "cuda":
-                # Old and new pool may not fit side by side, so a third one has only the rows in
-                # use.
+                # Old and new pool may not fit side by side: a third has only the rows in use.
                 longest = max(book.cached.values(), default=1)
                 used = SlotPool(book.used, max(1, longest), self._layers, self._shape)
                 used.adopt(old, self._caches, book.cached)
@@ -284,7 +282,7 @@ class TorchDecoder:
     def _renew_graphs(self) -> None:
         if self._kernel is AttentionKernel.FLASH:
             self._graphs = DecodeGraphs(self._model, self._pool, self.table.hidden_size)
-            # otherwise sessions are waiting, and buckets are captured when they are needed
+            # With sessions waiting, buckets are captured only when they are needed.
             if not self._caches:
                 with torch.inference_mode():
                     self._graphs.capture(max(1, self.layout.block_slots // self._layers))

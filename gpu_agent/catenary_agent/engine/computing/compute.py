@@ -45,8 +45,7 @@ class ComputeThread(Generic[T]):
 
     def take_back(self, job: T) -> bool:
         """Removes a job that has not begun; returns False if it has."""
-        # Both deque operations are atomic. The token that is left behind finds no job and is
-        # harmless.
+        # Both deque operations are atomic. The token that is left finds no job and is harmless.
         try:
             self._jobs.remove(job)
         except ValueError:

@@ -229,8 +229,7 @@ def _compute(batch: Batch) -> None:
     ):
         raise InternalError("the partition did not keep the number of rows")
     if targets is None:
-        # Tensors passed through are views of received memory, which is released before the
-        # delivery.
+        # Tensors passed through are views of received memory, which is released before delivery.
         outputs = [_own(output, inputs) for output in outputs]
     batch.outputs = outputs
 

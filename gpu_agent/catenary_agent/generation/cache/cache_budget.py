@@ -59,7 +59,7 @@ def affordable(
 ) -> tuple[list[SessionWork], int]:
     """Returns the part of a step that fits into memory, and the number of decode rows in it.
 
-    Sessions that need too much are failed.
+    The youngest sessions are failed until the others fit.
     """
     if not batcher.executor.layout.cache_tokens:
         return works, decode_rows
@@ -75,7 +75,7 @@ def affordable(
             left.append(work)
             continue
         decode_rows -= index < decode_rows
-        # counted here, since `take` removed the rows from `chunks` already
+        # These bytes are counted here, since `take` removed the rows from `chunks` already.
         if not work.session.spec.is_first:
             sessions.out.consumed_bytes += work.inputs.nbytes
     return left, decode_rows

@@ -125,8 +125,7 @@ class CachePusher:
         """Queues a cache send at its peer, if it has rows to export."""
         if cache_send.has_more:
             line = self._lines.setdefault(cache_send.peer, _Line())
-            # A send that has begun goes first: its session is handed over sooner, and its slots are
-            # freed.
+            # A send that has begun goes first, so its session is handed over and frees its slots.
             add = line.queue.appendleft if cache_send.has_begun else line.queue.append
             add((session, cache_send))
             self._pump(cache_send.peer, line)

@@ -33,7 +33,7 @@ class SentCacheReporter:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, peer: str, nbytes: int, sending_ns: int) -> None:
-        """Counts a frame of caches that left for a peer after `sending_ns`."""
+        """Counts a frame of caches that left for a peer in `sending_ns` nanoseconds."""
         link = self._links.get(peer)
         if link is None:
             link = self._links[peer] = scheduler_pb2.CachesSent.Link(peer_id=peer)

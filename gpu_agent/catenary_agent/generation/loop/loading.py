@@ -81,8 +81,7 @@ class DecoderLoader:
             batcher.cost = await self._measure(executor)
             await self._check_answer(executor, content)
         except BaseException:
-            # A measurement may still be running; the executor is closed behind it on the same
-            # thread.
+            # A measurement may still run; the executor is closed behind it on the same thread.
             self._generation.add_call(executor.close)
             raise
         loaded = LoadedDecoder(batcher, layout, batcher.cost, content, step)

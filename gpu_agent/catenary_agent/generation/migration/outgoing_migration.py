@@ -69,13 +69,16 @@ class OutgoingMigration:
         self.waits = set(self.agents)
 
     def next_round(self, least: int) -> bool:
-        """Begins another round; returns False if the last one added few tokens, or hardly fewer.
+        """Begins another round, unless few tokens were added since the last, or over half as many.
 
         Rows travel while tokens are computed, so a round adds what was computed during the round
         before. Another round is worthwhile as long as that number halves.
 
         Args:
             least: At most this many added tokens count as few.
+
+        Returns:
+            True if another round has begun.
         """
         cached = len(self.session.tokens) - 1
         added = cached - self.asked

@@ -27,8 +27,8 @@ _SHORT_CHUNKS = 4
 _SHORTEST_CHUNKS = 8
 """The number of parts any chunk is divided into while a moved stream is about to continue here."""
 _FEWEST_TOKENS = 4
-"""The fewest tokens a step takes of a session that still generates elsewhere. With fewer, reading
-its tokens could be slower than generating them."""
+"""The most tokens that a step may take of a session that still generates elsewhere, even while
+steps are short. With fewer, reading its tokens could be slower than generating them."""
 _GENTLE_NS = 500_000_000
 _PACE_SHARE = 0.05
 """The weight of the latest step in the exponential average `BatcherWork.pace`."""

@@ -154,8 +154,7 @@ class SessionTable:
             self.retire(batcher)
         self.out.messages.clear()
 
-    # -- batchers
-    # -----------------------------------------------------------------------------------
+    # -- batchers ----------------------------------------------------------------------------------
 
     def retire(self, batcher: PartitionBatcher) -> None:
         """Lets no session begin on a batcher any more; it is closed with its last session."""
