@@ -217,18 +217,18 @@ class DecoderExecutor(Protocol):
         ...
 
     def import_cache(self, session: int, span: CacheSpan, rows: CacheArray) -> None:
-        """Writes keys and values another executor exported into the session's slots.
+        """Writes keys and values that another executor exported into the session's slots.
 
-        The session then has `span.last_token` tokens cached, or more if it had more. Whoever
-        imports sees to it that no row in front of them is missing before the session's next step.
+        The session then has `span.last_token` tokens cached, or more if it had more. The caller
+        ensures that no earlier rows are missing before the session's next step.
 
         Args:
             session: An open session.
-            span: Blocks it runs through here, tokens there is room for.
-            rows: As `export_cache` returns them, in either type; may be read-only.
+            span: Blocks that it runs through here, and tokens that there is room for.
+            rows: An array in the format of `export_cache`; it may be read-only.
 
         Raises:
-            InvalidInput: If the session is not open, has no such room, or the array does not fit.
+            InvalidInput: The session is not open, has no such room, or the array does not fit.
         """
         ...
 

@@ -149,7 +149,7 @@ class EmulatedDecoder:
         self._book.close(session)
 
     def step(self, items: Sequence[StepItem]) -> list[np.ndarray | None]:
-        """Returns zeros and made up tokens after the emulated time; see `DecoderExecutor.step`."""
+        """Returns zeros and made-up tokens after the emulated time; see `DecoderExecutor.step`."""
         started = time.perf_counter_ns()
         self._book.check(items)
         results = [self._result(item) for item in items]

@@ -56,7 +56,7 @@ class GenerationContext:
     tell: Callable[[OutgoingMessage], None]
     """Takes messages for the scheduler; neither blocks nor raises."""
     held: HeldBatches
-    """Counts bytes of received tensors."""
+    """The counter of the bytes of received tensors, shared with the batch engine."""
     meter: GenerationMeter
     tracer: Tracer | None = None
     uplink: EmulatedLink | None = None

@@ -40,7 +40,7 @@ class CutGraph:
     bonds: frozenset[tuple[int, int]] = frozenset()
     """Pairs of nodes never to be separated: (producer, consumer), such as Conv and its Relu."""
     immovable: frozenset[str] = frozenset()
-    """Values that cannot be sent: no batch dimension in a batched model, a tuple, a sequence."""
+    """Values that cannot be sent: without a batch dimension in a batched model, or no tensors."""
 
     def crossing_sets(self) -> list[tuple[str, ...]]:
         """Returns the crossing set of every position 0..n, in order of production.

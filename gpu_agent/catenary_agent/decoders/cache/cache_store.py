@@ -70,7 +70,7 @@ class CacheStore:
     """The cache arrays of a partition's blocks."""
 
     def __init__(self, shape: CacheShape) -> None:
-        """Reserves the address space."""
+        """Reserves the address space of all arrays; memory is committed when it is written."""
         self.shape = shape
         self._maps: list[mmap.mmap] = []
         self.arrays = [(self._reserve(rows), self._reserve(rows)) for rows in shape.rows]

@@ -232,8 +232,8 @@ def check_config(folder: Path, options: ImportOptions) -> None:
 def convert_gguf(file: Path, folder: Path) -> None:
     """Writes the model of a GGUF file as float32 safetensors, with config and tokenizer.
 
-    `transformers` reads the file, whatever its quantisation; the model it makes refuses to be
-    saved as plain weights, so a plain one of the same class takes its tensors over.
+    `transformers` reads the file, whatever its quantisation. The resulting model refuses to be
+    saved as plain weights, so its tensors are assigned to a plain model of the same class.
     """
     import gguf
     import torch

@@ -1,7 +1,7 @@
-"""Bringing language models into the repository: from a GGUF file or a Hugging Face folder.
+"""Import of language models into the repository, from a GGUF file or a Hugging Face folder.
 
-A model is made in the jail (`catenary_services.jail`), in a hidden folder of the repository, and
-renamed when it is whole, so nobody ever sees half of one. It then has
+A model is made in the jail (`catenary_services.jail`) in a hidden folder of the repository, which
+is renamed when it is complete, so no process sees half a model. It then has
 
     model.yaml, blocks.json, decoder.json     what the whole platform reads
     content.json                              the digest of every file here
@@ -10,8 +10,8 @@ renamed when it is whole, so nobody ever sees half of one. It then has
     model.safetensors.index.json              what is in which, with the digest of each
     onnx-fp32/ (onnx-int8/, onnx-int4/)       the graph CPU agents cut by block, and its weights
 
-Agents on GPUs read the weights as they are, so that an import for them (`target` "gpu") makes no
-graph and computes nothing ("ADR 0027"). Shards are linked where they can be, else copied.
+Agents on GPUs read the weights unchanged, so an import for them (`target` "gpu") makes no graph and
+computes nothing ("ADR 0027"). Shards are linked where possible, else copied.
 """
 
 from __future__ import annotations

@@ -93,5 +93,5 @@ def _encoded(
     if dtype != "BF16":
         raise InvalidInput("dtype", f"{dtype!r} is none of {', '.join(ITEM_BYTES)}")
     bits = values.view(np.uint32)
-    # bfloat16 is the upper half of a float32, rounded to nearest, and half-way to even.
+    # A bfloat16 is the upper half of a float32, rounded to nearest, ties to even.
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")

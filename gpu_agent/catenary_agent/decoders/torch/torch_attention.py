@@ -1,8 +1,8 @@
 """Attention of one step over the slot pool, as the attention function of `transformers` layers.
 
-The layers come from `transformers` unchanged; their attention modules call `attend`, which
-stores the new keys and values and attends to what each session has cached. There are three ways to
-compute it, all of them without repeating keys for grouped queries:
+The layers come from `transformers` unchanged. Their attention modules call `attend`, which stores
+the new keys and values and attends to what each session has cached. There are three ways to compute
+it, all of them without repeating keys for grouped queries:
 
 * `FLASH`: one FlashAttention-2 call per layer for the whole mixed batch (Dao, arXiv 2307.08691),
   straight out of the pool: `cum_seq_k` is where each session's extent begins and `seqused_k` how

@@ -71,11 +71,11 @@ class HeldBatches:
         self.remember_gone(batch.identity)
 
     def remember_gone(self, identity: tuple[int, int]) -> None:
-        """Ignores this hop of this batch from now on."""
+        """Makes `is_over` true for this hop of this batch, so that its rows are ignored."""
         _remember(self._gone, identity)
 
     def remember_cancelled(self, batch_id: int) -> None:
-        """Ignores every hop of this batch from now on."""
+        """Makes `is_over` true for every hop of this batch, so that its rows are ignored."""
         _remember(self._cancelled, batch_id)
 
     def is_over(self, batch_id: int, position: int) -> bool:

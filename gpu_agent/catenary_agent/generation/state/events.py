@@ -84,7 +84,7 @@ class MoveMessage:
 
 @dataclass(frozen=True, slots=True)
 class EpochRaised:
-    """A newer scheduler leads."""
+    """A scheduler of a newer epoch leads; an epoch of 0 accepts any scheduler again."""
 
     epoch: int
 
