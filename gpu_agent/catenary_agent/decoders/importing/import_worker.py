@@ -74,7 +74,7 @@ class ImportOptions:
     session_tokens: int = 2048
     """The most tokens of one session; reduced to the model's context length."""
     slo_ns: int = 60 * NANOSECONDS_PER_SECOND
-    """The default of the time within which a whole answer is due."""
+    """Nanoseconds within which a whole answer is due, unless the request says otherwise."""
     max_sessions: int = 32
     """Number of sessions for which an agent holds caches at once."""
     copies: bool = False
