@@ -1,4 +1,4 @@
-"""One process per GPU (or virtual GPU): hosts partitions of models and runs them in booked order.
+"""The agent: one process per GPU (or virtual GPU) that runs partitions of models in booked order.
 
 devices/        what a device is called, how much it holds, what its errors mean
 partitioning/   front ends of model files: a model as a graph, ranges of blocks as smaller models
@@ -11,5 +11,5 @@ generation/     sessions that go around rings of agents
 hosting/        loads and unloads partitions, as the scheduler orders
 supervision/    whether steps end, and what happens if they do not
 
-An agent decides nothing: it loads what the scheduler orders and works its queue off.
+An agent decides nothing: it loads what the scheduler orders and works through its queue.
 """

@@ -1,4 +1,4 @@
-"""Whether what this agent has of a model is what the scheduler ordered."""
+"""Comparison of this agent's copy of a model with the one that the scheduler ordered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from catenary_protos.catenary.v1 import scheduler_pb2
 
 CONTENT = "content"
-"""Detail of an error: the digest of the whole version that is here."""
+"""A key in an error's details: the digest of the version's content on this machine."""
 
 
 def is_content_as_ordered(content: str, order: scheduler_pb2.LoadPartition) -> bool:
@@ -20,15 +20,15 @@ def is_content_as_ordered(content: str, order: scheduler_pb2.LoadPartition) -> b
 
 
 def check_content(what: str, content: str, order: scheduler_pb2.LoadPartition) -> None:
-    """Returns if a digest is the one that was ordered.
+    """Checks that a digest is the one that was ordered.
 
     Args:
-        what: Whose digest it is, for the message.
-        content: The digest here; empty if nothing is known.
-        order: Of the scheduler.
+        what: The object that has the digest, for the message.
+        content: The digest on this machine; empty if it is unknown.
+        order: The order of the scheduler.
 
     Raises:
-        ContentMismatch: it is another one.
+        ContentMismatch: The digests differ.
     """
     if not is_content_as_ordered(content, order):
         raise ContentMismatch(

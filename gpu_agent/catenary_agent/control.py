@@ -1,8 +1,8 @@
-"""The stream to the scheduler that leads: hello, orders down, reports up.
+"""The stream to the leading scheduler: hello, orders down, reports up.
 
-The stream is opened to one of the addresses after another until one welcomes us; a standby refuses
-with UNAVAILABLE. Losing it changes nothing on the data plane: batches go on, and what is to be
-reported waits in the outbox.
+The addresses are tried one after another until a scheduler sends a welcome; a standby refuses with
+UNAVAILABLE. The loss of the stream does not affect the data plane: batches continue, and reports
+wait in the outbox.
 """
 
 from __future__ import annotations
@@ -41,29 +41,32 @@ _log = get_logger("catenary_agent.control")
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 0.4
 _PACK = 1_024
-"""Most messages in one write."""
+"""The most messages in one write."""
 
 _Call = Any  # grpc.aio.StreamStreamCall; its stubs do not know our messages
 
 
 class CommandHandler(Protocol):
-    """Carries out what the scheduler orders. Called on the loop; must not block."""
+    """Carries out the orders of the scheduler.
+
+    Its methods run on the event loop and must not block.
+    """
 
     @property
     def epoch(self) -> int:
-        """Highest epoch seen."""
+        """The highest epoch seen."""
         ...
 
     def raise_epoch(self, epoch: int) -> None:
-        """Obeys nobody below `epoch` from now on."""
+        """Refuses from now on orders of schedulers with a lower epoch."""
         ...
 
     def forget_epoch(self) -> None:
-        """Obeys the next leader, whatever its epoch: the one obeyed so far cannot be true."""
+        """Accepts the next leader whatever its epoch, because the present one is proven wrong."""
         ...
 
     def hello(self) -> scheduler_pb2.AgentHello:
-        """Returns who we are and what we hold, as of now."""
+        """Returns the agent's identity and what it holds, as of now."""
         ...
 
     def obey(self, message: scheduler_pb2.SchedulerToAgentMessage) -> None:
@@ -71,7 +74,7 @@ class CommandHandler(Protocol):
         ...
 
     def heartbeat(self) -> scheduler_pb2.Heartbeat:
-        """Returns what we compute, as of now."""
+        """Returns the running steps, as of now."""
         ...
 
     def refused(self) -> None:
@@ -81,14 +84,14 @@ class CommandHandler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ControlTimeouts:
-    """How often to speak and how long to listen."""
+    """The interval of heartbeats and the longest silence of the scheduler, in seconds."""
 
     heartbeat_s: float = 1.0
     silence_s: float = 3.0
 
 
 class ControlStream:
-    """Keeps a session with whichever scheduler leads."""
+    """Keeps a session with the scheduler that leads."""
 
     def __init__(
         self,
@@ -99,9 +102,9 @@ class ControlStream:
         times: ControlTimeouts | None = None,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """Sends what is put into `outbox`, gives orders to `orders`.
+        """Sends the messages of `outbox` and passes orders to `orders`.
 
-        `metadata` goes with the stream: the scheduler group we belong to, if there are several.
+        `metadata` is sent with the stream: the scheduler group of the agent, if there are several.
         """
         self._addresses = list(addresses)
         self._security = security
@@ -110,11 +113,11 @@ class ControlStream:
         self._times = times or ControlTimeouts()
         self._metadata = tuple(metadata)
         self.connected = asyncio.Event()
-        """Set while a leader has welcomed us."""
+        """Set while a leader has sent a welcome."""
         self.invalid: Callable[[], None] = _nothing
-        """Called for each message of a scheduler that says what cannot be."""
+        """Called for each message of a scheduler that is invalid."""
         self.leader = ""
-        """Which start of a scheduler has the highest epoch seen."""
+        """The id of the scheduler process, new at every start, that has the highest epoch seen."""
         self._sent = asyncio.Event()
         self._writing = False
 
@@ -125,7 +128,7 @@ class ControlStream:
             try:
                 await self._session(address)
             except InvalidMessage as error:
-                # Perhaps another one leads, or will; this one is not worth a tight loop.
+                # Another scheduler may lead now or later; this one is not worth a tight loop.
                 self.invalid()
                 _log.warning("scheduler_unbelievable", address=address, why=error.message)
                 self.connected.clear()
@@ -134,7 +137,7 @@ class ControlStream:
                 _log.info("scheduler_away", address=address, error=_describe(error))
                 self._forget_if_told(error)
             except Exception:
-                # A bug in carrying out one order must not end the agent; a new stream may do.
+                # A bug in carrying out one order must not end the agent; a new stream may work.
                 _log.error("scheduler_stream_failed", address=address, exc_info=True)
             if self.connected.is_set():
                 self.connected.clear()
@@ -143,9 +146,9 @@ class ControlStream:
             pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
 
     def _forget_if_told(self, error: BaseException) -> None:
-        """Drops an epoch that the leader says cannot be: it came from a damaged store, or a liar.
+        """Forgets the epoch if the leader says that it is impossible, after damage or deceit.
 
-        A leader that is merely stale does not say so: its epoch is close to ours.
+        A leader that is merely stale does not say so: its epoch is close to the agent's.
         """
         said = error_of_rpc(error) if isinstance(error, grpc.aio.AioRpcError) else error
         if isinstance(said, InvalidInput) and said.details.get("field") == EPOCH_FIELD:
@@ -154,7 +157,7 @@ class ControlStream:
             self.leader = ""
 
     async def flush(self, timeout_s: float) -> bool:
-        """Returns True once everything queued so far was sent, False if that takes longer."""
+        """Returns True once everything queued so far was sent, False after `timeout_s` seconds."""
         try:
             async with asyncio.timeout(timeout_s):
                 while len(self._outbox) or self._writing:
@@ -165,7 +168,7 @@ class ControlStream:
         return True
 
     async def _session(self, address: str) -> None:
-        """Talks to one scheduler until the stream ends. Always raises why it ended."""
+        """Exchanges messages with one scheduler until the stream ends; always raises the reason."""
         channel = open_channel(address, self._security, role=Role.SCHEDULER)
         try:
             stub: Any = scheduler_pb2_grpc.SchedulerStub(checking(channel))
@@ -179,7 +182,13 @@ class ControlStream:
             await channel.close()
 
     async def _greet(self, call: _Call, address: str) -> None:
-        """Says hello and waits to be welcomed."""
+        """Sends a hello and waits for the welcome.
+
+        Raises:
+            Unavailable: The answer is not a welcome.
+            StaleEpoch: The scheduler is a former leader.
+            InvalidInput: Its epoch is impossible.
+        """
         hello = scheduler_pb2.AgentMessage(hello=self._orders.hello())
         async with asyncio.timeout(self._times.silence_s):
             await _write(call, [hello])
@@ -203,10 +212,11 @@ class ControlStream:
             self._receive(message)
 
     def _is_stale(self, epoch: int, leader: str) -> bool:
-        """True for a former leader, and for a second one of the epoch that we obey already.
+        """Returns True for a former leader, and for a second one with the present epoch.
 
-        Two have the same epoch if Redis forgot that it had granted it (a replica was promoted
-        that lacked the last writes); the one we meet second goes beyond it and comes again.
+        Two schedulers have the same epoch if Redis forgot that it had granted it (a promoted
+        replica lacked the last writes). The one that is met second raises its epoch and connects
+        again.
         """
         if epoch != self._orders.epoch:
             return epoch < self._orders.epoch
@@ -244,7 +254,7 @@ class ControlStream:
         )
 
     async def _write(self, call: _Call) -> None:
-        """Sends what is queued, everything at once, and a heartbeat when one is due."""
+        """Sends all queued messages at once, and a heartbeat when one is due."""
         beat = time.monotonic()
         while True:
             left_s = beat + self._times.heartbeat_s - time.monotonic()
@@ -288,15 +298,15 @@ async def _read(call: _Call) -> scheduler_pb2.SchedulerToAgentMessages:
 async def _first_failure(*endless: Coroutine[Any, Any, None]) -> None:
     """Runs coroutines side by side until one raises, and raises that.
 
-    Not a TaskGroup: until Python 3.12 one that is cancelled while a child fails raises the failure
-    and swallows the cancellation, and `run` would go on for ever.
+    This is no TaskGroup: before Python 3.12, one that is cancelled while a child fails raises the
+    failure and swallows the cancellation, and `run` would never end.
     """
     tasks = [asyncio.ensure_future(each) for each in endless]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             if task.cancelled():
-                # gRPC says so to a writer whose call the reader gave up at the same moment.
+                # gRPC cancels a writer when the reader gives up the call at the same moment.
                 raise Unavailable("the stream was given up")
             task.result()
     finally:
@@ -306,11 +316,11 @@ async def _first_failure(*endless: Coroutine[Any, Any, None]) -> None:
 
 
 def _nothing() -> None:
-    """Nobody counts."""
+    """Default for callbacks that have nothing to do."""
 
 
 def _describe(error: BaseException) -> str:
-    """Returns the cause without gRPC's page of debug text."""
+    """Returns the cause of an error without gRPC's page of debug text."""
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name}: {error.details()}"
     return str(error) or type(error).__name__

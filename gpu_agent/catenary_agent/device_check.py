@@ -1,7 +1,7 @@
-"""Whether an agent can compute on its GPU at all, found out before it says that it is ready.
+"""A check that an agent can compute on its GPU, before it reports that it is ready.
 
 A driver that is too old, a wheel built for other cards, memory that another process holds: each
-would otherwise be found by the first request. What is missing is said in one sentence, as an error
+would otherwise be found by the first request. The fault is described in one sentence, as an error
 of the configuration. `what_is_missing` decides from facts alone; `check_device` gathers them.
 """
 
@@ -28,43 +28,43 @@ _log = get_logger("catenary_agent.devices.device")
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
 LEAST_SHARE = 0.75
-"""An agent that finds less free than this share of what it counts on is refused. Not all of it has
-to be free: contexts of virtual GPUs beside it take some hundred megabytes each."""
+"""The least free memory, as a share of `memory_bytes`, with which an agent starts. It is below 1
+because contexts of virtual GPUs beside it take some hundred megabytes each."""
 _OLDEST_DRIVERS = {11: "R450", 12: "R525", 13: "R580"}
-"""Per CUDA: the first driver of its time. Within one major version any driver runs any runtime."""
+"""The first driver series of each CUDA major version, within which any driver runs any runtime."""
 _OLD_CARDS: Version = (7, 5)
-"""Below this (Turing) CUDA 13 has nothing for a card."""
+"""Compute capabilities below this (Turing) are not supported by CUDA 13."""
 _NEWEST_CUDA = 13
-"""Of which there is an extra."""
+"""The newest CUDA major version for which there is an extra."""
 _ARCHITECTURE = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)(?P<only>[af]?)")
 
 
 @dataclass(frozen=True, slots=True)
 class InstalledLibraries:
-    """What of the installed libraries matters for a GPU."""
+    """The facts about installed libraries that matter for a GPU."""
 
     torch: str = ""
-    """PyTorch's version; empty: not installed."""
+    """PyTorch's version; empty if it is not installed."""
     torch_cuda: Version | None = None
-    """CUDA it was built with; None: built without."""
+    """The CUDA version PyTorch was built with; None if it was built without."""
     torch_architectures: Sequence[str] = ()
-    """It has kernels for, e.g. "sm_90", "compute_90"."""
+    """The architectures PyTorch has kernels for, e.g. "sm_90", "compute_90"."""
     onnx: str = ""
-    """ONNX Runtime's version; empty: not installed."""
+    """ONNX Runtime's version; empty if it is not installed."""
     onnx_providers: Sequence[str] = ()
     onnx_cuda: Version | None = None
-    """CUDA it was built with, as far as its package says."""
+    """The CUDA version ONNX Runtime was built with; None if its package does not say."""
 
 
 def check_device(device: Device, memory_bytes: int) -> None:
-    """Returns if an agent can compute on `device`; a CUDA device is looked at, others are not.
+    """Checks that an agent can compute on `device`, if that is a CUDA device.
 
     Args:
-        device: Of the agent.
-        memory_bytes: It counts on for partitions.
+        device: The device of the agent.
+        memory_bytes: The memory it intends to use for partitions.
 
     Raises:
-        InvalidInput: With the one sentence of what is missing.
+        InvalidInput: It cannot; the message has one sentence that says why.
     """
     if device.kind != "cuda":
         return
@@ -95,8 +95,8 @@ def what_is_missing(
 ) -> str | None:
     """Returns what keeps an agent from computing on a GPU, as one sentence; None if nothing does.
 
-    One library that fits is enough: an agent of vision models needs no PyTorch, one of language
-    models no ONNX Runtime. A model for the other one is refused when it is loaded.
+    One suitable library is enough: an agent of vision models needs no PyTorch, one of language
+    models no ONNX Runtime. A model for the other library is refused when it is loaded.
     """
     if device.index >= len(driver.cards):
         there = len(driver.cards)
@@ -120,11 +120,11 @@ def what_is_missing(
 
 
 def runs_on(architectures: Sequence[str], capability: Version) -> bool:
-    """Returns whether kernels built for some architectures run on a card.
+    """Returns True if kernels built for some architectures run on a card.
 
     Machine code ("sm_") runs on cards of the same major version that are no older; code of an
-    intermediate form ("compute_") is compiled by the driver for any card that is no older. A
-    letter behind it binds code to one card ("a") or, with "f", to those of its major version.
+    intermediate form ("compute_") is compiled by the driver for any card that is no older. A suffix
+    "a" restricts code to one card, "f" to those of its major version.
     """
     for each in architectures:
         found = _ARCHITECTURE.fullmatch(each)
@@ -176,7 +176,7 @@ def _driver_needed(cuda: Version, driver: CudaDriver) -> str:
 
 
 def _advice(card: CudaDevice, driver: CudaDriver) -> str:
-    """Says what to install, or to update; docs/gpus.md has the table."""
+    """Returns advice on what to install or update; docs/gpus.md has the table."""
     if card.capability < _OLD_CARDS:
         return "install the extra cuda12 with a cu126 build of PyTorch (docs/gpus.md)"
     if driver.cuda[0] < _NEWEST_CUDA:
@@ -185,7 +185,7 @@ def _advice(card: CudaDevice, driver: CudaDriver) -> str:
 
 
 def installed_wheels() -> InstalledLibraries:
-    """Returns what of PyTorch and ONNX Runtime is installed here; imports them."""
+    """Returns the facts about PyTorch and ONNX Runtime, both of which it imports."""
     return InstalledLibraries(**_torch_facts(), **_onnx_facts())  # type: ignore[arg-type]
 
 
@@ -196,7 +196,7 @@ def _torch_facts() -> dict[str, object]:
 
     if torch.version.cuda is None:
         return {"torch": torch.__version__}
-    # `torch.cuda.get_arch_list` is empty wherever CUDA does not start, which is to be explained.
+    # `torch.cuda.get_arch_list` is empty wherever CUDA does not start, the case to be explained.
     flags = torch._C._cuda_getArchFlags()
     return {
         "torch": torch.__version__,
@@ -218,7 +218,7 @@ def _onnx_facts() -> dict[str, object]:
 
 
 def _onnx_cuda() -> Version | None:
-    """Returns the CUDA of the package onnxruntime-gpu, by the libraries its extra names."""
+    """Returns the CUDA version of onnxruntime-gpu from its extra's libraries; None if unknown."""
     try:
         needs = importlib.metadata.requires("onnxruntime-gpu") or []
     except importlib.metadata.PackageNotFoundError:

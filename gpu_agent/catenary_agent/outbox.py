@@ -1,4 +1,4 @@
-"""What waits to be told to the scheduler, also while there is none."""
+"""The queue of messages to the scheduler, which keeps them while no scheduler leads."""
 
 from __future__ import annotations
 
@@ -16,30 +16,29 @@ if TYPE_CHECKING:
 _log = get_logger("catenary_agent.outbox")
 
 LINGER_S = 0.01
-"""Reports that nobody waits for gather this long: a write costs far more than a report in it."""
+"""Seconds for which mere reports are gathered: a write costs far more than a report in it."""
 _ENOUGH = 64
-"""So many are sent at once."""
+"""The number of messages from which on they are sent at once."""
 
 
 class Outbox:
     """A bounded queue that outlives connections.
 
-    Not a `PackedWriter`, which refuses the newest message and loses what a broken stream had
+    It is no `PackedWriter`, which refuses the newest message and loses what a broken stream has
     taken: the agent prefers to drop the oldest report, and keeps what was not sent.
 
-    Invariant: never more than `capacity` messages; one that is not droppable goes only when all
-    of them are such.
+    Invariant: there are at most `capacity` messages, and one that is not droppable is dropped only
+    when there are no others.
     """
 
     def __init__(self, capacity: int = 16_384) -> None:
-        """Holds at most `capacity` messages."""
         self._capacity = capacity
         self._queue: deque[OutgoingMessage] = deque()
         self._due = asyncio.Event()
-        """Set when what is queued should go."""
+        """Set when the queued messages are to be sent."""
         self._linger: asyncio.TimerHandle | None = None
         self.dropped = 0
-        """Messages dropped so far because nobody took them."""
+        """Number of messages dropped so far because nobody took them."""
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -54,9 +53,9 @@ class Outbox:
             self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._due.set)
 
     async def take(self, limit: int, timeout_s: float) -> list[OutgoingMessage]:
-        """Returns everything queued (up to `limit`), after `timeout_s` even if that is nothing.
+        """Returns up to `limit` queued messages; after `timeout_s` seconds even if there are none.
 
-        Mere reports wait up to `LINGER_S` for more of them; anything else goes at once.
+        Mere reports wait up to `LINGER_S` for more of them; all other messages are sent at once.
         """
         if not self._due.is_set():
             with contextlib.suppress(TimeoutError):
@@ -73,7 +72,7 @@ class Outbox:
         return taken
 
     def put_back(self, messages: Sequence[OutgoingMessage]) -> None:
-        """Queues what `take` returned in front again: the stream broke while it was sent."""
+        """Puts messages back to the front after the stream broke while they were sent."""
         self._queue.extendleft(reversed(messages))
         self._shrink()
         self._due.set()
@@ -81,7 +80,7 @@ class Outbox:
     def _shrink(self) -> None:
         if len(self._queue) <= self._capacity:
             return
-        # Rare (a scheduler away for long under load), so a whole tenth goes at once.
+        # Rare (a scheduler is away for long under load), so a tenth of the capacity goes at once.
         excess = len(self._queue) - self._capacity + self._capacity // 10
         kept: deque[OutgoingMessage] = deque()
         for message in self._queue:

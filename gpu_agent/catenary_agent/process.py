@@ -1,4 +1,4 @@
-"""The agent process: puts transports, engine and control together, starts and stops them."""
+"""The agent process: it connects transports, engines and control, and starts and stops them."""
 
 from __future__ import annotations
 
@@ -51,23 +51,23 @@ _log = get_logger("catenary_agent")
 _GAUGE_PERIOD_S = 1.0
 _CALM_LOOKS = 2
 _LAST_WORDS_S = 0.05
-"""So long a thread that has just failed takes to say what failed."""
+"""Seconds that a thread needs to report the failure it has just had."""
 _QUIET_S = 0.5
-"""A drained agent to which no frame came for so long is needed by nobody."""
+"""Seconds without a frame after which nobody needs a drained agent any more."""
 
 
 class AgentProcess:
-    """One agent. Implements `catenary_services.lifecycle.Process`."""
+    """The process of one agent. Implements `catenary_services.lifecycle.Process`."""
 
     def __init__(self, settings: AgentSettings) -> None:
-        """Reads nothing but `settings`; opens nothing before `start`.
+        """Uses nothing but `settings`, and opens no connection before `start`.
 
         Raises:
-            InvalidInput: the settings contradict each other, or name a device that is not there or
-                that nothing installed can compute on.
+            InvalidInput: The settings contradict each other, or name a device that is absent or
+                that no installed library can compute on.
         """
         self.settings = settings
-        # Before anything else: an MPS share counts only if CUDA has not been touched yet.
+        # This comes first: an MPS share only counts if CUDA has not been used yet.
         self.share = take_share(_share_request_of(settings))
         check_device(self.share.device, self.share.memory_bytes)
         self.incarnation = secrets.randbits(63)
@@ -158,13 +158,13 @@ class AgentProcess:
 
     @property
     def name(self) -> str:
-        """For log lines."""
+        """The name of the agent in log lines."""
         return self.settings.agent_id
 
     # -- Process ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Returns when frames and orders can come; the scheduler may come later."""
+        """Returns when frames and orders can arrive; a scheduler may connect later."""
         settings = self.settings
         self.ending.start()
         self._watchdog.start()
@@ -185,7 +185,7 @@ class AgentProcess:
         ]
 
     async def failed(self) -> None:
-        """Raises when the engine or the control task ended by a bug of ours."""
+        """Raises when an engine or the control task has crashed, which is a bug."""
         watching = [
             asyncio.ensure_future(self.engine.failed()),
             asyncio.ensure_future(self.generation.failed()),
@@ -200,10 +200,10 @@ class AgentProcess:
                 each.cancel()
 
     async def drain(self, timeout_s: float) -> None:
-        """Tells the scheduler, and works on until nothing comes any more.
+        """Tells the scheduler, and continues until no more frames arrive.
 
-        The scheduler plans without us from then on; until it has (other agents may have to load
-        our partitions first) batches still come, and none of them is lost.
+        From then on the scheduler plans without this agent. Until it has done so (other agents may
+        have to load its partitions first) batches still arrive, and none of them is lost.
         """
         deadline = time.monotonic() + timeout_s
         self._is_leaving = True
@@ -241,16 +241,16 @@ class AgentProcess:
 
     @property
     def epoch(self) -> int:
-        """Highest epoch seen."""
+        """The highest epoch seen."""
         return self.engine.epoch
 
     def raise_epoch(self, epoch: int) -> None:
-        """Obeys nobody below `epoch` from now on."""
+        """Refuses from now on orders of schedulers with a lower epoch."""
         self.engine.raise_epoch(epoch)
         self.generation.raise_epoch(epoch)
 
     def forget_epoch(self) -> None:
-        """Obeys the next leader, whatever its epoch."""
+        """Accepts the next leader, whatever its epoch."""
         self.engine.forget_epoch()
         self.generation.forget_epoch()
 
@@ -259,7 +259,7 @@ class AgentProcess:
         self.metrics.orders_refused.inc()
 
     def hello(self) -> scheduler_pb2.AgentHello:
-        """Returns who we are and what we hold, as of now."""
+        """Returns the agent's identity and what it holds, as of now."""
         settings = self.settings
         return scheduler_pb2.AgentHello(
             agent_id=settings.agent_id,
@@ -285,11 +285,10 @@ class AgentProcess:
         )
 
     def heartbeat(self) -> scheduler_pb2.Heartbeat:
-        """Returns what we compute, as of now."""
+        """Returns the running steps, as of now."""
         return self.engine.steps.heartbeat()
 
     def obey(self, message: scheduler_pb2.SchedulerToAgentMessage) -> None:
-        """Carries out one order of the leader."""
         match message.WhichOneof("kind"):
             case "load_partition":
                 self._loader.load(message.load_partition)
@@ -314,7 +313,7 @@ class AgentProcess:
                 pass
 
     async def _drain_order(self) -> None:
-        """Answers Drained when nothing is left; the process goes on and may be used again."""
+        """Answers with Drained when nothing is left; the process stays usable."""
         await self._wait_idle(self.settings.drain_timeout_s)
         self._tell(_DRAINED)
 
@@ -323,7 +322,7 @@ class AgentProcess:
         return self.engine.held_batches == 0 and self.generation.sessions == 0
 
     async def _wait_idle(self, timeout_s: float) -> bool:
-        """Returns True as soon as neither batches nor sessions are held, False if time runs out."""
+        """Returns True once neither batches nor sessions are held, False on timeout."""
         deadline = time.monotonic() + timeout_s
         while not self._is_idle:
             left_s = deadline - time.monotonic()
@@ -342,18 +341,18 @@ class AgentProcess:
     # -- the end ---------------------------------------------------------------------------------
 
     def _device_lost(self, error: BaseException) -> None:
-        """Called on a thread that computes."""
+        """Ends the process; called on a computing thread that has lost the device."""
         text = (str(error).splitlines() or [""])[0][:300]
         self.ending.begin(EXIT_DEVICE_LOST, DeviceLost.reason, f"{type(error).__name__}: {text}")
 
     def _stuck(self, step: RunningStep, age_ns: Nanoseconds) -> None:
-        """Called on the watchdog's thread."""
+        """Ends the process; called on the watchdog's thread."""
         what = f"a step ({step.kind.value}) of {step.partition or 'no partition'}"
         why = f"{what} goes on for {age_ns / 1e9:.1f} s; booked were {step.booked_ns / 1e9:.3f} s"
         self.ending.begin(EXIT_STUCK, DeviceFailed.reason, why)
 
     async def _farewell(self, reason: str, why: str) -> None:
-        """Tells the scheduler, behind the failures of what was computed."""
+        """Tells the scheduler, behind the failures of the last computations."""
         await asyncio.sleep(_LAST_WORDS_S)
         ending = scheduler_pb2.Ending(reason=reason, why=why)
         self._tell(FixedMessage(scheduler_pb2.AgentMessage(ending=ending)))
@@ -389,9 +388,9 @@ class AgentProcess:
         return chosen
 
     def _tell_probes(self) -> None:
-        """Ready while a scheduler leads it, from when it first had loaded what was ordered.
+        """Reports readiness: a scheduler leads, and has had its first orders loaded.
 
-        Looks twice, a period apart: orders come a moment behind the welcome.
+        Two looks, a period apart, must agree, because orders follow a moment after the welcome.
         """
         if not self.control.connected.is_set() or self._is_leaving:
             self._calm_looks = 0
@@ -428,9 +427,9 @@ def _rules_of(settings: AgentSettings) -> WatchdogRules:
 
 
 def _runtime_of(device: Device, choice: DecoderOptions) -> str:
-    """Returns what decoders run with here; empty where nothing real does, or nothing can.
+    """Returns the runtime of decoders on the device; empty if it has none or emulates none.
 
-    Whoever orders one to be loaded is told why not.
+    If a decoder is ordered nevertheless, the answer to that order says why it cannot be loaded.
     """
     try:
         return runtime_of(device, choice) or ""

@@ -1,4 +1,4 @@
-"""Settings of an agent process: what it runs on, whom it obeys and how much it holds."""
+"""The settings of an agent process: its device, its schedulers and its limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from catenary_services.settings import ProcessSettings
 
 
 class AgentSettings(ProcessSettings):
-    """One agent hosts partitions on one device (or on its share of one)."""
+    """The settings of one agent, which hosts partitions on one device or one share of it."""
 
     agent_id: str = Field(min_length=1, description="Name of this agent, unique in the cluster.")
     device: str = Field("cpu", description='Device to compute on: "cpu", "cuda:0", "emulated:p4".')
@@ -146,7 +146,11 @@ class AgentSettings(ProcessSettings):
 
     @model_validator(mode="after")
     def _derive(self) -> AgentSettings:
-        """Fills what follows from the other fields."""
+        """Fills in fields that follow from others.
+
+        Raises:
+            ValueError: Fields contradict each other.
+        """
         if not self.server_id:
             self.server_id = self.agent_id
         if not self.device_id:

@@ -1,6 +1,6 @@
-"""An agent's share of its device: the whole of it, or one of its virtual GPUs.
+"""The share that an agent has of its device: the whole device, or one of its virtual GPUs.
 
-A virtual GPU is an agent process that keeps to 1/level of a physical device:
+A virtual GPU is an agent process that uses 1/level of a physical device:
 
     cpu        a thread pool of (cores / devices on this host / level) threads; `cpu_cores` pins it
     cuda       with an MPS control daemon: 100/level percent of the multiprocessors, by the MPS
@@ -33,47 +33,47 @@ _MPS_ANSWER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ShareRequest:
-    """What an agent asks for; zeros and empty texts are filled in from the device."""
+    """The share that an agent asks for; zeros and empty texts are derived from the device."""
 
     device: Device
     device_class: str = ""
     memory_bytes: int = 0
     threads: int = 0
     host_devices: int = 1
-    """CPU only: so many devices share this host's cores and memory."""
+    """The number of CPU devices that share this host's cores and memory; ignored for CUDA."""
     cpu_cores: Sequence[int] = ()
-    """Cores the process is pinned to; empty: none in particular."""
+    """The cores that the process is pinned to; empty for no pinning."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
-    """What an agent got."""
+    """The share that an agent has got."""
 
     device: Device
     device_class: str
     memory_bytes: int
-    """For partitions."""
+    """The memory for partitions in bytes."""
     threads: int
-    """Compute threads of the executors."""
+    """Number of compute threads of the executors."""
     isolation: str
-    """In words: what keeps the virtual GPUs of the device apart."""
+    """The mechanism that separates the virtual GPUs of the device, in words."""
 
 
 def take_share(request: ShareRequest) -> DeviceShare:
-    """Sets this process up for its share and returns what that is.
+    """Configures this process for its share and returns the share.
 
-    Has to come before anything in the process touches CUDA, and before compute libraries start
+    It has to be called before anything in the process uses CUDA, and before compute libraries start
     their thread pools.
 
     Raises:
-        InvalidInput: If the operating system refuses the cores.
+        InvalidInput: The operating system refuses the cores.
     """
     device = request.device
     if request.cpu_cores:
         _pin(request.cpu_cores)
     isolation = isolation_of(device)
     if isolation == MPS:
-        # The operator's own choice counts more.
+        # A choice of the operator takes precedence.
         os.environ.setdefault(MPS_PERCENTAGE, str(100 // device.virtual_level))
     threads = request.threads or default_threads(device, request.host_devices, request.cpu_cores)
     limit_threads(threads)
@@ -111,12 +111,12 @@ def host_cores() -> int:
     else:
         cores = os.cpu_count() or 1
     limit = core_limit()
-    # Part of a core is no core: one thread more than there is time for holds up all others.
+    # A fraction of a core is not counted: one thread too many delays all others.
     return cores if limit is None else max(1, min(cores, int(limit)))
 
 
 def isolation_of(device: Device) -> str:
-    """Returns in words what keeps the virtual GPUs of a device apart on this host."""
+    """Returns in words what separates the virtual GPUs of a device on this host."""
     if device.virtual_level == 1:
         return "whole device"
     if device.kind == "cuda":
@@ -125,10 +125,10 @@ def isolation_of(device: Device) -> str:
 
 
 def mps_answers() -> bool:
-    """Returns whether an MPS control daemon answers on this host.
+    """Returns True if an MPS control daemon answers on this host.
 
-    The control program finds the daemon by CUDA_MPS_PIPE_DIRECTORY, as CUDA itself does. A daemon
-    that is asked for its servers starts none.
+    The control program finds the daemon by CUDA_MPS_PIPE_DIRECTORY, as CUDA itself does. Asking a
+    daemon for its servers starts none.
     """
     program = shutil.which(_MPS_CONTROL)
     if program is None:
@@ -148,7 +148,8 @@ def mps_answers() -> bool:
 
 
 def _pin(cores: Sequence[int]) -> None:
-    if not hasattr(os, "sched_setaffinity"):  # macOS, Windows: the thread count has to do
+    # On macOS and Windows, which have no pinning, only the number of threads is limited.
+    if not hasattr(os, "sched_setaffinity"):
         return
     try:
         os.sched_setaffinity(0, cores)

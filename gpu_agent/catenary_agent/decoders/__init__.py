@@ -1,7 +1,7 @@
 """Executors of decoder language models: ranges of blocks with the caches of their sessions.
 
-`base` says what an executor does, `loading` chooses one by device: `onnx` runs on CPUs, `torch` on
-CUDA devices, `emulated` sleeps. `cache` and `sampling` are what they share. `model_files` knows
-what the files of a model hold, `importing` brings models into the repository, `synthetic` makes
-some.
+`base` defines the interface and `loading` chooses an implementation by device: `onnx` runs on CPUs,
+`torch` on CUDA devices, and `emulated` only sleeps. They share `cache` and `sampling`.
+`model_files` reads the files of a model, `importing` brings models into the repository, and
+`synthetic` makes models with random weights.
 """

@@ -32,19 +32,19 @@ Want = Literal["hidden", "token", "logits", "nothing"]
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """How an executor keeps its key-value caches; `catenary.v1.CacheLayout` as values."""
+    """The limits of an executor's key-value caches; `catenary.v1.CacheLayout` as values."""
 
     block_slots: int
-    """Caches at a time, of one session in one block each."""
+    """Number of block slots; one is the cache of one session in one block."""
     session_tokens: int
-    """Most tokens of one session."""
+    """The most tokens of one session."""
     entry_blocks: tuple[int, ...]
     """Blocks at which sessions may enter, ascending; the partition's first block is one of them."""
     cache_tokens: int = 0
-    """What may be cached in all, tokens counted once per block; 0: slots are the only limit."""
+    """The most tokens cached in all, counted once per block; 0 if slots are the only limit."""
 
     def memory_tokens(self, *, commits_on_use: bool) -> int:
-        """Returns for how many tokens, counted once per block, there must be memory."""
+        """Returns for how many tokens, counted once per block, memory is needed."""
         if self.cache_tokens and commits_on_use:
             return self.cache_tokens
         return self.block_slots * self.session_tokens
@@ -68,29 +68,32 @@ class CacheLayout:
 
 @dataclass(slots=True)
 class StepItem:
-    """What one session does in one step: a decode row (n = 1) or a prefill chunk (n > 1)."""
+    """The work of one session in one step: a decode row (n = 1) or a prefill chunk (n > 1)."""
 
     session: int
     position: int
-    """Tokens of the session that are cached already; the first of these gets this index."""
+    """Number of tokens of the session that are cached already, hence the index of the first
+    input."""
     inputs: np.ndarray
-    """int64 [n] token ids if the session enters at block 0 of the model, else float32 [n, hidden]:
-    the hidden states in front of the block it enters at."""
+    """The token ids, int64 [n], if the session enters at block 0 of the model; else the hidden
+    states before the block it enters at, float32 [n, hidden]."""
     want: Want
-    """"hidden": float32 [n, hidden] behind the partition's last block. "token": int64 [1], what
-    `sampler` chooses behind the last row, or a negative number of `sampling.NO_TOKEN`. "logits":
-    float32 [vocabulary] of the last row. Both only where the model's last block is. "nothing": fill
-    the cache only."""
+    """The requested result. "hidden": float32 [n, hidden] after the partition's last block.
+    "token": int64 [1], the choice of `sampler` after the last row, or a negative number of
+    `sampling.NO_TOKEN`. "logits": float32 [vocabulary] of the last row. The last two are available
+    only where the model's last block is. "nothing": only fill the cache."""
     sampler: SessionSampler | None = None
-    """Of the session, for "token": at the position behind these inputs. Nothing is accepted."""
+    """The sampler of the session, for "token", at the position after these inputs. The step does
+    not accept the token it chooses."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderCost:
-    """Linear model of a partition's time, over all its blocks; `GenerationCost` as values.
+    """A linear model of a partition's time over all its blocks; `GenerationCost` as values.
 
-    A chunk of n prompt tokens takes `prefill_ns + n * prefill_token_ns`, a step of b > 1 sessions
-    with c tokens cached in all `decode_ns + b * decode_session_ns + c * decode_context_token_ns`.
+    A chunk of n prompt tokens takes `prefill_ns + n * prefill_token_ns`. A step of b > 1 sessions
+    with c cached tokens in total takes `decode_ns + b * decode_session_ns + c *
+    decode_context_token_ns`.
     """
 
     prefill_ns: Nanoseconds
@@ -99,14 +102,14 @@ class DecoderCost:
     decode_session_ns: Nanoseconds
     decode_context_token_ns: float = 0.0
     decode_lone_ns: Nanoseconds = 0
-    """A step of one session; 0: as the line says."""
+    """The time of a step of one session; 0 if the line holds for one session, too."""
     prefill_floor_ns: Nanoseconds = 0
-    """A chunk takes at least this, however short."""
+    """The least time of a chunk, however short."""
     prefill_chunk_tokens: int = 0
-    """Most tokens of one chunk; 0: prompts run whole."""
+    """The most tokens of one chunk; 0 if prompts run whole."""
 
     def decode(self, sessions: int, context_tokens: int) -> float:
-        """Returns the nanoseconds of a step of so many sessions with so much context in all."""
+        """Returns the nanoseconds of a step of sessions with `context_tokens` cached in total."""
         if sessions == 1 and self.decode_lone_ns:
             return self.decode_lone_ns
         return (
@@ -117,23 +120,23 @@ class DecoderCost:
 
 
 class DecoderExecutor(Protocol):
-    """Runs blocks `[first, last)` of one model for many sessions.
+    """An executor of blocks `[first, last)` of one model for many sessions.
 
-    Not thread-safe: one compute thread calls everything but `prepare_layout`.
+    It is not thread-safe: one compute thread calls everything except `prepare_layout`.
     """
 
     key: PartitionKey
     table: DecoderTable
     sizes: AllocatedSizes
-    """Of the model in the form that this executor holds it in."""
+    """The sizes of the model in the form in which this executor holds it."""
     commits_on_use: bool
-    """Memory of a cache is taken as it is written, and given back when its session is closed."""
+    """True if the memory of a cache is allocated as it is written and freed with its session."""
 
     @property
     def memory_bytes(self) -> int:
-        """Weights held, and what else stays: `sizes.weight_bytes(..)`.
+        """The bytes that are held permanently, mainly weights: `sizes.weight_bytes(..)`.
 
-        Caches may take `sizes.slot_bytes(layout.memory_tokens(..))` beside them, and steps
+        Beside them caches may take `sizes.slot_bytes(layout.memory_tokens(..))`, and steps
         `sizes.step_bytes(..)`.
         """
         ...
@@ -145,105 +148,110 @@ class DecoderExecutor(Protocol):
 
     @property
     def free_block_slots(self) -> int:
-        """Block slots no session holds. Negative while a smaller layout waits for sessions."""
+        """Block slots no session holds; negative while sessions exceed a smaller layout."""
         ...
 
     @property
     def sessions(self) -> int:
-        """Sessions that are open."""
+        """Number of open sessions."""
         ...
 
     @property
     def cached_block_tokens(self) -> int:
-        """What is cached in all, in whole cache blocks: tokens, each counted once per block."""
+        """The sum of `block_tokens` over all open sessions."""
         ...
 
     def block_tokens(self, session: int, tokens: int = 0) -> int:
-        """Returns what a session's caches count for once it has `tokens` cached; 0 if not open."""
+        """Returns the cache of a session in block tokens, rounded up to whole cache blocks.
+
+        Args:
+            session: The session; if it is not open the result is 0.
+            tokens: Number of tokens it is about to have cached, if that is more than now.
+        """
         ...
 
     def open_session(self, session: int, entry_block: int, tokens: int = 0) -> None:
         """Takes `last - entry_block` block slots for a new session.
 
         Args:
-            session: A number no open session has.
-            entry_block: Where it enters; one of the layout's entry blocks.
-            tokens: Most tokens it will have; 0: as many as the layout allows.
+            session: A number that no open session has.
+            entry_block: The block at which it enters; one of the layout's entry blocks.
+            tokens: The most tokens it will have; 0 if as many as the layout allows.
 
         Raises:
-            InvalidInput: If the session is open, the block no entry or `tokens` too many.
-            Overloaded: If too few block slots are free.
+            InvalidInput: The session is open, the block is no entry, or `tokens` is too large.
+            Overloaded: Too few block slots are free.
         """
         ...
 
     def close_session(self, session: int) -> None:
-        """Frees a session's slots at once. Does nothing for a session that is not open."""
+        """Frees the slots of a session at once; does nothing if it is not open."""
         ...
 
     def step(self, items: Sequence[StepItem]) -> list[np.ndarray | None]:
-        """Runs one iteration; returns what each item wanted, in order (None for "nothing").
+        """Runs one iteration; returns each item's result, in order (None for "nothing").
 
-        The arrays are the caller's: a later step does not change them.
+        The arrays belong to the caller: a later step does not change them.
 
         Raises:
-            InvalidInput: If a session is not open or occurs twice, a position is not the number of
-                tokens it has cached, its tokens would be too many, or an array does not fit.
-                Nothing has been computed then.
+            InvalidInput: A session is not open or occurs twice, a position is not its number of
+                cached tokens, its tokens would be too many, or an array does not fit. Nothing has
+                been computed then.
         """
         ...
 
     def export_cache(self, session: int, span: CacheSpan) -> CacheArray:
-        """Returns a copy of cached keys and values, between two steps.
+        """Returns a copy of cached keys and values; to be called between two steps.
 
         Args:
             session: An open session.
-            span: Blocks it runs through here, tokens it has cached.
+            span: Blocks that it runs through here, and tokens that it has cached.
 
         Returns:
             `[blocks, 2 (keys, values), tokens, key-value heads, head size]`: float32, float16, or
-            uint16 with the bits of bfloat16, as the executor keeps them.
+                uint16 with the bits of bfloat16, as the executor keeps them.
 
         Raises:
-            InvalidInput: If the session is not open or has no such rows.
+            InvalidInput: The session is not open or has no such rows.
         """
         ...
 
     def import_cache(self, session: int, span: CacheSpan, rows: CacheArray) -> None:
-        """Writes keys and values another executor exported into the session's slots.
+        """Writes keys and values that another executor exported into the session's slots.
 
-        The session then has `span.last_token` tokens cached, or more if it had more. Whoever
-        imports sees to it that no row in front of them is missing before the session's next step.
+        The session then has `span.last_token` tokens cached, or more if it had more. The caller
+        ensures that no earlier rows are missing before the session's next step.
 
         Args:
             session: An open session.
-            span: Blocks it runs through here, tokens there is room for.
-            rows: As `export_cache` returns them, in either type; may be read-only.
+            span: Blocks that it runs through here, and tokens that there is room for.
+            rows: An array in the format of `export_cache`; it may be read-only.
 
         Raises:
-            InvalidInput: If the session is not open, has no such room, or the array does not fit.
+            InvalidInput: The session is not open, has no such room, or the array does not fit.
         """
         ...
 
     def prepare_layout(self, layout: CacheLayout) -> Any:
-        """Does what is slow about a change of layout; callable from any thread while steps run.
+        """Does the slow part of a change of layout; any thread may call it while steps run.
 
         Raises:
-            InvalidInput: If the layout is not possible for the partition.
+            InvalidInput: The layout is impossible for the partition.
         """
         ...
 
     def apply_layout(self, prepared: Any) -> None:
-        """Brings a prepared layout into force between two steps. Running sessions go on unharmed.
+        """Puts a prepared layout into force between two steps; running sessions continue.
 
-        A session longer than the new `session_tokens` allows keeps its room until it ends.
+        A session longer than the new `session_tokens` keeps its room until it ends.
         """
         ...
 
     def close(self) -> None:
-        """Frees weights and caches. The executor cannot run afterwards."""
+        """Frees weights and caches; the executor is unusable afterwards."""
         ...
 
 
 def set_layout(executor: DecoderExecutor, layout: CacheLayout) -> None:
-    """Changes the layout at once: prepares and applies on this thread."""
+    """Changes the layout at once, by preparing and applying it on the calling thread."""
     executor.apply_layout(executor.prepare_layout(layout))

@@ -1,7 +1,7 @@
-"""A decoder executor without weights: takes the time a device would take, makes up tokens.
+"""An emulated decoder executor without weights, which sleeps and generates made-up tokens.
 
-The token behind position p is a function of p alone, so a session that moves to another agent goes
-on as it would have; it is never one that ends a text. Hidden states are zeros.
+The token at position p is a function of p alone, so a session that moves to another agent continues
+as it would have without the move. It is never a token that ends a text. Hidden states are zeros.
 
 The times per block come from the agent's file of emulated times, in nanoseconds:
 
@@ -9,18 +9,18 @@ The times per block come from the agent's file of emulated times, in nanoseconds
                     "decode_ns": 420000, "decode_session_ns": 9000, "head_blocks": 0}}
 
 A prompt of n tokens takes blocks * (prefill_ns + n * prefill_token_ns), a step of b sessions blocks
-* (decode_ns + b * decode_session_ns); the last partition counts `head_blocks` more. Three more
-times are 0 unless given: `decode_context_token_ns` for every token that the sessions of a step have
-cached, `decode_lone_ns` in place of all that for a step of one session, and `prefill_floor_ns`,
-which a prompt takes at least. Without an entry the block table's times count, as decode times of
-one session, and a prompt token takes an eighth of one (SmolLM2-135M on a CPU). The device's
-slowdown multiplies all of it; 0 never sleeps.
+* (decode_ns + b * decode_session_ns); the last partition counts `head_blocks` more blocks. Three
+more times are 0 by default: `decode_context_token_ns` for every token that the sessions of a step
+have cached, `decode_lone_ns` in place of all that for a step of one session, and
+`prefill_floor_ns`, the least time of a prompt. Without an entry, the times of the block table are
+decode times of one session, and a prompt token takes an eighth of one (SmolLM2-135M on a CPU). The
+slowdown of the device multiplies all of it; with 0 it never sleeps.
 
-Two more fields emulate what is no step of the device. `way_ns` is spent once per pass, before the
-step, without keeping the device busy: the way to a server far away. `side_by_side` (true) lets
-every session compute beside the others as if it were alone, before a step that takes no time: the
-service model of the server-chain paper. A prompt then has to fit into one chunk
-(`prefill_chunk_tokens`), or its later tokens are waited for more than once.
+Two more fields emulate delays outside the device. `way_ns` passes once per step before it, without
+keeping the device busy: the latency of a server far away. With `side_by_side` (true) every session
+computes beside the others as if it were alone, before a step that takes no time: the service model
+of the server-chain paper. A prompt then has to fit into one chunk (`prefill_chunk_tokens`), or its
+later tokens are waited for more than once.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ _TIMES = (
     "decode_lone_ns",
     "prefill_floor_ns",
 )
-"""In the order of `DecoderCost`."""
+"""The times of a block in nanoseconds, in the order of the fields of `DecoderCost`."""
 _NUMBERS: dict[DecoderForm | None, np.dtype[Any]] = {
     DecoderForm.TORCH_FLOAT16: np.dtype(np.float16),
     DecoderForm.TORCH_BFLOAT16: np.dtype(np.float16),
 }
-"""What caches travel in where it is not float32."""
+"""The datatype in which caches travel, for forms in which it is not float32."""
 _OTHERS = ("head_blocks", "way_ns", "side_by_side")
 _PREFILL_TOKENS_PER_DECODE = 8
 _MULTIPLIER = 2_654_435_761
-"""Knuth's multiplicative hash: neighbouring positions get tokens far apart."""
+"""Knuth's multiplicative hash: neighbouring positions get tokens that are far apart."""
 
 
 class EmulatedDecoder:
-    """Counts sessions and slots like a real executor, and sleeps."""
+    """A decoder executor that counts sessions and slots like a real one, and sleeps."""
 
     commits_on_use = True
 
@@ -78,20 +78,19 @@ class EmulatedDecoder:
         layout: CacheLayout,
         runtime: str = "",
     ) -> None:
-        """Needs the model's tables only, no weights.
+        """Reads only the tables of the model, no weights.
 
         Args:
-            repository: Has them.
-            key: The blocks.
-            device: Emulated.
-            layout: Of the caches.
-            runtime: Which one it stands for, of the executors that hold something; empty: none, and
-                sizes are the table's plain ones.
+            repository: The repository with the model.
+            key: The partition.
+            device: The emulated device.
+            layout: The layout of the caches.
+            runtime: The runtime whose memory is counted; empty for the plain sizes of the table.
 
         Raises:
-            ModelNotFound: If the model is absent.
-            InvalidInput: If there are no such blocks, the layout is not possible or the file of
-                times is malformed.
+            ModelNotFound: The model is absent.
+            InvalidInput: There are no such blocks, the layout is impossible, or the file of
+                emulated times is malformed.
         """
         self.key = key
         self.table = repository.decoder_table(key.model)
@@ -101,7 +100,7 @@ class EmulatedDecoder:
         precision = repository.manifest(key.model).precision if runtime else ""
         self.sizes = self.table.held(form_of(runtime, precision))
         self._slowdown = device.slowdown
-        # An entry counts for all blocks alike, so a session that enters late takes its share.
+        # An entry has the times of any one block, so a session that enters late takes its share.
         given = _entry_of(device.profile, key.model.name)
         self._block_costs = self._costs_of(repository, given)
         self._known_costs: dict[int, DecoderCost] = {}
@@ -116,27 +115,24 @@ class EmulatedDecoder:
             decode_lone_ns=alone.decode_lone_ns + way_ns if alone.decode_lone_ns else 0,
             prefill_floor_ns=alone.prefill_floor_ns + way_ns if alone.prefill_floor_ns else 0,
         )
-        """Of the whole partition, slowdown and the way to it included."""
+        """The cost of the whole partition, including the slowdown and `way_ns`."""
 
     @property
     def memory_bytes(self) -> int:
-        """What the weights would take."""
+        """The bytes that the weights would take."""
         entries = len(self._book.layout.entry_blocks)
         return self.sizes.weight_bytes(self.key.first_block, self.key.last_block, entries)
 
     @property
     def layout(self) -> CacheLayout:
-        """The layout in force."""
         return self._book.layout
 
     @property
     def free_block_slots(self) -> int:
-        """Block slots no session holds."""
         return self._book.free
 
     @property
     def sessions(self) -> int:
-        """Sessions that are open."""
         return len(self._book.entries)
 
     @property
@@ -153,7 +149,7 @@ class EmulatedDecoder:
         self._book.close(session)
 
     def step(self, items: Sequence[StepItem]) -> list[np.ndarray | None]:
-        """Returns zeros and made up tokens after the emulated time; see `DecoderExecutor.step`."""
+        """Returns zeros and made-up tokens after the emulated time; see `DecoderExecutor.step`."""
         started = time.perf_counter_ns()
         self._book.check(items)
         results = [self._result(item) for item in items]
@@ -165,11 +161,14 @@ class EmulatedDecoder:
         return results
 
     def waiting_ns(self, session: int, tokens: int) -> int:
-        """Returns how long an open session waits before a step, without keeping the device busy.
+        """Returns how long a session waits before a step without keeping the device busy.
 
         Args:
-            session: The session.
-            tokens: It has to compute.
+            session: An open session.
+            tokens: Number of tokens it has to compute.
+
+        Returns:
+            Nanoseconds.
         """
         if not self._side_by_side:
             return self._way_ns
@@ -177,7 +176,7 @@ class EmulatedDecoder:
         return self._way_ns + self._compute_ns([part])
 
     def step_ns(self, items: Sequence[StepItem]) -> int:
-        """Returns the time of a step on the emulated device."""
+        """Returns the nanoseconds of a step on the emulated device."""
         if self._side_by_side:
             return 0
         entries = self._book.entries
@@ -186,7 +185,7 @@ class EmulatedDecoder:
         )
 
     def _compute_ns(self, parts: Sequence[tuple[int, int, int]]) -> int:
-        """Returns the time of one step by entry block, tokens and cached tokens of each part."""
+        """Returns the time of a step with (entry block, tokens, cached tokens) of each part."""
         spent, rows = 0.0, []
         for entry, tokens, cached in parts:
             cost = self._cost_from(entry)
@@ -197,35 +196,36 @@ class EmulatedDecoder:
             spent += max(cost.prefill_floor_ns, line_ns)
         if len(rows) == 1 and rows[0][2].decode_lone_ns:
             spent += rows[0][2].decode_lone_ns
-        elif rows:  # one pass from where the first enters, each row from where it does
+        # The pass goes from the first entry on; each row adds the blocks from its own entry on.
+        elif rows:
             spent += self._cost_from(min(entry for entry, _, _ in rows)).decode_ns
             for _, cached, cost in rows:
                 spent += cost.decode_session_ns + cached * cost.decode_context_token_ns
         return round(spent)
 
     def export_cache(self, session: int, span: CacheSpan) -> CacheArray:
-        """Returns zeros, as many as a real cache has; see `DecoderExecutor.export_cache`."""
+        """Returns zeros in the shape of a real cache; see `DecoderExecutor.export_cache`."""
         self._book.check_export(session, span)
         row = (self.table.key_value_heads, self.table.head_size)
         dtype: np.dtype[Any] = _NUMBERS.get(self.sizes.form) or np.dtype(np.float32)
         return np.zeros((span.blocks, 2, span.tokens, *row), dtype)
 
     def import_cache(self, session: int, span: CacheSpan, rows: CacheArray) -> None:
-        """Counts; see `DecoderExecutor.import_cache`."""
+        """Only counts the rows; see `DecoderExecutor.import_cache`."""
         self._book.check_import(session, span, rows)
         self._book.imported(session, span)
 
     def prepare_layout(self, layout: CacheLayout) -> CacheLayout:
-        """Checks a layout."""
+        """Checks a layout and returns it."""
         layout.check(self.key)
         return layout
 
     def apply_layout(self, prepared: CacheLayout) -> None:
-        """Brings a layout into force."""
+        """Puts a layout into force."""
         self._book.layout = prepared
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing, as no memory is held."""
 
     def _result(self, item: StepItem) -> np.ndarray | None:
         if item.want == "hidden":
@@ -240,7 +240,7 @@ class EmulatedDecoder:
         return logits
 
     def _cost_from(self, entry: int) -> DecoderCost:
-        """Returns the cost of the blocks from `entry` to the partition's end."""
+        """Returns the cost of the blocks from `entry` to the end of the partition."""
         cost = self._known_costs.get(entry)
         if cost is None:
             blocks = self._block_costs[entry - self.key.first_block :]
@@ -255,7 +255,7 @@ class EmulatedDecoder:
     def _costs_of(
         self, repository: ModelRepository, given: dict[str, float] | None
     ) -> list[list[float]]:
-        """Returns per block of the partition its `_TIMES`, without slowdown."""
+        """Returns the `_TIMES` of each block of the partition, without slowdown."""
         first, last = self.key.first_block, self.key.last_block
         if given is None:
             times = repository.block_table(self.key.model).compute_ns[first:last]
@@ -268,7 +268,7 @@ class EmulatedDecoder:
 
 
 def token_at(position: int, table: DecoderTable) -> int:
-    """Returns the token an emulated model has at a position."""
+    """Returns the token that an emulated model generates at a position."""
     token = position * _MULTIPLIER % table.vocabulary_size
     while token in table.end_token_ids:
         token = (token + 1) % table.vocabulary_size
@@ -276,7 +276,7 @@ def token_at(position: int, table: DecoderTable) -> int:
 
 
 def _entry_of(path: Path | None, model: str) -> dict[str, float] | None:
-    """Returns the times of a model in a file of emulated times, None if it has none."""
+    """Returns the entry of a model in a file of emulated times; None if there is none."""
     if path is None:
         return None
     where = f"emulated_profile {path.name}"

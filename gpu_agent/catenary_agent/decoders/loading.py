@@ -1,4 +1,4 @@
-"""Choosing the executor of a range of decoder blocks by device."""
+"""The choice of a decoder executor by device."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ DecoderNumbers = Literal["auto", "float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True, slots=True)
 class DecoderOptions:
-    """How an agent is to run decoders."""
+    """The choices of an agent about running decoders."""
 
     library: DecoderLibrary = "auto"
-    """"auto": ONNX Runtime on a CPU, PyTorch on CUDA."""
+    """The library: "auto" is ONNX Runtime on a CPU and PyTorch on CUDA."""
     numbers: DecoderNumbers = "auto"
-    """PyTorch only, what weights are kept in; "auto": float32 on a CPU, float16 on CUDA."""
+    """The number format of weights in PyTorch: "auto" is float32 on a CPU and float16 on CUDA."""
 
 
 def runtime_of(device: Device, choice: DecoderOptions = DecoderOptions()) -> DecoderRuntime | None:
-    """Returns what decoders run with on a device; None on an emulated one that stands for none.
+    """Returns the runtime of decoders on a device; None on an emulated one with `library` "auto".
 
     Raises:
-        NotSupported: If the device has no such runtime.
+        NotSupported: The device has no such runtime.
     """
     if device.kind == "emulated" and choice.library == "auto":
         return None
@@ -46,9 +46,9 @@ def runtime_of(device: Device, choice: DecoderOptions = DecoderOptions()) -> Dec
 
 
 def commits_on_use(device: Device, library: DecoderLibrary = "auto") -> bool:
-    """Returns True if executors on a device take memory for caches as these are written.
+    """Returns True if executors on a device allocate memory for caches as these are written.
 
-    PyTorch's slots are contiguous extents that are allocated at once, and never given back.
+    PyTorch's slots are contiguous ranges that are allocated at once and never given back.
     """
     return device.kind != "cuda" and (device.kind == "emulated" or library != "torch")
 
@@ -64,14 +64,14 @@ def load_decoder(  # noqa: PLR0913, PLR0917  (two of them are settings of the ag
 ) -> DecoderExecutor:
     """Returns an executor of blocks `[first, last)`, ready to step.
 
-    On "emulated:CLASS" it is one that sleeps, and counts the memory of what `library` and `numbers`
-    name; "auto" is ONNX Runtime on "cpu" and PyTorch on "cuda".
+    On "emulated:CLASS" it only sleeps, and counts the memory of the runtime that `library` and
+    `numbers` name. "auto" is ONNX Runtime on "cpu" and PyTorch on "cuda".
 
     Raises:
-        ModelNotFound: If the model is absent.
-        InvalidInput: If there are no such blocks, or the layout is not possible.
-        NotSupported: If the model generates no text, the library is missing, or does not run on
-            the device.
+        ModelNotFound: The model is absent.
+        InvalidInput: There are no such blocks, or the layout is impossible.
+        NotSupported: The model generates no text, or the library is missing or does not run on the
+            device.
     """
     platform = repository.manifest(key.model).platform
     if platform != "decoder":

@@ -1,7 +1,7 @@
-"""What the last rows of a step's sessions come to: tokens, or the logits themselves.
+"""Results of the last rows of a step's sessions: tokens, or the logits themselves.
 
-What goes wrong with one session's choice is that session's failure; what is wrong with the device
-is the step's.
+An error in the choice of one session's token fails only that session; an error of the device fails
+the whole step.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _log = get_logger("catenary_agent.decoders")
 def row_results(
     chooser: TokenSampler, logits: Any, items: Sequence[StepItem]
 ) -> list[NDArray[Any]]:
-    """Returns what each item wants of its row, on the host.
+    """Returns each item's result for its row, on the host.
 
     Args:
-        chooser: Of the executor.
-        logits: float32 [items, vocabulary], wherever it is; not changed.
-        items: Each wants "token" or "logits".
+        chooser: The sampler of the executor.
+        logits: float32 [items, vocabulary] on any device; not changed.
+        items: Items that want "token" or "logits".
     """
     rows, asked = [], []
     for row, item in enumerate(items):

@@ -1,9 +1,9 @@
-"""What a partition costs: a line over prompt lengths, a plane over sessions and their context.
+"""Measurement of a partition's cost: a line over prompt lengths, a plane over sessions and context.
 
-Prompts are timed up to the length of a chunk: longer ones never run at once. Steps are timed with
-empty caches for several numbers of sessions, then for a few sessions with a real context behind
-them, which says what a cached token adds (k2 of eq. 3 in "Aladdin"). All fits weigh by relative
-error and give no negative coefficients.
+Prompts are timed up to the length of a chunk, since longer ones never run at once. Steps are timed
+with empty caches for several numbers of sessions, then for a few sessions with a context, which
+gives the cost of a cached token (k2 of eq. 3 in "Aladdin"). All fits minimise the relative error
+and have no negative coefficients.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.models.model_repository import ModelRepository
 
 PREFILL_TOKENS = (2, 8, 24, 64, 128, 256, 512)
-"""As far as a chunk goes."""
+"""Prompt lengths in tokens; those longer than a chunk are left out."""
 DECODE_SESSIONS = (1, 2, 3, 5, 8)
-"""Odd ones too: matrix products of odd numbers of rows may take a tenth longer."""
+"""Numbers of sessions. Some are odd: products of an odd number of rows may take a tenth longer."""
 DEEP_SESSIONS = (1, 2)
-"""With context; at most so many caches are filled."""
+"""Numbers of sessions with context; at most this many caches are filled."""
 DEEP_TOKENS = 256
-"""Context of each, if sessions may be so long."""
+"""Context of each such session in tokens, if sessions may be so long."""
 FILL_TOKENS = 64
-"""Of a prompt at a time, to fill caches: nobody is held up for longer than by a chunk."""
+"""Tokens cached at a time to fill caches, so that running sessions wait no longer than for a
+chunk."""
 RUNS = 3
-"""Runs of each point; the least counts."""
+"""Number of runs of each point; the shortest counts."""
 _MEASURED_SESSION = -1
-"""Sessions of the platform have positive numbers."""
+"""The first number of a measured session, counted downwards; those of the platform are positive."""
 _WORTH_A_FLOOR = 0.9
-"""A floor must bring the squared relative error below this share of what it was without."""
+"""A floor is used only if it reduces the squared relative error below this share."""
 _EXACT = 1e-8
-"""A smaller squared relative error is none."""
+"""A squared relative error below this counts as zero."""
 
 
 def time_blocks(repository: ModelRepository, key: ModelKey) -> tuple[int, ...]:
-    """Returns the time of one decode token in each block of a model on this CPU, one thread.
+    """Returns the nanoseconds of one decode token in each block of a model on one thread.
 
-    All blocks are alike; the last has the head, by its share of the weights.
+    All blocks are alike, and the last one includes the head, in proportion to its weights.
     """
     from catenary_agent.decoders.onnx.onnx_executor import OnnxDecoder
 
@@ -62,7 +63,7 @@ def time_blocks(repository: ModelRepository, key: ModelKey) -> tuple[int, ...]:
 
 
 class StepTimer:
-    """Steps of random rows through an executor, each with sessions of its own."""
+    """Runs steps of random rows through an executor, with sessions that it opens for them."""
 
     def __init__(self, executor: DecoderExecutor) -> None:
         self._executor = executor
@@ -74,14 +75,14 @@ class StepTimer:
         self._sampler = SessionSampler(SamplingParameters(), (), 0, ())  # greedy
         self._random = np.random.default_rng(0)
         self._depths: dict[int, int] = {}
-        """Filled sessions -> tokens they have cached."""
+        """Number of cached tokens of each filled session."""
 
     def prefill(self, tokens: int) -> int:
         """Returns the nanoseconds of one prompt."""
         return self._step([tokens])
 
     def decode(self, sessions: int) -> int:
-        """Returns the nanoseconds of one step of so many sessions."""
+        """Returns the nanoseconds of one decode step of some sessions without context."""
         return self._step([1] * sessions)
 
     def _step(self, lengths: Sequence[int]) -> int:
@@ -95,10 +96,10 @@ class StepTimer:
         finally:
             self.close()
 
-    # Of sessions that stay open from one call to the next, until `close`.
+    # The following sessions stay open from one call to the next, until `close`.
 
     def fill(self, session: int, tokens: int) -> int:
-        """Caches so many tokens more for session 0, 1, ..; returns the nanoseconds it took."""
+        """Caches more tokens for session 0, 1, ...; returns the nanoseconds it took."""
         name = self._names(session + 1)[session]
         at = self._depths.get(name)
         if at is None:
@@ -119,7 +120,7 @@ class StepTimer:
         return context, self._timed(items)
 
     def close(self) -> None:
-        """Closes every session of the probe."""
+        """Closes every session of the timer."""
         for name in self._names(max(*DECODE_SESSIONS, *DEEP_SESSIONS)):
             self._executor.close_session(name)
         self._depths.clear()
@@ -147,7 +148,7 @@ def _least(run: Callable[[], int]) -> int:
 
 
 def line(sizes: Sequence[int], times: Sequence[float]) -> tuple[float, float]:
-    """Returns (constant, slope) of the line with the least relative error, neither negative."""
+    """Returns constant and slope of the line with the least relative error, neither negative."""
     if len(sizes) == 1:
         return 0.0, times[0] / sizes[0]
     slope, constant = np.polyfit(sizes, times, 1, w=1.0 / np.maximum(1.0, times))
@@ -159,10 +160,10 @@ def line(sizes: Sequence[int], times: Sequence[float]) -> tuple[float, float]:
 
 
 def floored_line(sizes: Sequence[int], times: Sequence[float]) -> tuple[float, float, float]:
-    """Returns constant, slope and floor: the shortest prompts may all take the same.
+    """Returns constant, slope and floor of prompt times: short prompts may take equally long.
 
-    Every number of shortest sizes is tried as the flat part; what has the least relative error
-    counts. The floor is never above what the shortest took.
+    Every number of shortest sizes is tried as the flat part, and the fit with the least relative
+    error is used.
     """
     best = (*line(sizes, times), 0.0)
     least = _squares(best, sizes, times) * _WORTH_A_FLOOR - _EXACT * len(times)
@@ -178,14 +179,14 @@ def floored_line(sizes: Sequence[int], times: Sequence[float]) -> tuple[float, f
 def context_slope(
     shallow: Sequence[tuple[int, float]], deep: Sequence[tuple[int, int, float]]
 ) -> float:
-    """Returns what a token of context adds to a step; 0 if that is not known.
+    """Returns the nanoseconds a token of context adds to a step; 0 if they are unknown.
 
     Args:
         shallow: Sessions and nanoseconds of steps without context.
-        deep: Sessions, context tokens of all of them and nanoseconds of steps with it.
+        deep: Sessions, context tokens of all of them and nanoseconds of steps with context.
     """
     without = dict(shallow)
-    # Eq. 3 is for more than one session; a single one has to do where there is no room for two.
+    # Eq. 3 holds for more than one session; a single one is used if there is no room for two.
     shared = [each for each in deep if each[0] > 1 and each[0] in without]
     known = shared or [each for each in deep if each[0] in without]
     pairs = [(ctx, ns - without[sessions]) for sessions, ctx, ns in known]
@@ -194,7 +195,7 @@ def context_slope(
 
 
 def _weighted_mean(times: Sequence[float]) -> float:
-    """Returns the constant of least relative error."""
+    """Returns the constant with the least relative error."""
     weights = [1.0 / max(1.0, time) for time in times]
     return sum(weights) / sum(weight * weight for weight in weights)
 

@@ -1,1 +1,1 @@
-"""Devices: what they are called, how much they hold, and what their errors mean."""
+"""Devices: their names, their memory, and the meaning of their errors."""

@@ -1,11 +1,11 @@
-"""Device classes and what their vendors promise, for estimates and emulated devices.
+"""Device classes with the vendors' figures, for estimates and for emulated devices.
 
 Peak rates are the dense figures (no structured sparsity) of the vendor's data sheets: Tesla P4 and
 V100 (SXM2, 16 GB) of 2017, T4 of 2019, A10 and A100 (SXM, 80 GB) of 2021, L4 and L40S of 2023, H100
-(SXM, 80 GB) of 2023, H200 (SXM) of 2024. Where a sheet gives sparse tensor rates, half of them.
+(SXM, 80 GB) of 2023, H200 (SXM) of 2024. Where a sheet gives sparse tensor rates, they are halved.
 
-What programs reach of a peak is in no data sheet. For P4, T4, V100 and L4 that share was set from
-published TensorRT times of one network (Wide-ResNet-101-2; docs/models.md has the comparison with
+No data sheet gives the share of the peak that programs reach. For P4, T4, V100 and L4 it was fitted
+to published TensorRT times of one network (Wide-ResNet-101-2; docs/models.md compares it with
 others); for the rest it is assumed, and their estimates say so.
 """
 
@@ -25,18 +25,18 @@ ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "int8": 1}
 
 @dataclass(frozen=True, slots=True)
 class DeviceClass:
-    """One kind of GPU."""
+    """One kind of GPU, with its rates and memory."""
 
     name: str
     peak_flops: Mapping[str, float]
-    """Per precision of `PRECISIONS`: operations per second, a multiply-add counting as two. A GPU
-    without TF32 does such work in FP32, one without fast FP16 computes in FP32."""
+    """Operations per second for each of `PRECISIONS`; a multiply-add counts as two. A GPU without
+    TF32 does such work in FP32, one without fast FP16 computes in FP32."""
     memory_bytes_per_second: float
     memory_bytes: int
     dense_efficiency: float
     """Share of the peak that convolutions and matrix products reach when they fill the GPU."""
     calibrated: bool
-    """True if that share was set from measured times of this class."""
+    """True if `dense_efficiency` was fitted to measured times of this class."""
 
 
 def _device_class(
@@ -56,7 +56,7 @@ CATALOGUE: Mapping[str, DeviceClass] = {
     for each in (
         _device_class("P4", (5.5, 5.5, 5.5, 22), 192, 8, (0.72, True)),
         _device_class("T4", (8.1, 8.1, 65, 130), 320, 16, (0.54, True)),
-        # Its data sheet gives no INT8 rate; four 8-bit products per FP32 lane is what it can do.
+        # The data sheet gives no INT8 rate; it can compute four 8-bit products per FP32 lane.
         _device_class("V100", (15.7, 15.7, 125, 62.8), 900, 16, (0.85, True)),
         _device_class("L4", (30.3, 60, 121, 242), 300, 24, (0.33, True)),
         _device_class("A10", (31.2, 62.5, 125, 250), 600, 24, (0.4, False)),
@@ -69,16 +69,16 @@ CATALOGUE: Mapping[str, DeviceClass] = {
 
 
 def find_device_class(name: str) -> DeviceClass | None:
-    """Returns the class a device's name speaks of ("Tesla T4", "a100-sxm4-80gb"), None if none."""
+    """Returns the class in a device's name, such as "Tesla T4"; None if there is none."""
     words = set(re.split(r"[^a-z0-9]+", name.lower()))
     return next((each for key, each in CATALOGUE.items() if key.lower() in words), None)
 
 
 def device_class(name: str) -> DeviceClass:
-    """Returns the class of that name, upper or lower case.
+    """Returns the class of a name in upper or lower case.
 
     Raises:
-        InvalidInput: If the catalogue does not have it.
+        InvalidInput: The catalogue does not have it.
     """
     known = CATALOGUE.get(name.upper())
     if known is None:

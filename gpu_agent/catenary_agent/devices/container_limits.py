@@ -1,8 +1,8 @@
-"""What a container may use of its machine: the limits of its control group, version 2 or 1.
+"""The limits of a container's control group (version 2 or 1) on memory and cores.
 
-A container sees all cores and all memory of its machine. An agent that took these for its own
-would start too many threads, which then wait for each other's share of time, and load partitions
-until the kernel ends it.
+A container sees all cores and all memory of its machine. An agent that used these figures would
+start too many threads, which then wait for each other's share of time, and would load partitions
+until the kernel kills it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NO_LIMIT_BYTES = 1 << 60
 
 
 def memory_limit_bytes(root: Path = CONTROL_GROUPS, own: Path = OWN_GROUPS) -> int | None:
-    """Returns how much memory this process' groups may use, None without a limit."""
+    """Returns the memory in bytes that this process's groups may use; None without a limit."""
     limits = [
         _number(folder / name)
         for controller, name in (("", "memory.max"), ("memory", "memory.limit_in_bytes"))
@@ -26,7 +26,7 @@ def memory_limit_bytes(root: Path = CONTROL_GROUPS, own: Path = OWN_GROUPS) -> i
 
 
 def core_limit(root: Path = CONTROL_GROUPS, own: Path = OWN_GROUPS) -> float | None:
-    """Returns how many cores' time this process' groups may use, None without a limit."""
+    """Returns how many cores' time this process's groups may use; None without a limit."""
     limits: list[float] = []
     for folder in _folders(root, own, ""):
         quota, _, period = _text(folder / "cpu.max").partition(" ")
@@ -42,7 +42,7 @@ def core_limit(root: Path = CONTROL_GROUPS, own: Path = OWN_GROUPS) -> float | N
 
 
 def _folders(root: Path, own: Path, controller: str) -> list[Path]:
-    """Returns the folders of a controller ("": version 2): what is mounted, and our own in it."""
+    """Returns the folders of a controller ("" for version 2): its root and that of this process."""
     folders = [root / controller] if controller else [root]
     for line in _text(own).splitlines():
         _, _, rest = line.partition(":")
@@ -55,7 +55,7 @@ def _folders(root: Path, own: Path, controller: str) -> list[Path]:
 def _number(file: Path) -> int | None:
     try:
         return int(_text(file))
-    except ValueError:  # not there, or "max"
+    except ValueError:  # no such file, or "max"
         return None
 
 

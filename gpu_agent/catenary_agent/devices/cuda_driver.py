@@ -1,8 +1,8 @@
-"""What the NVIDIA driver says of a GPU, asked without any library of CUDA's but the driver's own.
+"""Queries of the NVIDIA driver about GPUs, which need no CUDA library except the driver's own.
 
-`libcuda` comes with the driver, so this answers on every machine that has one, whatever wheels are
-installed, and says in numbers what is wrong where nothing works. Asking for free memory opens the
-device's context and closes it again: an MPS share has to be set before.
+`libcuda` comes with the driver. Hence this works on every machine that has one, whatever wheels are
+installed, and gives facts where nothing else works. A query for free memory opens the device's
+context and closes it again, so an MPS share has to be set before.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ _NAME_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class CudaDevice:
-    """One GPU."""
+    """One GPU that the driver shows."""
 
     name: str
     capability: Version
-    """Compute capability, e.g. (8, 9)."""
+    """The compute capability, e.g. (8, 9)."""
     total_bytes: int
     free_bytes: int | None = None
-    """None: nobody asked, or no context could be opened."""
+    """Free memory; None if it was not queried or no context could be opened."""
 
 
 @dataclass(frozen=True, slots=True)
 class CudaDriver:
-    """An installed driver and the GPUs it lets this process see."""
+    """An installed driver and the GPUs it shows to this process."""
 
     cuda: Version
-    """The newest CUDA it can run, e.g. (12, 4)."""
+    """The newest CUDA version it supports, e.g. (12, 4)."""
     cards: tuple[CudaDevice, ...]
 
 
 class NoDriverError(Exception):
-    """The driver is absent or refuses; the message says which, as the rest of a sentence."""
+    """The driver is absent or fails; the message says which, as a phrase within a sentence."""
 
 
 def ask_driver(free_of: int | None = None) -> CudaDriver:
-    """Returns the driver and its GPUs, in the order CUDA counts them.
+    """Returns the driver and its GPUs, in CUDA's order.
 
     Args:
-        free_of: Index of the GPU whose free memory is wanted; None: of none.
+        free_of: Index of the GPU whose free memory is queried; None for no query.
 
     Raises:
-        NoDriverError: If no driver answers.
+        NoDriverError: No driver answers.
     """
     library = _Library()
     cards = []
@@ -63,7 +63,7 @@ def ask_driver(free_of: int | None = None) -> CudaDriver:
 
 
 def card_of(index: int) -> CudaDevice | None:
-    """Returns GPU `index`, None if the driver is absent or does not show it."""
+    """Returns GPU `index`; None if the driver is absent or does not show it."""
     try:
         cards = ask_driver().cards
     except NoDriverError:
@@ -72,7 +72,7 @@ def card_of(index: int) -> CudaDevice | None:
 
 
 class _Library:
-    """The calls of libcuda that are needed here."""
+    """The calls of libcuda that this module needs."""
 
     def __init__(self) -> None:
         try:
@@ -85,7 +85,11 @@ class _Library:
             raise NoDriverError(f"the NVIDIA driver does not work: {self._words(error)}")
 
     def number(self, function: str, *arguments: object) -> int:
-        """Returns the integer that a call writes to its first argument."""
+        """Returns the integer that a call writes to its first argument.
+
+        Raises:
+            NoDriverError: The call fails.
+        """
         value = ctypes.c_int()
         self._check(getattr(self._cuda, function)(ctypes.byref(value), *arguments))
         return value.value

@@ -1,4 +1,4 @@
-"""What a device is called and how much it holds, and keeping compute libraries in their bounds."""
+"""Names and memory sizes of devices, and limits on the threads of compute libraries."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _THREAD_VARIABLES = (
 def default_device_class(device: str) -> str:
     """Returns the planner's name of a device: "cpu", "P4" of "emulated:P4", a GPU's model.
 
-    A GPU of the catalogue has its name there ("Tesla T4" is "T4"), so that an estimated profile
-    speaks of the same class as the agents; others have their own.
+    A GPU in the catalogue has its name there ("Tesla T4" is "T4"), so that an estimated profile and
+    the agents use the same class; others have a name of their own.
     """
     kind, _, detail = device.partition(":")
     if kind == "emulated" and detail:
@@ -37,13 +37,12 @@ def default_device_class(device: str) -> str:
 
 
 def default_memory_bytes(device: str, sharers: int = 1) -> int:
-    """Returns the memory partitions may use: a GPU's nine tenths, of a CPU half of the host's.
+    """Returns the bytes partitions may use: 9/10 of a GPU's memory, or half of the host's.
 
-    In a container with a limit of its own that counts instead of the host's memory.
-
-    Divided by `sharers`, the agents among which the device is shared. An emulated device has the
-    memory of the hardware it stands for, if the catalogue knows that; a GPU that nobody sees has
-    none.
+    In a container with a memory limit, the limit counts if it is less than the host's memory. The
+    result is divided by `sharers`, the number of agents that share the device. An emulated device
+    has 9/10 of the memory of the hardware it emulates if the catalogue knows it. A GPU that the
+    driver does not show has none.
     """
     kind, _, detail = device.partition(":")
     total = 0
@@ -63,10 +62,10 @@ def _host_memory_bytes() -> int:
 
 
 def limit_threads(threads: int) -> None:
-    """Makes compute libraries loaded later use `threads` threads that sleep when idle.
+    """Limits compute libraries that are loaded later to `threads` threads, which sleep when idle.
 
     Several agents share a host in tests and in `catenaryd up`; a library that takes every core, or
-    spins while it waits, would slow down all of them. Variables set by the operator are kept.
+    spins while it waits, would slow down all of them. Variables that the operator has set are kept.
     """
     for name in _THREAD_VARIABLES:
         os.environ.setdefault(name, str(threads))
@@ -80,6 +79,6 @@ def _cuda_name(index: int) -> str:
 
 
 def cuda_memory_bytes(index: int) -> int:
-    """Returns the memory of a CUDA device, 0 if the driver does not show it."""
+    """Returns the memory of a CUDA device in bytes; 0 if the driver does not show it."""
     card = card_of(index)
     return 0 if card is None else card.total_bytes

@@ -1,8 +1,8 @@
-"""What an exception of an executor says of the device, from the texts of the libraries.
+"""Classification of executors' exceptions by the texts of the libraries that raise them.
 
-No library tells them apart by class: PyTorch raises RuntimeError for nearly anything, and the
-classes of ONNX Runtime share no root. What a CUDA context once failed with, it fails with for ever
-(the CUDA Runtime API calls such errors sticky): only another process can go on with the device.
+The exception classes do not help: PyTorch raises RuntimeError for nearly anything, and the classes
+of ONNX Runtime share no root. Once a CUDA context has failed with a sticky error (as the CUDA
+Runtime API calls it), every later call fails: only another process can use the device again.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _log = get_logger("catenary_agent.devices.device")
 
 
 class DeviceErrorKind(enum.Enum):
-    """What an exception says."""
+    """The meaning of an exception for the device."""
 
     MEMORY = "memory"
-    """Something was larger than what is free."""
+    """A request exceeded the free memory."""
     STICKY = "sticky"
-    """This process can compute nothing on the device any more."""
+    """This process cannot compute on the device any more."""
     OTHER = "other"
-    """Nothing that is known."""
+    """Anything else, such as an error of the model."""
 
 
 _MEMORY = (
@@ -48,7 +48,7 @@ _MEMORY = (
     "not enough memory",
 )
 _CUDA = ("cuda error", "cuda failure", "cudaerror", "cuda driver error", "cuda_error_")
-"""Text of an error of the driver or the runtime."""
+"""Parts of the texts of the driver's and the runtime's errors."""
 _HARMLESS = (
     "invalid argument",
     "invalid configuration",
@@ -59,7 +59,7 @@ _HARMLESS = (
     "not supported",
     "invalid resource handle",
 )
-"""Errors of one call: the context goes on."""
+"""Parts of the texts of errors that fail one call only: the context remains usable."""
 _STICKY = (
     "illegal memory access",
     "illegal address",
@@ -82,7 +82,7 @@ _STICKY = (
 
 
 def error_kind_of(error: BaseException) -> DeviceErrorKind:
-    """Returns what an exception, or what caused it, says of the device."""
+    """Returns what an exception, or one that caused it, means for the device."""
     causes = list(_causes(error))
     text = "\n".join(str(each).lower() for each in causes)
     is_cuda = any(each in text for each in _CUDA) and not any(each in text for each in _HARMLESS)
@@ -98,19 +98,19 @@ def error_kind_of(error: BaseException) -> DeviceErrorKind:
 def _is_full(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
-    # PyTorch is not imported for the name of its error, which is a RuntimeError of its own.
+    # PyTorch is not imported just for the class of its error, a subclass of RuntimeError.
     is_torch = type(error).__name__ == "OutOfMemoryError"
     return is_torch or isinstance(error, MemoryError | DeviceOutOfMemory)
 
 
 def failure(error: BaseException, **facts: object) -> CatenaryError:
-    """Logs the exception that is handled, and returns what others are told of it.
+    """Logs an exception that a device raised, and returns the error that others are told.
 
-    Its text may show what is inside a model: only our own log gets it.
+    The text of the exception may reveal the inside of a model, so only this log gets it.
     """
     incident = uuid.uuid4().hex[:12]
     kind = error_kind_of(error)
-    # Formatted here and plainly: a renderer that shows local variables would print tensors and
+    # Formatted here as plain text: a renderer that shows local variables would print tensors and
     # prompts, and take longer than the batch.
     _log.error(
         "compute_failed",
@@ -127,27 +127,28 @@ def failure(error: BaseException, **facts: object) -> CatenaryError:
 
 
 def let_go(error: BaseException) -> None:
-    """Frees what the frames of an exception hold: the tensors of the step that failed.
+    """Frees what the frames of an exception hold: the tensors of the failed step.
 
-    They live as long as its traceback, which is as long as the error is handled: what is computed
+    They live as long as its traceback, which is as long as the error is handled. What is computed
     again meanwhile, in smaller parts, would find as little memory as before. The lines of the
-    traceback stay.
+    traceback remain.
     """
     for each in _causes(error):
         traceback.clear_frames(each.__traceback__)
 
 
 def of_executor(error: Exception, what: str, otherwise: CatenaryError | None) -> CatenaryError:
-    """Returns what an executor raises for an exception of its library.
+    """Returns the error that an executor raises for an exception of its library.
 
     Args:
-        error: The library's.
-        what: Failed.
-        otherwise: If the device is not to blame; None: our bug.
+        error: The exception of the library.
+        what: The object that failed, for the message.
+        otherwise: The error if the device is not the cause; None if that would be a bug.
     """
     if otherwise is None or error_kind_of(error) is not DeviceErrorKind.OTHER:
         text = (str(error).splitlines() or [""])[0][:300]
-        return InternalError(f"{what} failed: {text}")  # `from error`, which says what it is
+        # The caller raises it `from error`, which has the details.
+        return InternalError(f"{what} failed: {text}")
     return otherwise
 
 

@@ -1,4 +1,4 @@
-"""A batch inside an agent, from its first frame until its outputs are gone."""
+"""A batch at one hop, from its first frame until its outputs have left."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(slots=True, eq=False)
 class Payload:
-    """Received tensors and the duty to give their memory back.
+    """Received tensors, and the obligation to release their memory.
 
-    Invariant: arrays are dropped before `release` is called, so that nothing looks at memory that
-    belongs to somebody else again.
+    Invariant: the arrays are dropped before `release` is called, so that no array refers to memory
+    that is used for something else again.
     """
 
     tensors: Mapping[str, Array]
@@ -31,14 +31,14 @@ class Payload:
     _release: Callable[[], None]
 
     def release(self) -> None:
-        """Forgets the tensors and gives their memory back."""
+        """Drops the tensors and releases their memory."""
         self.tensors = {}
         self._release()
 
 
 @dataclass(slots=True)
 class PayloadSlice:
-    """Rows `[start, start + rows)` of a payload are rows `[batch_row, ...)` of the batch."""
+    """Rows `[start, start + rows)` of a payload, which are rows `[batch_row, ...)` of the batch."""
 
     payload: Payload
     start: int
@@ -48,7 +48,7 @@ class PayloadSlice:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Who gets which rows. `slices` None: the whole batch goes on to the next agent."""
+    """A receiver and its rows; with `slices` None the whole batch goes to the next agent."""
 
     peer_id: str
     slices: list[common_pb2.Slice] | None
@@ -64,31 +64,31 @@ class StagedOutput:
     arrays: list[Array]
 
     def release(self) -> None:
-        """Gives the memory back unless it was pushed. Idempotent."""
+        """Releases the memory unless it was pushed. Idempotent."""
         self.arrays = []
         self.slot.release()
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """One hop of one batch."""
+    """One hop of one batch, with its inputs, outputs and times."""
 
     header: frame_pb2.FrameHeader
-    """Of the first frame; carries the route, the plan and the timings so far."""
+    """The header of the first frame; it carries the route, the plan and the timings so far."""
     hop: common_pb2.Hop
     partition: LoadedPartition
     slices: list[common_pb2.Slice]
-    """In batch row order, covering every row that has arrived."""
+    """The requests that the rows belong to, in batch row order, for all rows that have arrived."""
     payloads: list[Payload]
     pieces: list[PayloadSlice]
     nbytes: int
     deadline_ns: int
-    """On this process's monotonic clock: the earliest deadline of the slices."""
+    """The earliest deadline of the slices, on this process's monotonic clock."""
     received_ns: int
-    """When the last frame was complete."""
+    """The moment the last frame was complete."""
     transfer_ns: int
     receivers: Sequence[Destination] = ()
-    """Of the outputs; empty until they are asked for, see `outbound.destinations`."""
+    """The receivers of the outputs; empty until first asked for, see `outbound.destinations`."""
     staged: StagedOutput | None = None
     outputs: Sequence[Array] = ()
     error: CatenaryError | None = None
@@ -104,26 +104,26 @@ class Batch:
 
     @property
     def position(self) -> int:
-        """Which hop of the route this is."""
+        """Index of this hop in the route."""
         return self.header.position
 
     @property
     def identity(self) -> tuple[int, int]:
-        """Batch and position: the same agent may run several hops of one batch."""
+        """Batch and position, since one agent may run several hops of one batch."""
         return self.header.batch_id, self.header.position
 
     @property
     def rows(self) -> int:
-        """Rows of the whole batch."""
+        """Number of rows of the whole batch."""
         return self.header.batch_rows
 
     @property
     def reserved_start_ns(self) -> int:
-        """Start of the device reservation, on the scheduler's clock. Only for ordering."""
+        """Start of the device reservation on the scheduler's clock; used only for ordering."""
         return self.hop.reserved_start_ns
 
     def input_shapes(self) -> list[tuple[int, ...]]:
-        """Returns the shape of each input of the whole batch, in the executor's order."""
+        """Returns the shapes of the inputs of the whole batch, in the executor's order."""
         first = self.pieces[0].payload.tensors
         shapes = []
         for spec in self.partition.executor.inputs:
@@ -132,7 +132,7 @@ class Batch:
         return shapes
 
     def gather(self) -> list[Array]:
-        """Returns the inputs of the executor; copies only if several frames make up the batch."""
+        """Returns the executor's inputs; copies only if several frames make up the batch."""
         specs = self.partition.executor.inputs
         pieces = sorted(self.pieces, key=lambda piece: piece.batch_row)
         if len(pieces) == 1 and pieces[0].start == 0:
@@ -145,7 +145,7 @@ class Batch:
         ]
 
     def release_inputs(self) -> int:
-        """Gives the memory of the inputs back and returns how many bytes that was."""
+        """Releases the memory of the inputs, and returns its size in bytes."""
         freed = self.nbytes
         self.pieces = []
         for payload in self.payloads:

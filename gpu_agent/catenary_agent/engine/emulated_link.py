@@ -1,11 +1,11 @@
-"""A network card that frames between agents of one machine do not really pass.
+"""An emulated network card, for frames between agents of one machine.
 
-Emulated devices stand for GPUs in servers of their own, but their frames cross shared memory in no
-time. With an emulated link they take as long as the link's speed says: one after the other up the
-sender's link, one after the other down the receiver's, each in both at the same time. Frames from
-and to gateways are left alone, as in the scheduler's book.
+Emulated devices stand for GPUs in separate servers, but their frames cross shared memory in hardly
+any time. With an emulated link they take as long as the speed of the link demands: one after the
+other on the sender's uplink, one after the other on the receiver's downlink, and each frame on both
+at the same time. Frames from and to gateways are not delayed, as in the scheduler's book.
 
-The bytes still cross the real transport; it must be faster than the link that is emulated.
+The bytes still cross the real transport, which must be faster than the emulated link.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class EmulatedLink:
     """The uplink and the downlink of one agent.
 
     Args:
-        bytes_per_second: Of each direction.
+        bytes_per_second: Speed of each direction.
     """
 
     def __init__(self, bytes_per_second: int) -> None:
@@ -37,7 +37,7 @@ class EmulatedLink:
         self._under_way: dict[ReceivedFrame, asyncio.TimerHandle] = {}
 
     async def turn(self, nbytes: int) -> None:
-        """Returns when the frames sent before have left, and this one may."""
+        """Returns when the previous frames have left the uplink and this one may start."""
         now = time.monotonic_ns()
         start = max(now, self._uplink_free_ns)
         self._uplink_free_ns = start + round(nbytes * self._ns_per_byte)
@@ -45,11 +45,11 @@ class EmulatedLink:
             await asyncio.sleep((start - now) / _NS)
 
     def on_frame(self, frame: ReceivedFrame, take: FrameHandler) -> None:
-        """Hands a frame on: from a gateway at once, from an agent when its last byte is here."""
+        """Passes on a frame: at once from a gateway, after its last byte from an agent."""
         try:
             header = intake.parse_header(frame)
         except CatenaryError:
-            take(frame)  # whoever takes it knows what to say
+            take(frame)  # the receiver reports the error
             return
         from_gateway = header.position == 0 and header.kind not in intake.SESSION_KINDS
         if from_gateway or not len(frame.payload):  # gateways open sessions without a payload
@@ -64,7 +64,7 @@ class EmulatedLink:
         self._under_way[frame] = loop.call_later(delay_s, self._arrived, frame, take)
 
     def close(self) -> None:
-        """Drops what is under way."""
+        """Drops the frames in transit."""
         for frame, timer in self._under_way.items():
             timer.cancel()
             frame.release()

@@ -1,12 +1,12 @@
-"""The engine: everything that happens to a batch between its frames' arrival and departure.
+"""The batch engine: everything that happens to a batch from the arrival of its frames on.
 
 One object on one event loop, without locks. The life of a batch:
 
-    frame -> Arrivals (checks, assembly) -> Feeder (order) -> ComputeThread -> Outbound
+    frame -> BatchReceiver (checks, assembly) -> Feeder (order) -> ComputeThread -> OutputSender
 
-Invariants: a batch is in exactly one of these places; it leaves by delivery, by cancellation or by
-`BatchFailed`; whichever it is, its payload memory, its staged output and its hold on the partition
-are given back exactly once (`_close`).
+Invariants: a batch is in exactly one of these places. It leaves by delivery, by cancellation or by
+`BatchFailed`. In each case its payload memory, its staged output and its hold on the partition are
+given back exactly once (`_close`).
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ _MOST_UNPUSHED_BATCHES = 4
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """How much an engine holds and how long it waits."""
+    """Limits on what an engine holds and how long it waits."""
 
     max_held_bytes: int = 1 << 30
     max_assemblies: int = 256
     push_timeout_s: float = 2.0
     emulated_link_bytes_per_second: int | None = None
-    """Frames between agents take as long as on a link of this speed; None: as long as they do."""
+    """Speed of an emulated link between agents; None if frames are not delayed."""
     faults: FaultInjector = field(default_factory=partial(FaultInjector, None))
-    """What tests want to go wrong."""
+    """Faults that tests inject into steps."""
 
 
 class BatchEngine:
@@ -79,12 +79,12 @@ class BatchEngine:
         tracer: Tracer | None = None,
         meter: BatchMeter | None = None,
     ) -> None:
-        """Tells the scheduler through `tell`, which must neither block nor raise."""
+        """Sends messages to the scheduler through `tell`, which must neither block nor raise."""
         limits = limits or EngineLimits()
         self.agent_id = agent_id
         self.partitions = PartitionTable(self._close_partition)
         self.steps = RunningSteps(limits.faults)
-        """What is computed now, also by others of this agent."""
+        """The steps that are being computed, also those of generation."""
         self._tell = tell
         self._tracer = tracer
         self._meter = meter or BatchMeter()
@@ -106,7 +106,7 @@ class BatchEngine:
         )
         self._feeder.attach(self._thread)
         self.received_frames = 0
-        """Frames that came from transports so far."""
+        """Number of frames that transports have delivered so far."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._feeding: asyncio.Task[None] | None = None
         self._closed = False
@@ -114,12 +114,12 @@ class BatchEngine:
     # -- life ------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Starts the compute thread; frames may come from now on."""
+        """Starts the compute thread. Frames may arrive from now on."""
         self._thread.start()
         self._feeding = self._spawn(self._feeder.run())
 
     async def close(self, timeout_s: float = 5.0) -> None:
-        """Stops at once; what is held is dropped without a report. Idempotent."""
+        """Stops at once and drops all batches without a report. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -130,25 +130,25 @@ class BatchEngine:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if await self._thread.stop(timeout_s):
-            await asyncio.sleep(0)  # completions the thread has posted
+            await asyncio.sleep(0)  # lets the completions run that the thread has posted
             for batch in self._held:
                 self._close(batch)
             for loaded in list(self.partitions):
                 self.partitions.retire(loaded.key)
         else:
-            # Memory is never taken from under a thread that still computes; the process ends.
+            # The memory of a running computation is never released; instead the process ends.
             _log.error("compute_thread_stuck", timeout_s=timeout_s)
         self._outbound.close()
 
     async def failed(self) -> None:
-        """Raises if the engine cannot go on (our bug); returns when it was closed."""
+        """Raises if the engine has crashed, which is a bug; returns when it was closed."""
         assert self._feeding is not None
         await asyncio.wait([self._feeding])
         if not self._feeding.cancelled():
             self._feeding.result()
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Returns True as soon as no batch is held, False if that takes longer."""
+        """Returns True as soon as no batch is held, False after `timeout_s` seconds."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._held.empty.wait()
@@ -160,30 +160,30 @@ class BatchEngine:
 
     @property
     def epoch(self) -> int:
-        """Highest epoch seen."""
+        """The highest epoch seen."""
         return self._arrivals.epoch
 
     def raise_epoch(self, epoch: int) -> None:
-        """Refuses first hops of schedulers before `epoch` from now on."""
+        """Refuses from now on first hops that schedulers before `epoch` have planned."""
         self._arrivals.epoch = max(self._arrivals.epoch, epoch)
 
     def forget_epoch(self) -> None:
-        """Takes first hops of any scheduler until the next epoch is raised."""
+        """Accepts first hops of any scheduler until the next epoch is raised."""
         self._arrivals.epoch = 0
 
     @property
     def held(self) -> HeldBatches:
-        """Counts the bytes of received tensors of the whole agent."""
+        """The counter of received tensor bytes, shared by the whole agent."""
         return self._held
 
     @property
     def link(self) -> EmulatedLink | None:
-        """The emulated network card, if there is one."""
+        """The emulated network card; None if there is none."""
         return self._link
 
     @property
     def held_batches(self) -> int:
-        """Batches in this agent."""
+        """Number of batches in this agent."""
         return len(self._held)
 
     @property
@@ -193,24 +193,24 @@ class BatchEngine:
 
     @property
     def queued_batches(self) -> int:
-        """Complete batches that wait for the device."""
+        """Number of complete batches that wait for the device."""
         return len(self._feeder)
 
     @property
     def refused_frames(self) -> int:
-        """Frames that did not come from whom their route says."""
+        """Number of frames whose sender is not the one that their route names."""
         return self._arrivals.refused
 
     @property
     def ignored_frames(self) -> int:
-        """Frames that were malformed, late duplicates or of cancelled batches."""
+        """Number of frames that were malformed, late duplicates, or of cancelled batches."""
         return self._arrivals.ignored
 
     def snapshot(self, *, computed: bool = False) -> list[scheduler_pb2.BatchInAgent]:
-        """Returns what a new scheduler needs to know of the batches that are not computed yet.
+        """Returns descriptions of the batches that are not computed yet, for a new scheduler.
 
         Args:
-            computed: Those that are, and have not left yet, are wanted too.
+            computed: Whether to include batches that are computed but have not left yet.
         """
         now = time.monotonic_ns()
         described = []
@@ -232,11 +232,11 @@ class BatchEngine:
     # -- orders ----------------------------------------------------------------------------------
 
     def hand_sessions_to(self, handler: Callable[[FrameHeader, ReceivedFrame], None]) -> None:
-        """Hands frames of sessions, whose header was read, to `handler` from now on."""
+        """Passes frames of sessions, with their decoded headers, to `handler` from now on."""
         self._arrivals.sessions = handler
 
     def on_frame(self, frame: ReceivedFrame) -> None:
-        """Takes a frame from a transport (a `FrameHandler`)."""
+        """Handles a frame from a transport (a `FrameHandler`)."""
         if self._closed:
             frame.release()
             return
@@ -248,7 +248,7 @@ class BatchEngine:
             self._link.on_frame(frame, self._arrivals.on_frame)
 
     def cancel(self, batch_id: int) -> None:
-        """Drops a batch, also rows of it that come later; a computation is not interrupted."""
+        """Drops a batch and ignores rows of it that come later; a running computation continues."""
         self._held.remember_cancelled(batch_id)
         self._arrivals.cancel(batch_id)
         for batch in self._held.of(batch_id):
@@ -257,11 +257,11 @@ class BatchEngine:
                 self._close(batch)
 
     async def on_compute_thread(self, work: Callable[[], int]) -> int:
-        """Returns what `work` returns, run on the compute thread between two batches."""
+        """Returns the result of `work`, which runs on the compute thread between two batches."""
         return await self.add_step(work)
 
     def add_step(self, work: Callable[[], int]) -> asyncio.Future[int]:
-        """Queues `work` for the compute thread; steps are done in the order they were added."""
+        """Queues `work` for the compute thread; such jobs run in the order they were added."""
         step = ComputeJob(work, asyncio.get_running_loop().create_future())
         self._feeder.add_step(step)
         return step.done
@@ -269,10 +269,10 @@ class BatchEngine:
     # -- the life of a batch ---------------------------------------------------------------------
 
     def _computed(self, job: Job) -> None:
-        """Runs on the loop when the thread is done with a job."""
+        """Called on the event loop when the thread has finished a job."""
         self._feeder.finished(job)
         if isinstance(job, ComputeJob):
-            if job.done.done():  # nobody waits any more
+            if job.done.done():  # cancelled meanwhile
                 return
             if job.error is not None:
                 job.done.set_exception(job.error)
@@ -294,7 +294,7 @@ class BatchEngine:
         self._spawn(self._leave(job))
 
     async def _leave(self, batch: Batch) -> None:
-        """Delivers a computed batch and reports what could not be delivered."""
+        """Delivers a computed batch, and reports the receivers that did not get their rows."""
         try:
             receiver = destinations(batch)[0]
             if receiver.slices is None and receiver.peer_id == self.agent_id:
@@ -338,12 +338,12 @@ class BatchEngine:
             error=error.message,
             blamed=blamed,
         )
-        # Only names of loaded models become labels: a label per wrong frame would never end.
+        # Only names of loaded models become labels, so wrong frames cannot create endless labels.
         self._meter.failed(known.key.model.name if known else "", error.reason)
         self._tell(batch_failed(header.batch_id, header.position, error, blamed))
 
     def _close(self, batch: Batch) -> None:
-        """Gives back everything a batch holds."""
+        """Releases everything a batch holds."""
         self._held.give_back(batch.release_inputs())
         batch.outputs = ()
         unstage(batch)

@@ -1,4 +1,4 @@
-"""What the engine counts for the metrics page. Labels are resolved once, not per batch."""
+"""The metrics of the batch engine. Labels are resolved once per model, not for every batch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NS = 1e-9
 
 
 class BatchMeter:
-    """Counts batches, phases and frames."""
+    """Counts batches, their phases, and frames."""
 
     def __init__(self, metrics: Metrics | None = None) -> None:
-        """Counts into `metrics`, or for nobody."""
+        """Counts into `metrics`; without them, into counters that nobody reads."""
         self._metrics = metrics or Metrics()
         self._models: dict[str, tuple[Counter, Histogram, Histogram, Histogram]] = {}
         self._transports: dict[str, tuple[Counter, Counter]] = {}
@@ -36,11 +36,11 @@ class BatchMeter:
         counters[1].inc(nbytes)
 
     def frame_refused(self) -> None:
-        """Counts a frame of somebody who is not the hop before, or the gateway to be answered."""
+        """Counts a frame whose sender is not the one that its route names."""
         self._metrics.frames_refused.labels("unplanned_sender").inc()
 
     def delivered(self, batch: Batch, sent_ns: int) -> None:
-        """Counts a batch whose outputs have left, and how long its phases took."""
+        """Counts a batch whose outputs have left, and the durations of its phases."""
         model = batch.partition.key.model.name
         resolved = self._models.get(model)
         if resolved is None:

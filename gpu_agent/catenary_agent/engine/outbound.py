@@ -1,8 +1,8 @@
-"""Where the outputs of a batch go: the next agent, or row by row the gateways.
+"""Delivery of a batch's outputs: to the next agent, or row by row to the gateways.
 
-Before a batch is computed, `stage` takes memory of the link to the next hop, so that the executor
-writes straight into what will be delivered. When that is not possible (shapes unknown, the link is
-not open yet or has no free memory, several receivers), `deliver` copies afterwards.
+Before a batch is computed, `stage` reserves memory of the link to the next hop, so that the
+executor writes its outputs where they will be sent from. Where that is impossible (shapes unknown,
+the link not open yet or without free memory, several receivers), `deliver` copies afterwards.
 """
 
 from __future__ import annotations
@@ -38,21 +38,26 @@ if TYPE_CHECKING:
 _log = get_logger("catenary_agent.engine")
 
 _STAGE_TIMEOUT_S = 0.002
-"""Waiting longer for memory would cost the device more than the copy it saves."""
+"""Seconds to wait for link memory. Waiting longer would cost the device more than the copy it
+saves."""
 _COPY_ON_LOOP_BYTES = 128 * 1024
-"""Copies larger than this (about 30 microseconds) are left to a thread."""
+"""Larger copies (this size takes about 30 microseconds) are left to a thread."""
 
 
 class LinkHub(Protocol):
-    """What is needed of `catenary_services.transport.hub.TransportHub`."""
+    """The part of `catenary_services.transport.hub.TransportHub` that is used here."""
 
     async def link_to(self, peer_id: str, timeout_s: float) -> Link:
-        """Returns an open link to a peer."""
+        """Returns an open link to a peer.
+
+        Raises:
+            PartitionLost: The peer is unknown, or cannot be reached within `timeout_s` seconds.
+        """
         ...
 
 
 class DeliveryError(Exception):
-    """Some receivers did not get their rows; `failures` says who and why."""
+    """Some receivers did not get their rows; `failures` lists each with its error."""
 
     def __init__(self, failures: list[tuple[str, CatenaryError]]) -> None:
         super().__init__(", ".join(f"{peer}: {error.reason}" for peer, error in failures))
@@ -60,7 +65,7 @@ class DeliveryError(Exception):
 
 
 def destinations(batch: Batch) -> Sequence[Destination]:
-    """Returns who receives the outputs of a complete batch; gateways in order of first rows."""
+    """Returns the receivers of a complete batch; gateways are ordered by their first rows."""
     if not batch.receivers:
         batch.receivers = _receivers(batch)
     return batch.receivers
@@ -82,7 +87,7 @@ class OutputSender:
     def __init__(
         self, hub: LinkHub, agent_id: str, push_timeout_s: float, uplink: EmulatedLink | None = None
     ) -> None:
-        """Waits at most `push_timeout_s` for a peer to connect, to have memory, to accept.
+        """Waits at most `push_timeout_s` seconds for a peer to connect, have memory, or accept.
 
         Feature maps leave one after the other at the speed of `uplink`, if there is one.
         """
@@ -112,17 +117,17 @@ class OutputSender:
                 return None
             return await self._export(link, executor.outputs, shapes, _STAGE_TIMEOUT_S)
         except CatenaryError:
-            # Whatever it was, it shows again, and is reported, when the outputs are delivered.
+            # The error occurs again when the outputs are delivered, and is reported then.
             return None
         except Exception:
             _log.exception("stage_failed", partition=str(executor.key))
             return None
 
     async def deliver(self, batch: Batch) -> None:
-        """Sends the outputs to everyone who has rows in the batch.
+        """Sends the outputs to every receiver of rows in the batch.
 
         Raises:
-            DeliveryError: naming the receivers that did not get theirs.
+            DeliveryError: Some receivers did not get theirs.
         """
         receivers = destinations(batch)
         if len(receivers) == 1:
@@ -138,7 +143,7 @@ class OutputSender:
             raise DeliveryError(failures)
 
     async def _attempt(self, batch: Batch, receiver: Destination) -> CatenaryError | None:
-        """Sends to one receiver and returns what went wrong, so that the others get theirs."""
+        """Sends to one receiver and returns its error, so that the others still get their rows."""
         try:
             await self._send(batch, receiver)
         except DeadlineExceeded:
@@ -146,7 +151,7 @@ class OutputSender:
         except Unavailable as error:
             return PartitionLost(error.message)
         except InvalidInput as error:
-            # The request has passed every check: outputs that do not fit a frame are our bug.
+            # The request has passed every check, so outputs that do not fit a frame are a bug.
             return InternalError(error.message)
         except CatenaryError as error:
             return error
@@ -157,7 +162,7 @@ class OutputSender:
         if staged is None:
             staged = await self._copy(batch, receiver)
         else:
-            batch.outputs = ()  # they are views of the memory that is about to be delivered
+            batch.outputs = ()  # the outputs are views of the memory that is about to be sent
         try:
             if self._uplink is not None and receiver.slices is None:
                 await self._uplink.turn(len(staged.slot.view))
@@ -168,7 +173,7 @@ class OutputSender:
             staged.release()
 
     async def _copy(self, batch: Batch, receiver: Destination) -> StagedOutput:
-        """Exports memory and copies the receiver's rows into it."""
+        """Reserves link memory and copies the receiver's rows into it."""
         link = self._links.get(receiver.peer_id)
         if link is None or link.closed:
             link = await self._hub.link_to(receiver.peer_id, self._timeout_s)
@@ -216,19 +221,19 @@ class OutputSender:
 def _layout(
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...],
 ) -> tuple[list[frame_pb2.TensorHeader], int]:
-    """Returns `layout` of tensors, whose shapes repeat; the headers are only ever copied from."""
+    """Returns the cached `layout` of tensors, since shapes repeat; do not change the headers."""
     return layout(tensors)
 
 
 def next_header(
     batch: Batch, agent_id: str, slices: Sequence[common_pb2.Slice] | None = None
 ) -> frame_pb2.FrameHeader:
-    """Returns the header of the batch for the next hop, with our timing appended.
+    """Returns the header of the batch for the next hop, with the timing of this hop appended.
 
     Args:
-        batch: That was computed.
-        agent_id: Ours.
-        slices: The rows of the one gateway this goes to; None if all of them go on.
+        batch: A computed batch.
+        agent_id: The id of this agent.
+        slices: The rows of the one gateway that is the receiver; None if the next agent is.
     """
     header = frame_pb2.FrameHeader()
     header.CopyFrom(batch.header)
@@ -269,7 +274,7 @@ def _header(
 
 
 def _runs(slices: Sequence[common_pb2.Slice]) -> list[tuple[int, int]]:
-    """Returns contiguous (batch_row, rows), neighbours joined."""
+    """Returns the contiguous ranges (first batch row, rows) of slices; adjacent ones are joined."""
     runs: list[tuple[int, int]] = []
     for piece in slices:
         if runs and runs[-1][0] + runs[-1][1] == piece.batch_row:
@@ -282,7 +287,7 @@ def _runs(slices: Sequence[common_pb2.Slice]) -> list[tuple[int, int]]:
 def _fill(
     targets: Sequence[Array], outputs: Sequence[Array], runs: list[tuple[int, int]] | None
 ) -> None:
-    """Copies outputs (or the rows `runs` of them, one behind the other) into `targets`."""
+    """Copies outputs into `targets`; with `runs`, only those rows, one range after the other."""
     for target, output in zip(targets, outputs, strict=True):
         if runs is None:
             np.copyto(target, output, casting="no")

@@ -1,4 +1,4 @@
-"""The partitions an agent hosts. A partition is closed when nobody needs it any more."""
+"""The partitions an agent hosts. A retired partition is closed when its last use ends."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ class LoadedPartition:
     executor: Executor
     float16_boundaries: bool
     max_batch: int
-    """Most rows one batch may have."""
+    """The most rows one batch may have."""
     compute_ns: tuple[int, ...] = ()
-    """Measured compute time at batch 1, 2, ..."""
+    """Measured compute time of batches of 1, 2, ... rows, in nanoseconds."""
     content: str = ""
-    """Digest of the model version's content; empty if nothing is known of it."""
+    """Digest of the model version's content; empty if it is unknown."""
     uses: int = 0
-    """Batches that still need the executor."""
+    """Number of batches that still need the executor."""
     retired: bool = False
 
     @property
     def key(self) -> PartitionKey:
-        """Which partition this is."""
         return self.executor.key
 
     @property
@@ -41,13 +40,13 @@ class LoadedPartition:
 
 
 class PartitionTable:
-    """What is loaded, by key.
+    """The loaded partitions by key.
 
     Invariant: an executor is closed exactly once, after it was retired and its last use ended.
     """
 
     def __init__(self, close: Callable[[LoadedPartition], None]) -> None:
-        """Calls `close` (on the event loop) with each partition nobody needs any more."""
+        """Calls `close` on the event loop with each partition that nobody needs any more."""
         self._loaded: dict[PartitionKey, LoadedPartition] = {}
         self._close = close
 
@@ -55,12 +54,12 @@ class PartitionTable:
         return iter(self._loaded.values())
 
     def get(self, key: PartitionKey) -> LoadedPartition | None:
-        """Returns the partition, or None if it is not loaded."""
+        """Returns a partition by its key, None if it is not loaded."""
         return self._loaded.get(key)
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of every loaded partition."""
+        """Memory of all loaded partitions, in bytes."""
         return sum(partition.executor.memory_bytes for partition in self._loaded.values())
 
     def add(self, partition: LoadedPartition) -> None:
@@ -69,7 +68,7 @@ class PartitionTable:
         self._loaded[partition.key] = partition
 
     def retire(self, key: PartitionKey) -> bool:
-        """Takes no more batches for `key`; returns False if it was not loaded."""
+        """Accepts no more batches for `key`; returns False if it was not loaded."""
         partition = self._loaded.pop(key, None)
         if partition is None:
             return False
@@ -82,7 +81,7 @@ class PartitionTable:
         partition.uses += 1
 
     def let_go(self, partition: LoadedPartition) -> None:
-        """Ends one use."""
+        """Ends one use of a partition, and closes it if it is retired and unused."""
         assert partition.uses > 0
         partition.uses -= 1
         self._close_if_unused(partition)
@@ -93,5 +92,4 @@ class PartitionTable:
 
 
 def key_of_hop(hop: common_pb2.Hop) -> PartitionKey:
-    """Returns the partition a hop runs."""
     return PartitionKey(ModelKey(hop.model, hop.model_version), hop.first_block, hop.last_block)

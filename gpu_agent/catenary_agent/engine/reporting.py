@@ -1,4 +1,4 @@
-"""What the engine tells others about a batch: failures, real use of resources, spans."""
+"""Reports of the engine about batches: failures, used resources, and spans."""
 
 from __future__ import annotations
 
@@ -16,37 +16,36 @@ if TYPE_CHECKING:
 
 _PREFIX = "agent."
 SPAN_TRANSFER = "transfer"
-"""Inside a hop: from the sender's push to the frame being complete here."""
+"""Span from the sender's push to the complete arrival of the frame, as part of a hop."""
 
 
 class OutgoingMessage(Protocol):
-    """A message to the scheduler. Offsets in it are counted from when it is really sent."""
+    """A message to the scheduler, whose time offsets count from the moment it is really sent."""
 
     @property
     def droppable(self) -> bool:
-        """True if the system only gets a little less precise without it."""
+        """True if losing the message makes the scheduler only slightly less precise."""
         ...
 
     def message(self) -> scheduler_pb2.AgentMessage:
-        """Returns what goes on the wire now."""
+        """Returns the message as it is to be sent now."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FixedMessage:
-    """A message that says the same whenever it is sent."""
+    """A message whose content does not depend on the time of sending."""
 
     content: scheduler_pb2.AgentMessage
     droppable: bool = False
 
     def message(self) -> scheduler_pb2.AgentMessage:
-        """Returns the message."""
         return self.content
 
 
 @dataclass(frozen=True, slots=True)
 class StageDone:
-    """One hop of one batch was computed. Moments are on this process's monotonic clock."""
+    """The report that one hop of a batch was computed, in this process's monotonic time."""
 
     batch_id: int
     position: int
@@ -96,9 +95,9 @@ def batch_failed(batch_id: int, position: int, error: CatenaryError, agent_id: s
 
     Args:
         batch_id: The batch.
-        position: The hop it failed at.
-        error: Why; its reason and message cross to the scheduler.
-        agent_id: Who is to blame: this agent, or the peer that could not be reached.
+        position: The hop at which it failed.
+        error: The error; its reason and message are sent to the scheduler.
+        agent_id: The agent at fault: this one, or the peer that could not be reached.
     """
     failure = common_pb2.Failure(
         reason=error.reason,
@@ -116,9 +115,9 @@ def batch_failed(batch_id: int, position: int, error: CatenaryError, agent_id: s
 
 
 def record_spans(tracer: Tracer, batch: Batch, agent_id: str, sent_ns: int) -> None:
-    """Records the hop, once per sampled request in the batch, as a child of the request.
+    """Records the hop as a child span of every sampled request in the batch.
 
-    Called after the outputs are gone: tracing never delays them.
+    Called after the outputs have left, so tracing never delays them.
     """
     for piece in batch.slices:
         if not is_sampled(piece.traceparent):

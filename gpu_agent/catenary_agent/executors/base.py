@@ -1,4 +1,4 @@
-"""The executor interface, and what all executors do alike: checking inputs, passing tensors on."""
+"""The executor interface, and the checks that all executors share."""
 
 from __future__ import annotations
 
@@ -18,50 +18,51 @@ Shape = tuple[int, ...]
 
 
 class Executor(Protocol):
-    """Runs one partition. Not thread-safe: one compute thread calls it."""
+    """An executor of one partition. It is not thread-safe: one compute thread calls it."""
 
     key: PartitionKey
     memory_bytes: int
-    """Weights held, as far as known when loaded."""
+    """The bytes of the weights, as far as known when they were loaded."""
     ends: PartitionSignature
-    """What goes in and out, with example shapes."""
+    """The inputs and outputs, with example shapes."""
     batched: bool
-    """Whether dimension 0 of every tensor is the batch; if not, a call is one request."""
+    """True if dimension 0 of every tensor is the batch; else a call is one request."""
     inputs: tuple[TensorSpec, ...]
-    """As they travel: FP16 where the boundary is cast."""
+    """The inputs in the datatypes in which they travel: FP16 where the boundary is cast."""
     outputs: tuple[TensorSpec, ...]
 
     def output_shapes(self, input_shapes: Sequence[Shape]) -> list[Shape] | None:
-        """Returns the outputs' shapes for these inputs, None if only a run can tell."""
+        """Returns the output shapes for these input shapes; None if only a run can tell."""
         ...
 
     def run(
         self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None = None
     ) -> list[np.ndarray]:
-        """Returns the outputs, in wire datatypes.
+        """Returns the outputs in the datatypes in which they travel.
 
         Args:
             inputs: One array per entry of `inputs`, C-contiguous for speed.
-            outputs: Where to write the results, shaped as `output_shapes` says; returned as they
-                are. Without them new arrays are returned, or views of the inputs passed on.
+            outputs: Arrays to write the results to, in the shapes of `output_shapes`; they are
+                returned. Without them the results are new arrays, or views of inputs that are
+                passed through.
 
         Raises:
-            InvalidInput: If an array's datatype or shape does not fit; the field is its name.
+            InvalidInput: The datatype or shape of an array is wrong; the field is its name.
         """
         ...
 
     def close(self) -> None:
-        """Frees the weights. The executor cannot run afterwards."""
+        """Frees the weights; the executor is unusable afterwards."""
         ...
 
 
 def wire_boundary(
     table: BlockTable, boundary: int, float16_boundaries: bool
 ) -> tuple[TensorSpec, ...]:
-    """Returns the tensors of a boundary as they travel.
+    """Returns the tensors of a boundary in the form in which they travel.
 
-    Inner FP32 tensors become FP16 if `float16_boundaries`; the model's own inputs and outputs
-    never change.
+    Inner FP32 tensors become FP16 if `float16_boundaries`; the model's own inputs and outputs never
+    change.
     """
     tensors = table.boundaries[boundary].tensors
     if not float16_boundaries or boundary in (0, table.blocks):
@@ -73,25 +74,25 @@ def wire_boundary(
 
 @dataclass(frozen=True, slots=True)
 class PartitionSignature:
-    """What goes into a partition and what comes out, as it travels."""
+    """The inputs and outputs of a partition in the form in which they travel."""
 
     key: PartitionKey
     batched: bool
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     example_inputs: tuple[Shape, ...]
-    """Shapes seen when the model was probed with one row; free sizes are the probe's."""
+    """Shapes in the probing run with one row; free dimensions have the size of the probe."""
     example_outputs: tuple[Shape, ...]
 
     @staticmethod
     def of(
         repository: ModelRepository, key: PartitionKey, float16_boundaries: bool
     ) -> PartitionSignature:
-        """Returns the ends of a partition.
+        """Returns the inputs and outputs of a partition.
 
         Raises:
-            InvalidInput: If `key` is not a non-empty range of the model's blocks.
-            ModelNotFound: If the model has no block table.
+            InvalidInput: `key` is not a non-empty range of the model's blocks.
+            ModelNotFound: The model has no block table.
         """
         table = repository.block_table(key.model)
         if not 0 <= key.first_block < key.last_block <= table.blocks:
@@ -108,7 +109,10 @@ class PartitionSignature:
         )
 
     def example_arrays(self, rows: int) -> list[np.ndarray]:
-        """Returns random inputs of the example shapes (`rows` of them if batched)."""
+        """Returns inputs of the example shapes, with `rows` rows if batched.
+
+        Floating-point values are random, others are zero.
+        """
         generator = np.random.default_rng(0)
         arrays = []
         for spec, example in zip(self.inputs, self.example_inputs, strict=True):
@@ -146,7 +150,7 @@ def check_arrays(specs: Sequence[TensorSpec], arrays: Sequence[np.ndarray], batc
 def shapes_from_specs(
     ends: PartitionSignature, input_shapes: Sequence[Shape]
 ) -> list[Shape] | None:
-    """Returns the output shapes that follow from the specs alone, None if they do not."""
+    """Returns the output shapes that follow from the specs alone; None if they do not."""
     named = zip(ends.inputs, input_shapes, strict=True)
     given = {spec.name: tuple(shape) for spec, shape in named}
     shapes = []
@@ -161,7 +165,7 @@ def shapes_from_specs(
 
 
 def check_outputs(specs: Sequence[TensorSpec], arrays: Sequence[np.ndarray]) -> None:
-    """Raises InvalidInput unless `arrays` can take results in place."""
+    """Raises InvalidInput unless `arrays` can receive results in place."""
     check_arrays(specs, arrays, batched=False)
     for spec, array in zip(specs, arrays, strict=True):
         if not (array.flags.c_contiguous and array.flags.writeable):

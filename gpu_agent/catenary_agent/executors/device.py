@@ -1,4 +1,4 @@
-"""What an agent runs on."""
+"""The device that an agent's executors run on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from catenary_services.errors import InvalidInput
 _FORM = re.compile(r"(?P<kind>cpu)|(?P<cuda>cuda)(?::(?P<index>\d+))?|emulated:(?P<name>[\w.-]+)")
 
 MOST_VIRTUAL_GPUS = 8
-"""Into how many virtual GPUs a device may be divided."""
+"""The most virtual GPUs that a device may be divided into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +19,17 @@ class Device:
     """A device an executor runs on, or one of the virtual GPUs it is divided into."""
 
     kind: str
-    """"cpu", "cuda" or "emulated"."""
+    """The kind of device: "cpu", "cuda" or "emulated"."""
     index: int = 0
-    """Which CUDA device."""
+    """Index of the CUDA device."""
     device_class: str = "cpu"
-    """Name under which planner and profiles know devices of this speed."""
+    """The name that planner and profiles have for devices of this speed."""
     slowdown: float = 1.0
-    """Emulated only: factor on every time; 0 does not sleep at all."""
+    """Factor on every emulated time; with 0 an emulated device does not sleep at all."""
     profile: Path | None = None
-    """Emulated only: a file of times (see `emulated`) that counts before the model's profile."""
+    """A file of emulated times (see `emulated`) that takes precedence over the model's profile."""
     virtual_level: int = 1
-    """Executors get a 1/level share of the device."""
+    """Executors get 1 / `virtual_level` of the device."""
 
     @staticmethod
     def parse(
@@ -38,8 +38,8 @@ class Device:
         """Returns the device named "cpu", "cuda", "cuda:1" or "emulated:<class>".
 
         Raises:
-            InvalidInput: If the text is none of these, the slowdown is negative or the level is
-                not within 1 .. `MOST_VIRTUAL_GPUS`.
+            InvalidInput: The text is none of these, the slowdown is negative or not finite, or the
+                level is not within 1 .. `MOST_VIRTUAL_GPUS`.
         """
         match = _FORM.fullmatch(text)
         if match is None:

@@ -1,17 +1,18 @@
-"""An executor without weights: takes the time a device would take, returns zeros.
+"""An executor without weights: it sleeps as long as a device would compute, and returns zeros.
 
-Times come from the model's profile (`catenary_services.domain.profile`) at the device's class and
-virtual level. Beyond the largest batch in it, time grows by the last step. A class the profile does
-not have takes the block table's own times, times the batch size; so does a model without a profile.
-A class it has at other levels only is refused: guessing how a device behaves when it is shared
-would look like a measurement. `slowdown` multiplies all of this; 0 never sleeps.
+Times come from the model's profile (`catenary_services.domain.profile`) for the device's class and
+virtual level. Beyond the profile's largest batch they grow by the last step. For a class that the
+profile does not have, and for a model without a profile, the block table's own times are multiplied
+by the batch size. A class that the profile has at other levels only is refused: a guess of how a
+shared device behaves would look like a measurement. `slowdown` multiplies all of this; with 0 it
+never sleeps.
 
-A file of times in nanoseconds at batch 1, 2, .. counts before the profile:
+A file of times in nanoseconds at batch 1, 2, .. takes precedence over the profile:
 
     {"efficientnet-lite0": {"0-4": [2100000, 3500000], "4": [600000, 900000], "5": [...]}}
 
 "first-last" is a partition `[first, last)`, a single number one block; a partition that is not
-listed is the sum of its blocks.
+listed takes the sum of its blocks.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _Times = dict[str, tuple[int, ...]]
 
 
 class EmulatedPart:
-    """An executor that sleeps."""
+    """An executor that sleeps instead of computing."""
 
     def __init__(
         self,
@@ -48,10 +49,11 @@ class EmulatedPart:
         device: Device,
         profile: ModelProfile | None = None,
     ) -> None:
-        """Takes the block table's `compute_ns` of all the model's blocks.
+        """Uses `compute_ns`, the block table's times of all the model's blocks, as a fallback.
 
         Raises:
-            NotSupported: If `profile` has the device's class, but not at its virtual level.
+            NotSupported: `profile` has the device's class, but not at its virtual level.
+            InvalidInput: The device's file of times is malformed.
         """
         self.ends = ends
         self.key = ends.key
@@ -63,11 +65,11 @@ class EmulatedPart:
         self._slowdown = device.slowdown
         self._own_ns = sum(compute_ns[first:last])
         self._profile = _profile_of(device.profile, ends.key.model.name)
-        # The file counts before the profile, so what the profile lacks does not matter then.
+        # The file takes precedence, so times that the profile lacks do not matter then.
         self._profiled = () if self._profile else _profiled_times(profile, device, first, last)
 
     def compute_ns(self, rows: int) -> int:
-        """Returns the time of a batch of `rows` on the emulated device."""
+        """Returns the nanoseconds of a batch of `rows` rows on the emulated device."""
         first, last = self.key.first_block, self.key.last_block
         whole = self._profile.get(f"{first}-{last}")
         blocks = [self._profile.get(str(block)) for block in range(first, last)]
@@ -82,7 +84,7 @@ class EmulatedPart:
         return round(spent * self._slowdown)
 
     def output_shapes(self, input_shapes: Sequence[Shape]) -> list[Shape] | None:
-        """Returns the shapes from the specs; where a size is free, the probe's example."""
+        """Returns the shapes in the specs; where a size is free, that of the probe's example."""
         shapes = shapes_from_specs(self.ends, input_shapes)
         if shapes is None:
             named = zip(self.inputs, input_shapes, strict=True)
@@ -96,7 +98,7 @@ class EmulatedPart:
     def run(
         self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None = None
     ) -> list[np.ndarray]:
-        """Returns zeros, and inputs passed on, after the emulated time; see `Executor.run`."""
+        """Returns zeros, and inputs passed through, after the emulated time; see `Executor.run`."""
         started = time.perf_counter_ns()
         check_arrays(self.inputs, inputs, self.batched)
         shapes = self.output_shapes([array.shape for array in inputs])
@@ -118,13 +120,17 @@ class EmulatedPart:
         return results
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing, as no weights are held."""
 
 
 def _profiled_times(
     profile: ModelProfile | None, device: Device, first: int, last: int
 ) -> tuple[int, ...]:
-    """Returns times at batch 1, 2, ..; () if the profile does not know this class of device."""
+    """Returns times at batch 1, 2, ..; () if the profile does not know this class of device.
+
+    Raises:
+        NotSupported: The profile knows the class, but not at this virtual level.
+    """
     levels = profile.levels(device.device_class) if profile is not None else ()
     if profile is None or not levels:
         return ()

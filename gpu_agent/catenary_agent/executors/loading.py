@@ -1,4 +1,4 @@
-"""Choosing and timing executors."""
+"""The choice of an executor by device, and the measurement of its times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from catenary_services.domain.ids import PartitionKey
 from catenary_services.models.model_repository import ModelRepository
 
 _EXACT_UP_TO = 4
-"""Batch sizes up to here are all measured, above it every doubling; the rest is interpolated."""
+"""Batch sizes up to this one are all measured, larger ones at every doubling; the rest is
+interpolated."""
 _RUNS = 4
 
 
@@ -30,17 +31,17 @@ def load_executor(
     """Returns an executor of blocks `[first, last)`, ready to run.
 
     Args:
-        repository: Has the model.
-        key: The blocks.
-        device: What it runs on.
-        float16_boundaries: Inner tensors travel as float16.
-        threads: Of computation on a CPU.
+        repository: The repository with the model.
+        key: The partition.
+        device: The device to run on.
+        float16_boundaries: Whether inner tensors travel as float16.
+        threads: Number of compute threads on a CPU.
         engine_cache: See `OnnxOptions.engine_cache`.
 
     Raises:
-        ModelNotFound: If the model or its block table is absent.
-        InvalidInput: If the range is none, or the table is of another model file.
-        NotSupported: If the device cannot run this kind of model.
+        ModelNotFound: The model or its block table is absent.
+        InvalidInput: The range is not one of its blocks, or the table is of another model file.
+        NotSupported: The device cannot run this kind of model.
     """
     if device.kind == "emulated":
         compute_ns = repository.block_table(key.model).compute_ns
@@ -59,9 +60,9 @@ def load_executor(
 def measure(executor: Executor, max_batch: int) -> tuple[int, ...]:
     """Returns the compute time in nanoseconds at batch 1, 2, .. `max_batch`.
 
-    The least of a few runs each, made non-decreasing: a larger batch that looks faster is noise,
-    and the dispatcher relies on the order. A model that is not batched has one entry. Emulated
-    executors answer from their profile without running.
+    Each is the shortest of a few runs, raised to that of smaller batches: a larger batch that looks
+    faster is noise, and the dispatcher relies on the order. A model that is not batched has one
+    entry. Emulated executors return their times without running.
     """
     largest = max_batch if executor.batched else 1
     if isinstance(executor, EmulatedPart):

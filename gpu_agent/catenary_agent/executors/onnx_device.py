@@ -1,8 +1,8 @@
-"""ONNX Runtime on CUDA: which providers with which options, and inputs and outputs on the device.
+"""ONNX Runtime on CUDA: the choice of providers and options, and inputs and outputs on the device.
 
-What a session is given lies in buffers of the device that stay where they are from one call to the
-next, one set for each batch size: nothing is allocated for a call, and the graph needs no copies of
-its own at its ends.
+The inputs of a session are in buffers on the device that keep their places between calls, with one
+set of buffers for each batch size. Thus a call allocates nothing, and the graph needs no copies at
+its ends.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ TENSORRT, CUDA, CPU = (
     "CPUExecutionProvider",
 )
 _SHAPES_KEPT = 16
-"""Sets of buffers; the one that is oldest goes first."""
+"""The most sets of buffers; the oldest is dropped first."""
 
 Provider = tuple[str, dict[str, str]]
 
 
 def provider_options(provider: str, device: Device, total_bytes: int) -> dict[str, str]:
-    """Returns the options of a CUDA provider: which GPU, and how much of its `total_bytes`.
+    """Returns the options of a CUDA provider: the GPU, and the share of its `total_bytes`.
 
-    A session of a virtual GPU may take 1/level; 0 total bytes means that nobody knows and sets no
-    cap. The cap is the arena's, per session: what a session holds beside it is little.
+    A session of a virtual GPU may take 1/level of them; with 0 total bytes, which means unknown,
+    there is no limit. The limit holds for the arena of one session, which takes little beside it.
     """
     options = {"device_id": str(device.index)}
     if device.virtual_level > 1 and total_bytes:
@@ -42,11 +42,11 @@ def provider_options(provider: str, device: Device, total_bytes: int) -> dict[st
 
 
 def tuning_options(provider: str, engine_cache: Path | None) -> dict[str, str]:
-    """Returns the options of a provider that say how it looks for kernels.
+    """Returns the options of a provider that govern its choice of kernels.
 
-    An exhaustive search times every algorithm anew for each batch size, in the middle of serving;
-    the heuristic answers at once. TensorRT builds an engine for each shape, which takes minutes,
-    so that it is not used without a folder that keeps them.
+    An exhaustive search times every algorithm for each new batch size while the agent serves; the
+    heuristic answers at once. TensorRT builds an engine for each shape, which takes minutes, so it
+    is used only with a folder that keeps them.
     """
     if provider == CUDA:
         return {"cudnn_conv_algo_search": "HEURISTIC"}
@@ -66,12 +66,12 @@ def choose_providers(
 
     Args:
         device: A CPU or a CUDA device.
-        total_bytes: Memory of the GPU; 0: not known.
-        engine_cache: Where TensorRT keeps its engines; None: TensorRT is not used.
-        installed: Providers this ONNX Runtime was built with.
+        total_bytes: Memory of the GPU; 0 if unknown.
+        engine_cache: The folder of TensorRT's engines; None if TensorRT is not used.
+        installed: The providers this ONNX Runtime was built with.
 
     Raises:
-        NotSupported: If the device is a GPU and none of them can use it.
+        NotSupported: The device is a GPU and none of the providers can use it.
     """
     if device.kind == "cpu":
         return [CPU]
@@ -91,9 +91,9 @@ def choose_providers(
 
 @cache
 def preload_libraries() -> None:
-    """Loads the CUDA libraries that lie in wheels, where the linker does not look; once.
+    """Loads the CUDA libraries that are in wheels, where the linker does not look; once.
 
-    What is already in the process stays: PyTorch brings the same ones, if it was imported first.
+    Libraries already in the process stay: PyTorch brings the same ones, if it was imported first.
     """
     preload = getattr(onnxruntime, "preload_dlls", None)
     if preload is not None:
@@ -101,18 +101,18 @@ def preload_libraries() -> None:
 
 
 class DeviceRuns:
-    """Runs of one session whose inputs and outputs lie on its device."""
+    """Runs of one session whose inputs and outputs are on its device."""
 
     def __init__(
         self, session: onnxruntime.InferenceSession, kind: str, index: int, *, keep: bool
     ) -> None:
-        """Binds nothing yet.
+        """Begins without bindings.
 
         Args:
-            session: Of the device.
-            kind: ONNX Runtime's name of it: "cuda", or "cpu".
-            index: Which one.
-            keep: Equal shapes of the inputs make equal shapes of the outputs.
+            session: A session on the device.
+            kind: ONNX Runtime's name of the device: "cuda", or "cpu".
+            index: Index of the device.
+            keep: Whether equal shapes of the inputs imply equal shapes of the outputs.
         """
         self._session = session
         self._place = (kind, index)
@@ -120,7 +120,7 @@ class DeviceRuns:
         self._bindings: dict[tuple[tuple[int, ...], ...], _Binding] = {}
 
     def run(self, feeds: Mapping[str, np.ndarray], outputs: Sequence[str]) -> list[np.ndarray]:
-        """Returns the named outputs on the host, as arrays of their own."""
+        """Returns the named outputs as new arrays on the host."""
         shapes = tuple(array.shape for array in feeds.values())
         binding = self._bindings.get(shapes)
         if binding is None:
@@ -145,7 +145,7 @@ class _Binding:
     ) -> None:
         self._session = session
         self._io = session.io_binding()
-        # Not made from the arrays: on "cpu" that would be their own memory.
+        # Not made from the arrays: on "cpu" the values would share their memory.
         self._inputs = {
             name: onnxruntime.OrtValue.ortvalue_from_shape_and_type(
                 array.shape, array.dtype.type, *place
@@ -166,5 +166,5 @@ class _Binding:
     def run(self) -> list[np.ndarray]:
         self._session.run_with_iobinding(self._io)
         results: list[np.ndarray] = self._io.copy_outputs_to_cpu()
-        # What is on the host already is not copied, and is the next run's as well.
+        # Outputs on the host are not copied, and the next run overwrites them.
         return [result.copy() for result in results] if self._is_host else results

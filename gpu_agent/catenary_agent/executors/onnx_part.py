@@ -1,8 +1,8 @@
-"""A part of an ONNX model on ONNX Runtime.
+"""An executor of a part of an ONNX model on ONNX Runtime.
 
-Casts between the float16 of the wire and the float32 of the model are nodes of the part's graph,
-so they run inside the session without the interpreter's lock, and large outputs are bound to the
-caller's buffers: such a result is written once, where it is sent from.
+Casts between the float16 of the wire and the float32 of the model are nodes of the part's graph, so
+they run inside the session without the interpreter's lock. Large outputs are bound to the caller's
+buffers: such a result is written only once, to the place it is sent from.
 """
 
 from __future__ import annotations
@@ -62,28 +62,29 @@ _DATA_DEPENDENT = frozenset(
     }
 )
 _COPIED_BYTES = 128 * 1024
-"""Results up to this size are copied to where they belong: binding buffers costs more (35 us)."""
+"""Results up to this size are copied to the caller's buffers: binding buffers costs more (35
+us)."""
 _EXTERNAL_BYTES = 1 << 30
-"""Parts above this keep their weights in a second file: a protobuf ends at 2 GiB."""
+"""Parts above this size keep their weights in a second file: a protobuf ends at 2 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxOptions:
-    """How a session is made."""
+    """The choices of how a session is made."""
 
     device: Device
     threads: int = 1
     optimise: bool = True
     """False turns graph optimisation off: parts then equal the whole model bit for bit."""
     engine_cache: Path | None = None
-    """Where TensorRT keeps the engines it builds; None: TensorRT is not used."""
+    """The folder of the engines that TensorRT builds; None if TensorRT is not used."""
 
 
 class OnnxPart:
     """An executor over one ONNX Runtime session."""
 
     def __init__(self, ends: PartitionSignature, path: Path, options: OnnxOptions) -> None:
-        """Loads an extracted part; `load_onnx_part` is the usual way here."""
+        """Loads an extracted part; `load_onnx_part` extracts it first."""
         self.ends = ends
         self.key = ends.key
         self.batched = ends.batched
@@ -100,7 +101,7 @@ class OnnxPart:
         ]
         position = {spec.name: index for index, spec in enumerate(self.inputs)}
         self._sources = [position.get(spec.name) for spec in self.outputs]
-        """Per output: the input it passes on, None if the session makes it."""
+        """Index of the input that each output passes through; None if the session computes it."""
         made = [v.name for v in self._session.get_outputs()]
         self._made = dict(
             zip((i for i, s in enumerate(self._sources) if s is None), made, strict=True)
@@ -114,7 +115,7 @@ class OnnxPart:
             self._on_device = DeviceRuns(self._session, *place, keep=self._shapes_repeat)
 
     def output_shapes(self, input_shapes: Sequence[Shape]) -> list[Shape] | None:
-        """Returns the outputs' shapes: from the specs, or as seen in an earlier run."""
+        """Returns the outputs' shapes from the specs, or as seen in an earlier run; else None."""
         shapes = shapes_from_specs(self.ends, input_shapes)
         if shapes is None:
             shapes = self._seen_shapes.get(tuple(tuple(shape) for shape in input_shapes))
@@ -123,7 +124,6 @@ class OnnxPart:
     def run(
         self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None = None
     ) -> list[np.ndarray]:
-        """Returns the outputs; see `Executor.run`."""
         check_arrays(self.inputs, inputs, self.batched)
         feeds = {name: np.asarray(inputs[index], order="C") for index, name in self._feeds}
         if outputs is None:
@@ -143,7 +143,6 @@ class OnnxPart:
         return results
 
     def close(self) -> None:
-        """Frees the session."""
         self._on_device = None
         self._session = None
 
@@ -191,7 +190,10 @@ class OnnxPart:
         np.copyto(outputs[index], made)
 
     def _failure(self, error: Exception) -> Exception:
-        """Shapes and datatypes were checked; what is left is a free size the model cannot do."""
+        """Returns the error for a failed run.
+
+        Shapes and datatypes were checked, so a free size that the model cannot compute may remain.
+        """
         text = str(error).splitlines()[0][:300]
         refused = None
         if any(-1 in spec.shape[1 if self.batched else 0 :] for spec in self.inputs):

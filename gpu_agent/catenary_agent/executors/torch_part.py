@@ -1,4 +1,4 @@
-"""A part of a torch.export program on PyTorch: CUDA, or the CPU where PyTorch is all there is."""
+"""An executor of a part of a torch.export program on PyTorch, on CUDA or a CPU."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class TorchPart:
     """An executor over one exported part."""
 
     def __init__(self, ends: PartitionSignature, path: Path, device: Device) -> None:
-        """Loads an extracted part; `load_torch_part` is the usual way here.
+        """Loads an extracted part; `load_torch_part` extracts it first.
 
         Raises:
-            NotSupported: If PyTorch does not see the device.
+            NotSupported: PyTorch does not see the device.
         """
         self.ends = ends
         self.key = ends.key
@@ -52,7 +52,7 @@ class TorchPart:
         self._device = _torch_device(device)
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
-            # Not the default stream: what shares this device must be able to run beside it.
+            # Not the default stream, so that other users of the device can run beside it.
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
             if device.virtual_level > 1:
                 torch.cuda.set_per_process_memory_fraction(memory_fraction(device), self._device)
@@ -67,13 +67,12 @@ class TorchPart:
         self._dtypes: list[torch.dtype] = _declared(program)
 
     def output_shapes(self, input_shapes: Sequence[Shape]) -> list[Shape] | None:
-        """Returns the outputs' shapes, None if the model leaves sizes free."""
+        """Returns the outputs' shapes; None if the model leaves sizes free."""
         return shapes_from_specs(self.ends, input_shapes)
 
     def run(
         self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None = None
     ) -> list[np.ndarray]:
-        """Returns the outputs; see `Executor.run`."""
         check_arrays(self.inputs, inputs, self.batched)
         if outputs is not None:
             check_outputs(self.outputs, outputs)
@@ -95,7 +94,6 @@ class TorchPart:
         return results
 
     def close(self) -> None:
-        """Frees the weights."""
         self._model = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -113,7 +111,7 @@ class TorchPart:
                 ]
                 result: Sequence[torch.Tensor] = self._model(*moved)
                 return result
-        except Exception as error:  # PyTorch raises RuntimeError and its relatives for anything
+        except Exception as error:  # PyTorch raises RuntimeError and its subclasses for anything
             let_go(error)
             text = (str(error).splitlines() or [""])[0][:300]
             refused = None
@@ -124,7 +122,7 @@ class TorchPart:
 
 
 def memory_fraction(device: Device) -> float:
-    """Returns the share of a GPU's memory that this process may take as a virtual GPU of it."""
+    """Returns the share of a GPU's memory that this process may take as one of its virtual GPUs."""
     return 1.0 / device.virtual_level
 
 
@@ -169,7 +167,7 @@ def write_part_in_jail(job: bytes, room: JailWorkspace) -> bytes:
 
 
 def write_part(source: TorchModel, ends: PartitionSignature, folder: Path) -> None:
-    """Writes `part.pt2` for a range of blocks; `ends` in the model's own datatypes."""
+    """Writes `part.pt2` for a range of blocks; `ends` has the model's own datatypes."""
     given = {spec.name for spec in ends.inputs}
     wanted = [spec for spec in ends.outputs if spec.name not in given]
     part = extract_part(source, ends.inputs, wanted)
@@ -188,7 +186,7 @@ def write_part(source: TorchModel, ends: PartitionSignature, folder: Path) -> No
 
 
 def _into(tensor: torch.Tensor, spec: TensorSpec, target: np.ndarray | None) -> np.ndarray:
-    """Copies to the host in the wire's datatype; casts on the device, where it is cheap."""
+    """Returns a host array in the wire's datatype; the cast runs on the device."""
     if target is None:
         return tensor.to(_TORCH_OF[spec.datatype]).cpu().numpy()
     if tuple(tensor.shape) != target.shape:

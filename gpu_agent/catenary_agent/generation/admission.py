@@ -1,4 +1,4 @@
-"""What a session must satisfy before it may begin here, and its rows and tokens to go on."""
+"""Checks of sessions before they begin here, and of their rows and tokens as they arrive."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def try_admit(
     batchers: Sequence[PartitionBatcher],
     incoming: IncomingMigration | None = None,
 ) -> Session | CatenaryError:
-    """Returns a session that holds its block slots, or why there is none; see `admit`."""
+    """Returns a session that holds its block slots, or the error that prevents it."""
     try:
         return admit(event, batchers, incoming)
     except CatenaryError as error:
@@ -46,14 +46,14 @@ def admit(
     """Returns a session that holds its block slots.
 
     Args:
-        event: What is known of it.
-        batchers: Those of this agent.
-        incoming: Where it comes from, if it moves here.
+        event: The opening, as it arrived.
+        batchers: The batchers of this agent.
+        incoming: The live migration by which the session comes here; None if it is new.
 
     Raises:
-        PartitionLost: no batcher runs these blocks.
-        Overloaded: too few block slots are free, which the scheduler's book should have known.
-        InvalidInput: the opening contradicts the model or itself.
+        PartitionLost: No batcher runs these blocks.
+        Overloaded: Too few block slots are free, which the scheduler's book should have known.
+        InvalidInput: The opening contradicts the model or itself.
     """
     spec, opening = event.spec, event.spec.opening
     batcher = _batcher_for(spec.own_hop, spec.own_hop.agent_id, batchers)
@@ -94,7 +94,7 @@ def admit(
 def _awaited_of(
     spec: SessionSpec, room: int, incoming: IncomingMigration | None
 ) -> PendingCache | None:
-    """Returns what a session waits for whose caches come from elsewhere."""
+    """Returns the caches a session must wait for; None if it computes them itself."""
     own = spec.own_hop
     if spec.side == "decode":
         intake = CacheReceiveProgress(own.first_block, own.last_block, spec.history)
@@ -106,14 +106,18 @@ def _awaited_of(
 
 
 def _outlets_of(spec: SessionSpec, room: int) -> tuple[CacheSendProgress, ...]:
-    """Returns who gets the caches of a prompt; with room for one more token nobody needs them."""
+    """Returns one cache send for each overlap with a hop of the decode ring.
+
+    The result is empty without a decode ring, and if the session has room for only one more
+    token: that token is sampled by the prefill ring, so nobody needs the caches.
+    """
     if spec.side != "prefill" or room <= spec.history + 1:
         return ()
     return outlets_of(spec.session_id, spec.own_hop, spec.opening.decode_route)
 
 
 def _room(opening: frame_pb2.SessionOpening, limit: int) -> int:
-    """Returns the most tokens the session will have."""
+    """Returns the most tokens the session will have, prompt included."""
     if opening.sampling.max_tokens == 0:
         return limit
     whole = opening.prompt_tokens + opening.sampling.max_tokens
@@ -125,7 +129,12 @@ def _room(opening: frame_pb2.SessionOpening, limit: int) -> int:
 def _batcher_for(
     hop: common_pb2.Hop, agent_id: str, batchers: Sequence[PartitionBatcher]
 ) -> PartitionBatcher:
-    """Returns the batcher that runs a hop: of several, the tightest that has room."""
+    """Returns the batcher that runs a hop; of several, the one with the fewest blocks.
+
+    Raises:
+        PartitionLost: No batcher runs these blocks.
+        Overloaded: None of those that do has enough free block slots.
+    """
     fitting = [
         batcher
         for batcher in batchers
@@ -145,10 +154,11 @@ def _batcher_for(
 
 
 def check_rows(session: Session, position: int, rows: Hidden) -> None:
-    """Checks hidden states that came from the hop before.
+    """Checks hidden states that came from the previous hop.
 
     Raises:
-        InvalidInput: a gap, a repetition, another hidden size, or too many tokens.
+        InvalidInput: They leave a gap, repeat a position, have another hidden size, or are too
+            many.
     """
     if position != session.expected:
         raise InvalidInput("position", f"{position}; {session.expected} comes next")
@@ -162,7 +172,7 @@ def check_token(session: Session, position: int, token_id: int) -> None:
     """Checks a token that came from the last hop.
 
     Raises:
-        InvalidInput: a gap, a repetition, no token of the model, or one too many.
+        InvalidInput: It leaves a gap, repeats a position, is unknown to the model or one too many.
     """
     expected = len(session.tokens)
     if position != expected or session.cached != expected:

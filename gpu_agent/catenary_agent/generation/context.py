@@ -1,4 +1,4 @@
-"""What the generation engine is told when it is made."""
+"""The limits and collaborators that the generation engine is constructed with."""
 
 from __future__ import annotations
 
@@ -19,45 +19,46 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
-    """How caches travel from agent to agent."""
+    """Limits on sending and receiving key-value caches, and the timeouts of live migrations."""
 
     frame_bytes: int = 1 << 20
-    """Most bytes of one frame; a copy of one is what the event loop is kept from others for."""
+    """The most bytes of one frame. The event loop is blocked while one frame is copied."""
     window_bytes: int = 64 << 20
-    """Copies of cache rows that wait for one peer; more stay in their slots until these left."""
+    """The most bytes copied from caches that wait for one peer; further rows stay in their
+    slots."""
     step_bytes: int = 32 << 20
-    """Copied out of the caches between two steps, or into them, beside what the step itself has
-    cached: what a long session's caches hold the others up, some 15 ms on a CPU."""
+    """The bytes copied out of caches, or into them, between two steps, in addition to what the step
+    itself cached. This is how long one long session delays the others: some 15 ms on a CPU."""
     stall_timeout_ns: int = 30_000_000_000
-    """A session whose caches are awaited is given up if for so long none came."""
+    """A session that waits for caches is given up if none came for this long."""
     last_round_tokens: int = 2
-    """A session that moves is handed over if no more was added during a round of sending."""
+    """A moving session is handed over when a round of sending added no more tokens than this."""
     last_read_tokens: int = 4
-    """The same where tokens are read again."""
+    """The same limit where the new ring reads the tokens again instead of receiving caches."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationLimits:
-    """How much a step takes, how long peers are waited for, how much waits for them."""
+    """Limits of one step, of the time a peer may take, and of the bytes that wait for it."""
 
     chunk_tokens: int = 64
     push_timeout_s: float = 2.0
     max_waiting_bytes: int = 256 << 20
-    """Hidden states in the line to one peer."""
+    """The most bytes of frames in one line to a peer (see `PeerSender`)."""
     caches: CacheLimits = CacheLimits()
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationContext:
-    """What generation shares with the rest of the agent."""
+    """The parts of the agent that generation shares with the rest of it."""
 
     hub: LinkHub
     tell: Callable[[OutgoingMessage], None]
     """Takes messages for the scheduler; neither blocks nor raises."""
     held: HeldBatches
-    """Counts bytes of received tensors."""
+    """The counter of the bytes of received tensors, shared with the batch engine."""
     meter: GenerationMeter
     tracer: Tracer | None = None
     uplink: EmulatedLink | None = None
     steps: RunningSteps = field(default_factory=RunningSteps)
-    """What is computed now."""
+    """The steps that are being computed, for the watchdog."""

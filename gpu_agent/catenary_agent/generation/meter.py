@@ -1,4 +1,4 @@
-"""What generation counts for the metrics page. Labels are resolved once, not per step."""
+"""The metrics of generation. Labels are resolved once per model, not at every step."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class GenerationMeter:
     """Counts steps, rows, sessions and their moves."""
 
     def __init__(self, metrics: Metrics | None = None) -> None:
-        """Counts into `metrics`, or for nobody."""
+        """Counts into `metrics`; without them, into counters that nobody reads."""
         self._metrics = metrics or Metrics()
         self._models: dict[str, tuple[Histogram, Counter, Counter]] = {}
 
     def frame_refused(self) -> None:
-        """Counts a frame of somebody who has no part in its sessions."""
+        """Counts a frame whose sender has no part in its sessions."""
         self._metrics.frames_refused.labels("unplanned_sender").inc()
 
     def steps(self, done: Sequence[StepDone]) -> None:
@@ -46,7 +46,7 @@ class GenerationMeter:
             self._metrics.device_busy_seconds.inc(seconds)
 
     def flowed_out(self, out: LoopOutput) -> None:
-        """Counts what came out of a ring."""
+        """Counts the output of the generation loop."""
         metrics = self._metrics
         self.steps(out.steps)
         for model, duration_ns in out.handed_over:

@@ -1,1 +1,1 @@
-"""Loading and unloading partitions, as the scheduler orders, and measuring them."""
+"""Loading, measuring and unloading of partitions by order of the scheduler."""

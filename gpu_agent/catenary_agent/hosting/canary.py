@@ -1,10 +1,10 @@
-"""A canary: does a partition answer a fixed input as the first of its kind did.
+"""A canary test: a partition has to answer a fixed input as the first of its kind did.
 
-Digests say that the weights are right; this says that what computes with them is. The first agent
-that loads a partition writes its answer down beside the model (`.canaries/`), others of the same
-kind compare theirs before they take traffic. Of the same kind are agents of one executor, device
-class, precision and instruction set. Answers of unlike kinds are not compared: they may differ by
-more than a mistake would show.
+Digests show that the weights are right; the canary shows that the computation is. The first agent
+that loads a partition records its answer beside the model (`.canaries/`), and others of the same
+kind compare theirs before they take traffic. A kind is one executor, device class, precision and
+instruction set. Answers of different kinds are not compared: they may differ by more than a mistake
+would show.
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ from catenary_services.log import get_logger
 
 FOLDER = ".canaries"
 TOLERANCES = {"fp32": 1e-3, "float16": 2e-2, "cuda": 5e-2, "int8": 5e-2, "int4": 5e-2}
-"""Relative distance (L2) of two answers, by what makes them differ most."""
+"""The relative distance (L2) allowed between two answers, by the precision that causes most of
+it."""
 _FORMAT = 1
 _TOKENS = 8
 _SESSION = -2
-"""Sessions of the platform have positive numbers, those of measuring -1."""
+"""The session of the canary; those of the platform have positive numbers, that of measuring is
+-1."""
 _VALUES_KEPT = 1_024
 _LARGEST_BYTES = 16 << 20
 _FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "sve")
-"""Instructions that integer kernels are chosen by."""
+"""CPU features by which integer kernels are chosen."""
 
 _log = get_logger("catenary_agent.hosting.canary")
 Answer = list[np.ndarray[Any, Any]]
@@ -51,7 +53,7 @@ OnThread = Callable[[Callable[[], int]], Awaitable[int]]
 
 
 class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the first of a kind answered."""
+    """The recorded answer of the first partition of a kind."""
 
     partition: str
     kind: str
@@ -60,18 +62,18 @@ class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class CanaryKind:
-    """What answers are compared within."""
+    """The kind within which answers are compared."""
 
     executor: str
     device_class: str
     precision: str
-    """"fp32", "float16" (on the way between agents), "int8", "int4", "cuda"."""
+    """The precision: "fp32", "float16" (between agents), "int8", "int4", "cuda"."""
     content: str
-    """Digest of the model version."""
+    """The digest of the model version's content."""
 
     @property
     def tolerance(self) -> float:
-        """How far two answers may be apart."""
+        """The largest relative distance allowed between two answers."""
         return TOLERANCES[self.precision]
 
     def __str__(self) -> str:
@@ -80,7 +82,7 @@ class CanaryKind:
 
 
 class Canary:
-    """Compares answers in one version's folder."""
+    """The recorded answers of one model version, to which new ones are compared."""
 
     def __init__(self, folder: Path) -> None:
         """Keeps the answers below `folder`."""
@@ -93,12 +95,12 @@ class Canary:
 
         Args:
             key: The partition.
-            kind: Of which executor, device and content.
-            ask: Runs the fixed input through it.
-            on_thread: Runs a function where the executor may be used.
+            kind: Its executor, device and content.
+            ask: Runs the fixed input through it and returns the answer.
+            on_thread: Runs a function on the thread that may use the executor.
 
         Raises:
-            CanaryFailed: it does not; the message says how far off it is.
+            CanaryFailed: The answer is wrong; the message says how far off it is.
         """
         answer: Answer = []
 
@@ -108,13 +110,14 @@ class Canary:
 
         await on_thread(run)
         if answer:
-            await asyncio.to_thread(self.compare, key, kind, answer)  # waits for the disk
+            # File access may block, so it happens on another thread.
+            await asyncio.to_thread(self.compare, key, kind, answer)
 
     def compare(self, key: PartitionKey, kind: CanaryKind, answer: Answer) -> None:
-        """Compares an answer, or writes it down.
+        """Compares an answer with the recorded one, or records it.
 
         Raises:
-            CanaryFailed: it is another one, or has values that are no numbers.
+            CanaryFailed: The answer differs, or has values that are not finite.
         """
         if not all(np.isfinite(each).all() for each in answer):
             raise _failed(key, "has values that are not finite")
@@ -130,12 +133,12 @@ class Canary:
 
 
 def part_answer(executor: Executor) -> Answer:
-    """Returns what a part answers to its fixed input, one row."""
+    """Returns the answer of a part to its fixed input of one row."""
     return [each.copy() for each in executor.run(executor.ends.example_arrays(1))]
 
 
 def decoder_answer(executor: DecoderExecutor) -> Answer:
-    """Returns what decoder blocks answer to a fixed prompt; nothing if there is no room for it."""
+    """Returns the answer of decoder blocks to a fixed prompt; empty if there is no room for it."""
     key, table = executor.key, executor.table
     tokens = min(_TOKENS, executor.layout.session_tokens - 1, table.context_tokens)
     if executor.free_block_slots < key.last_block - key.first_block or tokens < 1:
@@ -160,7 +163,7 @@ def _sampled(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _distance(answer: Answer, recorded: Sequence[Sequence[float]]) -> float:
-    """Returns the largest relative distance; infinity for answers of another shape."""
+    """Returns the largest relative distance; infinity for answers of different sizes."""
     if [each.size for each in answer] != [len(each) for each in recorded]:
         return float("inf")
     off = 0.0
@@ -188,7 +191,7 @@ def _read(path: Path) -> _Stored | None:
 
 
 def _write(path: Path, mine: _Stored) -> _Stored | None:
-    """Writes the first answer down; returns somebody else's that was quicker."""
+    """Records the first answer; returns that of another agent if it was quicker, else None."""
     try:
         path.parent.mkdir(exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -203,7 +206,7 @@ def _write(path: Path, mine: _Stored) -> _Stored | None:
             Path(temporary).unlink(missing_ok=True)
     except FileExistsError:
         return _read(path)
-    except OSError as error:  # a read-only repository: there is nothing to compare with
+    except OSError as error:  # a read-only repository has no answers to compare with
         _log.info("canary_not_recorded", file=str(path), error=str(error))
     return None
 
@@ -217,7 +220,7 @@ def _failed(key: PartitionKey, what: str) -> CanaryFailed:
 
 @cache
 def _features() -> tuple[str, ...]:
-    """Returns what of the instruction set numbers may depend on."""
+    """Returns the properties of the instruction set that numbers may depend on."""
     try:
         flags = set(Path("/proc/cpuinfo").read_text().split())
     except OSError:

@@ -1,4 +1,4 @@
-"""Brings partitions in and takes them out, as the scheduler orders."""
+"""Loading and unloading of partitions by order of the scheduler."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 _log = get_logger("catenary_agent.hosting.loading")
 _MAX_BATCH = 4_096
 _LIMIT, _MEMORY = "limit", "memory"
-"""Detail of an error: which limit was exceeded."""
+"""A key in an error's details: the limit that was exceeded."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """What partitions are loaded from and onto."""
+    """The source of partitions, and the device they are loaded onto."""
 
     repository: ModelRepository
     device: Device
@@ -49,16 +49,16 @@ class LoadTarget:
     memory_bytes: int
     decoders: DecoderOptions = field(default_factory=DecoderOptions)
     canary_class: str | None = None
-    """Device class whose answers are compared; None: none are."""
+    """The device class within which canary answers are compared; None if they are not."""
     engine_cache: Path | None = None
-    """Where TensorRT keeps its engines; None: it is not used."""
+    """The folder of TensorRT's engines; None if TensorRT is not used."""
 
 
 class PartitionLoader:
     """Carries out LoadPartition and UnloadPartition, one load at a time.
 
-    Invariant: every LoadPartition is answered by PartitionLoaded or PartitionFailed; an order for
-    what is being loaded already is answered together with the first.
+    Invariant: every LoadPartition is answered by PartitionLoaded or PartitionFailed. An order for a
+    partition that is being loaded is answered together with the first one.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class PartitionLoader:
 
     @property
     def is_loading(self) -> bool:
-        """True while something that was ordered is not there yet."""
+        """True while an ordered partition is not loaded yet."""
         return bool(self._loading)
 
     def load(self, order: scheduler_pb2.LoadPartition) -> None:
@@ -100,7 +100,7 @@ class PartitionLoader:
         task.add_done_callback(self._tasks.discard)
 
     def unload(self, order: scheduler_pb2.UnloadPartition) -> None:
-        """Takes no more batches for a partition; it goes when none needs it any more."""
+        """Accepts no more batches for a partition, which is closed when its last use ends."""
         key = key_of(order.key)
         task = self._loading.pop(key, None)
         if task is not None:
@@ -109,12 +109,12 @@ class PartitionLoader:
         self._generation.retire_decoder(key)
 
     def describe_all(self) -> list[scheduler_pb2.PartitionLoaded]:
-        """Returns every loaded partition, for a hello."""
+        """Returns every loaded partition, for the hello to a scheduler."""
         decoders = [loaded.described() for loaded in self._generation.decoders]
         return [*(described(loaded) for loaded in self._engine.partitions), *decoders]
 
     async def close(self) -> None:
-        """Gives up loads under way. Idempotent."""
+        """Cancels all loads in progress. Idempotent."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -122,7 +122,7 @@ class PartitionLoader:
     def _here(
         self, key: PartitionKey, order: scheduler_pb2.LoadPartition
     ) -> scheduler_pb2.PartitionLoaded | None:
-        """Returns the description of the partition if it is here as ordered."""
+        """Returns the description of the partition if it is here as ordered, else None."""
         if order.HasField("cache"):
             decoder = self._generation.decoders.get(key)
             is_here = decoder is not None and self._decoders.is_as_ordered(decoder, order)
@@ -161,7 +161,7 @@ class PartitionLoader:
             check_content(f"what is loaded of {key.model}", present.content, order)
         if present is not None and present.float16_boundaries == order.float16_boundaries:
             return await self._enlarge(present, order.max_batch)
-        # Cancelling a thread is impossible: `shield` lets it end, and what it loaded is closed.
+        # A thread cannot be cancelled: `shield` lets it finish, and its executor is closed then.
         work = partial(self._open, key, order)
         steps = self._engine.steps
         opening = asyncio.ensure_future(asyncio.to_thread(steps.run, work, StepKind.LOADING, key))
@@ -177,7 +177,7 @@ class PartitionLoader:
             )
             await self._check_answer(executor, content, order)
         except BaseException:
-            # A measurement may still run: close behind it, on the same thread.
+            # A measurement may still run; the executor is closed behind it on the same thread.
             self._engine.add_step(lambda: _close(executor))
             raise
         loaded = LoadedPartition(
@@ -189,7 +189,11 @@ class PartitionLoader:
     async def _check_answer(
         self, executor: Executor, content: str, order: scheduler_pb2.LoadPartition
     ) -> None:
-        """Returns if a part answers as others of its kind, where that is asked for."""
+        """Runs the canary test of a part, if canaries are on.
+
+        Raises:
+            CanaryFailed: The part computes something else than others of its kind.
+        """
         device, device_class = self._host.device, self._host.canary_class
         if device_class is None or device.kind == "emulated":
             return
@@ -201,7 +205,11 @@ class PartitionLoader:
         )
 
     async def _check_decoder(self, executor: DecoderExecutor, content: str) -> None:
-        """The same of decoder blocks."""
+        """Runs the canary test of decoder blocks, if canaries are on.
+
+        Raises:
+            CanaryFailed: The blocks compute something else than others of their kind.
+        """
         device, device_class = self._host.device, self._host.canary_class
         if device_class is None or device.kind == "emulated":
             return
@@ -218,7 +226,7 @@ class PartitionLoader:
         )
 
     async def _enlarge(self, present: LoadedPartition, max_batch: int) -> LoadedPartition:
-        """Measures a partition that is here for larger batches."""
+        """Measures a loaded partition for larger batches."""
         self._engine.partitions.hold(present)
         try:
             present.compute_ns = await measure_between_batches(
@@ -272,7 +280,7 @@ class PartitionLoader:
         runtime = runtime_of(host.device, choice) or ""
         held = table.held_by(runtime, host.repository.manifest(key.model).precision)
         tokens = layout.memory_tokens(commits_on_use=on_use)
-        # What is known before anything is read; `DecoderLoader` counts what is there then.
+        # Only the caches are known before anything is read; `DecoderLoader` checks the whole later.
         self._check_fits(key, held.slot_bytes(tokens))
         executor = load_decoder(
             host.repository, key, host.device, layout, host.threads, choice.library, choice.numbers
@@ -280,7 +288,11 @@ class PartitionLoader:
         return executor, content
 
     def _content_of(self, model: ModelKey, order: scheduler_pb2.LoadPartition) -> str:
-        """Returns the digest of this machine's copy of a model, if it is what was ordered."""
+        """Returns the content digest of this machine's copy of a model.
+
+        Raises:
+            ContentMismatch: It is not the one that was ordered.
+        """
         content = self._host.repository.content_digest(model)
         check_content(f"the copy of {model}", content, order)
         return content
@@ -291,7 +303,7 @@ class PartitionLoader:
         self._check_fits(executor.key, executor.memory_bytes - replaced)
 
     def _check_fits(self, key: PartitionKey, more_bytes: int) -> None:
-        """Raises unless so many bytes more than now fit."""
+        """Raises PlanInfeasible unless `more_bytes` more than now fit into memory."""
         held = self._engine.partitions.memory_bytes + self._generation.decoders.memory_bytes
         if more_bytes > 0 and held + more_bytes > self._host.memory_bytes:
             raise PlanInfeasible(
@@ -301,12 +313,12 @@ class PartitionLoader:
 
 
 def key_of(key: scheduler_pb2.PartitionKey) -> PartitionKey:
-    """Returns the domain form of a key."""
+    """Returns the domain type of a partition's key."""
     return PartitionKey(ModelKey(key.model, key.model_version), key.first_block, key.last_block)
 
 
 def described(loaded: LoadedPartition) -> scheduler_pb2.PartitionLoaded:
-    """Returns what the scheduler is told of a loaded partition."""
+    """Returns the message that describes a loaded partition to the scheduler."""
     key = loaded.key
     return scheduler_pb2.PartitionLoaded(
         key=scheduler_pb2.PartitionKey(
@@ -322,7 +334,7 @@ def described(loaded: LoadedPartition) -> scheduler_pb2.PartitionLoaded:
 
 
 def _times(told: scheduler_pb2.PartitionLoaded) -> dict[str, object]:
-    """Returns what was measured, for the log."""
+    """Returns the measured times in nanoseconds, for the log."""
     if not told.HasField("generation"):
         return {"compute_ns": list(told.compute_ns)}
     cost = told.generation
@@ -338,7 +350,7 @@ def _is_as_ordered(loaded: LoadedPartition, order: scheduler_pb2.LoadPartition) 
 
 
 def _told(failure: Exception) -> CatenaryError:
-    """Returns what the scheduler is told of an unexpected failure."""
+    """Returns the error that the scheduler is told of an unexpected exception."""
     if error_kind_of(failure) is DeviceErrorKind.MEMORY:
         return PlanInfeasible("the device ran out of memory", details={_LIMIT: _MEMORY})
     return InternalError("the partition could not be loaded")

@@ -1,7 +1,7 @@
-"""How long a partition computes at each batch size, measured without keeping batches waiting.
+"""Measurement of a partition's time at each batch size without delaying batches.
 
-Every single run is a step of its own on the compute thread, between two batches, and all of them
-together are bounded; sizes that could not be measured continue the line of the last two.
+Every single run is a separate job on the compute thread, between two batches, and their total time
+is bounded. Sizes that could not be measured continue the line of the last two.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from catenary_agent.executors.base import Executor
 
 _EXACT_UP_TO = 4
-"""Every size up to here is measured, above it every doubling."""
+"""Every size up to this one is measured, larger ones at every doubling."""
 _RUNS = 3
 
 OnComputeThread = Callable[[Callable[[], int]], Awaitable[int]]
@@ -30,16 +30,16 @@ OnComputeThread = Callable[[Callable[[], int]], Awaitable[int]]
 async def measure_between_batches(
     executor: Executor, max_batch: int, on_compute_thread: OnComputeThread, budget_s: float = 10.0
 ) -> tuple[int, ...]:
-    """Returns nanoseconds at batch 1, 2, .. `max_batch` (one entry if it is not batched).
+    """Returns nanoseconds at batch 1, 2, .. `max_batch`; one entry if it is not batched.
 
     Args:
-        executor: Loaded, and used by nobody but the compute thread.
-        max_batch: Largest batch it will be given.
-        on_compute_thread: Runs a function there and returns its result.
-        budget_s: After this long no further size is begun.
+        executor: A loaded executor that only the compute thread uses.
+        max_batch: The largest batch it will be given.
+        on_compute_thread: Runs a function on that thread and returns its result.
+        budget_s: Seconds after which no further size is begun.
     """
     if isinstance(executor, EmulatedPart):
-        return measure(executor, max_batch)  # looked up, not run
+        return measure(executor, max_batch)  # its times are given, so nothing is run
     largest = max_batch if executor.batched else 1
     deadline = time.monotonic() + budget_s
     sizes: list[int] = []
@@ -62,8 +62,8 @@ async def measure_between_batches(
 def interpolate(sizes: Sequence[int], times: Sequence[int], largest: int) -> tuple[int, ...]:
     """Returns a time for every size up to `largest`, never less for a larger size.
 
-    Beyond the last measured size the step of the last two goes on; from a single one, time is
-    taken as proportional, which never promises too much.
+    Beyond the last measured size the step of the last two continues. A single one is extended
+    proportionally, which never promises too much.
     """
     known = np.interp(range(1, sizes[-1] + 1), sizes, times)
     if len(sizes) > 1:

@@ -1,9 +1,10 @@
-"""Parts of sessions' key-value caches on their way from one agent to another.
+"""Parts of sessions' key-value caches in transit from one agent to another.
 
-A part is a range of blocks by a range of tokens (`CacheSpan`) and an array of all its keys and
-values. Executors export and import parts (`catenary_agent.decoders.base`); here is what both sides
-keep in mind while one session's parts travel: what is still to be sent (`CacheSendProgress`), and
-what has not come yet (`CacheReceiveProgress`). Nothing here knows why a cache travels.
+A part is a range of blocks by a range of tokens (`CacheSpan`) with an array of all its keys and
+values. Executors export and import parts (`catenary_agent.decoders.base`). This package has the
+state of both sides while the parts of one session travel: those still to be sent
+(`CacheSendProgress`), and those that have not arrived (`CacheReceiveProgress`). It does not depend
+on why a cache travels.
 """
 
 from catenary_agent.kv.arrays import array_of_payload, datatype_of, to_bfloat16, to_float32

@@ -1,8 +1,8 @@
 """Cached keys and values as arrays: `[blocks, 2 (keys, values), tokens, heads, head size]`.
 
-Rows travel as their sender keeps them: float32 ("FP32") and float16 ("FP16") as they are, bfloat16
-("BF16"), which NumPy does not know, as uint16 with its bits. Who keeps others converts: to bfloat16
-and float16 by rounding to nearest, ties to even.
+Rows travel in the format of their sender: float32 ("FP32") and float16 ("FP16") unchanged, bfloat16
+("BF16"), which NumPy does not have, as uint16 with its bits. A receiver with another format
+converts; to bfloat16 and float16 by rounding to nearest, ties to even.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from catenary_agent.kv.span import CacheSpan
 from catenary_services.errors import InvalidInput
 
 CacheArray = NDArray[Any]
-"""float32, float16, or uint16 with the bits of bfloat16."""
+"""An array of float32, float16, or uint16 with the bits of bfloat16."""
 
 _TYPES: dict[str, np.dtype[Any]] = {
     "FP32": np.dtype(np.float32),
@@ -28,23 +28,23 @@ _QUIET_NAN = np.uint16(0x7FC0)
 
 
 def datatype_of(array: CacheArray) -> str:
-    """Returns the name under which an array's type travels."""
+    """Returns the name of an array's datatype in a frame's header."""
     return _NAMES[array.dtype]
 
 
 def array_of_payload(
     payload: memoryview, datatype: str, span: CacheSpan, row: tuple[int, int]
 ) -> CacheArray:
-    """Returns a view of a frame's payload.
+    """Returns a frame's payload as an array that shares its memory.
 
     Args:
         payload: The bytes.
-        datatype: As the frame's header says.
-        span: As the frame's header says.
-        row: Key-value heads and head size of the model.
+        datatype: The datatype in the frame's header.
+        span: The blocks and tokens in the frame's header.
+        row: Number of key-value heads, and head size of the model.
 
     Raises:
-        InvalidInput: The type is not known, or the bytes are not so many rows.
+        InvalidInput: The datatype is unknown, or the payload has another size.
     """
     dtype = _TYPES.get(datatype)
     if dtype is None:
@@ -59,7 +59,7 @@ def array_of_payload(
 
 
 def to_float32(array: CacheArray) -> NDArray[np.float32]:
-    """Returns float32, the array itself if it is."""
+    """Returns an array as float32; the array itself if it is float32."""
     if array.dtype == np.float32:
         return array
     if array.dtype == np.float16:
@@ -68,7 +68,7 @@ def to_float32(array: CacheArray) -> NDArray[np.float32]:
 
 
 def to_bfloat16(array: CacheArray) -> NDArray[np.uint16]:
-    """Returns the bits of bfloat16, the array itself if it has them."""
+    """Returns the bits of bfloat16 as uint16; the array itself if it has them."""
     if array.dtype == np.uint16:
         return array
     array = to_float32(array)

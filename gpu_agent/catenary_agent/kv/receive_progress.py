@@ -1,4 +1,4 @@
-"""What of a session's caches has come, and what is still missing."""
+"""The parts of a session's caches that have arrived, and those that are missing."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from catenary_services.errors import InvalidInput
 
 
 class CacheReceiveProgress:
-    """Counts the tokens of each block that arrived.
+    """Counts the tokens of each block that have arrived.
 
-    Every block has one source, and links keep their order: a gap or a repetition is a mistake.
+    Every block has one source, and links keep their order, so a gap or a repetition is an error.
     """
 
     def __init__(self, first_block: int, last_block: int, tokens: int) -> None:
         """Waits for tokens `[0, tokens)` of blocks `[first_block, last_block)`.
 
-        Where the session still grows at its source, `tokens` is the most it may have, until the end
-        is known.
+        While the session still grows at its source, `tokens` is the most it may have, until
+        `end_at`.
         """
         self.first_block = first_block
         self.last_block = last_block
@@ -25,37 +25,37 @@ class CacheReceiveProgress:
 
     @property
     def come(self) -> int:
-        """Tokens that are here in every block."""
+        """Number of tokens that have arrived in every block."""
         return min(self._come)
 
     @property
     def is_complete(self) -> bool:
-        """True once every token of every block is here."""
+        """True once every token of every block has arrived."""
         return self.come == self.tokens
 
     @property
     def missing_block(self) -> int | None:
-        """The first block that lacks tokens."""
+        """The first block that lacks tokens; None if none does."""
         for index, come in enumerate(self._come):
             if come < self.tokens:
                 return self.first_block + index
         return None
 
     def end_at(self, tokens: int) -> None:
-        """The end is known now.
+        """Sets the final number of tokens.
 
         Raises:
-            InvalidInput: More tokens than that have come.
+            InvalidInput: More tokens than that have arrived.
         """
         if max(self._come) > tokens:
             raise InvalidInput("tokens", f"{tokens}, but {max(self._come)} have come already")
         self.tokens = tokens
 
     def check(self, span: CacheSpan) -> None:
-        """Checks that a part is one that comes next.
+        """Checks that a part continues each of its blocks.
 
         Raises:
-            InvalidInput: Other blocks, a gap, a repetition, or more tokens than there are.
+            InvalidInput: It has other blocks, a gap, a repetition, or too many tokens.
         """
         if not self.first_block <= span.first_block < span.last_block <= self.last_block:
             own = f"[{self.first_block}, {self.last_block})"
@@ -68,6 +68,6 @@ class CacheReceiveProgress:
                 raise InvalidInput("cache", f"{span}; of block {block} {self._come[index]} is next")
 
     def add(self, span: CacheSpan) -> None:
-        """Counts a part that was checked and kept."""
+        """Counts a part that was checked and written."""
         for index in range(span.first_block - self.first_block, span.last_block - self.first_block):
             self._come[index] = span.last_token

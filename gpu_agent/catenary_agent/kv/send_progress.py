@@ -1,4 +1,4 @@
-"""What of a session's caches one peer is still to be sent."""
+"""The part of a session's caches that one peer is still to be sent."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from catenary_agent.kv.span import CacheSpan, pieces
 
 
 class CacheSendProgress:
-    """Cuts the cached tokens of a range of blocks into frames for one peer, as they come.
+    """Cuts the cached tokens of a range of blocks into frames for one peer, as they are computed.
 
     Attributes:
-        session_id: What the session is called where it goes.
-        peer: Who gets them.
-        first_block: Of the range.
-        last_block: Behind it.
-        introduced: True once the peer was told what the session is.
-        unsettled: Frames that were made and have neither left nor been given up.
+        session_id: The id of the session at the receiver.
+        peer: The agent that receives the frames.
+        first_block: The first block of the range.
+        last_block: The end of the range, exclusive.
+        introduced: True once the peer was sent the session's opening.
+        unsettled: Number of frames that were made and have neither left nor been given up.
     """
 
     __slots__ = (
@@ -45,14 +45,14 @@ class CacheSendProgress:
         self._pieces: deque[CacheSpan] = deque()
 
     def extend(self, tokens: int) -> int:
-        """Tokens `[0, tokens)` are cached now; returns how many of them are new."""
+        """Notes that tokens `[0, tokens)` are cached; returns how many of them are new."""
         added = 0 if self._stopped else max(0, tokens - self._end)
         self._end += added
         return added
 
     @property
     def has_more(self) -> bool:
-        """True if `take` has something."""
+        """True if `take` has something to return."""
         return bool(self._pieces) or self._cut < self._end
 
     @property
@@ -63,7 +63,7 @@ class CacheSendProgress:
     def take(self, row_bytes: int, most_bytes: int) -> CacheSpan:
         """Returns the next part; see `pieces` for the arguments.
 
-        What was cached while others left is cut as one.
+        Tokens that were cached while earlier parts left are cut together.
         """
         if not self._pieces:
             span = CacheSpan(self.first_block, self.last_block, self._cut, self._end)
@@ -72,12 +72,12 @@ class CacheSendProgress:
         return self._pieces.popleft()
 
     def stop(self) -> None:
-        """Nothing more is sent, whatever is cached."""
+        """Drops everything that was not sent, and ignores what is cached later."""
         self._stopped = True
         self._pieces.clear()
         self._cut = self._end
 
     @property
     def is_empty(self) -> bool:
-        """True if everything that was cached so far has left."""
+        """True if everything cached so far has left."""
         return not self.has_more and not self.unsettled

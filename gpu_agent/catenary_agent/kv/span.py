@@ -1,4 +1,4 @@
-"""Which part of a session's caches: a range of blocks by a range of tokens."""
+"""A part of a session's caches: a range of blocks by a range of tokens."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ class CacheSpan:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks."""
         return self.last_block - self.first_block
 
     @property
     def tokens(self) -> int:
-        """Number of tokens."""
         return self.last_token - self.first_token
 
     def __str__(self) -> str:
@@ -33,15 +31,15 @@ class CacheSpan:
 
 
 def pieces(span: CacheSpan, row_bytes: int, most_bytes: int) -> Iterator[CacheSpan]:
-    """Cuts a span into parts of at most so many bytes (but of a row at least).
+    """Yields parts of a span of at most `most_bytes` each, but of at least one token in one block.
 
-    Of every block the tokens come in order. Blocks are cut first: long runs of tokens are copied
-    faster.
+    The tokens of every block come in order. Blocks are separated first, since long runs of tokens
+    are copied faster.
 
     Args:
-        span: What to cut.
-        row_bytes: Keys and values of one token in one block.
-        most_bytes: Of one part.
+        span: The span to be cut.
+        row_bytes: Size of the keys and values of one token in one block.
+        most_bytes: The most bytes of one part.
     """
     tokens = max(1, min(span.tokens, most_bytes // row_bytes))
     blocks = max(1, min(span.blocks, most_bytes // (tokens * row_bytes)))

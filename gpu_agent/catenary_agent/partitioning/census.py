@@ -1,10 +1,10 @@
 # ruff: noqa: PLW0108 - a table of examples, a line each
-"""Makes `torch_operators.txt`: what `torch.export` writes for the building blocks of models.
+"""A program that makes `torch_operators.txt`, the operators that `torch.export` writes for models.
 
     python -m catenary_agent.partitioning.census
 
-Every module is exported, with a free batch, as it is and rewritten without in-place operations.
-Of the operators seen those are kept that are pure: see `is_pure`.
+Every example module is exported with a free batch, once as it is and once rewritten without
+in-place operations. Of the operators seen, the pure ones are kept: see `is_pure`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUIET = frozenset(
         "aten.rnn_relu.input",
     }
 )
-"""Pure with some arguments only, which `torch_archive` insists on."""
+"""Operators that are pure only with certain arguments, which `torch_vetting` checks."""
 _NEVER = (
     "aten.empty",
     "aten.new_empty",
@@ -54,8 +54,8 @@ _NEVER = (
     "aten.unique",
     "aten._efficient",
 )
-"""Memory as it was found, memory by address, indices nobody checks, and sizes that depend on
-data."""
+"""Operators that return uninitialised memory, memory by address, unchecked indices, or sizes that
+depend on data."""
 
 _Example = tuple[nn.Module, tuple[torch.Tensor, ...]]
 
@@ -63,8 +63,8 @@ _Example = tuple[nn.Module, tuple[torch.Tensor, ...]]
 def is_pure(operator: Any) -> bool:
     """Returns True if an operator reads its tensors, makes new ones and does nothing else.
 
-    By its own schema: no argument is written to, none is a generator, a file, a stream or an
-    output, and it draws no random numbers.
+    This is decided by its schema: no argument is written to, none is a generator, a file, a stream
+    or an output, and it draws no random numbers.
     """
     name = str(operator)
     if name.startswith(_NEVER):
@@ -78,7 +78,8 @@ def is_pure(operator: Any) -> bool:
             return False
         if any(word in kind for word in ("Generator", "Stream", "Storage", "__torch__")):
             return False
-    # Its size then depends on data; of an index by a mask it may, for it is how others are written.
+    # Such an operator's size depends on data. That of an index by a mask may, too, but other
+    # indexing is written with the same operator.
     if torch.Tag.dynamic_output_shape in operator.tags and name != "aten.index.Tensor":
         return False
     seeded = torch.Tag.nondeterministic_seeded in operator.tags
@@ -86,7 +87,10 @@ def is_pure(operator: Any) -> bool:
 
 
 def functional_of(operator: Any) -> Any | None:
-    """Returns the operator that does the same as an in-place one to a new tensor."""
+    """Returns the operator that makes a new tensor where an in-place one changes its argument.
+
+    The result is None if there is none.
+    """
     packet, _, overload = str(operator).removeprefix("aten.").partition(".")
     twin = getattr(torch.ops.aten, packet.removesuffix("_"), None)
     return getattr(twin, overload, None) if packet.endswith("_") else None
@@ -110,9 +114,9 @@ def _operators(module: nn.Module, arguments: tuple[torch.Tensor, ...]) -> Iterat
             program = torch.export.export(
                 module.eval(), arguments, dynamic_shapes=dynamic, strict=False
             )
-        except Exception:  # some modules fix their batch; they are taken with a fixed one
+        except Exception:  # some modules fix their batch; they are exported with a fixed one
             continue
-        # A decomposition without rules only writes in-place operations anew.
+        # A decomposition without rules only replaces in-place operations.
         for each in (program, copy.deepcopy(program).run_decompositions({})):
             for graph in [m.graph for m in each.graph_module.modules() if hasattr(m, "graph")]:
                 for node in graph.nodes:
@@ -122,7 +126,7 @@ def _operators(module: nn.Module, arguments: tuple[torch.Tensor, ...]) -> Iterat
 
 
 class _Call(nn.Module):
-    """A function as a module."""
+    """A module that calls a function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -133,7 +137,7 @@ class _Call(nn.Module):
 
 
 class _First(nn.Module):
-    """The first output of a model of `transformers`."""
+    """A module that returns the first output of a model of `transformers`."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()

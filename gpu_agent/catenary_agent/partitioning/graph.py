@@ -1,12 +1,12 @@
 """A model as a directed acyclic graph, reduced to what matters for cutting it.
 
-Nodes stand in a topological order; cutting at position `p` means nodes `[0, p)` run before nodes
-`[p, n)`. The *crossing set* of `p` is everything computed (or given) before `p` that is still
-needed behind it, graph outputs produced early included, so it carries all a later part can ask
-for, and any range of nodes between two cuts is self-contained.
+Nodes are in a topological order; cutting at position `p` means that nodes `[0, p)` run before nodes
+`[p, n)`. The *crossing set* of `p` is everything computed (or given) before `p` that is needed
+after it, including graph outputs produced early. It thus has all that a later part can ask for, and
+any range of nodes between two cuts is self-contained.
 
-Whatever does not depend on the model's inputs (weights, constant arithmetic) is not in the graph:
-front ends leave it out and duplicate it into every part that reads it.
+Values that do not depend on the model's inputs (weights, constant arithmetic) are not in the graph:
+front ends leave them out and duplicate them into every part that reads them.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """One operation."""
+    """One operation of the model."""
 
     reads: tuple[str, ...]
-    """Values it reads, those captured by a nested body (If, Loop) included."""
+    """The values it reads, including those captured by a nested body (If, Loop)."""
     writes: tuple[str, ...]
-    """Values it produces."""
+    """The values it produces."""
     cost_ns: float = 1.0
-    """Estimated run time."""
+    """The estimated run time in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutGraph:
-    """A model's data flow."""
+    """The data flow of a model."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     nodes: tuple[GraphNode, ...]
-    """In a topological order."""
+    """The operations in a topological order."""
     value_bytes: Mapping[str, int]
     """Size of each value for one row."""
     bonds: frozenset[tuple[int, int]] = frozenset()
-    """Pairs of nodes never to be cut apart: (producer, consumer), such as Conv and its Relu."""
+    """Pairs of nodes never to be separated: (producer, consumer), such as Conv and its Relu."""
     immovable: frozenset[str] = frozenset()
-    """Values that cannot be sent: no batch dimension in a batched model, a tuple, a sequence."""
+    """Values that cannot be sent: without a batch dimension in a batched model, or no tensors."""
 
     def crossing_sets(self) -> list[tuple[str, ...]]:
         """Returns the crossing set of every position 0..n, in order of production.
 
         The set at 0 is the graph's inputs and the one at n its outputs, each in its declared order.
-        An input nobody reads is part of position 0 only.
+        An input that nobody reads is in the set at 0 only.
         """
         count = len(self.nodes)
         last_use: dict[str, int] = {}
@@ -59,7 +59,7 @@ class CutGraph:
         sets: list[tuple[str, ...]] = [self.inputs]
         for index, node in enumerate(self.nodes):
             alive.update((value, None) for value in node.writes if value in last_use)
-            # A value last read by this very node is not needed behind it.
+            # A value last read by this very node is not needed after it.
             for value in dict.fromkeys((*node.reads, *node.writes)):
                 if last_use.get(value) == index:
                     alive.pop(value, None)

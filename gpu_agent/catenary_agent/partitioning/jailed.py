@@ -1,4 +1,4 @@
-"""What is asked of the jail about a model, and how its answers are checked."""
+"""The orders to the jail about a model, and the checks of its answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LIBRARIES = {
 
 
 class SentArray(msgspec.Struct, frozen=True):
-    """A tensor on its way into the jail."""
+    """A tensor to be sent into the jail."""
 
     datatype: str
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class SentArray(msgspec.Struct, frozen=True):
 
 
 class CutOrder(msgspec.Struct, frozen=True):
-    """Which model to cut, and how."""
+    """The order to cut a model."""
 
     key: ModelKey
     platform: str
@@ -53,7 +53,7 @@ class CutOrder(msgspec.Struct, frozen=True):
 
 
 class PartOrder(msgspec.Struct, frozen=True):
-    """Which part of a model to write, between which tensors."""
+    """The order to write the part of a model between two boundaries."""
 
     platform: str
     file: str
@@ -62,7 +62,7 @@ class PartOrder(msgspec.Struct, frozen=True):
 
 
 class CutModel(msgspec.Struct, frozen=True):
-    """A model that was cut."""
+    """The answer to a `CutOrder`."""
 
     table: BlockTable
     examples: ExampleShapes
@@ -71,14 +71,14 @@ class CutModel(msgspec.Struct, frozen=True):
 def work_on_model(
     file: Path, platform: str, target: str, job: bytes, wanted: tuple[str, ...] = ()
 ) -> JailedWork:
-    """Returns work that reads a model's file and what lies beside it.
+    """Returns a job for the jail that reads a model's file and the files beside it.
 
     Args:
         file: The model; the child finds it by its name in its first input.
-        platform: What kind of model; says which libraries are needed.
-        target: "module:function".
-        job: Passed on.
-        wanted: Files it may leave.
+        platform: The kind of model, which determines the libraries needed.
+        target: The function to run, as "module:function".
+        job: The bytes passed to the function.
+        wanted: Patterns of the files it may leave.
     """
     size = sum(each.stat().st_size for each in file.parent.iterdir() if each.is_file())
     return JailedWork(
@@ -88,7 +88,7 @@ def work_on_model(
         imports=_LIBRARIES.get(platform, ()),
         inputs=(file.parent, file),
         wanted=wanted,
-        # The model, a copy that shows every value, its parts, and what it computes.
+        # The model, a copy that shows every value, its parts, and its intermediate values.
         limits=JailLimits(
             memory_bytes=16 * _GIBI + 8 * size,
             file_bytes=_GIBI + 2 * size,
@@ -101,7 +101,7 @@ def write_part_jailed(file: Path, order: PartOrder, folder: Path) -> None:
     """Writes the part of a model into a folder: `part.onnx` (and `part.data`), or `part.pt2`.
 
     Raises:
-        CatenaryError: The model cannot be read or cut so.
+        CatenaryError: The model cannot be read or cut this way.
     """
     module = "torch_part" if order.platform == "pytorch_exported" else "onnx_part"
     wanted = ("part.pt2",) if order.platform == "pytorch_exported" else ("part.onnx", "part.data")
@@ -116,10 +116,10 @@ def write_part_jailed(file: Path, order: PartOrder, folder: Path) -> None:
 
 
 def answer_of(answer: bytes, kind: type[_T], subject: str) -> _T:
-    """Returns what the jail answered.
+    """Returns the decoded answer of the jail.
 
     Raises:
-        InvalidInput: It is not of that kind: the model talked in its reader's place.
+        InvalidInput: It is not of that kind, so the model has taken over its reader.
     """
     try:
         return msgspec.json.decode(answer, type=kind)
@@ -128,10 +128,10 @@ def answer_of(answer: bytes, kind: type[_T], subject: str) -> _T:
 
 
 def checked_table(table: BlockTable, subject: str) -> BlockTable:
-    """Returns a table from the jail.
+    """Returns a table from the jail after checking it.
 
     Raises:
-        InvalidInput: It is none that could have been made.
+        InvalidInput: No model can have such a table.
     """
     table = table_of_document(document_of_table(table), subject)
     tensors = [tensor for boundary in table.boundaries for tensor in boundary.tensors]
@@ -148,10 +148,10 @@ def checked_table(table: BlockTable, subject: str) -> BlockTable:
 
 
 def checked_examples(examples: ExampleShapes, table: BlockTable, subject: str) -> ExampleShapes:
-    """Returns the shapes of a table's tensors from the jail.
+    """Returns the example shapes of a table's tensors from the jail after checking them.
 
     Raises:
-        InvalidInput: They are not those of the table.
+        InvalidInput: They do not fit the table.
     """
     pairs = [
         (tensor.shape, shape)

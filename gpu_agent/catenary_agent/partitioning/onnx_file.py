@@ -1,4 +1,4 @@
-"""Reads ONNX files that may come from strangers: their weights lie beside them, nowhere else."""
+"""Reading of ONNX files that may come from strangers: their weights must be in their own folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def read_onnx(path: Path) -> ir.Model:
 
     Raises:
         FileNotFoundError: There is no such file.
-        InvalidInput: It is not an ONNX model, or wants weights from a file that is missing or
+        InvalidInput: It is not an ONNX model, or refers to weights in a file that is missing or
             outside its folder, symbolic links followed.
     """
     try:

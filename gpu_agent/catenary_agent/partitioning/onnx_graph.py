@@ -1,8 +1,8 @@
 """ONNX front end: a model file becomes a `CutGraph` and, for any range of blocks, a smaller model.
 
-Exporters hide weights in many places (Constant nodes, ConstantOfShape arithmetic, graph inputs of
-IR version 3); `load_onnx` brings all to one form. Cutting apart what ONNX Runtime would fuse costs
-time, so a convolution and what directly follows it are bonded.
+Exporters store weights in many forms (Constant nodes, ConstantOfShape arithmetic, graph inputs of
+IR version 3); `load_onnx` converts all of them to one form. Separating what ONNX Runtime would fuse
+costs time, so a convolution and what directly follows it are bonded.
 """
 
 from __future__ import annotations
@@ -48,16 +48,15 @@ class OnnxModel:
 
     model: ir.Model
     data_nodes: tuple[ir.Node, ...]
-    """In topological order; named "block_node_<index>" so that a profile can be read back."""
+    """The nodes in topological order; named "block_node_<index>" so that profiles can refer to
+    them."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the model's inputs."""
         return tuple(_name(value) for value in self.model.graph.inputs)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the model's outputs."""
         return tuple(_name(value) for value in self.model.graph.outputs)
 
     def cut_graph(
@@ -87,11 +86,11 @@ class OnnxModel:
 
 
 def load_onnx(path: Path) -> OnnxModel:
-    """Returns the model at `path`, normalised.
+    """Returns the normalised model at `path`.
 
     Raises:
         FileNotFoundError: There is no such file.
-        InvalidInput: If it is not an ONNX model, or wants weights from outside its folder.
+        InvalidInput: It is not an ONNX model, or refers to weights outside its folder.
     """
     model = read_onnx(path)
     steps = (
@@ -111,7 +110,7 @@ def load_onnx(path: Path) -> OnnxModel:
 
 
 def values_read(node: ir.Node) -> list[ir.Value]:
-    """Returns what a node reads: its inputs and what its nested bodies capture from outside."""
+    """Returns the inputs of a node, and what its nested bodies capture from outside."""
     found = {value: None for value in node.inputs if value is not None}
     for body in _bodies(node):
         inside = set(body.inputs) | set(body.initializers.values())
@@ -129,15 +128,15 @@ def extract_part(
 
     Args:
         source: The whole model.
-        inputs: Tensors given. Those the part does not need are left out.
-        outputs: Tensors to compute; none of them may be among the inputs.
+        inputs: The given tensors. Those the part does not need are left out.
+        outputs: The tensors to compute; none of them may be among the inputs.
     """
     needed = _inputs_needed(source, {t.name for t in inputs}, [t.name for t in outputs])
     used = [spec for spec in inputs if spec.name in needed]
     graph = ir.convenience.extract(
         source.model.graph, [spec.name for spec in used], [spec.name for spec in outputs]
     )
-    # Shapes noted by the exporter may hold only for its own example; the runtime infers them anew.
+    # Shapes noted by the exporter may hold only for its own example; the runtime infers them again.
     for node in graph:
         for value in node.outputs:
             value.shape = None
@@ -155,7 +154,7 @@ def with_float16_ends(
     """Adds casts so that the named float32 inputs and outputs enter and leave as float16.
 
     The casts run inside the session: no pass over the data in Python, and outputs are written as
-    float16 straight into the buffer they are bound to. A cast tensor's name ends in `suffix`.
+    float16 directly into the buffer they are bound to. A cast tensor's name ends in `suffix`.
     """
     graph = part.graph
     half = ir.TensorType(ir.DataType.FLOAT16)
@@ -203,8 +202,8 @@ def _reachable(graph: ir.Graph) -> Iterator[ir.Node]:
 def _bonds(nodes: Sequence[ir.Node]) -> Iterator[tuple[int, int]]:
     """Yields pairs the runtime fuses: Conv-BatchNorm-(Add)-activation, MatMul-bias, x*sigmoid(x).
 
-    An Add or Mul belongs to what precedes it only if nothing else reads that value: the output of
-    a residual block is read by the next convolution too and is the best place to cut.
+    An Add or Mul belongs to what precedes it only if nothing else reads that value: the output of a
+    residual block is also read by the next convolution, and is the best place to cut.
     """
     position = {node: index for index, node in enumerate(nodes)}
     chain: set[ir.Node] = set()

@@ -1,13 +1,13 @@
 """Extracted parts on disk, so that an agent reads only the weights it serves.
 
 A part is kept in a folder named by the SHA-256 of everything that determines it: the model file,
-the cut, the library and this program's way of cutting. Beside its files lies `part.json`, which
-says all that and has their digests. A part is used only if its files are what `part.json` says; one
-that is torn, truncated or altered is thrown away and built anew.
+the cut, the library and this program's way of cutting. Beside its files is `part.json` with all
+these facts and the digests of the files. A part is used only if its files match `part.json`; one
+that is torn, truncated or altered is deleted and built again.
 
-Whoever builds a part locks its name, so that two agents do not build one at the same time; it is
-built in a temporary folder, brought to the disk and renamed. Where the cache cannot be written the
-part lives in a temporary folder for as long as it takes to load it.
+The builder of a part locks its name, so that two agents do not build it at the same time. It is
+built in a temporary folder, flushed to the disk and renamed. Where the cache cannot be written, the
+part is in a temporary folder for as long as it takes to load it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from catenary_services.log import get_logger
 CACHE_FOLDER = ".parts"
 PART_FILE = "part.json"
 _FORMAT = 2
-"""Raised when a newer program would extract the same part differently."""
+"""Version of the way parts are extracted; parts of another version are not used."""
 _LARGEST_BYTES = 1 << 20
 
 _log = get_logger("catenary_agent.parts")
@@ -46,32 +46,32 @@ _log = get_logger("catenary_agent.parts")
 
 @dataclass(frozen=True, slots=True)
 class PartName:
-    """What determines a part."""
+    """The facts that determine a part."""
 
     source: str
-    """SHA-256 of the model file."""
+    """The SHA-256 of the model file."""
     cut: str
-    """Of the tensors it lies between."""
+    """The SHA-256 of the tensors at its two ends."""
     variant: str
-    """The library, and how it was built."""
+    """The library that the part is for, with its version where that matters, e.g. "onnx"."""
     cutter: int = _FORMAT
 
     @staticmethod
     def of(
         source: str, ends: tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]], variant: str
     ) -> PartName:
-        """Returns the name of what lies between two sets of tensors of a model file."""
+        """Returns the name of the part between two sets of tensors of a model file."""
         described = [[[t.name, t.datatype, *t.shape] for t in end] for end in ends]
         return PartName(source, hashlib.sha256(json.dumps(described).encode()).hexdigest(), variant)
 
     @property
     def folder(self) -> str:
-        """The name of its folder."""
+        """The name of the part's folder."""
         return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:32]
 
 
 class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `part.json` says."""
+    """The content of `part.json`."""
 
     made_of: dict[str, str | int]
     files: dict[str, FileRecord]
@@ -82,7 +82,7 @@ def part_folder(cache: Path, name: PartName, build: Callable[[Path], None]) -> I
     """Yields the folder that `build` filled, now or earlier; valid inside the `with` block.
 
     Raises:
-        ContentMismatch: its files were changed inside the block.
+        ContentMismatch: Its files were changed inside the block.
     """
     final = cache / name.folder
     reading = _cached(cache, name, build)
@@ -96,7 +96,11 @@ def part_folder(cache: Path, name: PartName, build: Callable[[Path], None]) -> I
 
 
 def _cached(cache: Path, name: PartName, build: Callable[[Path], None]) -> VerifiedReading | None:
-    """Returns a part of the cache, built now if it is not there whole; None without a cache."""
+    """Returns a part of the cache, which is built if it is missing; None without a cache.
+
+    Raises:
+        ContentMismatch: The disk returns other bytes than were written.
+    """
     final = cache / name.folder
     reading = _checked(final, name)
     if reading is not None:
@@ -104,7 +108,7 @@ def _cached(cache: Path, name: PartName, build: Callable[[Path], None]) -> Verif
     lock = cache / f".{name.folder}.lock"
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        lock.mkdir(exist_ok=True)  # a folder: it can be locked where nothing can be written
+        lock.mkdir(exist_ok=True)  # a folder, because it can be locked where nothing can be written
         scratch = Path(tempfile.mkdtemp(prefix=f".{name.folder}.", dir=cache))
     except OSError as error:  # a read-only repository is a normal way to deploy one
         _log.info("parts_not_cached", folder=str(cache), error=str(error))
@@ -112,7 +116,7 @@ def _cached(cache: Path, name: PartName, build: Callable[[Path], None]) -> Verif
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         is_alone = stack.enter_context(locked(lock))
-        reading = _checked(final, name, quiet=True)  # somebody else may have built it meanwhile
+        reading = _checked(final, name, quiet=True)  # another agent may have built it meanwhile
         if reading is not None:
             return reading
         if is_alone:
@@ -125,7 +129,8 @@ def _cached(cache: Path, name: PartName, build: Callable[[Path], None]) -> Verif
         try:
             made.rename(final)
         except OSError:
-            if not final.is_dir():  # not the race we may lose, but a real failure
+            # If another builder finished first the folder exists; anything else is a real failure.
+            if not final.is_dir():
                 raise
         sync_folder(cache)
     reading = _checked(final, name)
@@ -135,7 +140,7 @@ def _cached(cache: Path, name: PartName, build: Callable[[Path], None]) -> Verif
 
 
 def _checked(final: Path, name: PartName, *, quiet: bool = False) -> VerifiedReading | None:
-    """Returns the part in a folder if it is whole; says why it is not, unless it is not there."""
+    """Returns the part in a folder; None if it is missing or, which is logged, damaged."""
     if not os.path.lexists(final):
         return None
     try:
@@ -153,7 +158,11 @@ def _checked(final: Path, name: PartName, *, quiet: bool = False) -> VerifiedRea
 
 
 def _check(final: Path, name: PartName) -> VerifiedReading:
-    """Returns the reading of a part whose files all are what `part.json` says."""
+    """Returns the reading of a part whose files all match `part.json`.
+
+    Raises:
+        ContentMismatch: The part is of something else, or a file was added, removed or changed.
+    """
     stored = msgspec.json.decode(read_bounded(final / PART_FILE, _LARGEST_BYTES), type=_Stored)
     if stored.made_of != asdict(name):
         raise ContentMismatch("it was made of something else")
@@ -166,12 +175,12 @@ def _check(final: Path, name: PartName) -> VerifiedReading:
         if not (final / file).is_file():
             raise ContentMismatch(f"{file} is not a file")
         reading.begin(final / file)
-    reading.finish()  # before anything parses it
+    reading.finish()  # before anything parses a file
     return reading
 
 
 def _seal(made: Path, name: PartName) -> None:
-    """Notes what a part consists of, and brings all of it to the disk."""
+    """Writes `part.json` with the digests of a part, and flushes all of it to the disk."""
     files = {}
     for path in sorted(made.iterdir()):
         with path.open("rb") as file:
@@ -187,20 +196,20 @@ def _seal(made: Path, name: PartName) -> None:
 
 
 def _discard(final: Path, scratch: Path) -> None:
-    """Takes what is no part out of the way; it goes with the scratch folder."""
+    """Moves a damaged part out of the way; it is deleted with the scratch folder."""
     with contextlib.suppress(FileNotFoundError):
         final.rename(scratch / "discarded")
 
 
 def _remove_leftovers(cache: Path, name: PartName, mine: Path) -> None:
-    """Removes what builders of this part that died have left; nobody else builds it now."""
+    """Removes what crashed builders of this part have left; nobody else is building it now."""
     for path in cache.glob(f".{name.folder}.*"):
         if path != mine and path.suffix != ".lock" and not _is_waiting(path):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_waiting(path: Path) -> bool:
-    """True for an empty scratch folder: its maker may be waiting for the lock that we hold."""
+    """Returns True for an empty scratch folder, whose maker may be waiting for the held lock."""
     try:
         return not any(path.iterdir())
     except OSError:

@@ -1,9 +1,9 @@
-"""Loads exported PyTorch programs (`torch.export.save`) that may come from strangers.
+"""Loading of exported PyTorch programs (`torch.export.save`) that may come from strangers.
 
-`torch.export.load` trusts its file: it unpickles whatever the archive says is a pickle, hands
-texts from it to `sympy.sympify` and `exec`, resolves operators by attribute from `torch`
-(`torch.os...` is one) and loads compiled libraries it finds. So the archive is read first, and
-refused unless it holds nothing but tensors as raw bytes and a graph of PyTorch's own operators:
+`torch.export.load` trusts its file: it unpickles whatever the archive declares to be a pickle,
+passes texts from it to `sympy.sympify` and `exec`, resolves operators by attribute from `torch`
+(`torch.os...` is one) and loads compiled libraries it finds. Therefore the archive is read first,
+and refused unless it contains only tensors as raw bytes and a graph of PyTorch's own operators:
 
 * members are stored (no compression, hence no bombs), each once, from the first byte on: what this
   reader sees is what PyTorch's own will see;
@@ -45,10 +45,11 @@ def load_program(path: Path, *, in_place: bool = False) -> torch.export.Exported
 
     Args:
         path: The archive.
-        in_place: Let through what `check_graph` does; the caller rewrites the program.
+        in_place: Whether to accept in-place operators (see `check_graph`), which the caller
+            rewrites.
 
     Raises:
-        InvalidInput: It is none, or holds anything that could run code of its author's.
+        InvalidInput: It is no program, or contains anything that could run code of its author's.
     """
     check_archive(path, in_place=in_place)
     try:
@@ -58,7 +59,7 @@ def load_program(path: Path, *, in_place: bool = False) -> torch.export.Exported
 
 
 def check_archive(path: Path, *, in_place: bool = False) -> None:
-    """Returns if the archive holds only tensors and a graph that may be run (`torch_vetting`).
+    """Checks that an archive contains only tensors and a graph that may be run (`torch_vetting`).
 
     Raises:
         InvalidInput: It does not; the message says what was found.
@@ -91,7 +92,7 @@ def _check_members(file: str, archive: zipfile.ZipFile, in_place: bool) -> None:
     sizes = {member.filename: member.file_size for member in members}
     pickled = set[str]()
     for member in members:
-        # The first part is the archive's own name; old writers leave it out.
+        # The first part of a path is the archive's own name; old writers omit it.
         inside = str(PurePosixPath(*PurePosixPath(member.filename).parts[1:]))
         if _CONFIG.fullmatch(inside):
             folder = member.filename.rpartition("/")[0]
@@ -115,7 +116,7 @@ def _json(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
 
 
 def _check_disjoint(file: str, members: list[zipfile.ZipInfo]) -> None:
-    """Members that share bytes would turn a small file into large tensors."""
+    """Raises InvalidInput if members share bytes, which makes large tensors of a small file."""
     end = 0
     for member in sorted(members, key=lambda member: member.header_offset):
         if member.header_offset < end or member.compress_size != member.file_size:
@@ -124,7 +125,11 @@ def _check_disjoint(file: str, members: list[zipfile.ZipInfo]) -> None:
 
 
 def _pickled(file: str, config: Any, folder: str, sizes: dict[str, int]) -> Iterator[str]:
-    """Yields the members that a table of weights or constants calls pickles."""
+    """Yields the members that a table of weights or constants declares to be pickles.
+
+    Raises:
+        InvalidInput: A constant is not a tensor, or is larger than its bytes.
+    """
     for entry in config["config"].values() if isinstance(config.get("config"), dict) else ():
         name = str(entry.get("path_name"))
         if not re.fullmatch(r"(weight|tensor)_\d+", name):
@@ -136,7 +141,7 @@ def _pickled(file: str, config: Any, folder: str, sizes: dict[str, int]) -> Iter
 
 
 def _elements(entry: Any) -> int:
-    """Returns the elements of a tensor: no fewer than its bytes, however it strides over them."""
+    """Returns the number of elements in a tensor's shape, whatever its strides."""
     sizes = entry["tensor_meta"]["sizes"]
     return math.prod(size["as_int"] for size in sizes)
 
@@ -147,5 +152,5 @@ def _check_pickle(file: str, archive: zipfile.ZipFile, name: str) -> None:
         return
     try:
         torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-    except Exception as error:  # whatever a pickle comes to
+    except Exception as error:  # a pickle can raise anything
         raise InvalidInput(file, f"{name} holds more than tensors") from error

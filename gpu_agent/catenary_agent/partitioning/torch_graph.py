@@ -1,8 +1,8 @@
 """PyTorch front end: a torch.export program becomes a `CutGraph`, and ranges of it new programs.
 
-The batch is the one symbolic size. Nodes that depend on shapes only (sizes, masks and positions
-made from them) are no data: every part that needs them gets its own copy, with the batch size read
-off the part's first input. Otherwise a mask would cross every boundary of a transformer.
+The batch is the only symbolic size. Nodes that depend only on shapes (sizes, masks and positions
+made from them) are not data: every part that needs them gets a copy, with the batch size read from
+the part's first input. Otherwise a mask would cross every boundary of a transformer.
 """
 
 from __future__ import annotations
@@ -65,19 +65,18 @@ class TorchModel:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the program's inputs."""
         return tuple(node.name for node in self.placeholders)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the values it returns."""
+        """The names of the values that the program returns."""
         return tuple(node.name for node in self.returned)
 
     def input_specs(self) -> list[TensorSpec]:
         """Returns the declared inputs.
 
         Raises:
-            NotSupported: If an input is not a tensor of a fixed-size datatype.
+            NotSupported: An input is not a tensor of a fixed-size datatype.
         """
         specs = []
         for node in self.placeholders:
@@ -118,25 +117,29 @@ def load_torch(path: Path) -> TorchModel:
     """Returns the exported program at `path` (torch.export.save).
 
     Raises:
-        InvalidInput: If it is not one, or holds more than tensors and operators.
-        NotSupported: If it takes or returns anything but plain tensors.
+        InvalidInput: It is not one, or contains more than tensors and operators.
+        NotSupported: It takes or returns anything but plain tensors.
     """
     program = load_program(path, in_place=True)
     if any(_mutates(node) for node in program.graph.nodes):
-        # An in-place operation is a dependency that the graph does not show: rewrite without.
+        # An in-place operation is a dependency that the graph does not show, so it is rewritten.
         program = program.run_decompositions({})
         signature = program.graph_signature
         changed = {**signature.buffers_to_mutate, **signature.user_inputs_to_mutate}
         kept = [node for node in program.graph.nodes if _mutates(node)]
         if changed or kept:
             what = next(iter([*changed.values(), *map(str, kept)]))
-            # What one request writes, the next would read.
+            # The next request would read what this one has written.
             raise InvalidInput(path.name, f"changes {what!r}, which outlives a request")
     return of_module(program.module())
 
 
 def of_module(module: Any) -> TorchModel:
-    """Returns the model of an unlifted graph module (`ExportedProgram.module()`)."""
+    """Returns the model of an unlifted graph module (`ExportedProgram.module()`).
+
+    Raises:
+        NotSupported: It returns something that is not a tensor.
+    """
     nodes = list(module.graph.nodes)
     placeholders = tuple(node for node in nodes if node.op == "placeholder")
     output = nodes[-1].args[0]
@@ -151,7 +154,10 @@ def extract_part(
 ) -> fx.GraphModule:
     """Returns a module that computes the tuple `outputs` from `inputs`, with its weights only.
 
-    Inputs the part does not need stay in its signature, unused.
+    Inputs that the part does not need stay in its signature, unused.
+
+    Raises:
+        InvalidInput: A needed input is missing.
     """
     by_name = {node.name: node for node in source.module.graph.nodes}
     graph = fx.Graph()
@@ -166,7 +172,7 @@ def extract_part(
         if node.op == "placeholder":
             raise InvalidInput(node.name, "is needed but not among the part's inputs")
         if _is_batch_size(node):
-            # Every boundary tensor has the batch first, so any input tells its size.
+            # Every boundary tensor has the batch first, so any input has its size.
             copies[node] = graph.call_function(torch.ops.aten.sym_size.int, (first, 0))
         else:
             copies[node] = graph.node_copy(node, lambda old: copies[old])
@@ -194,14 +200,14 @@ def _is_batch_size(node: fx.Node) -> bool:
 
 
 def _data_nodes(nodes: Sequence[fx.Node]) -> Iterator[fx.Node]:
-    """Yields nodes reached from the inputs' data; a size read off a tensor is not its data."""
+    """Yields nodes reached from the inputs' data; a size read from a tensor is not its data."""
     reached = {node for node in nodes if node.op == "placeholder"}
     for node in nodes:
         if node.op not in ("call_function", "call_module", "call_method"):
             continue
         if node.target is torch.ops.aten.sym_size.int:
             continue
-        # The exporter's own check of input shapes reads the inputs and feeds nobody.
+        # The exporter's own check of input shapes reads the inputs, but nobody uses its result.
         if not node.users or reached.isdisjoint(node.all_input_nodes):
             continue
         reached.add(node)
@@ -213,7 +219,7 @@ def _mutates(node: fx.Node) -> bool:
 
 
 def _kind(node: fx.Node) -> str:
-    """Name of the operation; an item of a tuple counts as the operation that made the tuple."""
+    """Returns the name of an operation; for an item of a tuple, that of the tuple's operation."""
     target = node.target
     if target is operator.getitem and isinstance(node.args[0], fx.Node):
         return _kind(node.args[0])

@@ -1,9 +1,10 @@
-"""Which graphs of exported programs are run: single operators by name, and sizes that are small.
+"""The rules for graphs of exported programs: operators must be listed, and sizes small.
 
-`torch_operators.txt` names every overload that is let through (`census` makes it). What is not a
-tensor computed from tensors has no place: files, random numbers, memory by address, graphs inside
-of graphs, objects, changes of weights. All of it is read off the archive's JSON before PyTorch sees
-a byte, and numbers are bounded as they stand: `Mod(9**9**9, 7)` would never end once it is read.
+`torch_operators.txt` names every overload that is accepted (`census` makes it). Everything but
+tensors computed from tensors is refused: files, random numbers, memory by address, nested graphs,
+objects, changes of weights. All of this is read from the archive's JSON before PyTorch sees a byte
+of it. Numbers are bounded in their written form: `Mod(9**9**9, 7)` would never finish once
+evaluated.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _OF_SIZES = frozenset(
         *(f"torch.sym_{name}" for name in ("max", "min", "not", "int", "float", "ite", "sum")),
     }
 )
-"""What exporters write to compute and check sizes."""
+"""Functions that exporters use to compute and check sizes."""
 _CHANGING = {
     "aten.dropout.default": "train",
     "aten.feature_dropout.default": "train",
@@ -74,7 +75,8 @@ _CHANGING = {
     "aten.rnn_tanh.input": "train",
     "aten.rnn_relu.input": "train",
 }
-"""Operators that draw random numbers or change statistics if this argument is not false."""
+"""The argument of each operator that has to be false, or else it draws random numbers or changes
+statistics."""
 _FALSE = {"as_bool": False}
 _MAKERS = frozenset(
     {
@@ -153,7 +155,7 @@ _OUTPUTS = frozenset({"user_output"})
 _MOST_NODES = 50_000
 _MOST_EXPRESSION_NODES = 512
 _MOST_NODES_DIVIDED = 128
-"""Below a quotient: finding common factors takes long for large ones."""
+"""The most nodes of an expression with a quotient: finding common factors of large ones is slow."""
 _MOST_NODES_OF_ALL = 500_000
 _DEEPEST = 64
 _MOST_SYMBOLS = 16
@@ -161,7 +163,7 @@ _MOST_BITS = 512
 _LARGEST_INTEGER = 1 << 63
 _SIZE_BITS = 40
 _LARGEST_MADE = 1 << 28
-"""Elements that a constant size may ask for."""
+"""The most elements that a constant size may ask for."""
 _MOST_DIMENSIONS = 64
 _LONGEST_TEXT = 16_384
 
@@ -218,18 +220,19 @@ _BINARY = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.Div)
 
 @cache
 def pure_operators() -> frozenset[str]:
-    """Returns the overloads that compute new tensors and do nothing else, as "aten.add.Tensor"."""
+    """Returns the overloads that only compute new tensors, with names such as "aten.add.Tensor"."""
     return frozenset(_OPERATORS.read_text("utf-8").split())
 
 
 def check_graph(file: str, document: Any, *, in_place: bool) -> None:
-    """Returns if a graph consists of operators and sizes that may be run.
+    """Checks that a graph consists of operators and sizes that may be run.
 
     Args:
-        file: How errors call it.
+        file: The name of the archive in errors.
         document: The archive's JSON.
-        in_place: Let operators through that change what they are given, if the operator that makes
-            a new tensor instead is listed: the caller rewrites them and looks what was changed.
+        in_place: Whether to accept operators that change their arguments, if the operator that
+            makes a new tensor instead is listed. The caller rewrites them and checks what was
+            changed.
 
     Raises:
         InvalidInput: It does not; the operator or the size is named.
@@ -245,7 +248,7 @@ class _Vetting:
         self._file = file
         self._in_place = in_place
         self._bits: dict[str, int] = {}
-        """How large a computed size can be."""
+        """The most bits that each computed size can have, by name."""
         self._nodes_read = 0
 
     def check(self, document: Any) -> None:
@@ -387,7 +390,7 @@ class _Vetting:
         return tree
 
     def _is_size(self, node: ast.expr, depth: int) -> bool:
-        """True for what PyTorch writes of a size: nested calls of named functions."""
+        """Returns True if an expression has the form of a size: nested calls of named functions."""
         below: list[ast.expr] = []
         match node:
             case ast.Constant(value=bool()):
@@ -431,7 +434,7 @@ def _is_none(argument: Any) -> bool:
 
 
 def _is_leaf(node: ast.Call, name: str) -> bool:
-    """True for `Symbol('s0', positive=True)` and `Float('0.5', precision=53)`."""
+    """Returns True for `Symbol('s0', positive=True)` and `Float('0.5', precision=53)`."""
     if len(node.args) != 1 or not isinstance(node.args[0], ast.Constant):
         return False
     value = node.args[0].value
@@ -464,7 +467,7 @@ def _is_small_power(node: ast.expr) -> bool:
 
 
 def _bits(node: ast.expr) -> int:  # noqa: PLR0911 - one case each
-    """Returns how many bits the value of a size can have, at most."""
+    """Returns the most bits that the value of a size can have."""
     match node:
         case ast.Constant(value=int() as number):
             return number.bit_length()
@@ -489,7 +492,7 @@ def _count(node: ast.AST) -> int:
 
 
 def _is_harmless(node: ast.AST) -> bool:  # noqa: PLR0911 - one case each
-    """True in a guard: arithmetic and comparisons of inputs, their sizes and small numbers."""
+    """Returns True for nodes allowed in a guard: arithmetic and comparisons of sizes."""
     match node:
         case ast.Name():
             return not node.id.startswith("__")
@@ -506,7 +509,7 @@ def _is_harmless(node: ast.AST) -> bool:  # noqa: PLR0911 - one case each
         case ast.Constant(value=int() | float() as number):
             return abs(number) <= _LARGEST_INTEGER
         case ast.Constant(value=str() as text):
-            # `sympify` reads texts as expressions: only names may be written as one.
+            # `sympify` parses texts as expressions, so only names are allowed.
             return _NAME.fullmatch(text) is not None
         case ast.Pow() | ast.LShift() | ast.MatMult():
             return False
@@ -529,14 +532,14 @@ def _is_harmless(node: ast.AST) -> bool:  # noqa: PLR0911 - one case each
 
 
 def _integers(value: Any) -> Iterator[int]:
-    """Yields every integer below an argument."""
+    """Yields every integer within an argument."""
     for below in _nodes(value):
         if isinstance(below, int) and not isinstance(below, bool):
             yield below
 
 
 def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Yields every text below `value`, with the name of the field (or of the list) it is in."""
+    """Yields every text within `value`, with the name of the field (or of the list) it is in."""
     if isinstance(value, dict):
         for name, below in value.items():
             yield from _texts(below, name)

@@ -1,4 +1,4 @@
-"""Cutting a model into a chain of blocks, once, before it is served.
+"""Preparation of a model, once, before it is served: it is cut into a chain of blocks.
 
 probe, onnx_probe, torch_probe   run the model once: sizes, batch dimension, times
 cutting                          the choice of cuts

@@ -1,12 +1,12 @@
-"""Where to cut: blocks of about equal run time with few bytes over each cut.
+"""The choice of cuts: blocks of about equal run time with few bytes over each cut.
 
 The choice minimises, over all ways to place `blocks - 1` cuts,
 
     sum over blocks ((cost / target) - 1)^2  +  BYTE_WEIGHT * sum over cuts (bytes / typical bytes)
 
 with target = total cost / blocks and typical bytes = the median over all possible positions. Both
-sums are free of units. The optimum is found exactly by dynamic programming over (cuts used, last
-position); `tests/gpu_agent/partitioning` compares it with trying everything.
+sums are dimensionless. The optimum is found exactly by dynamic programming over (cuts used, last
+position); `tests/gpu_agent/partitioning` compares it with an exhaustive search.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ import numpy as np
 from catenary_agent.partitioning.graph import CutGraph
 
 BYTE_WEIGHT = 0.1
-"""A cut of typical size weighs as much as one block being 32 % off the target."""
+"""The weight of bytes: a cut of typical size weighs as much as one block being 32 % off the
+target."""
 
 SMALLEST_BLOCK_NS = 150_000.0
-"""Blocks shorter than this cost more in hand-over than they can win in balance."""
+"""Nanoseconds below which a block costs more in hand-over than it can gain in balance."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutCandidates:
-    """Possible cuts of one graph: positions, bytes over each, cost before each."""
+    """The possible cuts of one graph: their positions, bytes over each, and cost before each."""
 
     positions: tuple[int, ...]
     crossing_bytes: tuple[int, ...]
@@ -51,7 +52,7 @@ class CutCandidates:
         )
 
     def objective(self, chosen: Sequence[int]) -> float:
-        """Returns what `chosen` (indices into `positions`, ascending) costs; lower is better."""
+        """Returns the objective of ascending indices into `positions`; lower is better."""
         edges = [0.0, *(self.cost_before[i] for i in chosen), self.total_cost]
         target = self.total_cost / (len(chosen) + 1)
         imbalance = sum(
@@ -72,7 +73,7 @@ def choose_cuts(graph: CutGraph, blocks: int, smallest_ns: float | None = None) 
     Args:
         graph: The model; costs in nanoseconds, bytes per row.
         blocks: Wanted number of blocks. Small models get fewer.
-        smallest_ns: None below this; `SMALLEST_BLOCK_NS` if not given.
+        smallest_ns: The shortest mean time of a block; `SMALLEST_BLOCK_NS` if None.
     """
     candidates = CutCandidates.of(graph)
     smallest_ns = SMALLEST_BLOCK_NS if smallest_ns is None else smallest_ns
@@ -90,7 +91,7 @@ def best_choice(candidates: CutCandidates, blocks: int) -> tuple[int, ...]:
     target = candidates.total_cost / blocks
     price = BYTE_WEIGHT * np.array(candidates.crossing_bytes) / candidates.typical_bytes()
     best = (before / target - 1.0) ** 2 + price
-    # step[i, j]: the block between cuts i and j; only i < j is a block.
+    # step[i, j] is the cost of the block between cuts i and j; only i < j is a block.
     step = ((before[None, :] - before[:, None]) / target - 1.0) ** 2
     step[np.tril_indices(len(before))] = np.inf
     origins = []

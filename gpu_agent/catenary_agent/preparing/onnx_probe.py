@@ -1,4 +1,4 @@
-"""Runs an ONNX model whole, with every intermediate value visible and every node timed."""
+"""Probing runs of a whole ONNX model, with every value visible and every node timed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from catenary_services.errors import NotSupported
 
 
 def probe_onnx(file: Path, example: Values | None) -> ProbedModel:
-    """Returns what `prepare` needs to know of an ONNX model."""
+    """Returns the facts about an ONNX model that `prepare` needs."""
     source = load_onnx(file)
     with OnnxProbe(source) as whole:
         probe = probe_model(input_specs(source), whole.run, example)
@@ -44,7 +44,7 @@ def input_specs(source: OnnxModel) -> list[TensorSpec]:
     """Returns the model's declared inputs; a dimension without a positive number is free.
 
     Raises:
-        NotSupported: If an input is not a tensor of a fixed-size datatype and known rank.
+        NotSupported: An input is not a tensor of a fixed-size datatype and known rank.
     """
     specs = []
     for value in source.model.graph.inputs:
@@ -95,7 +95,7 @@ class OnnxProbe:
         self._folder.cleanup()
 
     def run(self, inputs: Values) -> Values:
-        """Returns every tensor of one run, inputs included; sequences and such are left out."""
+        """Returns every tensor of one run, inputs included; other values are left out."""
         results = self._session.run(None, dict(inputs))
         found = dict(inputs)
         found.update(
@@ -106,7 +106,7 @@ class OnnxProbe:
         return found
 
     def node_costs(self, example: Values, repeats: int = 3) -> list[float]:
-        """Returns the least time of each data node over `repeats` further runs, in nanoseconds."""
+        """Returns the shortest time of each data node over `repeats` runs, in nanoseconds."""
         for _ in range(repeats):
             self._session.run(None, dict(example))
         return _node_times(Path(self._session.end_profiling()), self._source.data_nodes)

@@ -1,11 +1,11 @@
-"""Preparing a model: probe it, cut it, time every block, write `blocks.json` and `content.json`.
+"""Preparation of a model: it is probed, cut and timed, and `blocks.json` is written.
 
 Node times of the probing run come from an unoptimised session, where every value is visible and
-nothing is fused. They choose the first cuts; then each block is timed as its own session, the way
-it will be served, the node times are scaled to what was measured, and the cuts are chosen again.
+nothing is fused. They determine the first cuts. Then each block is timed as a separate session, as
+it will be served, the node times are scaled to the measurements, and the cuts are chosen again.
 
-All of that happens in the jail (`catenary_services.jail`): the model is a stranger's. What comes
-back is a table, checked before it is written.
+All of this happens in the jail (`catenary_services.jail`), because the model comes from a stranger.
+The result is a table that is checked before it is written. `content.json` is written again as well.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ from catenary_services.models.model_repository import ExampleShapes, ModelReposi
 
 _RUNS = 5
 _BALANCED = 1.3
-"""Longest block over mean block up to which a second choice of cuts is not worth the time."""
+"""The ratio of the longest block to the mean up to which a second choice of cuts is not
+worthwhile."""
 
 
 def prepare_model(
@@ -54,10 +55,10 @@ def prepare_model(
 ) -> BlockTable:
     """Cuts a model into blocks of about equal run time and writes the table beside it.
 
-    Records what the version's files are now, too.
+    The content record of the version is written again, too.
 
     Args:
-        repository: Where the model is, and where `blocks.json` goes.
+        repository: The repository with the model, to which `blocks.json` is written.
         key: The model.
         blocks: Wanted number of blocks; small models get fewer.
         example: Inputs of one row, for models that do not run on random ones of a usual size.
@@ -66,12 +67,12 @@ def prepare_model(
         The table: every offered cut is a boundary.
 
     Raises:
-        InvalidInput: If the file is not a model, or runs at no size tried.
-        NotSupported: If its inputs or outputs are not fixed-size tensors.
+        InvalidInput: The file is not a model, or runs at no size tried.
+        NotSupported: Its inputs or outputs are not fixed-size tensors.
     """
     if blocks < 1:
         raise InvalidInput("blocks", f"is {blocks}, not at least 1")
-    # Preparing again is how a version that was changed on purpose is recorded anew.
+    # Preparing a version again is how it is recorded anew after a deliberate change.
     if repository.is_recorded(key):
         repository.record_content(key)
     manifest = repository.manifest(key)
@@ -95,7 +96,7 @@ def prepare_model(
 
 
 def cut_in_jail(job: bytes, room: JailWorkspace) -> bytes:
-    """Probes and cuts the model of an encoded `CutOrder`; answers an encoded `CutModel`."""
+    """Probes and cuts the model of an encoded `CutOrder`; answers with an encoded `CutModel`."""
     order = msgspec.json.decode(job, type=CutOrder)
     file = room.inputs[0] / order.file
     example = {name: _received(sent) for name, sent in order.example.items()} or None
@@ -151,7 +152,7 @@ def _cut(probed: ProbedModel, order: CutOrder) -> BlockTable:
 
 
 def _imbalance(table: BlockTable) -> float:
-    # More blocks are worth more than perfect balance of fewer: compare the longest block itself.
+    # More blocks are worth more than a perfect balance of fewer, so the longest block is compared.
     return float(max(table.compute_ns))
 
 
@@ -170,7 +171,7 @@ def _spec(spec: TensorSpec, batched: bool) -> TensorSpec:
 
 
 def _timed(probed: ProbedModel, key: ModelKey, table: BlockTable) -> BlockTable:
-    """Runs the chain of blocks on the probing input, each as it would be served."""
+    """Returns the table with the time of each block, measured as it will be served."""
     values = [probed.probe.example[t.name] for t in table.boundaries[0].tensors]
     shapes = _example_shapes(probed, table)
     compute_ns = []

@@ -1,4 +1,4 @@
-"""What one learns by running a model: sizes, datatypes, and whether dimension 0 is the batch.
+"""Facts learned by running a model: sizes, datatypes, and whether dimension 0 is the batch.
 
 Shape inference alone is not enough: exporters leave shapes out, and a dimension 0 that is declared
 free may be a sequence length. So the whole model is run with one row and with two, and a value
@@ -21,42 +21,44 @@ from catenary_services.errors import InvalidInput
 
 Values = Mapping[str, np.ndarray]
 RunAll = Callable[[Values], Values]
-"""Runs the whole model and returns every value it computes, the inputs included."""
+"""A function that runs the whole model and returns every value it computes, including the
+inputs."""
 
 FREE_SIZES = ((224, 192), (64, 96), (48, 64), (32, 48), (16, 32), (8, 12), (4, 6), (1, 2))
-"""Sizes tried for dimensions of any size: the first that the model accepts, and one beside it."""
+"""Pairs of sizes tried for free dimensions. The first size is the one the model has to accept; the
+second one checks which dimensions vary."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """Result of the probing runs."""
+    """The result of the probing runs."""
 
     batched: frozenset[str]
-    """Values whose dimension 0 is the batch."""
+    """The values whose dimension 0 is the batch."""
     specs: Mapping[str, TensorSpec]
-    """Name, datatype and shape of every value that can be sent."""
+    """The datatype and shape of every value that can be sent, by name."""
     row_bytes: Mapping[str, int]
-    """Size of every value at one row (free dimensions at the probed size)."""
+    """Size of every value at one row, with free dimensions at the probed size."""
     example: Values
     """The inputs of the one-row run."""
 
     def is_batched(self, names: Sequence[str]) -> bool:
-        """Returns whether dimension 0 is the batch in all of `names`."""
+        """Returns True if dimension 0 is the batch in all of `names`."""
         return self.batched.issuperset(names)
 
 
 @dataclass(frozen=True, slots=True)
 class ProbedModel:
-    """A model a front end has loaded and run."""
+    """A model that a front end has loaded and run."""
 
     probe: ProbeResult
     shapes: dict[str, tuple[int, ...]]
-    """Of every value at one row."""
+    """The shape of every value at one row."""
     outputs: tuple[str, ...]
     node_costs: tuple[float, ...]
     graph: Callable[[ProbeResult, Sequence[float], frozenset[str]], CutGraph]
     build: Callable[[BlockTable, PartitionSignature, Path], Executor]
-    """Extracts a part into a folder and loads it."""
+    """A function that extracts a part into a folder and loads it."""
 
 
 def probe_model(
@@ -66,11 +68,11 @@ def probe_model(
 
     Args:
         inputs: Declared inputs, `ANY` where a dimension is free.
-        run: Runs it.
-        example: Inputs to use instead of random ones (one row), for models that accept few.
+        run: Runs the model.
+        example: Inputs of one row to use instead of random ones, for models that accept few.
 
     Raises:
-        InvalidInput: If the model runs at no size tried.
+        InvalidInput: The model runs at no size tried.
     """
     sizes, small, one = _first_run(inputs, run, example)
     seen = [one]
@@ -112,7 +114,7 @@ def probe_model(
 def random_inputs(
     inputs: Sequence[TensorSpec], rows: int, size: int, seed: int
 ) -> dict[str, np.ndarray]:
-    """Returns normal-distributed floats, zeros and ones for integers, true for booleans."""
+    """Returns normally distributed floats, zeros and ones for integers, true for booleans."""
     generator = np.random.default_rng(seed)
     made = {}
     for spec in inputs:
@@ -140,21 +142,21 @@ def _first_run(
         small = random_inputs(inputs, 1, sizes[0], seed=0)
         try:
             return sizes, small, run(small)
-        except Exception as error:  # whatever the runtime says to a size it cannot do
+        except Exception as error:  # whatever the runtime raises for a size it cannot compute
             last = error
     raise InvalidInput("inputs", f"the model ran at no size tried; give an example: {last}")
 
 
 def _attempt(run: RunAll, values: Values) -> Values | None:
-    """Returns the values of a run, None if the model refuses those sizes."""
+    """Returns the values of a run; None if the model refuses those sizes."""
     try:
         return run(values)
-    except Exception:  # a refusal is an answer here: that dimension is not free
+    except Exception:  # a refusal is a result here: that dimension is not free
         return None
 
 
 def _follows(one: np.ndarray, two: np.ndarray | None) -> bool:
-    """Returns whether row 0 of the two-row run is the one-row run."""
+    """Returns True if row 0 of the two-row run equals the one-row run."""
     if two is None or not one.ndim or one.shape[0] != 1 or two.shape != (2, *one.shape[1:]):
         return False
     if one.dtype.kind != "f":
@@ -164,7 +166,10 @@ def _follows(one: np.ndarray, two: np.ndarray | None) -> bool:
 
 
 def _spec(name: str, seen: list[np.ndarray | None], batched: bool) -> TensorSpec:
-    """A dimension is fixed if it was the same in every run; unknown runs fix nothing."""
+    """Returns the spec of a value whose fixed dimensions were the same in every run.
+
+    A run in which the value is unknown fixes no dimension.
+    """
     first = seen[0]
     assert first is not None
     shape = [

@@ -1,4 +1,4 @@
-"""Runs an exported program whole, node by node: every value visible, every node timed."""
+"""A probing run of a whole exported program: every value visible, every node timed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REPEATS = 3
 
 
 class _Recorder(fx.Interpreter):
-    """Runs a graph module, keeps every tensor and the least time of every node."""
+    """Runs a graph module, and keeps every tensor and the shortest time of every node."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)
@@ -31,7 +31,7 @@ class _Recorder(fx.Interpreter):
         self.least_ns: dict[str, int] = {}
 
     def run_node(self, n: fx.Node) -> Any:
-        """Runs one node and notes what it gave and how long it took."""
+        """Runs one node and records its result and its time."""
         started = time.perf_counter_ns()
         result = super().run_node(n)
         took = time.perf_counter_ns() - started
@@ -42,7 +42,7 @@ class _Recorder(fx.Interpreter):
 
 
 def probe_torch(file: Path, example: Values | None) -> ProbedModel:
-    """Returns what `prepare` needs to know of an exported program."""
+    """Returns the facts about an exported program that `prepare` needs."""
     source = load_torch(file)
     recorder = _Recorder(source.module)
 
@@ -50,7 +50,7 @@ def probe_torch(file: Path, example: Values | None) -> ProbedModel:
         recorder.values = {}
         with torch.inference_mode():
             recorder.run(*(torch.from_numpy(values[name]) for name in source.inputs))
-        # In-place operations overwrite their operands later in the run; copies do not.
+        # In-place operations overwrite their operands later in the run; copies are not affected.
         return {name: array.copy() for name, array in recorder.values.items()}
 
     probe = probe_model(source.input_specs(), run, example)

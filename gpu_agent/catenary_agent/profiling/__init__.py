@@ -1,13 +1,13 @@
-"""What each block of a model costs: measured on this host's device, or estimated for another.
+"""The cost of each block of a model: measured on this host's device, or estimated for another.
 
     sweep       measures a device: every level, block and batch size, all virtual GPUs busy
     worker      one virtual GPU of a measurement: a process that runs blocks in step with others
     siblings    the worker processes of one level, started, commanded and ended together
     samples     timestamps of runs -> p50 and p95 of those during which every sibling was busy
     progress    what has been measured so far, kept on disk after every step
-    catalogue   device classes and what their vendors promise
-    costs       arithmetic and memory traffic per kernel and block, counted from the model
-    roofline    costs x catalogue -> times of a device one does not have, marked as estimates
+    catalogue   device classes and their vendors' figures
+    costs       arithmetic and memory traffic of each kernel and block, counted from the model
+    roofline    costs x catalogue -> times of a device that is not at hand, marked as estimates
     profiler    puts it together: model in, `catenary_services.domain.profile.ModelProfile` out
 
 An estimate is marked as one in every output: `estimated` is true and `source` says "roofline".

@@ -1,7 +1,7 @@
 """Arithmetic and memory traffic of a model's blocks, counted kernel by kernel.
 
-A *kernel* is what a runtime launches as one: an operation with the element-wise operations fused
-behind it. Values inside a kernel never reach the device's memory; what it reads and writes does.
+A *kernel* is a unit that a runtime launches: an operation with the element-wise operations fused
+behind it. Values inside a kernel never reach the device's memory; its inputs and outputs do.
 """
 
 from __future__ import annotations
@@ -13,50 +13,50 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation of a graph; operations stand in the order of execution."""
+    """One operation of a graph; operations are in the order of execution."""
 
     reads: tuple[str, ...]
-    """Data it reads; weights are not among them."""
+    """The data it reads, without weights."""
     writes: tuple[str, ...]
     flops: float = 0.0
-    """For one row; a multiply-add counts as two."""
+    """Operations for one row; a multiply-add counts as two."""
     weight_elements: float = 0.0
-    """Read once, whatever the batch."""
+    """Number of weights, which are read once, whatever the batch."""
     dense: bool = False
-    """Convolution over many channels or matrix product: tensor cores do it."""
+    """True for convolutions over many channels and matrix products, which tensor cores compute."""
     element_wise: bool = False
-    """Can be fused behind what made one of its inputs."""
+    """True if it can be fused behind the operation that made one of its inputs."""
     free: bool = False
-    """Only renames or reshapes its first input."""
+    """True if it only renames or reshapes its first input."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCost:
-    """One launch, for one row of the batch."""
+    """The cost of one kernel launch for one row of the batch."""
 
     flops: float
     elements: float
-    """Read and written, without the weights."""
+    """Number of values read and written, without the weights."""
     weight_elements: float
     dense: bool
 
 
 BlockCosts = tuple[tuple[KernelCost, ...], ...]
-"""Per block, its kernels."""
+"""The kernels of each block."""
 
 
 def kernels_of(
     operations: Sequence[Operation], elements: Mapping[str, float], outputs: Collection[str]
 ) -> tuple[KernelCost, ...]:
-    """Returns the kernels a fusing runtime launches for these operations.
+    """Returns the kernels that a fusing runtime launches for some operations.
 
     An element-wise operation joins the kernel that made one of its inputs, if that kernel is the
     last so far or nobody else reads the value.
 
     Args:
-        operations: Of one block.
-        elements: Size of every value, for one row.
-        outputs: Values that are needed behind the block.
+        operations: The operations of one block.
+        elements: Number of elements of every value, for one row.
+        outputs: The values that are needed after the block.
     """
     operations, outputs = _without_free(operations, outputs)
     readers = Counter(name for each in operations for name in each.reads)
@@ -99,7 +99,7 @@ def _kernel(
 def _without_free(
     operations: Sequence[Operation], outputs: Collection[str]
 ) -> tuple[list[Operation], set[str]]:
-    """Drops operations that cost nothing and lets their readers read what they renamed."""
+    """Drops operations that cost nothing; their readers read the original values instead."""
     alias: dict[str, str] = {}
     kept = []
     for operation in operations:

@@ -1,7 +1,7 @@
-"""What blocks of a language model cost on a GPU that nobody has measured yet: a roofline.
+"""A roofline estimate of a language model's blocks on a GPU that has not been measured yet.
 
-One token of one session reads every weight once, so that its time is that of the memory. Agents
-measure their own blocks when they load them; until then these times say how blocks compare.
+One token of one session reads every weight once, so its time is that of the memory traffic. Agents
+measure their own blocks when they load them; until then these times allow blocks to be compared.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from catenary_agent.profiling.roofline import estimate
 from catenary_services.domain.decoder import DecoderForm, DecoderTable
 
 _CLASS = "L4"
-"""Of which class the times are: the smallest current one, and calibrated."""
+"""The device class of the times: the smallest current one, and calibrated."""
 _KERNELS = 7
-"""Launches of a block that read weights: q, k, v, output, gate, up and down."""
+"""Number of launches per block that read weights: q, k, v, output, gate, up and down."""
 _ITEM_BYTES = 2
 
 
 def decode_ns(table: DecoderTable, device: DeviceClass = CATALOGUE[_CLASS]) -> tuple[int, ...]:
-    """Returns the time of one decode token in each block, in 16 bits; the last has the head."""
+    """Returns the nanoseconds of one decode token in each block, with 16-bit weights.
+
+    The last block includes the head.
+    """
     held = table.held(DecoderForm.TORCH_FLOAT16)
     blocks = [[size / _KERNELS] * _KERNELS for size in held.block_bytes]
     blocks[-1].append(held.head_bytes)

@@ -1,8 +1,8 @@
-"""Counts the work in the blocks of an ONNX model: convolutions, matrix products, the rest by size.
+"""Counts of the work in an ONNX model's blocks: convolutions, matrix products, the rest by size.
 
-Shapes are those every value really had in a run with one row, so no shape inference can fail.
-Recurrent operations count as their matrix products; whatever else has no formula counts as one
-operation per element written, which is right for element-wise work and small for the rest.
+Shapes are those that values had in a run with one row, so no shape inference can fail. Recurrent
+operations count as their matrix products. Whatever else has no formula counts as one operation per
+element written, which is right for element-wise work and too small for the rest.
 """
 
 from __future__ import annotations
@@ -85,13 +85,14 @@ _FREE = frozenset(
         "Unsqueeze",
     }
 )
-"""Rename or reshape; padding becomes part of the convolution behind it in runtimes that fuse."""
+"""Operations that rename or reshape. Padding becomes part of the convolution behind it in runtimes
+that fuse."""
 _FEW_CHANNELS = 16
 """Convolutions with fewer input channels per group do not fill tensor cores."""
 
 
 def count_onnx(file: Path, table: BlockTable, parts: Sequence[PartitionSignature]) -> BlockCosts:
-    """Returns the kernels of every block, for one row."""
+    """Returns the kernels of every block for one row."""
     source = load_onnx(file)
     example = {
         spec.name: _example(spec.datatype, shape)
@@ -125,7 +126,7 @@ def _block(
     for node in graph:
         written = tuple(v.name for v in node.outputs if v.name)
         if not data.intersection(written):
-            continue  # constant arithmetic is done once, when the model is loaded
+            continue  # constant arithmetic is computed once, when the model is loaded
         given = [value for value in node.inputs if value is not None]
         operations.append(
             Operation(
@@ -147,7 +148,7 @@ def _elements(weight: ir.Value) -> float:
 
 
 def _shape(node: ir.Node, index: int, shapes: Shapes) -> tuple[int, ...]:
-    """Returns the shape of an input: seen in the run, or that of a weight; () if neither."""
+    """Returns the shape of an input, from the run or of a weight; () if it is unknown."""
     value = node.inputs[index] if index < len(node.inputs) else None
     if value is None:
         return ()
@@ -183,7 +184,10 @@ def _convolution(node: ir.Node, shapes: Shapes) -> float:
 
 
 def _transposed_convolution(node: ir.Node, shapes: Shapes) -> float:
-    """Every element read is spread over the kernel and the output channels of its group."""
+    """Returns the operations of a transposed convolution.
+
+    Every element read contributes to the kernel and the output channels of its group.
+    """
     written = shapes[node.outputs[0].name or ""][1] // _attribute(node, "group", 1)
     read = math.prod(_shape(node, 0, shapes))
     return 2.0 * read * written * _kernel_size(node, shapes)

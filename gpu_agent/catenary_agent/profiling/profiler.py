@@ -1,4 +1,4 @@
-"""Model in, profile out: measured on the device at hand, estimated for others, both marked."""
+"""The making of a profile: times are measured on the device at hand and estimated for others."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ from catenary_services.models.model_repository import ModelRepository, write_fil
 
 @dataclass(frozen=True, slots=True)
 class ProfileOrder:
-    """What a profile is to hold. `checked` fills it in and refuses what cannot be."""
+    """The wanted content of a profile. `checked` completes it and refuses impossible values."""
 
     device: str | None
-    """Device to measure ("cpu", "cuda:0"); None measures nothing."""
+    """The device to measure ("cpu", "cuda:0"); None to measure nothing."""
     device_class: str = ""
-    """Name for it in the profile; empty: what the device calls itself."""
+    """The name of that device in the profile; if empty, the name of its class."""
     levels: tuple[int, ...] = (1,)
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8)
     runs: int = 20
     estimates: tuple[str, ...] = ()
     """Device classes of the catalogue to estimate at the same levels and batch sizes."""
     precision: str = "tf32"
-    """Of the estimates."""
+    """The precision of the estimates."""
     again: bool = False
-    """Measure what has been measured before too."""
+    """True if what was measured before is measured again."""
 
     def checked(self) -> ProfileOrder:
         """Returns the order with levels and batch sizes ascending and the class named.
 
         Raises:
-            InvalidInput: If a value is out of range; the field names it.
+            InvalidInput: A value is out of range; the field names it.
         """
         if self.runs < 1:
             raise InvalidInput("runs", f"is {self.runs}, not at least 1")
@@ -81,7 +81,7 @@ class ProfileOrder:
             self,
             device_class=name,
             levels=tuple(sorted(set(self.levels))),
-            # Batch 1 is what all others are compared with; a profile always has it.
+            # Batch 1 is always in a profile, because all others are compared with it.
             batch_sizes=tuple(sorted({1, *self.batch_sizes})),
             estimates=tuple(device_class(each).name for each in self.estimates),
         )
@@ -89,12 +89,12 @@ class ProfileOrder:
 
 @dataclass(frozen=True, slots=True)
 class ProfileCallbacks:
-    """Told how far the work is."""
+    """Functions that are told the progress of the work."""
 
     begin: Callable[[int], None] = lambda _steps: None
-    """So many measurements are left."""
+    """Called with the number of measurements that are left."""
     step: Callable[[MeasurementStep], None] = lambda _step: None
-    """One is done."""
+    """Called after each measurement."""
 
 
 def profile_model(
@@ -104,27 +104,27 @@ def profile_model(
     target: Path,
     callbacks: ProfileCallbacks | None = None,
 ) -> ModelProfile:
-    """Writes the model's profile: what the file has already, and what was ordered. Returns it.
+    """Writes and returns the model's profile: what its file has already, and what was ordered.
 
-    Until everything is measured it is kept beside the target, in a file that is gone at the end; a
-    later call with the same model file, cuts, device and settings goes on from there.
+    Until everything is measured, results are kept beside the target in a file that is removed at
+    the end. A later call with the same model file, cuts, device and settings continues from there.
 
     Args:
-        repository: Holds the model, cut into blocks.
+        repository: The repository with the model, cut into blocks.
         key: The model.
         order: What to measure and estimate.
         target: The profile's file. One of another model file or of other cuts is replaced.
-        callbacks: Progress.
+        callbacks: Functions that are told the progress.
 
     Raises:
-        ModelNotFound: If the model has no block table or no file.
-        InvalidInput: If the order cannot be.
-        CatenaryError: If the device cannot run the model.
+        ModelNotFound: The model has no block table or no file.
+        InvalidInput: The order is impossible.
+        CatenaryError: The device cannot run the model.
     """
     order = order.checked()
     callbacks = callbacks or ProfileCallbacks()
     table = repository.block_table(key)
-    repository.model_hash(key)  # the file has to be there
+    repository.model_hash(key)  # raises if the model's file is missing
     if not table.batched:
         order = replace(order, batch_sizes=(1,))
     fresh = describe_model(repository, key, table)
@@ -165,7 +165,7 @@ def describe_model(repository: ModelRepository, key: ModelKey, table: BlockTable
     inner = [boundary.wire_row_bytes(float16=float16) for boundary in table.boundaries[1:-1]]
     weights = []
     for block in range(table.blocks):
-        # Extracts each part into the cache too, so that the measuring processes only read it.
+        # This also extracts each part into the cache, so that the measuring processes only read it.
         executor = load_executor(
             repository,
             PartitionKey(key, block, block + 1),
@@ -186,7 +186,11 @@ def describe_model(repository: ModelRepository, key: ModelKey, table: BlockTable
 
 
 def count_costs(repository: ModelRepository, key: ModelKey, table: BlockTable) -> BlockCosts:
-    """Returns the kernels of every block, for one row."""
+    """Returns the kernels of every block for one row, counted in the jail.
+
+    Raises:
+        InvalidInput: The model cannot be read.
+    """
     platform, file = repository.manifest(key).platform, repository.model_file(key)
     blocks = [PartitionKey(key, block, block + 1) for block in range(table.blocks)]
     order = CostOrder(
@@ -204,7 +208,7 @@ def count_costs(repository: ModelRepository, key: ModelKey, table: BlockTable) -
 
 
 class CostOrder(msgspec.Struct, frozen=True):
-    """Which model's arithmetic to count."""
+    """The order to count a model's arithmetic."""
 
     platform: str
     file: str
@@ -213,7 +217,7 @@ class CostOrder(msgspec.Struct, frozen=True):
 
 
 def count_in_jail(job: bytes, room: JailWorkspace) -> bytes:
-    """Counts the kernels of an encoded `CostOrder`; answers encoded `BlockCosts`."""
+    """Counts the kernels of an encoded `CostOrder`; answers with encoded `BlockCosts`."""
     order = msgspec.json.decode(job, type=CostOrder)
     file = room.inputs[0] / order.file
     if order.platform == "pytorch_exported":
@@ -226,10 +230,10 @@ def count_in_jail(job: bytes, room: JailWorkspace) -> bytes:
 
 
 def _still_good(file: Path, table: BlockTable) -> ModelProfile | None:
-    """Returns the profile in a file, None if it is of another model file or other cuts.
+    """Returns the profile in a file; None if it is of another model file or other cuts.
 
     Raises:
-        InvalidInput: If the file is no profile at all: it might be something else of value.
+        InvalidInput: The file is no profile at all, so it might be something else of value.
     """
     try:
         known = parse_profile(json.loads(file.read_bytes()), file.name)

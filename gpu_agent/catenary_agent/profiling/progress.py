@@ -1,4 +1,4 @@
-"""What has been measured so far, on disk after every step, so that a measurement can be resumed."""
+"""Measured results on disk, written after every step, so that a measurement can be resumed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARTIAL_FORMAT = "catenary-profile-partial"
 
 
 class MeasurementStep(NamedTuple):
-    """One measurement: of a block at a batch size, on a device shared by so many."""
+    """One measurement: a level (virtual GPUs per device), a block and a batch size."""
 
     level: int
     block: int
@@ -24,13 +24,13 @@ class MeasurementStep(NamedTuple):
 
 
 class ProfileProgress:
-    """Steps measured of one model file, cut one way, by one kind of measurement per level.
+    """The measured steps of one model file, cut one way, by kind of measurement.
 
-    What was measured with other settings stays in the file, but is not this measurement's.
+    Steps measured with other settings stay in the file, but do not count for this measurement.
     """
 
     def __init__(self, path: Path, table: BlockTable) -> None:
-        """Takes up what `path` holds of the same model file and cuts, if anything."""
+        """Reads what `path` has of the same model file and cuts, if anything."""
         self._path = path
         self._identity = {
             "format": PARTIAL_FORMAT,
@@ -44,7 +44,7 @@ class ProfileProgress:
         try:
             document = json.loads(self._path.read_bytes())
         except (OSError, ValueError):
-            return {}  # absent or unreadable: measured anew
+            return {}  # absent or unreadable, so everything is measured again
         same = isinstance(document, dict) and all(
             document.get(key) == value for key, value in self._identity.items()
         )
@@ -63,13 +63,13 @@ class ProfileProgress:
                     entries.setdefault(_text(step), [a, b])
 
     def is_done(self, device_class: str, source: str, step: MeasurementStep) -> bool:
-        """Returns whether this step was measured before in the same way."""
+        """Returns True if this step was measured before in the same way."""
         return _text(step) in self._entries(device_class, source)
 
     def add(
         self, device_class: str, source: str, step: MeasurementStep, summary: MeasurementSummary
     ) -> None:
-        """Notes a measurement and writes the file, whole or not at all."""
+        """Adds a measurement and replaces the file atomically."""
         self._entries(device_class, source)[_text(step)] = [summary.p50_ns, summary.p95_ns]
         write_file(self._path, json.dumps({**self._identity, "measured": self._measured}))
 
@@ -93,7 +93,7 @@ class ProfileProgress:
         )
 
     def finish(self) -> None:
-        """Removes the file: the profile holds everything now."""
+        """Removes the file, because the profile has everything now."""
         self._path.unlink(missing_ok=True)
 
     def _entries(self, device_class: str, source: str) -> dict[str, list[int]]:

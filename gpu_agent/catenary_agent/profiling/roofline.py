@@ -1,4 +1,4 @@
-"""Times of a device one does not have: a roofline over every kernel of every block.
+"""Estimated times on a device that is not at hand: a roofline over every kernel of every block.
 
 For a kernel with F operations and D bytes of data per row and W bytes of weights, on one of v
 virtual GPUs of a class with peak P and memory rate M, at batch b (Williams, Waterman, Patterson:
@@ -7,9 +7,9 @@ virtual GPUs of a class with peak P and memory rate M, at batch b (Williams, Wat
     time = LAUNCH_NS + v * max(b * F / (efficiency * P),  (b * D + W) / (MEMORY_EFFICIENCY * M))
 
 Dense kernels reach the class's `dense_efficiency` of its peak for the precision; the others run on
-the FP32 lanes at `OTHER_EFFICIENCY`. All virtual GPUs are taken to be busy, so each gets 1/v of
-both rates. What is left out: kernels too small to fill the GPU (small batches are estimated too
-fast, and high levels too slow), cache hits, power limits beyond what the efficiency holds.
+the FP32 lanes at `OTHER_EFFICIENCY`. All virtual GPUs are assumed to be busy, so each gets 1/v of
+both rates. The model ignores kernels too small to fill the GPU (small batches are estimated too
+fast, and high levels too slow), cache hits, and power limits beyond their effect on the efficiency.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MEMORY_EFFICIENCY = 0.7
 OTHER_EFFICIENCY = 0.25
 """Share of the FP32 peak that depthwise convolutions and element-wise arithmetic reach."""
 LAUNCH_NS = 4_000
-"""From the end of one kernel to the start of the next."""
+"""Nanoseconds from the end of one kernel to the start of the next."""
 
 
 def estimate(
@@ -35,7 +35,7 @@ def estimate(
     batch_sizes: Sequence[int],
     precision: str = "tf32",
 ) -> DeviceProfile:
-    """Returns estimated times, marked as such; p95 is p50, since a formula has no spread.
+    """Returns estimated times, marked as such; p95 equals p50, since a formula has no spread.
 
     `precision` is one of the catalogue's.
     """

@@ -1,12 +1,12 @@
-"""From timestamps of runs to p50 and p95, counting only what ran while every sibling was busy.
+"""The p50 and p95 of timed runs, counting only those during which every sibling was busy.
 
 All virtual GPUs of a device run the same block at the same time, each as fast as it can. Those that
 begin early or end late have the device to themselves for a moment; such runs do not count. The
 timestamps are of one monotonic clock, which the processes of a host share.
 
-A run that is shorter than the operating system's (or the driver's) time slice mostly sees no
-sibling at all and now and then waits for a whole slice. The median of such runs would promise a
-throughput nobody gets. So p50 is the median over groups of successive runs that last
+A run that is shorter than the operating system's (or the driver's) time slice mostly has no
+concurrent sibling, and now and then waits for a whole slice. The median of such runs would promise
+a throughput that nobody gets. So p50 is the median over groups of successive runs that last
 `SHARED_SPAN_NS` together, of the time per run, pauses included; p95 is that of single runs.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 SHARED_SPAN_NS = 20_000_000
-"""Several time slices of a device that is shared. One virtual GPU alone is not grouped."""
+"""Several time slices of a shared device. The runs of a single virtual GPU are not grouped."""
 
 Runs = Sequence[tuple[int, int]]
 """Start and end of each run of one virtual GPU, in nanoseconds, ascending."""
@@ -27,12 +27,12 @@ Runs = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class MeasurementSummary:
-    """What a measurement of one block at one batch size says."""
+    """The result of measuring one block at one batch size."""
 
     p50_ns: int
     p95_ns: int
     counted: int
-    """Runs that counted, of all virtual GPUs."""
+    """Number of runs of all virtual GPUs that counted."""
 
 
 def busy_window(all_runs: Sequence[Runs]) -> tuple[int, int]:
@@ -41,10 +41,10 @@ def busy_window(all_runs: Sequence[Runs]) -> tuple[int, int]:
 
 
 def summarise(all_runs: Sequence[Runs]) -> MeasurementSummary | None:
-    """Returns p50 and p95 over the runs of all virtual GPUs, None if they never overlapped.
+    """Returns p50 and p95 over the runs of all virtual GPUs; None if they never overlapped.
 
     Args:
-        all_runs: Per virtual GPU, at least one run.
+        all_runs: At least one run for each virtual GPU.
     """
     begin, end = busy_window(all_runs)
     span_ns = SHARED_SPAN_NS if len(all_runs) > 1 else 0

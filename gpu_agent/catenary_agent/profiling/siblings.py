@@ -16,38 +16,38 @@ from catenary_agent.profiling.worker import LoadBlock, OrderFailed, RunBlock, Si
 from catenary_services.errors import InternalError, Unavailable, error_of_reason
 
 ANSWER_S = 900.0
-"""An order that takes longer than this has hung."""
+"""Seconds after which an order counts as hung."""
 _END_S = 5.0
 
 
 class SiblingProcesses:
-    """As many processes as a device has virtual GPUs. All of them do the same at the same time."""
+    """One process for each virtual GPU of a device; all of them do the same at the same time."""
 
     def __init__(self, processes: list[SpawnProcess], connections: list[Connection]) -> None:
-        """`virtual_gpus` is the way to get one."""
+        """Takes over the processes that `virtual_gpus` has started."""
         self._processes = processes
         self._connections = connections
 
     @property
     def pids(self) -> list[int]:
-        """Their process ids."""
+        """The ids of the processes."""
         return [process.pid for process in self._processes if process.pid is not None]
 
     def load(self, order: LoadBlock) -> None:
-        """Returns when all of them have loaded a block.
+        """Returns when all processes have loaded a block.
 
         Raises:
-            CatenaryError: What the first that failed says.
-            Unavailable: If one died or takes too long.
+            CatenaryError: The error of the first process that failed.
+            Unavailable: A process died or takes too long.
         """
         self._ask(order)
 
     def run(self, order: RunBlock) -> list[Runs]:
-        """Returns when each run began and ended, per virtual GPU.
+        """Returns when each run began and ended, for each virtual GPU.
 
         Raises:
-            CatenaryError: What the first that failed says.
-            Unavailable: If one died or takes too long.
+            CatenaryError: The error of the first process that failed.
+            Unavailable: A process died or takes too long.
         """
         return [answer for answer in self._ask(order) if isinstance(answer, list)]
 
@@ -59,14 +59,14 @@ class SiblingProcesses:
                 raise self._died(number) from None
         answers = self._answers(time.monotonic() + ANSWER_S)
         failures = [answer for answer in answers if isinstance(answer, OrderFailed)]
-        # A worker whose sibling failed first only says that; the cause is what people want.
+        # A worker whose sibling failed first reports only that; the actual cause sorts first.
         failures.sort(key=lambda failure: failure.reason == InternalError.reason)
         if failures:
             raise error_of_reason(failures[0].reason, failures[0].message)
         return answers
 
     def _answers(self, deadline: float) -> list[object]:
-        """Waits for all at once: one that died leaves its siblings waiting at the barrier."""
+        """Waits for all at once, since one that died leaves its siblings waiting at the barrier."""
         number_of = {connection: number for number, connection in enumerate(self._connections)}
         answers: dict[int, object] = {}
         while len(answers) < len(number_of):
@@ -113,14 +113,14 @@ def virtual_gpus(repository: Path, device: Device) -> Iterator[SiblingProcesses]
             )
             connections.append(ours)
             process.start()
-            theirs.close()  # so that its end is seen when the process dies
+            theirs.close()  # so that the end of the process closes the connection
             processes.append(process)
         yield SiblingProcesses(processes, connections)
     finally:
         for connection in connections:
             connection.close()
         for process in processes:
-            # An idle one ends by itself when the connection closes; one that runs does not.
+            # An idle process ends when its connection closes; a busy one does not.
             process.join(0.5)
             if process.is_alive():
                 process.terminate()

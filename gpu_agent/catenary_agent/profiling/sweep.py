@@ -1,4 +1,4 @@
-"""Measures a device: every level, block and batch size, with all its virtual GPUs busy."""
+"""The measurement of a device: every level, block and batch size, with all virtual GPUs busy."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class ProfileSweep:
-    """What to measure."""
+    """The range of a measurement."""
 
     device: Device
     device_class: str
     levels: tuple[int, ...]
     batch_sizes: tuple[int, ...]
     runs: int
-    """Per block, batch size and virtual GPU, at least."""
+    """The least number of runs for each block, batch size and virtual GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfiledModel:
-    """What is measured."""
+    """The model that is measured."""
 
     repository: ModelRepository
     key: ModelKey
@@ -53,8 +53,8 @@ def measure_device(
     """Returns the times of every level; steps that `progress` has already are not repeated.
 
     Raises:
-        CatenaryError: If a block cannot be loaded or run on the device.
-        Unavailable: If a measuring process dies.
+        CatenaryError: A block cannot be loaded or run on the device.
+        Unavailable: A measuring process died.
     """
     found = []
     for level in sweep.levels:
@@ -81,7 +81,7 @@ def measure_device(
 
 
 def count_left(subject: ProfiledModel, sweep: ProfileSweep, progress: ProfileProgress) -> int:
-    """Returns how many steps `measure_device` will take."""
+    """Returns the number of steps that `measure_device` will take."""
     return sum(
         not progress.is_done(
             sweep.device_class,
@@ -118,7 +118,7 @@ def _one_step(siblings: SiblingProcesses, step: MeasurementStep, runs: int) -> M
 
 
 def describe_measurement(subject: ProfiledModel, device: Device, runs: int) -> str:
-    """Returns in words how a level is measured. Equal words mean that results may be mixed."""
+    """Returns in words how a level is measured; results with equal words may be mixed."""
     torch = subject.repository.manifest(subject.key).platform == "pytorch_exported"
     runtime = "torch" if torch else "onnxruntime"
     parts = [f"measured: {runtime} {_version(runtime)}", _hardware(device)]

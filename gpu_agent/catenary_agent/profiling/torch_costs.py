@@ -1,7 +1,8 @@
-"""Counts the work in the blocks of an exported program by running each once under a recorder.
+"""Counts of the work in the blocks of an exported program, from one run of each under a recorder.
 
-Arithmetic is what `torch.utils.flop_counter` says of an operation; whatever it does not know counts
-as one operation per element written. Works on any device, `meta` included: no weights are needed.
+The arithmetic of an operation is that of `torch.utils.flop_counter`; operations unknown there count
+as one operation per element written. This works on any device, including `meta`: no weights are
+needed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _FEW_CHANNELS = 16
 
 
 def count_torch(file: Path, parts: Sequence[PartitionSignature]) -> BlockCosts:
-    """Returns the kernels of every block, for one row."""
+    """Returns the kernels of every block for one row."""
     source = load_torch(file)
     blocks = []
     for ends in parts:
@@ -40,7 +41,7 @@ def count_calls(
     module: Callable[..., Any], inputs: Sequence[torch.Tensor]
 ) -> tuple[KernelCost, ...]:
     """Returns the kernels that `module(*inputs)` launches."""
-    # Not inference_mode: under it, `linear` and `conv2d` arrive whole, which no formula knows.
+    # Not inference_mode: under it, `linear` and `conv2d` are not decomposed, and no formula fits.
     with torch.no_grad(), _Recorder(inputs) as recorder:
         results = module(*inputs)
     outputs = {recorder.name(tensor) for tensor in _tensors(results)}
@@ -48,19 +49,19 @@ def count_calls(
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every operation with the values it reads and writes."""
+    """Records every operation with the values it reads and writes."""
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
         self.elements: dict[str, float] = {}
-        self._kept: list[torch.Tensor] = []  # ids are names only while their tensors live
+        self._kept: list[torch.Tensor] = []  # ids are unique names only while their tensors live
         self._data: set[str] = set()
         for tensor in inputs:
             self._data.add(self.name(tensor))
 
     def name(self, tensor: torch.Tensor) -> str:
-        """Returns the name of a tensor object."""
+        """Returns a name for a tensor object, the same at every call."""
         name = str(id(tensor))
         if name not in self.elements:
             self._kept.append(tensor)
@@ -70,7 +71,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Runs one operation and notes it."""
+        """Runs one operation and records it."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         given = list(_tensors((args, kwargs)))
@@ -118,7 +119,10 @@ def _is_view(func: Any) -> bool:
 
 
 def _fills_tensor_cores(args: Sequence[Any]) -> bool:
-    """A convolution's weight is (out, in / groups, ..); a matrix product has no such dimension."""
+    """Returns True unless the operation is a convolution with few input channels per group.
+
+    A convolution's weight is (out, in / groups, ..); that of a matrix product has fewer dimensions.
+    """
     weight = args[1] if len(args) > 1 else None
     if isinstance(weight, torch.Tensor) and weight.dim() > 3:
         return int(weight.shape[1]) >= _FEW_CHANNELS

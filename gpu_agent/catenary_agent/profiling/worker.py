@@ -1,6 +1,6 @@
 """One virtual GPU of a measurement: a process that runs blocks in step with its siblings.
 
-A process, because agents are processes: threads of one would share an interpreter lock, a CUDA
+It is a process because agents are processes: threads would share an interpreter lock, a CUDA
 context and a thread pool that agents do not share.
 """
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from catenary_agent.executors.base import Executor
 
 BARRIER_S = 120.0
-"""Siblings that take longer to warm up a batch than this are lost."""
+"""Seconds for which a process waits for its siblings to warm up before it gives up."""
 _WARM_UP_RUNS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class LoadBlock:
-    """Order: load this block; answered by the bytes of its weights."""
+    """The order to load a block; answered by the bytes of its weights."""
 
     key: PartitionKey
     float16_boundaries: bool
@@ -41,7 +41,7 @@ class LoadBlock:
 
 @dataclass(frozen=True, slots=True)
 class RunBlock:
-    """Order: run the block at `rows` until all siblings have done this much; answered by Runs."""
+    """The order to run the block until all siblings have run this much; answered by `Runs`."""
 
     rows: int
     at_least_runs: int
@@ -50,25 +50,25 @@ class RunBlock:
 
 @dataclass(frozen=True, slots=True)
 class OrderFailed:
-    """Answer to an order that could not be carried out."""
+    """The answer to an order that could not be carried out."""
 
     reason: str
     message: str
 
 
 class SharedCounter(Protocol):
-    """A `multiprocessing.Value`: how many siblings have run enough."""
+    """A `multiprocessing.Value` that counts the siblings that have run enough."""
 
     value: int
 
     def get_lock(self) -> Any:
-        """Returns the lock that guards it."""
+        """Returns the lock that guards `value`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SiblingBarriers:
-    """What the siblings keep in step by."""
+    """The objects that keep siblings in step."""
 
     barrier: Barrier
     enough: SharedCounter
@@ -76,8 +76,8 @@ class SiblingBarriers:
 
 
 def serve(orders: Connection, barriers: SiblingBarriers, repository: Path, device: Device) -> None:
-    """Carries out orders until the other end closes the connection. Runs in its own process."""
-    # Ctrl-C reaches the whole group of processes; the one that gave us orders ends us.
+    """Carries out orders until the other end closes the connection; runs in its own process."""
+    # Ctrl-C reaches the whole group of processes; the parent ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_logging("profile", f"virtual-gpu-{os.getpid()}", "error", False)
     virtual_gpu = _VirtualGpu(barriers, ModelRepository(repository), device)
@@ -99,11 +99,11 @@ def serve(orders: Connection, barriers: SiblingBarriers, repository: Path, devic
         try:
             orders.send(answer)
         except OSError:
-            return  # nobody waits any more
+            return  # the parent has gone
 
 
 class _VirtualGpu:
-    """The block loaded at present, and how to run it."""
+    """The loaded block of one virtual GPU, and the means to run it."""
 
     def __init__(
         self, barriers: SiblingBarriers, repository: ModelRepository, device: Device
@@ -142,10 +142,10 @@ class _VirtualGpu:
         outputs = None
         for _ in range(_WARM_UP_RUNS):
             results = executor.run(arrays, outputs)
-            # Served parts write into buffers they are given, wherever the shapes are known.
+            # Served parts write into given buffers wherever the shapes are known.
             known = executor.output_shapes([array.shape for array in arrays]) is not None
             outputs = results if known and all(r.flags.writeable for r in results) else None
-        # The first to arrive clears the count of the last order; nobody runs before all are here.
+        # The first to arrive resets the counter; no run begins before all siblings are here.
         if barriers.barrier.wait(BARRIER_S) == 0:
             barriers.enough.value = 0
         barriers.barrier.wait(BARRIER_S)

@@ -1,1 +1,1 @@
-"""Whether an agent's steps end: what it computes now, and what happens if that hangs."""
+"""Supervision of an agent's steps: what it computes now, and what happens if a step hangs."""

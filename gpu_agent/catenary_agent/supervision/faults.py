@@ -1,15 +1,15 @@
-"""Faults on purpose, for tests only: steps of an agent hang, fail or are slow, as a file says.
+"""Deliberate faults, for tests only: a file makes steps of an agent hang, fail or slow down.
 
-The file, named by the setting `faults_file`, is looked at before each step and may change or go
-away at any time; a step that hangs goes on once it does. It holds one JSON object:
+The file, named by the setting `faults_file`, is read before each step and may change or disappear
+at any time; a hanging step continues when it does. It contains one JSON object:
 
     {"hang": true}
     {"fail": "text of the RuntimeError", "count": 3}
     {"slow": 3.0}
 
-`fail` makes at most `count` steps fail (all, without it), each of which computes nothing; a text
-that speaks of CUDA is classified as such an error is (`catenary_agent.devices.device_errors`).
-`slow` makes a step take so many times as long. These words go with each of them:
+`fail` makes at most `count` steps fail (all, without it), none of which computes anything; a text
+that mentions CUDA is classified like such an error (`catenary_agent.devices.device_errors`). `slow`
+multiplies the duration of a step. These keys can be added to each of them:
 
     "after": 5              so many steps are spared first
     "during": "loading"     loading of partitions, not batches and sessions; "always": both
@@ -41,7 +41,7 @@ _Version = tuple[int, int, int]
 
 @dataclass(slots=True)
 class _Fault:
-    """What the file says, and how much of it is left."""
+    """The content of the file, with counts reduced by the steps that were affected."""
 
     hang: bool = False
     fail: str = ""
@@ -53,19 +53,19 @@ class _Fault:
 
 
 class FaultInjector:
-    """Runs steps as the file of faults wants them; without a file as they are."""
+    """Runs steps with the faults that the file describes; without a file, unchanged."""
 
     def __init__(self, file: Path | None) -> None:
-        """Looks at `file` before each step; None: never."""
+        """Reads `file` before each step; None for no faults."""
         self._file = file
         self._version: _Version | None = None
         self._fault: _Fault | None = None
 
     def run(self, work: Callable[[], T], during: str = SERVING) -> T:
-        """Returns what `work` returns.
+        """Returns the result of `work`.
 
         Raises:
-            RuntimeError: if that is the fault.
+            RuntimeError: The fault is that the step fails.
         """
         fault = None if self._file is None else self._due(self._file, during)
         if fault is None:
@@ -81,10 +81,10 @@ class FaultInjector:
         return result
 
     def _due(self, file: Path, during: str) -> _Fault | None:
-        """Returns the fault that this step gets."""
+        """Returns the fault that applies to this step; None if none does."""
         version = _version_of(file)
         if version != self._version:
-            # One that is there once and has begun is in force although its file is gone.
+            # A fault with `once` that has begun stays in force although its file is gone.
             begun = self._fault is not None and self._fault.once and version is None
             self._version = version
             if not begun:
@@ -115,7 +115,7 @@ def _version_of(file: Path) -> _Version | None:
 
 
 def _read(file: Path) -> _Fault | None:
-    """Returns the fault a file describes; one that is not written whole yet describes none."""
+    """Returns the fault in a file; None if the file is malformed or not completely written."""
     try:
         document = json.loads(file.read_bytes()[:_MOST_BYTES])
         fault = _Fault(**document)

@@ -1,7 +1,7 @@
-"""What an agent computes now, on whichever of its threads: since when, and booked for how long.
+"""The steps that an agent's threads compute now: since when, and for how long they were booked.
 
-A thread that computes says so here before each step, so that others can see a step that does not
-end: the device driver may never return, and the event loop goes on meanwhile as if all were well.
+A thread registers each step here before computing it, so that others can see a step that does not
+end: the device driver may never return, while the event loop runs on as if all were well.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class StepKind(enum.Enum):
-    """What a step is a step of."""
+    """The kind of work that a step is part of."""
 
     BATCH = "batch"
     GENERATION = "generation"
@@ -47,16 +47,17 @@ class RunningStep(NamedTuple):
 
     kind: StepKind
     partition: PartitionKey | None
-    """None: of none in particular."""
+    """The partition; None if the step belongs to none in particular."""
     booked_ns: Nanoseconds
-    """How long it was expected to take; 0: nobody knows."""
+    """The expected duration; 0 if it is unknown."""
     began_ns: Nanoseconds
 
 
 class RunningSteps:
-    """The steps of all threads. Any thread may call anything.
+    """The running steps of all threads; any thread may call any method.
 
-    Each operation on the table is one of a dictionary, which the interpreter does whole.
+    Each access to the table is a single dictionary operation, which the interpreter executes
+    atomically.
     """
 
     def __init__(
@@ -64,11 +65,11 @@ class RunningSteps:
         faults: FaultInjector | None = None,
         clock: Callable[[], Nanoseconds] = time.monotonic_ns,
     ) -> None:
-        """Steps are as the `faults` say, if tests want some."""
+        """Begins without steps; `faults` lets tests disturb them."""
         self._faults = faults or FaultInjector(None)
         self._clock = clock
         self.lost: Callable[[BaseException], None] = lambda error: None
-        """Told, on the thread that computes, what has lost the device to this process."""
+        """Called on the computing thread with the error that lost the device to this process."""
         self._numbers = itertools.count()
         self._steps: dict[int, RunningStep] = {}
 
@@ -79,7 +80,7 @@ class RunningSteps:
         partition: PartitionKey | None = None,
         booked_ns: Nanoseconds = 0,
     ) -> T:
-        """Returns what `work` returns; it is in hand until then."""
+        """Returns the result of `work`, which counts as a running step until then."""
         number = next(self._numbers)
         self._steps[number] = RunningStep(kind, partition, booked_ns, self._clock())
         try:
@@ -93,11 +94,11 @@ class RunningSteps:
             del self._steps[number]
 
     def in_hand(self) -> list[RunningStep]:
-        """Returns what is computed now, the oldest first."""
+        """Returns the running steps, the oldest first."""
         return sorted(self._steps.values(), key=lambda step: step.began_ns)
 
     def heartbeat(self) -> scheduler_pb2.Heartbeat:
-        """Returns what the scheduler is told of them."""
+        """Returns the heartbeat that reports the running steps to the scheduler."""
         now = self._clock()
         beat = scheduler_pb2.Heartbeat()
         for step in self.in_hand():

@@ -1,7 +1,7 @@
-"""How an agent's process ends when it cannot compute any more: told, logged, and whatever hangs.
+"""The end of an agent's process that cannot compute any more: reported, logged and immediate.
 
-An orderly stop would wait for the very thread or device that does not answer. So the process says
-what it can within a second, and is gone; its supervisor starts it anew.
+An orderly stop would wait for the very thread or device that does not answer. Instead the process
+reports what it can within a second and exits; its supervisor starts it again.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from catenary_services.log import get_logger
 _log = get_logger("catenary_agent")
 
 EXIT_DEVICE_LOST = 70
-"""The device failed in a way this process cannot recover from."""
+"""Exit code: the device failed in a way that this process cannot recover from."""
 EXIT_STUCK = 71
-"""A step did not end: found by our own watchdog, or by the scheduler's."""
+"""Exit code: a step did not end, as found by the watchdog or the scheduler."""
 _FAREWELL_S = 1.0
 
 Farewell = Callable[[str, str], Awaitable[None]]
-"""Tells others the reason, one of the error tree, and why, in words; run on the event loop."""
+"""Coroutine function that tells others the reason (an error's name) and an explanation; it runs on
+the event loop."""
 
 
 class ProcessTermination:
-    """Ends the process once, whoever asks first. Any thread may."""
+    """Ends the process once, whoever asks first; any thread may ask."""
 
     def __init__(self, farewell: Farewell, exit_now: Callable[[int], object] = os._exit) -> None:
-        """Says farewell, then calls `exit_now` with the exit code."""
+        """Awaits `farewell`, then calls `exit_now` with the exit code."""
         self._farewell = farewell
         self._exit_now = exit_now
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -39,16 +40,16 @@ class ProcessTermination:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Farewells are said on the running event loop."""
+        """Makes the running event loop the one that farewells run on."""
         self._loop = asyncio.get_running_loop()
 
     @property
     def has_begun(self) -> bool:
-        """True from the first call of `begin`."""
+        """True from the first call of `begin` on."""
         return self._begun.is_set()
 
     def begin(self, code: int, reason: str, why: str) -> None:
-        """Has the process end within a second or so; returns at once."""
+        """Makes the process exit within a second or so; returns at once."""
         with self._lock:
             if self._begun.is_set():
                 return
@@ -57,12 +58,12 @@ class ProcessTermination:
             threading.Thread(
                 target=self._end, args=(code, reason, why), name="ending", daemon=True
             ).start()
-        except RuntimeError:  # no thread is to be had: there is nothing left to be orderly with
+        except RuntimeError:  # no thread can be started, so an orderly farewell is impossible
             self._exit_now(code)
 
     def _end(self, code: int, reason: str, why: str) -> None:
-        # Whatever goes wrong with saying so, the end comes: the loop hangs as well, or has ended;
-        # nobody reads what is logged any more.
+        # The exit comes whatever fails before it: the event loop may hang as well or have ended,
+        # and nobody may read the log any more.
         with contextlib.suppress(Exception):
             if self._loop is not None and not self._loop.is_closed():
                 said = asyncio.run_coroutine_threadsafe(self._say(reason, why), self._loop)

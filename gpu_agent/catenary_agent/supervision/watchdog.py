@@ -1,7 +1,7 @@
-"""Watches that steps end, on a thread of its own, also while no scheduler is there to do so.
+"""A watchdog thread that detects steps which do not end, even without a scheduler.
 
-The scheduler sees a step's age in every heartbeat and is quicker; this is for when it is away, or
-when the event loop that beats hangs as well.
+The scheduler sees a step's age in every heartbeat and reacts sooner. The watchdog is for the time
+when the scheduler is away, or when the event loop that sends heartbeats hangs as well.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
 
 _LOOK_S = 0.25
 _LONGEST_TURN_NS = NANOSECONDS_PER_SECOND
-"""A process that was stopped for a while has not computed meanwhile: that does not count."""
+"""The most time that counts between two looks: a process that was stopped has not computed
+meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchdogRules:
-    """When a step counts as stuck."""
+    """The ages at which steps count as stuck."""
 
     floor_ns: Nanoseconds
     factor: float
-    """Times what is booked, if that is more."""
+    """Factor on the booked time of a step, if the product exceeds `floor_ns`."""
     load_ns: Nanoseconds
-    """Loading and measuring, for which nothing is booked."""
+    """The limit for loading and measuring, for which nothing is booked."""
 
     def bound_ns(self, step: RunningStep) -> Nanoseconds:
-        """Returns how old a step may be."""
+        """Returns the age above which a step counts as stuck."""
         if step.kind in {StepKind.LOADING, StepKind.MEASURING}:
             return self.load_ns
         return max(self.floor_ns, round(self.factor * step.booked_ns))
 
 
 class Watchdog:
-    """Calls `stuck` with a step that is too old, and how old it is."""
+    """Calls `stuck` with a step that is too old, and its age."""
 
     def __init__(
         self,
@@ -56,7 +57,6 @@ class Watchdog:
         self._thread = threading.Thread(target=self._work, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -64,7 +64,7 @@ class Watchdog:
         self._stopping.set()
 
     def look(self) -> None:
-        """Takes one look; `stuck` is called on this thread."""
+        """Looks at all running steps once; `stuck` is called on the calling thread."""
         now = self._clock()
         turn = 0 if self._looked is None else min(now - self._looked, _LONGEST_TURN_NS)
         self._looked = now

@@ -1,4 +1,4 @@
-"""Which row of the caches each session has, and which rows one call covers.
+"""The assignment of sessions to rows of the caches, and the row ranges that one call covers.
 
 ONNX Runtime's attention reads and writes the rows `[a, b)` of a cache in place, so the sessions of
 a call must be neighbours. Sessions are sorted by the block they enter at: those that run through a
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RowMove:
-    """The cache of a session has to go to another row, in blocks from `entry_block` on."""
+    """An order to copy a session's cache to another row, in the blocks from `entry_block` on."""
 
     source: int
     target: int
@@ -25,23 +25,22 @@ class RowMove:
 class CacheRows:
     """Rows of sessions, grouped by entry block in ascending order.
 
-    Invariant: the rows of the open sessions are `0 .. n-1`, and entry blocks do not descend.
+    Invariant: the rows of the open sessions are `0 .. n-1`, and their entry blocks ascend.
     """
 
     def __init__(self) -> None:
-        """Begins empty."""
         self.sessions: list[int] = []
-        """Row -> session."""
+        """The session of each row."""
         self.entries: list[int] = []
-        """Row -> the block its session enters at."""
+        """The entry block of each row's session."""
         self.row_of: dict[int, int] = {}
 
     def through(self, block: int) -> int:
-        """Returns how many sessions run through a block: the rows used of its cache."""
+        """Returns how many sessions run through a block: the number of used rows of its cache."""
         return bisect.bisect_right(self.entries, block)
 
     def add(self, session: int, entry_block: int) -> list[RowMove]:
-        """Gives a session a row; returns the moves that make room for it, in order."""
+        """Assigns a row to a session; returns the moves that make room for it, in order."""
         hole = len(self.sessions)
         self.sessions.append(session)
         self.entries.append(entry_block)
@@ -54,7 +53,7 @@ class CacheRows:
         return moves
 
     def remove(self, session: int) -> list[RowMove]:
-        """Takes a session out; returns the moves that close the hole, in order."""
+        """Removes a session; returns the moves that close the hole, in order."""
         hole = self.row_of.pop(session)
         moves = []
         while True:
@@ -84,16 +83,16 @@ class CacheRows:
 
 
 def cover(rows: Sequence[int], bridge: float, full: frozenset[int]) -> list[tuple[int, int]]:
-    """Returns ranges `[a, b)` that hold all of `rows`, with holes where that is cheaper.
+    """Returns ranges `[a, b)` that contain all of `rows`, with holes where these are cheaper.
 
-    A call reads all weights of the blocks once, whatever its rows (on this CPU 24 ms of fp32
-    weights against 2 ms per row), so rows nobody asked for are computed, too, if they are fewer
-    than `bridge`: what one reading of the weights costs, in rows. Such a row writes only at its
-    own next position, where its next real token will go.
+    A call reads all weights of the blocks once, whatever its rows (on this CPU 24 ms for fp32
+    weights against 2 ms per row). Therefore rows that were not asked for are computed, too, if they
+    are fewer than `bridge`. Such a row writes only at its own next position, where its next real
+    token will go.
 
     Args:
-        rows: Ascending.
-        bridge: The largest hole worth computing.
+        rows: The rows to compute, ascending.
+        bridge: The largest hole worth computing: the cost of one reading of the weights, in rows.
         full: Rows that have no next position and must not be computed.
     """
     ranges: list[tuple[int, int]] = []

@@ -1,7 +1,8 @@
-"""Key-value caches in host memory: per block one array for keys and one for values.
+"""Key-value caches in host memory: for each block one array of keys and one of values.
 
-An array is float32 [rows, key-value heads, session tokens, head size], reserved from the operating
-system but committed page by page as tokens are written, and given back when a session leaves.
+An array is float32 [rows, key-value heads, session tokens, head size]. Its address space is
+reserved at once, its memory is committed page by page as tokens are written and given back when a
+session leaves.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _FLOAT32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """How large the arrays are."""
+    """The size of the arrays of a partition."""
 
     first_block: int
     rows: tuple[int, ...]
-    """Per block of the partition."""
+    """Number of rows of each block of the partition."""
     heads: int
     tokens: int
     head_size: int
@@ -40,16 +41,16 @@ class CacheShape:
         layout: CacheLayout,
         least_rows: Sequence[int] = (),
     ) -> CacheShape:
-        """Returns room for whatever the layout's block slots allow.
+        """Returns the shape that has room for whatever the layout's block slots allow.
 
-        In a block the most sessions are there when all of them enter as late as they can. This is
-        address space: what is committed is bounded by the slots that sessions hold.
+        A block has the most sessions when all of them enter as late as possible. The shape only
+        reserves address space; the slots that sessions hold bound the memory that is committed.
 
         Args:
             key: The partition.
-            table: Of its model.
-            layout: Where the slots come from, and where sessions may have entered.
-            least_rows: Per block, rows that running sessions need.
+            table: The table of its model.
+            layout: The layout with the number of slots and the entry blocks.
+            least_rows: For each block, the rows that running sessions need.
         """
         rows = []
         for index, block in enumerate(range(key.first_block, key.last_block)):
@@ -66,25 +67,25 @@ class CacheShape:
 
 
 class CacheStore:
-    """The arrays of a partition's blocks."""
+    """The cache arrays of a partition's blocks."""
 
     def __init__(self, shape: CacheShape) -> None:
-        """Reserves the address space."""
+        """Reserves the address space of all arrays; memory is committed when it is written."""
         self.shape = shape
         self._maps: list[mmap.mmap] = []
         self.arrays = [(self._reserve(rows), self._reserve(rows)) for rows in shape.rows]
-        """Per block: keys, values."""
+        """The keys and the values of each block."""
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row of one array."""
+        """Size of one row of one array in bytes."""
         shape = self.shape
         return shape.heads * shape.tokens * shape.head_size * _FLOAT32_BYTES
 
     def move(self, move: RowMove, tokens: int) -> None:
-        """Copies the first `tokens` of a row to another, in the blocks its session uses.
+        """Copies the first `tokens` tokens of a row to another, in the blocks of its session.
 
-        What the target had beyond them is given back.
+        The memory of the target beyond them is given back to the operating system.
         """
         for pair in self.arrays[move.entry_block - self.shape.first_block :]:
             for array in pair:
@@ -98,7 +99,7 @@ class CacheStore:
                 _give_back(memory, start + used_bytes, start + head_bytes)
 
     def copy_from(self, other: CacheStore, row: int, entry_block: int, tokens: int) -> None:
-        """Takes over the first `tokens` of a row of another store, whatever its sizes."""
+        """Copies the first `tokens` tokens of a row of another store, whatever its sizes."""
         start = entry_block - self.shape.first_block
         for mine, theirs in zip(self.arrays[start:], other.arrays[start:], strict=True):
             for new, old in zip(mine, theirs, strict=True):
@@ -115,7 +116,7 @@ class CacheStore:
         return made
 
     def write(self, row: int, span: CacheSpan, rows: NDArray[np.float32]) -> None:
-        """Overwrites a part of a row with what `read` returned, of whatever store."""
+        """Overwrites a part of a row with an array that `read` of any store returned."""
         for block, pair in zip(rows, self._of(span), strict=True):
             for new, array in zip(block, pair, strict=True):
                 tokens = array[row, :, span.first_token : span.last_token]
@@ -126,16 +127,16 @@ class CacheStore:
         return self.arrays[start : start + span.blocks]
 
     def release(self, block: int, row: int) -> None:
-        """Gives the memory of a row of one block's cache back to the operating system."""
+        """Gives the memory of a row of one block back to the operating system."""
         first = 2 * (block - self.shape.first_block)
         for memory in self._maps[first : first + 2]:
             _give_back(memory, row * self.row_bytes, (row + 1) * self.row_bytes)
 
     def _reserve(self, rows: int) -> np.ndarray:
-        # Private: MADV_DONTNEED frees the pages of a shared mapping only when the last one goes.
+        # A private mapping: pages of a shared one are freed only when its last mapping goes.
         size = max(mmap.PAGESIZE, rows * self.row_bytes)
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # memory is counted in tokens, not in 2 MiB
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # memory is counted in tokens, not in 2 MiB pages
             memory.madvise(mmap.MADV_NOHUGEPAGE)
         self._maps.append(memory)
         shape = self.shape
@@ -145,7 +146,7 @@ class CacheStore:
 
 
 def _give_back(memory: mmap.mmap, start: int, end: int) -> None:
-    """Gives bytes `[start, end)` back, as far as they are whole pages: neighbours stay."""
+    """Gives the whole pages within bytes `[start, end)` back; neighbouring bytes stay."""
     first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
     last = end // mmap.PAGESIZE * mmap.PAGESIZE
     if last > first:

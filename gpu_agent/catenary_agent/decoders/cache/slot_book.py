@@ -1,4 +1,4 @@
-"""Which sessions an executor holds; all of them share this, so that they count alike."""
+"""The account of sessions and block slots that all executors share, so that they count alike."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ from catenary_services.errors import InvalidInput, Overloaded
 
 
 class SlotBook:
-    """Which sessions are open, where they enter and how many tokens each has cached."""
+    """The open sessions, their entry blocks, and the number of tokens each has cached."""
 
     def __init__(self, key: PartitionKey, table: DecoderTable, layout: CacheLayout) -> None:
-        """Begins without sessions."""
         layout.check(key)
         self.key = key
         self.table = table
         self.layout = layout
         self.entries: dict[int, int] = {}
-        """Session -> the block it enters at."""
+        """The entry block of each session."""
         self.cached: dict[int, int] = {}
-        """Session -> tokens in its cache."""
+        """Number of cached tokens of each session."""
         self.limits: dict[int, int] = {}
-        """Session -> most tokens it may have."""
+        """The most tokens of each session."""
         self.used = 0
-        """Block slots held."""
+        """Number of block slots that sessions hold."""
 
     @property
     def free(self) -> int:
-        """Block slots no session holds."""
+        """Number of block slots that no session holds."""
         return self.layout.block_slots - self.used
 
     @property
@@ -65,7 +64,7 @@ class SlotBook:
         self.used += wanted
 
     def close(self, session: int) -> bool:
-        """Forgets a session; False if it is not open."""
+        """Removes a session; returns False if it is not open."""
         entry = self.entries.pop(session, None)
         if entry is None:
             return False
@@ -90,7 +89,7 @@ class SlotBook:
             raise InvalidInput("rows", f"{found}; {span} have the shape {list(shape)}")
 
     def imported(self, session: int, span: CacheSpan) -> None:
-        """Counts rows that were imported."""
+        """Counts rows that were imported as cached."""
         self.cached[session] = max(self.cached[session], span.last_token)
 
     def _check_span(self, session: int, span: CacheSpan) -> None:

@@ -1,1 +1,1 @@
-"""Brings language models into the repository: in the jail, from files of strangers."""
+"""Import of language models into the repository; files of strangers are read in the jail."""

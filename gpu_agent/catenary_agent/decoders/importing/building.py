@@ -1,4 +1,4 @@
-"""What imports need, and making the graph of another precision when it is asked for."""
+"""The libraries and limits of imports, and the building of graphs in further precisions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NEEDED = ("transformers", "torch")
 _NEEDED_FOR_GRAPHS = ("onnxruntime_genai", "accelerate", "gguf")
 _NEEDED_FOR_GGUF = ("accelerate", "gguf")
 _TIMEOUT_S = 3600.0
-"""A worker that takes longer is killed."""
+"""Seconds after which a worker is killed."""
 _GIBI = 1 << 30
 
 
@@ -30,8 +30,9 @@ def check_libraries(target: str = "both", *, gguf: bool = False) -> None:
     """Raises NotSupported unless the libraries of the extra [generation] are installed.
 
     Args:
-        target: Which agents are to run the model; only CPUs need a graph.
-        gguf: It comes as a GGUF file.
+        target: The agents that are to run the model: "cpu", "gpu" or "both". Only CPUs need a
+            graph.
+        gguf: Whether the model comes as a GGUF file.
     """
     needed = _NEEDED + (_NEEDED_FOR_GRAPHS if target != "gpu" else ())
     needed += _NEEDED_FOR_GGUF if gguf else ()
@@ -41,15 +42,15 @@ def check_libraries(target: str = "both", *, gguf: bool = False) -> None:
 
 
 def import_limits(source: Path, target: str = "both") -> JailLimits:
-    """Returns what reading a model may take: its weights several times over, as float32.
+    """Returns the limits of reading a model: several times its weights in float32.
 
-    Where there is no graph to be made, only headers are read and small files written.
+    Where no graph is made, only headers are read and small files written.
     """
     files = [source] if source.is_file() else [f for f in source.iterdir() if f.is_file()]
     size = sum(file.stat().st_size for file in files)
     if target == "gpu" and not source.is_file():
         size = 0
-    # GGUF packs a weight into half a byte or less; float32 is eight times that.
+    # GGUF packs a weight into half a byte or less; float32 is eight times as large.
     unpacked = 9 * size if source.is_file() else 3 * size
     return JailLimits(
         wall_clock_s=_TIMEOUT_S,
@@ -61,12 +62,13 @@ def import_limits(source: Path, target: str = "both") -> JailLimits:
 
 
 def ensure_graph(repository: ModelRepository, key: ModelKey, precision: str) -> Path:
-    """Returns the folder of a precision's graph; builds it first if it is not there.
+    """Returns the folder of a precision's graph, which is built first if it is missing.
 
-    Raises NotSupported for a model that was imported for GPUs only.
+    Several agents may ask at once: one builds and the others wait. A graph that is not in the
+    version's content record is what a crashed builder has left, and is built again.
 
-    Several agents may ask at once: one builds, the others wait for it. A graph that nobody has
-    entered into the version's record is what a builder that died has left, and is built anew.
+    Raises:
+        NotSupported: The model was imported for GPUs only, or a library is missing.
     """
     target = graph_folder(repository, key, precision)
     if _is_there(repository, key, target):
@@ -103,7 +105,7 @@ def ensure_graph(repository: ModelRepository, key: ModelKey, precision: str) -> 
         repository.enter_derived(key, target.name)
         table = repository.decoder_table(key)
         sizes = read_table(folder, precision, table.model_hash)
-        # What PyTorch holds depends on the precision of the manifest, not of this graph.
+        # The sizes in PyTorch depend on the manifest's precision, not on that of this graph.
         made_forms = [each for each in sizes.forms if each.form is ONNX_FORMS[precision]]
         table = replace(table, forms=table.with_forms(made_forms))
         if repository.manifest(key).precision == precision:

@@ -1,10 +1,10 @@
-"""What of an import reads files of strangers, and needs PyTorch and transformers: in the jail.
+"""The part of an import that runs in the jail: it reads files of strangers.
 
-Weights in safetensors files stay where they are: their headers are read and held against the
-configuration, and whoever asked for the import takes the files over. A GGUF file is turned into
-such a folder. For agents on a CPU the onnxruntime-genai builder makes a graph, and its blocks are
-timed.
-The libraries' chatter is shown only if something fails.
+Weights in safetensors files stay where they are: their headers are read and compared with the
+configuration, and the caller of the import takes the files over. A GGUF file is converted to such a
+folder. For agents on a CPU the onnxruntime-genai builder makes a graph, and its blocks are timed.
+
+This module needs PyTorch and transformers, whose output is shown only if something fails.
 """
 
 from __future__ import annotations
@@ -65,24 +65,24 @@ _BUILDER = "onnxruntime_genai.models.builder"
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """How an imported model wants to be served."""
+    """The choices of how an imported model is to be served."""
 
     precision: str = "fp32"
-    """Of the weights."""
+    """The precision of the weights: "fp32", "int8" or "int4"."""
     target: str = "both"
-    """Which agents are to run it: "cpu", "gpu" or "both"."""
+    """The agents that are to run the model: "cpu", "gpu" or "both"."""
     session_tokens: int = 2048
-    """Most tokens of one session; cut down to the model's context."""
+    """The most tokens of one session; reduced to the model's context length."""
     slo_ns: int = 60 * NANOSECONDS_PER_SECOND
-    """A whole answer has to be there by then unless the request says otherwise."""
+    """Nanoseconds within which a whole answer is due, unless the request says otherwise."""
     max_sessions: int = 32
-    """Sessions an agent holds caches for at once."""
+    """Number of sessions for which an agent holds caches at once."""
     copies: bool = False
-    """Weights are copied where they could be linked."""
+    """True if weights are copied even where they could be linked."""
 
 
 class ImportOrder(msgspec.Struct, frozen=True):
-    """What the jail is asked for."""
+    """The job of the jail that reads a model."""
 
     key: ModelKey
     gguf: bool
@@ -90,27 +90,27 @@ class ImportOrder(msgspec.Struct, frozen=True):
 
 
 class ImportedModel(msgspec.Struct, frozen=True):
-    """What the jail has found; small files, and weights that were converted, lie in its output."""
+    """The answer of the jail; small files and converted weights are in its output folder."""
 
     table: DecoderTable
-    """Of PyTorch's forms."""
+    """The table of the model with the sizes of PyTorch's forms."""
     places: dict[str, str]
-    """Tensor -> file of the source that has it; empty: the weights are in the output."""
+    """The source file of each tensor; empty if the weights are in the output folder."""
     weight_bytes: int
-    """Of all tensors."""
+    """Size of all tensors in bytes."""
 
 
 class BuiltGraph(msgspec.Struct, frozen=True):
-    """What the jail has built; the graph lies in its output."""
+    """The answer of the jail that built a graph, which is in its output folder."""
 
     table: DecoderTable
-    """With the graph's form."""
+    """The table of the model, including the sizes of the graph."""
     compute_ns: tuple[int, ...]
-    """Of each block, on this CPU."""
+    """Measured time of each block on this CPU, in nanoseconds."""
 
 
 def make_in_jail(job: bytes, room: JailWorkspace) -> bytes:
-    """Makes the folder of an `ImportOrder`, the weights apart; answers `ImportedModel`."""
+    """Makes the files of an `ImportOrder` except plain weights; answers with `ImportedModel`."""
     order = msgspec.json.decode(job, type=ImportOrder)
     source, folder = room.inputs[0], room.output
     if order.gguf:
@@ -131,7 +131,7 @@ def make_in_jail(job: bytes, room: JailWorkspace) -> bytes:
     if order.options.target == "gpu":
         _check_tensors(folder, checkpoint)
     table = _table(folder, checkpoint, order.options, {})
-    held = table.held(DecoderForm.TORCH_FLOAT16)  # what nobody knows the form of is a GPU, too
+    held = table.held(DecoderForm.TORCH_FLOAT16)  # a model of unknown form is taken to run on a GPU
     table = replace(
         table,
         block_bytes=held.largest_block_bytes,
@@ -144,12 +144,12 @@ def make_in_jail(job: bytes, room: JailWorkspace) -> bytes:
 
 
 def graph_and_times_in_jail(job: bytes, room: JailWorkspace) -> bytes:
-    """Writes `onnx-<precision>/` for the model in the first input; answers `BuiltGraph`."""
+    """Writes `onnx-<precision>/` for the model in the first input; answers with `BuiltGraph`."""
     from catenary_agent.decoders.timing import time_blocks
 
     order, source = msgspec.json.decode(job, type=ImportOrder), room.inputs[0]
     key, precision = order.key, order.options.precision
-    # A repository for the timing, of which the graph alone is taken over.
+    # This repository serves only for the timing; of its files the graph alone is kept.
     repository = ModelRepository(room.output, records=False)
     folder = repository.folder(key)
     folder.mkdir(parents=True)
@@ -173,7 +173,7 @@ def graph_and_times_in_jail(job: bytes, room: JailWorkspace) -> bytes:
 
 
 def _check_tensors(folder: Path, checkpoint: Checkpoint) -> None:
-    # Imported late: agents on a CPU alone need no PyTorch, and a jail that imports it takes longer.
+    # Imported late: agents on a CPU need no PyTorch, and a jail that imports it takes longer.
     from catenary_agent.decoders.torch.torch_weights import check_tensors
 
     check_tensors(folder, checkpoint.shapes())
@@ -195,7 +195,7 @@ def _table(
 def manifest_of(
     key: ModelKey, options: ImportOptions, file: str, context_tokens: int
 ) -> ModelManifest:
-    """Returns the manifest of a model that was imported."""
+    """Returns the manifest of an imported model."""
     return ModelManifest(
         key=key,
         platform="decoder",
@@ -210,7 +210,7 @@ def manifest_of(
 
 
 def check_config(folder: Path, options: ImportOptions) -> None:
-    """Raises InvalidInput unless a folder's model is one that the target's agents run."""
+    """Raises InvalidInput unless the agents of the target can run a folder's model."""
     graph = options.target != "gpu"
     try:
         config = json.loads(read_bounded(folder / "config.json", LARGEST_CONFIG_BYTES))
@@ -232,14 +232,14 @@ def check_config(folder: Path, options: ImportOptions) -> None:
 def convert_gguf(file: Path, folder: Path) -> None:
     """Writes the model of a GGUF file as float32 safetensors, with config and tokenizer.
 
-    `transformers` reads the file, whatever its quantisation; the model it makes refuses to be
-    saved as plain weights, so a plain one of the same class takes its tensors over.
+    `transformers` reads the file, whatever its quantisation. The resulting model refuses to be
+    saved as plain weights, so its tensors are assigned to a plain model of the same class.
     """
     import gguf
     import torch
     from transformers import AutoModelForCausalLM
 
-    # transformers reads the whole file three times and maps names once per module: remembering
+    # transformers reads the whole file three times and builds the name map once per module. Caching
     # both saves two thirds of the time.
     for name in ("GGUFReader", "get_tensor_name_map"):
         vars(gguf)[name] = lru_cache(vars(gguf)[name])
@@ -258,13 +258,13 @@ def convert_gguf(file: Path, folder: Path) -> None:
 
 
 def keep_gguf(file: Path, folder: Path, *, keep: bool, tell: Callable[[str], None]) -> None:
-    """Writes the model of a GGUF file as PyTorch agents take it, with config and tokenizer.
+    """Writes the model of a GGUF file in the form PyTorch agents read, with its tokenizer.
 
     Args:
         file: The GGUF file.
-        folder: Where it goes.
-        keep: What is quantised to four bits stays so.
-        tell: Is told what does not.
+        folder: The folder to write to.
+        keep: Whether matrices quantised to four bits stay quantised.
+        tell: Called with a text about the matrices that do not.
     """
     from transformers import AutoConfig
 
@@ -295,7 +295,7 @@ def _save_tokenizer(file: Path, folder: Path) -> None:
 
 
 def build_graph(folder: Path, precision: str, target: Path) -> None:
-    """Writes `onnx-<precision>/` into `target`."""
+    """Writes the graph of a model as `onnx-<precision>/` into `target`."""
     with tempfile.TemporaryDirectory() as cache:
         sys.argv = [
             _BUILDER,
@@ -316,7 +316,7 @@ def build_graph(folder: Path, precision: str, target: Path) -> None:
 
 
 def graph_in_jail(job: bytes, room: JailWorkspace) -> bytes:
-    """Writes `onnx-<precision>/` for the model in the first input; the job names the precision."""
+    """Writes `onnx-<precision>/` for the model in the first input; the job is the precision."""
     precision = job.decode()
     room.tell(f"building the {precision} graph")
     build_graph(room.inputs[0], precision, room.output)

@@ -1,7 +1,7 @@
-"""Bringing language models into the repository: from a GGUF file or a Hugging Face folder.
+"""Import of language models into the repository, from a GGUF file or a Hugging Face folder.
 
-A model is made in the jail (`catenary_services.jail`), in a hidden folder of the repository, and
-renamed when it is whole, so nobody ever sees half of one. It then has
+A model is made in the jail (`catenary_services.jail`) in a hidden folder of the repository, which
+is renamed when it is complete, so no process sees half a model. It then has
 
     model.yaml, blocks.json, decoder.json     what the whole platform reads
     content.json                              the digest of every file here
@@ -10,8 +10,8 @@ renamed when it is whole, so nobody ever sees half of one. It then has
     model.safetensors.index.json              what is in which, with the digest of each
     onnx-fp32/ (onnx-int8/, onnx-int4/)       the graph CPU agents cut by block, and its weights
 
-Agents on GPUs read the weights as they are, so that an import for them (`target` "gpu") makes no
-graph and computes nothing ("ADR 0027"). Shards are linked where they can be, else copied.
+Agents on GPUs read the weights unchanged, so an import for them (`target` "gpu") makes no graph and
+computes nothing ("ADR 0027"). Shards are linked where possible, else copied.
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ def import_decoder(
     """Imports a decoder language model; does nothing if `key` is there already.
 
     Args:
-        repository: Where it goes.
+        repository: The repository to import into.
         source: A GGUF file, or a folder with config.json, tokenizer and safetensors.
-        key: Under which name and version.
-        options: How it wants to be served.
-        progress: Told what is going on, step by step.
+        key: The name and version to import it as.
+        options: The choices of how it is to be served.
+        progress: Called with a text at the start of each step.
 
     Raises:
-        InvalidInput: If the source is no such model, or of a family that is not supported.
-        NotSupported: If the libraries of the extra [generation] are missing.
-        InternalError: If a library fails; the message has its last words.
+        InvalidInput: The source is no such model, or its family is not supported.
+        NotSupported: The libraries of the extra [generation] are missing.
+        InternalError: A library failed; the message ends with its last output.
     """
     for name, known in (("precision", PRECISIONS), ("target", TARGETS)):
         if getattr(options, name) not in known:
@@ -93,7 +93,9 @@ def import_decoder(
             try:
                 made.folder(key).rename(target)
             except OSError:
-                if not target.exists():  # not the race we may lose, but a real failure
+                # If another import finished first the target exists; anything else is a real
+                # failure.
+                if not target.exists():
                     raise
     return repository.decoder_table(key)
 
@@ -105,7 +107,7 @@ def _bring_in(
     options: ImportOptions,
     progress: Callable[[str], None],
 ) -> None:
-    """Has the model made in the jail, and says in files of our own what it is."""
+    """Has the model made in the jail, then writes manifest, tables and content record."""
     gguf = source.suffix == ".gguf"
     if not source.is_file() if gguf else not (source / "config.json").is_file():
         raise InvalidInput("source", f"{source} is no GGUF file and no folder with a config.json")
@@ -143,7 +145,7 @@ def _bring_in(
 def _with_graph(
     folder: Path, order: bytes, options: ImportOptions, progress: Callable[[str], None]
 ) -> tuple[DecoderTable, tuple[int, ...]]:
-    """Has the graph of a model built and timed; returns its sizes and times."""
+    """Has the graph of a model built and timed; returns the table and the times of the blocks."""
     graph = f"onnx-{options.precision}"
     work = JailedWork(
         target=f"{graph_and_times_in_jail.__module__}:{graph_and_times_in_jail.__name__}",
@@ -165,7 +167,7 @@ def _with_graph(
 
 
 def _weights_file(folder: Path, made: ImportedModel, subject: str) -> str:
-    """Returns the file that stands for the weights: the only one, or an index of our making."""
+    """Returns the file that stands for the weights: the only one, or an index made here."""
     files = sorted(set(made.places.values()))
     if files in ([], [WEIGHTS_FILE]):
         return WEIGHTS_FILE
@@ -177,7 +179,7 @@ def _weights_file(folder: Path, made: ImportedModel, subject: str) -> str:
 
 
 def _check_sizes(table: DecoderTable, subject: str) -> None:
-    """Raises unless the sizes from the jail can be those of a model."""
+    """Raises InvalidInput unless the sizes from the jail are plausible for a model."""
     values = [value for value in asdict(table).values() if isinstance(value, int)]
     ends, blocks = table.end_token_ids, table.blocks
     plain = all(0 < value < _LARGEST_SIZE for value in values) and len(ends) <= _MOST_END_TOKENS
@@ -187,7 +189,7 @@ def _check_sizes(table: DecoderTable, subject: str) -> None:
 
 
 def _can_be(sizes: AllocatedSizes, blocks: int) -> bool:
-    """Returns False for sizes that no form of a model has."""
+    """Returns False for sizes that are impossible for a form of a model."""
     some = [*sizes.block_bytes, sizes.head_bytes, sizes.cache_bytes_per_token]
     maybe = [sizes.embedding_bytes, sizes.shared_bytes, sizes.fixed_bytes, sizes.entry_bytes]
     maybe += asdict(sizes.step).values()
@@ -197,7 +199,7 @@ def _can_be(sizes: AllocatedSizes, blocks: int) -> bool:
 
 
 def block_table(table: DecoderTable, compute_ns: tuple[int, ...]) -> BlockTable:
-    """Returns the blocks of a decoder: one per layer; rows are tokens."""
+    """Returns the block table of a decoder: one block per layer; rows are tokens."""
     hidden = 4 * table.hidden_size
     boundaries = [
         Boundary((TensorSpec("token_ids", "INT64", (ANY,)),), 8),

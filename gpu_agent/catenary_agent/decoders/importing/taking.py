@@ -1,7 +1,7 @@
-"""Taking over weights that lie in a folder: as links to the same files, or as copies.
+"""Transfer of weight files from a folder to the repository, as links or as copies.
 
-Nobody looks into them here: what they hold was read in the jail, and is read again by agents, who
-compare every byte with the version's record.
+The files are not read here. The jail has read their headers, and agents later compare every byte
+with the version's content record.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _READABLE_BY_ALL = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
 def take_over(source: Path, folder: Path, names: Collection[str], *, copies: bool) -> None:
     """Brings files of a source into a folder of the repository.
 
-    A file is linked if it is ours, everybody may read it and nobody else may write to it; a copy
-    belongs to us and may be read by everybody. Whoever changes a linked file in place makes a
-    version whose record does not fit, which no agent loads.
+    A file is linked if it is owned by this user, readable by everybody and writable by nobody else.
+    A copy is owned by this user and readable by everybody. If somebody changes a linked file in
+    place, the version no longer fits its content record, and no agent loads it.
 
     Args:
-        source: Where they are.
-        folder: Where they go.
-        names: Of the files, as somebody says who was in the jail.
-        copies: Nothing is linked.
+        source: The folder with the files.
+        folder: The folder in the repository.
+        names: The names of the files as reported by the jail, so they are not trusted.
+        copies: Whether all files are copied.
 
     Raises:
-        InvalidInput: A name is none of a file of weights in the source.
+        InvalidInput: A name is not that of a weight file in the source.
     """
     for name in sorted(names):
         if not _NAME.fullmatch(name) or not is_own_file(source, name):
@@ -45,7 +45,7 @@ def take_over(source: Path, folder: Path, names: Collection[str], *, copies: boo
 
 
 def _linked(source: Path, target: Path) -> bool:
-    """Makes a hard link; returns False where there should or can be none."""
+    """Makes a hard link; returns False where it would be unsafe or impossible."""
     status = source.stat()
     mode = status.st_mode
     open_to_all = mode & _READABLE_BY_ALL == _READABLE_BY_ALL

@@ -1,1 +1,1 @@
-"""What the files of a language model hold: tensors, sizes, quantised weights, the graph."""
+"""Readers of a language model's files: tensors, sizes, quantised weights, the ONNX graph."""

@@ -1,7 +1,7 @@
-"""Where the tensors of a published model lie: in one safetensors file, or in shards with an index.
+"""Location of a published model's tensors: in one safetensors file, or in shards with an index.
 
-A model in the repository keeps them as they came. Its `model.safetensors.index.json` is written
-anew at import and has the digest of every shard, so that its own digest is that of all weights.
+A model in the repository keeps its files unchanged. Only `model.safetensors.index.json` is written
+again at import: it has the digest of every shard, so its own digest covers all weights.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from catenary_services.errors import InvalidInput
 _MOST_SHARDS = 1024
 _PIECE_BYTES = 1 << 24
 Places = dict[str, tuple[Path, StoredTensor]]
-"""Name -> the file it is in, and where."""
+"""The file of each tensor by name, and its place in the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The weights of a folder: which files, and what is where in them."""
+    """The weights of a folder: their files and the place of each tensor."""
 
     files: tuple[Path, ...]
     tensors: Places
 
     @staticmethod
     def of(folder: Path) -> Checkpoint:
-        """Returns what the headers of a folder's weights say; nothing else is read.
+        """Returns the tensors in the headers of a folder's weights; nothing else is read.
 
         Raises:
-            InvalidInput: If there are no weights, or a file is damaged, missing, a link out of the
+            InvalidInput: There are no weights, or a file is damaged, missing, a link out of the
                 folder, or has other tensors than the index says.
         """
         files = _files(folder)
@@ -59,15 +59,15 @@ class Checkpoint:
         return Checkpoint(files, tensors)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Returns the shape of every tensor."""
+        """Returns the shape of every tensor by name."""
         return {name: tensor.shape for name, (_, tensor) in self.tensors.items()}
 
 
 def places_in(reading: VerifiedReading) -> Places:
-    """Returns where every tensor of a model in the repository is, its headers checked.
+    """Returns the place of every tensor of a model in the repository, after checking the headers.
 
     Raises:
-        ContentMismatch: A file is not what was recorded, or was added later.
+        ContentMismatch: A file differs from its record, or was added later.
         InvalidInput: There is none, one is damaged, or a tensor is in two.
     """
     files = sorted(reading.folder.glob("*.safetensors"))
@@ -80,7 +80,7 @@ def joined(files: Iterable[tuple[Path, Mapping[str, StoredTensor]]]) -> Places:
     """Returns the tensors of several files.
 
     Raises:
-        InvalidInput: If one is in two of them.
+        InvalidInput: A tensor is in two of them.
     """
     places: Places = {}
     for file, tensors in files:
@@ -92,12 +92,12 @@ def joined(files: Iterable[tuple[Path, Mapping[str, StoredTensor]]]) -> Places:
 
 
 def index_text(places: Mapping[str, str], total_bytes: int, digests: Mapping[str, str]) -> str:
-    """Returns an index of shards that says what is in them.
+    """Returns the text of an index of shards.
 
     Args:
-        places: Tensor -> shard.
-        total_bytes: Of all tensors.
-        digests: Shard -> SHA-256 of it.
+        places: The shard of each tensor.
+        total_bytes: Size of all tensors.
+        digests: The SHA-256 of each shard.
     """
     document = {
         "metadata": {"total_size": total_bytes, "sha256": dict(sorted(digests.items()))},
@@ -107,10 +107,10 @@ def index_text(places: Mapping[str, str], total_bytes: int, digests: Mapping[str
 
 
 def write_alone(name: str, checkpoint: Checkpoint, target: Path) -> None:
-    """Writes a file that has one tensor of a checkpoint.
+    """Writes a file that contains a single tensor of a checkpoint.
 
     Raises:
-        InvalidInput: If it has no such tensor.
+        InvalidInput: The checkpoint has no such tensor.
     """
     if name not in checkpoint.tensors:
         raise InvalidInput(checkpoint.files[0].name, f"has no {name}")

@@ -1,4 +1,4 @@
-"""The embedding as a look-up in the memory-mapped weights: nothing is loaded but what is read."""
+"""The embedding as a look-up in memory-mapped weights, so that only rows in use are read."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 
 
 class Embedding:
-    """Rows of a matrix in a safetensors file, as float32."""
+    """A matrix in a safetensors file whose rows are read as float32."""
 
     def __init__(self, file: Path, reading: VerifiedReading, name: str = EMBEDDING) -> None:
-        """Maps one tensor of the file, which `reading` checks.
+        """Maps one tensor of a file, which `reading` checks.
 
         Raises:
-            InvalidInput: If the file has no such matrix.
-            NotSupported: If its datatype is not F32, F16 or BF16.
+            InvalidInput: The file has no such matrix.
+            NotSupported: Its datatype is not F32, F16 or BF16.
         """
         tensor = checked_tensors(file, reading).get(name)
         if tensor is None or len(tensor.shape) != 2:
@@ -40,8 +40,8 @@ class Embedding:
         self._rows = np.memmap(file, dtype, "r", tensor.offset, tensor.shape)
 
     def look_up(self, token_ids: np.ndarray) -> np.ndarray:
-        """Returns float32 [n, hidden] for int64 [n]."""
+        """Returns the rows of int64 [n] token ids as float32 [n, hidden]."""
         rows = np.asarray(self._rows[token_ids])
-        if self._bfloat16:  # the upper half of a float32
+        if self._bfloat16:  # these bits are the upper half of a float32
             return (rows.astype(np.uint32) << 16).view(np.float32)
         return rows.astype(np.float32, copy=False)

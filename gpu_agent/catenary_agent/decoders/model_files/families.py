@@ -1,8 +1,8 @@
-"""Which families of language models our executors compute rightly, and why others are refused.
+"""The families of language models that the executors compute correctly, and the rejected ones.
 
-A family is a `model_type` of `config.json`. What an executor does around the layers (embedding,
-scales, last norm, projection) is ours, so that a family is right only if nothing else happens
-there; `tests/gpu_agent/decoders/model_files/test_families.py` compares each one with
+A family is a `model_type` of `config.json`. The executors themselves compute what surrounds the
+layers (embedding, scales, last norm, projection), so a family is correct only if nothing else
+happens there. `tests/gpu_agent/decoders/model_files/test_families.py` compares each one with
 `transformers`.
 """
 
@@ -28,9 +28,9 @@ FAMILIES = (
     "cohere",
     "cohere2",
 )
-"""PyTorch agents run these."""
+"""The families that PyTorch agents run."""
 GRAPH_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Of these the graph is made that agents on a CPU cut."""
+"""The families of which a graph can be made, which agents on a CPU need."""
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _REASONS = {
     "gpt_oss": "its attention has sinks, which ours has not",
@@ -42,11 +42,11 @@ _REASONS = {
 
 
 def why_not(config: Mapping[str, Any], families: tuple[str, ...] = FAMILIES) -> str | None:
-    """Returns why a model cannot be run, in words behind its name; None if it can.
+    """Returns why a model cannot be run, as a phrase to follow its name; None if it can.
 
     Args:
-        config: What its `config.json` says.
-        families: The ones that can.
+        config: The content of its `config.json`.
+        families: The families that can be run.
     """
     family = config.get("model_type")
     experts = next((name for name in _EXPERTS if (config.get(name) or 0) not in (0, 1)), None)
@@ -61,12 +61,12 @@ def why_not(config: Mapping[str, Any], families: tuple[str, ...] = FAMILIES) -> 
 
 
 def embedding_scale(config: Any) -> float:
-    """Returns what rows of the embedding are multiplied with, of a `transformers` configuration."""
+    """Returns the factor of embedding rows in a `transformers` configuration; usually 1."""
     return float(getattr(config, "embedding_multiplier", 1.0) or 1.0)
 
 
 def logit_scale(config: Any) -> float:
-    """Returns what logits are multiplied with."""
+    """Returns the factor of logits in a `transformers` configuration; usually 1."""
     if config.model_type == "granite":
         return 1.0 / float(config.logits_scaling)
     if config.model_type in {"cohere", "cohere2"}:

@@ -1,8 +1,9 @@
-"""GGUF files for PyTorch agents: quantised as they are where agents compute so, else in 16 bits.
+"""Conversion of GGUF weights for PyTorch agents: 4-bit matrices are kept, the rest becomes float16.
 
 Q4_0, Q4_1 and Q4_K are codes of four bits with a scale and an offset for every 32 weights, which is
-what `torch_quantised.FourBitLinear` computes with: codes are kept, scales and offsets are exact in
-float32. Everything else is turned into float16, a piece at a time. This runs in the jail.
+the form `torch_quantised.FourBitLinear` computes with: codes are kept, and scales and offsets are
+exact in float32. Everything else is converted to float16, one piece at a time. This runs in the
+jail.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from catenary_agent.decoders.model_files.weights import WEIGHTS_FILE, header_byt
 from catenary_services.errors import InvalidInput
 
 _ARCHITECTURES = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
-"""`model_type` of what we read -> how the library calls it; a Mistral's file says "llama"."""
+"""The name that the gguf library has for each supported `model_type`; a Mistral's file says
+"llama"."""
 _PIECE_ROWS = 4096
 _FINEST = np.dtype("<f4")
 _Array = np.ndarray[Any, np.dtype[Any]]
@@ -28,7 +30,7 @@ _Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A tensor of the file that is written."""
+    """A tensor to be written to the output file."""
 
     name: str
     dtype: str
@@ -40,17 +42,17 @@ class _Part:
 def write_weights(
     file: Path, folder: Path, config: Any, *, keep: bool, tell: Callable[[str], None]
 ) -> None:
-    """Writes `model.safetensors` of a GGUF file's weights.
+    """Writes the weights of a GGUF file as `model.safetensors`.
 
     Args:
         file: The GGUF file.
-        folder: Where the weights go.
-        config: Of the model, as `transformers` read it from the file.
-        keep: Matrices of layers stay quantised where they can.
-        tell: Is told what could not be kept.
+        folder: The folder to write to.
+        config: The model's configuration, as `transformers` read it from the file.
+        keep: Whether matrices of layers stay quantised where possible.
+        tell: Called with a text about the matrices that could not be kept.
 
     Raises:
-        InvalidInput: If the model's tensors are not all there, or none can be kept.
+        InvalidInput: Tensors of the model are missing, or none can be kept.
     """
     import gguf
 
@@ -67,7 +69,7 @@ def write_weights(
         base, _, ending = name.rpartition(".")
         found = stored.get(f"{names.get_name(base)}.{ending}")
         if found is None:
-            if ending == "bias" or base == "lm_head":  # not every model has them
+            if ending == "bias" or base == "lm_head":  # optional in some models
                 continue
             raise InvalidInput(name, "is not in the file")
         rows = _row_order(config, base, int(found.shape[-1]))
@@ -93,7 +95,7 @@ def write_weights(
 
 
 def _tensor_names(config: Any) -> Iterator[tuple[str, bool]]:
-    """Returns the tensors a model may have, and whether each is a matrix of a layer."""
+    """Yields the tensors a model may have, and whether each is a matrix of a layer."""
     yield "model.embed_tokens.weight", False
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}."
@@ -112,9 +114,9 @@ def _tensor_names(config: Any) -> Iterator[tuple[str, bool]]:
 
 
 def _row_order(config: Any, base: str, rows: int) -> _Array | None:
-    """Returns which row of the file each row is; None: the same.
+    """Returns the row of the file that each row of the matrix is; None if they are the same.
 
-    A llama's file has the halves of rotated heads interleaved.
+    In the file of a Llama the halves of rotated heads are interleaved.
     """
     if config.model_type != "llama" or not base.endswith(("q_proj", "k_proj")):
         return None
@@ -124,7 +126,7 @@ def _row_order(config: Any, base: str, rows: int) -> _Array | None:
 
 
 def _plain(name: str, tensor: Any, rows: _Array | None) -> _Part:
-    """Returns a tensor in float16; what is in float32 and short stays so."""
+    """Returns a tensor in float16; vectors stay in float32."""
     shape = tuple(int(size) for size in reversed(tensor.shape))
     dtype = np.dtype("<f4") if len(shape) == 1 else np.dtype("<f2")
 
@@ -142,7 +144,7 @@ def _plain(name: str, tensor: Any, rows: _Array | None) -> _Part:
 
 
 def _kept(base: str, tensor: Any, rows: _Array | None) -> list[_Part]:
-    """Returns codes, scales and offsets of a matrix."""
+    """Returns the codes, scales and offsets of a quantised matrix."""
     inputs, outputs = (int(size) for size in tensor.shape)
     if inputs % GROUP:
         raise InvalidInput(base, f"has {inputs} inputs, which is no multiple of {GROUP}")
@@ -175,12 +177,12 @@ def _blocks(data: _Array, size: int) -> _Array:
 
 
 def _halves(qs: _Array) -> _Array:
-    """Returns the codes of blocks [n, 16] of bytes: low halves first."""
+    """Returns the 4-bit codes of blocks [n, 16] of bytes, low halves first."""
     return np.concatenate((qs & 15, qs >> 4), axis=1)
 
 
 def _number(data: _Array) -> _Array:
-    """Returns float32 [n] of the bytes [n, 2] of float16."""
+    """Returns float32 [n] from the bytes [n, 2] of float16."""
     return np.ascontiguousarray(data).view("<f2")[:, 0].astype(_FINEST)
 
 
@@ -215,4 +217,5 @@ _SPLIT: dict[str, Callable[[_Array], tuple[_Array, _Array, _Array]]] = {
     "Q4_1": _q4_1,
     "Q4_K": _q4_k,
 }
-"""Type -> codes [blocks, 32], scales and offsets: a weight is code * scale + offset."""
+"""Functions that split raw blocks of a type into codes [blocks, 32], scales and offsets; a weight
+is code * scale + offset."""

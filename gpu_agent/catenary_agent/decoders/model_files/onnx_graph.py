@@ -1,8 +1,8 @@
-"""Cutting the graph the onnxruntime-genai builder makes of a Llama-family model by decoder block.
+"""Cutting of a Llama-family ONNX graph, made by the onnxruntime-genai builder, by decoder block.
 
 Between two blocks the builder's graph passes two tensors: the residual stream, and the same
-normalised for the next block. One fused node, SkipSimplifiedLayerNormalization, makes both. Where
-we cut it is written as Add | SimplifiedLayerNormalization, so that only the residual stream, the
+normalised for the next block. One fused node, SkipSimplifiedLayerNormalization, makes both. At a
+cut it is replaced by Add and SimplifiedLayerNormalization, so that only the residual stream, the
 "hidden states", crosses (measured: no cost). Weights stay in the builder's external data file; a
 part refers to the ranges it needs.
 """
@@ -26,35 +26,37 @@ _ATTENTION = "GroupQueryAttention"
 _SCALES = ".MatMul.weight_scales"
 _ANGLES = ("cos_cache", "sin_cache")
 WeightRanges = dict[str, list[tuple[int, int]]]
-"""File name -> offset and length of every weight in it."""
+"""The offset and length of every weight, by file name."""
 _PAST_KEY, _PAST_VALUE, _LENGTHS, _TOTAL = 3, 4, 5, 6
-"""Inputs of a GroupQueryAttention node."""
+"""Input indices of a GroupQueryAttention node."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockGraph:
-    """Blocks `[first, last)` as a serialised graph, and the names of what goes in and out."""
+    """Blocks `[first, last)` as a serialised graph, with the names of its inputs and outputs."""
 
     content: bytes
     lengths: str
-    """Input int32 [batch]: tokens of each row after this call, less one."""
+    """Name of the input int32 [batch]: the tokens of each row after this call, minus one."""
     total: str
-    """Input int32 scalar: the largest number of tokens after this call."""
+    """Name of the input int32 scalar: the largest number of tokens after this call."""
     past: tuple[str, ...]
-    """Inputs float32 [batch, heads, session tokens, head size]: key, value of each block."""
+    """Names of the inputs float32 [batch, heads, session tokens, head size]: key and value of each
+    block."""
     present: tuple[str, ...]
-    """Outputs; bound to the same memory as `past`."""
+    """Names of the outputs, which are bound to the same memory as `past`."""
     weights: WeightRanges
-    """What it reads of the files beside it."""
+    """The ranges that the graph reads of the files beside it."""
 
 
 def cut_blocks(folder: Path, first: int, last: int) -> BlockGraph:
     """Returns blocks `[first, last)` of the graph in `folder`, without embedding and head.
 
-    In: `HIDDEN_IN` float32 [batch, tokens, hidden], lengths and caches; out: `HIDDEN_OUT`.
+    The inputs are `HIDDEN_IN`, float32 [batch, tokens, hidden], lengths and caches; the output is
+    `HIDDEN_OUT`.
 
     Raises:
-        InvalidInput: If the graph is not one of decoder blocks with grouped-query attention.
+        InvalidInput: The graph does not consist of decoder blocks with grouped-query attention.
     """
     model = _load(folder)
     attention = _attention_nodes(model)
@@ -82,9 +84,9 @@ def cut_blocks(folder: Path, first: int, last: int) -> BlockGraph:
 
 
 def cut_head(folder: Path) -> tuple[bytes, WeightRanges]:
-    """Returns the last norm and the projection, and what they read of the files beside them.
+    """Returns the last norm and the projection as a graph, and the weight ranges it reads.
 
-    `HIDDEN_IN` -> `LOGITS`, [batch, tokens, any].
+    It maps `HIDDEN_IN`, float32 [batch, tokens, hidden], to `LOGITS`.
     """
     model = _load(folder)
     blocks = len(_attention_nodes(model))
@@ -94,10 +96,10 @@ def cut_head(folder: Path) -> tuple[bytes, WeightRanges]:
 
 
 def part_bytes(folder: Path) -> tuple[list[int], int]:
-    """Returns the weights of each block, and of the head, in bytes as ONNX Runtime keeps them.
+    """Returns the bytes of each block's weights, and of the head's, as ONNX Runtime keeps them.
 
-    That is what the graph stores, but that the scales of quantised matrices are there twice: they
-    are packed together with the matrix, and kept as they were (measured, 1.31).
+    They are the sizes in the graph, except that the scales of quantised matrices count twice: they
+    are packed together with the matrix and also kept as they were (measured with version 1.31).
     """
     model = _load(folder)
     blocks = len(_attention_nodes(model))
@@ -114,7 +116,7 @@ def part_bytes(folder: Path) -> tuple[list[int], int]:
 
 
 def angle_bytes(folder: Path) -> int:
-    """Returns what every range of blocks has whatever blocks these are: angles of positions."""
+    """Returns the bytes of the position angles, which every range of blocks holds once."""
     values = _load(folder).graph.initializers.items()
     return sum(
         value.const_value.nbytes
@@ -145,7 +147,7 @@ def _given(node: ir.Node, index: int) -> ir.Value:
 
 
 def _hidden_before(model: ir.Model, block: int, blocks: int) -> ir.Value:
-    """Returns the hidden states in front of a block (`blocks`: of the head), cutting there."""
+    """Returns the hidden states before a block, or before the head for `blocks`; cuts there."""
     kind = "input_layernorm" if block < blocks else "final_norm_layernorm"
     prefix = f"/model/layers.{block}/{kind}/"
     found = [node for node in model.graph if (node.name or "").startswith(prefix)]
@@ -159,7 +161,7 @@ def _hidden_before(model: ir.Model, block: int, blocks: int) -> ir.Value:
 
 
 def _split(graph: ir.Graph, node: ir.Node) -> ir.Value:
-    """Writes a Skip..Normalization as Add | ..Normalization; returns what lies between."""
+    """Replaces a Skip..Normalization by Add and ..Normalization; returns the value in between."""
     add = ir.node("Add", [_given(node, 0), _given(node, 1)])
     attributes = {
         "epsilon": node.attributes["epsilon"].as_float(),

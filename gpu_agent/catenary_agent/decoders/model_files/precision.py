@@ -1,4 +1,4 @@
-"""Where the graph of a precision lies in a model's folder."""
+"""Location of a precision's graph in a model's folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from catenary_services.models.model_repository import PRECISIONS, ModelRepositor
 
 
 def graph_folder(repository: ModelRepository, key: ModelKey, precision: str) -> Path:
-    """Returns the folder of the builder's output for a precision; it need not exist."""
+    """Returns the folder of the graph of a precision; it need not exist.
+
+    Raises:
+        InvalidInput: There is no such precision.
+    """
     if precision not in PRECISIONS:
         raise InvalidInput("precision", f"{precision!r} is none of {', '.join(PRECISIONS)}")
     return repository.folder(key) / f"onnx-{precision}"

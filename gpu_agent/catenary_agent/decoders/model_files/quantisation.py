@@ -1,14 +1,14 @@
-"""Quantised weights of PyTorch agents: what is quantised, how large it is, and what files have it.
+"""Quantised weights of PyTorch agents: their precision, their size, and their layout in files.
 
-The model's `precision` says what the matrices of its layers are held in; embedding, norms and
-projection to the vocabulary stay as they are computed in.
+The `precision` of a model is that of the matrices of its layers. Embedding, norms and the
+projection to the vocabulary keep the number format that is computed in.
 
-* int8: a matrix row is whole numbers of -127 to 127 times one scale.
+* int8: a matrix row is integers from -127 to 127 times one scale.
 * int4: every 32 weights of a row are one of 16 steps, times a scale, plus an offset.
 
-Files that are quantised already hold the same, in groups of 32, 64 or 128: GPTQ and AWQ in their
-published layouts, and what an import makes of a GGUF file. Codes and groups are kept as they are;
-scales and offsets are rounded to what the device computes in, as all weights are.
+Files that are quantised already contain the same in groups of 32, 64 or 128: GPTQ and AWQ in their
+published layouts, and the result of importing a GGUF file. Codes and groups are kept as they are;
+scales and offsets are rounded to the number format of the device, like all weights.
 """
 
 from __future__ import annotations
@@ -21,36 +21,37 @@ from typing import Any
 from catenary_services.errors import NotSupported
 
 GROUP = 32
-"""Weights that share scale and offset, where we quantise."""
+"""Number of weights that share a scale and an offset where the agent quantises."""
 _GROUPS = (32, 64, 128)
 CODES = "qweight"
-"""How the names of quantised matrices end in files, in place of `weight`."""
+"""The ending of a quantised matrix's name in files, in place of `weight`."""
 QUANTISED_PARTS = (".qweight", ".qzeros", ".scales", ".offsets", ".g_idx")
 _CODES_PER_WORD = 8
 
 
 class QuantisedLayout(StrEnum):
-    """How a file stores codes of four bits."""
+    """The layouts in which files store codes of four bits."""
 
     GPTQ = "gptq"
-    """Eight inputs to a word of 32 bits: [inputs / 8, outputs]; zero points one too small."""
+    """Eight inputs in each 32-bit word: [inputs / 8, outputs]; stored zero points are one too
+    small."""
     GPTQ_V2 = "gptq_v2"
-    """The same with zero points as they are."""
+    """The layout of GPTQ with exact zero points."""
     AWQ = "awq"
-    """Eight outputs to a word, in an order of its own: [inputs, outputs / 8]."""
+    """Eight outputs in each 32-bit word, in a special order: [inputs, outputs / 8]."""
     PLAIN = "catenary"
-    """Two inputs to a byte, the first one above: [outputs, inputs / 2]."""
+    """Two inputs in each byte, the first in the upper half: [outputs, inputs / 2]."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredQuantisation:
-    """How the files of a model are quantised."""
+    """The quantisation of a model's files."""
 
     layout: QuantisedLayout
     group: int
 
     def shape(self, codes: tuple[int, ...]) -> tuple[int, int]:
-        """Returns outputs and inputs of a matrix whose codes have a shape."""
+        """Returns outputs and inputs of a matrix, given the shape of its codes."""
         first, second = codes
         if self.layout is QuantisedLayout.PLAIN:
             return first, 2 * second
@@ -59,7 +60,10 @@ class StoredQuantisation:
         return second, _CODES_PER_WORD * first
 
     def parts(self, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
-        """Returns what files have of a matrix besides an index of groups: ending -> shape."""
+        """Returns the shape of each tensor that files have for a matrix, by ending of its name.
+
+        An index of groups, which some files have, is not included.
+        """
         groups = inputs // self.group
         words = outputs // _CODES_PER_WORD
         if self.layout is QuantisedLayout.PLAIN:
@@ -70,10 +74,10 @@ class StoredQuantisation:
 
 
 def stored_as(config: Mapping[str, Any]) -> StoredQuantisation | None:
-    """Returns how a model's files are quantised, None if they are not.
+    """Returns the quantisation of a model's files; None if they are not quantised.
 
     Raises:
-        NotSupported: If they are in a way that no agent computes with.
+        NotSupported: No agent can compute with their quantisation.
     """
     said = config.get("quantization_config")
     if not said:
@@ -113,7 +117,7 @@ def stored_as(config: Mapping[str, Any]) -> StoredQuantisation | None:
 def why_not_precision(
     stored: StoredQuantisation | None, precision: str, target: str = "gpu"
 ) -> str | None:
-    """Returns why a model's files cannot be held in a precision, or run by a target; else None."""
+    """Returns why a model cannot have a precision or run on a target; None if it can."""
     if stored is None:
         return None
     if precision != "int4":
@@ -124,20 +128,20 @@ def why_not_precision(
 
 
 def is_quantised(precision: str, outputs: int, inputs: int) -> bool:
-    """Returns True if we quantise a matrix; what does not come out even stays as it is."""
+    """Returns True if the agent quantises a matrix; others keep the format computed in."""
     return precision == "int8" or (precision == "int4" and outputs > 0 and inputs % GROUP == 0)
 
 
 def matrix_bytes(
     precision: str, shape: tuple[int, int], item_bytes: int, group: int = GROUP
 ) -> int:
-    """Returns what a matrix of a layer takes in memory.
+    """Returns the memory of a layer's matrix in bytes.
 
     Args:
         precision: "fp32", "int8" or "int4".
-        shape: Outputs, inputs.
-        item_bytes: Of a number as it is computed in.
-        group: Of int4.
+        shape: Number of outputs and inputs.
+        item_bytes: Size of a number in the format that is computed in.
+        group: Number of weights that share a scale in int4.
     """
     outputs, inputs = shape
     if not is_quantised(precision, outputs, inputs):
@@ -148,9 +152,9 @@ def matrix_bytes(
 
 
 def unpacking_bytes(precision: str, shape: tuple[int, int], item_bytes: int) -> int:
-    """Returns what a step takes for a while to turn a matrix into numbers; see `matrix_bytes`."""
+    """Returns the bytes a step needs temporarily to dequantise a matrix; see `matrix_bytes`."""
     outputs, inputs = shape
     if not is_quantised(precision, outputs, inputs):
         return 0
-    # Of int4 both halves, put together, beside the numbers.
+    # For int4, the interleaved codes exist beside the numbers.
     return outputs * inputs * (item_bytes if precision == "int8" else item_bytes + 2)

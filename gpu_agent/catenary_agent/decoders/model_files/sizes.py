@@ -1,8 +1,8 @@
-"""The sizes of a language model in every form it is held in, from its config and its tensors.
+"""The memory sizes of a language model in every form, computed from its config and its tensors.
 
-What PyTorch holds follows from names and shapes of the tensors in the weights, without a graph and
-without reading them; what ONNX Runtime holds is counted in the graph of a precision, if there is
-one. Of both, `table_from` makes a table; nothing is loaded.
+The sizes in PyTorch follow from names and shapes of the weight tensors, without reading them. The
+sizes in ONNX Runtime are counted in the graph of a precision, if there is one. `table_from` makes a
+table of both; nothing is loaded.
 """
 
 from __future__ import annotations
@@ -34,40 +34,43 @@ TORCH_ITEM_BYTES = {
     DecoderForm.TORCH_BFLOAT16: 2,
     DecoderForm.TORCH_FLOAT16: 2,
 }
-"""Of a weight and of a number in the caches."""
+"""Size of a weight, and of a number in the caches, in bytes."""
 ONNX_FORMS = {
     "fp32": DecoderForm.ONNX_FP32,
     "int8": DecoderForm.ONNX_INT8,
     "int4": DecoderForm.ONNX_INT4,
 }
 _TORCH_SCRATCH_BYTES = 1 << 17
-"""Of matrix products and attention, on a CPU: up to 80,000 bytes were measured."""
+"""Temporary memory of matrix products and attention on a CPU; up to 80,000 bytes were measured."""
 TILE_BYTES = 1 << 20
-"""Of a matrix of 16 bits that is widened at a time on a CPU: what stays in a core's cache."""
+"""The bytes of a 16-bit matrix that are widened to float32 at a time on a CPU, so that they stay in
+a core's cache."""
 GATHERED_BYTES = 3 << 22
-"""Of caches that are copied at a time on devices where no kernel reads slots in place. These hold
-float16; what is copied is laid out anew once."""
+"""The bytes of caches that are copied at a time on devices where no kernel reads slots in place.
+These hold float16; what is copied is rearranged once."""
 _ONNX_ARENA_BYTES = 9 << 19
-"""Blocks and head have an arena each, which begins with a MiB; the first doubles soon."""
+"""The initial arenas of ONNX Runtime: blocks and head have one each, which begins with 1 MiB, and
+the first doubles soon."""
 _ONNX_GROWTH = 2.5
-"""An arena that lacks a byte doubles, and is not packed without gaps."""
+"""The growth of an arena relative to its content: it doubles when it is full, and has gaps."""
 _HEAD = "lm_head.weight"
 _NORM = "model.norm.weight"
 _NORM_PARTS = "model.norm."
 _BLOCK = re.compile(r"model\.layers\.(\d+)\.(?!.*rotary_emb\.)")
-"""Some old files hold angles of positions with every layer; nobody loads them."""
+"""The names of tensors of a layer. Some old files have position angles in every layer, which are
+not loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphBytes:
-    """What the graph of a precision stores."""
+    """The sizes of the tensors in the graph of a precision, in bytes."""
 
     blocks: tuple[int, ...]
-    """Weights of each block."""
+    """Size of each block's weights."""
     head: int
-    """Last norm and projection."""
+    """Size of the last norm and the projection."""
     angles: int = 0
-    """Tables that every range of blocks between two entries has: angles of positions."""
+    """Size of the position angles, which every range of blocks between two entries holds once."""
 
 
 def table_from(
@@ -82,16 +85,17 @@ def table_from(
     """Returns the table of a model, with its sizes in every form.
 
     Args:
-        config: What its `config.json` says.
-        tensors: Of all its safetensors files, by name: only names, shapes and types count.
+        config: The content of its `config.json`.
+        tensors: The tensors of all its safetensors files by name; only names, shapes and types
+            count.
         model_hash: SHA-256 of the weights.
-        end_token_ids: Any of them ends a text; see `end_token_ids`.
-        graphs: What ONNX graphs store, by precision ("fp32", ..); none: it is held by PyTorch only.
-        precision: Of the weights, and of the graph whose sizes are the table's plain ones; without
-            that graph they are those of PyTorch in float32.
+        end_token_ids: The tokens that end a text; see `end_token_ids`.
+        graphs: The sizes of its ONNX graphs by precision; without any, only PyTorch holds it.
+        precision: The precision of the weights, and of the graph whose sizes are the table's plain
+            ones; without that graph they are those of PyTorch in float32.
 
     Raises:
-        InvalidInput: If config, tensors and graphs do not fit together.
+        InvalidInput: Config, tensors and graphs contradict each other.
     """
     facts = _facts(config)
     blocks = facts["blocks"]
@@ -124,10 +128,10 @@ def torch_sizes(
 ) -> AllocatedSizes:
     """Returns the sizes of a model in a form of PyTorch.
 
-    Every tensor is in the form's numbers, but for matrices of layers that are quantised.
+    Every tensor has the form's number format, except matrices of layers that are quantised.
 
     Raises:
-        InvalidInput: If a block, the embedding or the last norm has no tensors.
+        InvalidInput: A block, the embedding or the last norm has no tensors.
     """
     item_bytes, facts = TORCH_ITEM_BYTES[form], _facts(config)
     stored, unpacked = stored_as(config), 0
@@ -152,7 +156,7 @@ def torch_sizes(
         embedding_bytes=embedding,
         head_bytes=norm * item_bytes + projection,
         shared_bytes=0 if _HEAD in tensors else embedding,
-        # Two buffers of angles in float32; the spare row takes what the padding of steps writes.
+        # Two buffers of angles in float32, and a spare row that receives the padding of steps.
         fixed_bytes=2 * (_rotated(config, facts) // 2) * _FLOAT32_BYTES + cache,
         entry_bytes=0,
         cache_bytes_per_token=cache,
@@ -161,7 +165,7 @@ def torch_sizes(
 
 
 def _rotated(config: Mapping[str, Any], facts: Mapping[str, int]) -> int:
-    """Returns how much of a head is rotated."""
+    """Returns how many elements of a head are rotated."""
     rope = config.get("rope_parameters") or {}
     part = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     return int(facts["head_size"] * part)
@@ -174,9 +178,9 @@ def _held_bytes(
     precision: str,
     stored: StoredQuantisation | None,
 ) -> tuple[int, int]:
-    """Returns what PyTorch holds of a tensor of a layer, and what it takes to turn it to numbers.
+    """Returns the bytes of a layer's tensor in PyTorch, and the bytes to dequantise it.
 
-    The latter only where no kernel multiplies with codes, which is not known here.
+    The latter are needed only where no kernel multiplies with codes, which is not known here.
     """
     if stored is not None:
         if name.endswith(QUANTISED_PARTS):
@@ -198,7 +202,7 @@ def onnx_sizes(config: Mapping[str, Any], graph: GraphBytes, form: DecoderForm) 
     return AllocatedSizes(
         form=form,
         block_bytes=graph.blocks,
-        embedding_bytes=0,  # rows are looked up in the file, which is mapped
+        embedding_bytes=0,  # rows are looked up in the memory-mapped file
         head_bytes=graph.head,
         shared_bytes=0,
         fixed_bytes=0,
@@ -209,10 +213,10 @@ def onnx_sizes(config: Mapping[str, Any], graph: GraphBytes, form: DecoderForm) 
 
 
 def read_table(folder: Path, precision: str, model_hash: str) -> DecoderTable:
-    """Returns the sizes of the model in `folder`, its graph of `precision` included.
+    """Returns the table of the model in `folder`, including its graph of `precision`.
 
     Raises:
-        InvalidInput: If config, weights and graph do not fit together.
+        InvalidInput: Config, weights and graph contradict each other.
     """
     config = _json(folder / "config.json")
     return table_from(
@@ -226,8 +230,8 @@ def read_table(folder: Path, precision: str, model_hash: str) -> DecoderTable:
 
 
 def graph_bytes(folder: Path) -> GraphBytes:
-    """Returns what the graph in a folder stores."""
-    # Everything that imports models comes by here, also where no ONNX library is installed.
+    """Returns the sizes in the graph in a folder."""
+    # Imported late: imports run this module also where no ONNX library is installed.
     from catenary_agent.decoders.model_files.onnx_graph import angle_bytes, part_bytes
 
     blocks, head = part_bytes(folder)
@@ -238,7 +242,7 @@ def all_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Returns the tensors of every safetensors file in a folder, by name.
 
     Raises:
-        InvalidInput: If there is none, or one is damaged.
+        InvalidInput: There is no such file, or one is damaged.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -250,7 +254,7 @@ def all_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def end_token_ids(folder: Path) -> tuple[int, ...]:
-    """Returns the tokens that end a text: of the generation config and of the config."""
+    """Returns the tokens that end a text, from the generation config and the config."""
     found: list[Any] = []
     for name in ("generation_config.json", "config.json"):
         if (folder / name).is_file():
@@ -261,16 +265,16 @@ def end_token_ids(folder: Path) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Widths:
-    """Numbers of one row."""
+    """The widths of a layer's activations, in numbers per row."""
 
     hidden: int
     inner: int
-    """Of the feed-forward part."""
+    """Width of the feed-forward part."""
     query: int
     key: int
-    """Of keys, and of values."""
+    """Width of the keys, and of the values."""
     norms_query: bool
-    """Queries and keys are normalised, which is done in float32."""
+    """True if queries and keys are normalised, which is done in float32."""
 
 
 def _widths(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> _Widths:
@@ -286,15 +290,16 @@ def _widths(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> _
 
 
 def _torch_step(widths: _Widths, facts: Mapping[str, int], form: DecoderForm) -> StepSizes:
-    """Returns what layers of `transformers` hold at a time, row by row, in float32.
+    """Returns the peak memory of a layer of `transformers`, for each row in float32.
 
-    Alive throughout: the angles, two per number of a head. In the feed-forward part: its input, the
-    same normalised and its sum, with gate, other half and product of the inner width. In attention:
-    two of the hidden width, keys and values, and four of the queries while these are rotated.
+    Two angles per number of a head are alive throughout. The feed-forward part holds its input, the
+    normalised input and the sum, in the hidden width, and three values of the inner width: gate,
+    other half and product. Attention holds two values of the hidden width, keys and values, and
+    four of the width of the queries while these are rotated.
     """
     hidden, query, kept = widths.hidden, widths.query, TORCH_ITEM_BYTES[form]
     narrow = 0 if form is DecoderForm.TORCH_FLOAT32 else kept
-    # What enters a matrix is kept for the next one; bfloat16's come out twice, and are added.
+    # The input of a matrix is kept for the next one; those of bfloat16 result twice, and are added.
     entering = 2 * narrow
     twice = _FLOAT32_BYTES if form is DecoderForm.TORCH_BFLOAT16 else 0
     angles = 2 * facts["head_size"] * _FLOAT32_BYTES
@@ -322,7 +327,7 @@ def _torch_step(widths: _Widths, facts: Mapping[str, int], form: DecoderForm) ->
 
 
 def _onnx_step(widths: _Widths, facts: Mapping[str, int]) -> StepSizes:
-    """Returns what ONNX Runtime's arenas come to: they grow by doubling, and give nothing back."""
+    """Returns the sizes of ONNX Runtime's arenas, which grow by doubling and never shrink."""
     hidden, scores = widths.hidden, facts["attention_heads"] * _FLOAT32_BYTES
     row = max(
         3 * widths.inner + 3 * hidden,
@@ -342,7 +347,7 @@ def _onnx_step(widths: _Widths, facts: Mapping[str, int]) -> StepSizes:
 
 
 def _facts(config: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the sizes that a config names, as the table calls them."""
+    """Returns the sizes in a config, under the names of the table's fields."""
     try:
         heads = int(config["num_attention_heads"])
         return {

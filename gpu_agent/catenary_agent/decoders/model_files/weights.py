@@ -1,4 +1,4 @@
-"""Reading what a safetensors file holds without loading it."""
+"""Reading of safetensors headers, without loading the tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from catenary_services.content.reading import VerifiedReading
 from catenary_services.errors import InvalidInput
 
 _LARGEST_HEADER_BYTES = 100_000_000
-"""As the library itself has it."""
+"""The largest header accepted; the limit of the safetensors library."""
 _MOST_TENSORS = 100_000
 _MOST_DIMENSIONS = 16
 _BITS = {
@@ -45,20 +45,20 @@ class StoredTensor:
     """One tensor of a safetensors file."""
 
     dtype: str
-    """"F32", "BF16", .."""
+    """The datatype: "F32", "BF16", ..."""
     shape: tuple[int, ...]
     offset: int
-    """From the start of the file."""
+    """Offset of its first byte from the start of the file."""
     nbytes: int
 
 
 def stored_tensors(file: Path) -> dict[str, StoredTensor]:
-    """Returns name -> where it lies.
+    """Returns the tensors of a safetensors file by name.
 
     Source: https://huggingface.co/docs/safetensors (u64 header length, JSON header, raw bytes).
 
     Raises:
-        InvalidInput: If it is not a safetensors file.
+        InvalidInput: It is not a safetensors file.
     """
     try:
         with file.open("rb") as opened:
@@ -92,8 +92,8 @@ def is_own_file(folder: Path, name: str) -> bool:
     """Returns True if a folder has a file of that name.
 
     Raises:
-        InvalidInput: It is a symbolic link that leads out of the folder: whoever made the folder
-            may not be allowed to read what whoever imports it may.
+        InvalidInput: The file is a symbolic link out of the folder. It may lead to a file that the
+            user may read but the maker of the folder may not.
     """
     path = folder / name
     if not path.is_file():
@@ -123,7 +123,7 @@ def _stored(entry: Any, start: int) -> StoredTensor:
 
 
 def _check_disjoint(tensors: dict[str, StoredTensor], start: int) -> None:
-    """Raises unless the tensors follow each other without gaps: no byte belongs to two."""
+    """Raises ValueError unless the tensors follow each other without gaps and overlaps."""
     at = start
     for tensor in sorted(tensors.values(), key=lambda each: (each.offset, each.nbytes)):
         if tensor.offset != at:
@@ -132,11 +132,11 @@ def _check_disjoint(tensors: dict[str, StoredTensor], start: int) -> None:
 
 
 def checked_tensors(file: Path, reading: VerifiedReading) -> dict[str, StoredTensor]:
-    """Returns the same, after `reading` has checked the header.
+    """Returns the tensors of a safetensors file by name, after `reading` has checked its header.
 
     Raises:
-        ContentMismatch: If it is not what was recorded.
-        InvalidInput: If it is not a safetensors file.
+        ContentMismatch: The file differs from its record.
+        InvalidInput: It is not a safetensors file.
     """
     reading.begin(file, [(0, 8)], first=True)
     with file.open("rb") as opened:
@@ -146,10 +146,10 @@ def checked_tensors(file: Path, reading: VerifiedReading) -> dict[str, StoredTen
 
 
 def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> bytes:
-    """Returns the beginning of a file in which tensors follow each other.
+    """Returns the header of a safetensors file in which tensors follow each other.
 
     Args:
-        tensors: Name -> datatype, shape and bytes, in their order.
+        tensors: Datatype, shape and bytes of each tensor by name, in their order.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

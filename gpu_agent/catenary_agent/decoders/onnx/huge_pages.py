@@ -1,10 +1,10 @@
-"""Weights in huge pages: with small ones the CPU waits for addresses, not for weights.
+"""Weights in huge pages, which save the CPU most address translations.
 
-Decoding one session reads every weight once per token, 538 MB of SmolLM2-135M in float32. In pages
-of 4 KiB that is 130,000 translations, of which the CPU keeps a few thousand; in pages of 2 MiB it
-is 270. Measured: a step of 37 ms takes 32 ms. Libraries allocate as they like, so what a load has
-added to the process is put into huge pages afterwards (Linux 6.1, `MADV_COLLAPSE`; older kernels
-are asked to do it when they find the time).
+Decoding one session reads every weight once per token, 538 MB for SmolLM2-135M in float32. In pages
+of 4 KiB these are 130,000 translations, of which the CPU caches a few thousand; in pages of 2 MiB
+they are 270. A step of 37 ms takes 32 ms then (measured). Libraries allocate as they like, so the
+memory that a load has added to the process is moved to huge pages afterwards (`MADV_COLLAPSE`,
+since Linux 6.1; older kernels do it in the background).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _log = get_logger("catenary_agent.decoders")
 
 
 def in_huge_pages(load: Callable[[], T]) -> T:
-    """Returns what `load` returns, with the memory it allocated in huge pages where that works.
+    """Returns the result of `load`, with the memory it allocated in huge pages if possible.
 
-    What other threads allocate meanwhile may be included; it does no harm.
+    Memory that other threads allocate meanwhile may be included, which is harmless.
     """
     if not sys.platform.startswith("linux"):
         return load()
@@ -61,7 +61,7 @@ def added(before: list[Range], after: list[Range]) -> list[Range]:
 
 
 def _anonymous() -> list[Range]:
-    """Returns the private memory of this process that no file is behind."""
+    """Returns the private memory ranges of this process without a file behind them."""
     try:
         lines = _MAPS.read_text().splitlines()
     except OSError:
@@ -71,7 +71,7 @@ def _anonymous() -> list[Range]:
 
 
 def _collapse(first: int, last: int) -> int:
-    """Puts a range into huge pages as far as it is whole ones; returns how many bytes that were."""
+    """Moves the whole huge pages of a range to such pages; returns their size in bytes."""
     start, end = -(-first // _PAGE) * _PAGE, last // _PAGE * _PAGE
     if end <= start:
         return 0
@@ -79,6 +79,6 @@ def _collapse(first: int, last: int) -> int:
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     if madvise(start, end - start, _MADV_HUGEPAGE):
         return 0  # a kernel without huge pages
-    # Refused on kernels before 6.1, and where memory is too scattered; then the kernel's own
-    # background thread does what it can.
+    # Kernels before 6.1 refuse, and so does any kernel where memory is too fragmented; then the
+    # background thread of the kernel does what it can.
     return 0 if madvise(start, end - start, _MADV_COLLAPSE) else end - start

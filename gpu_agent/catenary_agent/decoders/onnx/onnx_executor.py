@@ -1,10 +1,10 @@
 """The decoder executor for CPUs, on ONNX Runtime.
 
-The blocks between two entry blocks are one session ("segment"), so sessions that enter in the
-middle of the partition share the passes behind. The embedding is a look-up in the memory-mapped
-weights, and the head runs on the sampled rows only. Decode rows of all sessions are one call per
-segment, since a call costs one reading of the weights (the memory floor) whatever its rows; prefill
-chunks, which are bound by arithmetic, are calls of their own.
+The blocks between two entry blocks form one ONNX Runtime session ("segment"), so sessions that
+enter in the middle of the partition share the later segments with the others. The embedding is a
+look-up in the memory-mapped weights, and the head runs only on the sampled rows. The decode rows of
+all sessions are one call per segment, since a call costs one reading of the weights (the memory
+floor) however many rows it has. Prefill chunks, which are bound by arithmetic, are separate calls.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
 
 _BRIDGED_ROWS = {"fp32": 8.0, "int8": 4.0, "int4": 1.0}
-"""What one reading of the weights costs in rows, until `learn_cost` is told. Measured for
+"""The cost of one reading of the weights in rows, until `learn_cost` is called. Measured for
 SmolLM2-135M: 22 ms against 2 ms a row, 8 against 3.7, 3.5 against 4.2."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedLayout:
-    """A layout and the sessions it needs."""
+    """A layout together with the segments it needs."""
 
     layout: CacheLayout
     segments: tuple[BlockSegment, ...]
@@ -60,11 +60,11 @@ class OnnxDecoder:
         layout: CacheLayout,
         threads: int = 1,
     ) -> None:
-        """Loads the blocks in the precision the model's manifest names.
+        """Loads the blocks in the precision of the model's manifest.
 
         Raises:
-            ModelNotFound: If the model is absent.
-            InvalidInput: If there are no such blocks, or the layout is not possible.
+            ModelNotFound: The model is absent.
+            InvalidInput: There are no such blocks, or the layout is impossible.
         """
         self.key = key
         self._repository = repository
@@ -94,26 +94,24 @@ class OnnxDecoder:
                 self._head = LanguageModelHead(self._folder, threads, reading)
                 self._block_bytes += stored.head
         self.bridged_rows = _BRIDGED_ROWS[manifest.precision]
-        """Holes of up to so many rows are computed rather than the weights read again."""
+        """Holes of up to this many rows are computed, because reading the weights again costs
+        more."""
 
     @property
     def memory_bytes(self) -> int:
-        """Weights held, with tables of angles in each segment; the embedding stays in its file."""
+        """The bytes of the weights and of each segment's angles; the embedding stays on disk."""
         return self._block_bytes + len(self._segments) * self._angle_bytes
 
     @property
     def layout(self) -> CacheLayout:
-        """The layout in force."""
         return self._book.layout
 
     @property
     def free_block_slots(self) -> int:
-        """Block slots no session holds."""
         return self._book.free
 
     @property
     def sessions(self) -> int:
-        """Sessions that are open."""
         return len(self._book.entries)
 
     @property
@@ -131,7 +129,7 @@ class OnnxDecoder:
             lengths[move.target] = lengths[move.source]
         row = self._rows.row_of[session]
         lengths[row] = 0
-        if row + 1 < self.sessions:  # others have moved, and left what they had there
+        if row + 1 < self.sessions:  # others were moved, and left their rows behind
             for block in range(entry_block, self.key.last_block):
                 self._store.release(block, row)
 
@@ -151,8 +149,8 @@ class OnnxDecoder:
         self._book.check(items)
         results: list[np.ndarray | None] = [None] * len(items)
         ends: dict[int, np.ndarray] = {}
-        # Rows in between are computed along with decode rows and write at their own next position:
-        # before the prefill chunks, which write there for good.
+        # Rows in between are computed along with decode rows and write at their own next position.
+        # Hence these run before the prefill chunks, which write there for good.
         hidden = self._decode([item for item in items if len(item.inputs) == 1])
         for index, item in enumerate(items):
             if len(item.inputs) > 1:
@@ -183,11 +181,11 @@ class OnnxDecoder:
         row = self._rows.row_of[session]
         self._store.write(row, span, to_float32(rows))
         self._book.imported(session, span)
-        # A row computed along with its neighbours writes at its length: behind what was imported.
+        # A row computed along with its neighbours writes at its length, after what was imported.
         self._buffers.lengths[row] = self._book.cached[session]
 
     def prepare_layout(self, layout: CacheLayout) -> PreparedLayout:
-        """Loads the segments a layout needs and that are not there yet.
+        """Loads the segments that a layout needs and that are not loaded yet.
 
         Until `apply_layout` the weights of changed segments are in memory twice.
         """
@@ -205,10 +203,10 @@ class OnnxDecoder:
         return PreparedLayout(layout, self._segments_of(entries, reading))
 
     def apply_layout(self, prepared: PreparedLayout) -> None:
-        """Brings a layout into force; copies the caches of running sessions if sizes change."""
+        """Puts a layout into force; copies the caches of running sessions if sizes change."""
         layout, segments = prepared.layout, prepared.segments
         missing = self._entered() - {segment.first for segment in segments}
-        if missing:  # opened after it was prepared, at a block that is no entry any more
+        if missing:  # opened after the preparation, at a block that is no entry any more
             entries = {*missing, *(segment.first for segment in segments)}
             with self._repository.reading(self.key.model) as reading:
                 segments = self._segments_of(entries, reading, segments)
@@ -217,7 +215,7 @@ class OnnxDecoder:
         self._segments = segments
         self._book.layout = layout
         needed = [self._rows.through(block) for block in range(*self.key[1:])]
-        # Sessions of the layout before may be longer, or have entered where none does any more.
+        # Running sessions may be longer than the new layout allows, or have other entry blocks.
         room = CacheLayout(
             layout.block_slots,
             max([layout.session_tokens, *self._book.limits.values()]),
@@ -235,12 +233,11 @@ class OnnxDecoder:
         self._install(store)
 
     def learn_cost(self, cost: DecoderCost) -> None:
-        """Takes from a measured cost which holes in a batch are worth computing."""
+        """Derives from a measured cost which holes in a batch are worth computing."""
         if cost.decode_session_ns > 0:
             self.bridged_rows = cost.decode_ns / cost.decode_session_ns
 
     def close(self) -> None:
-        """Frees weights and caches."""
         for segment in self._segments:
             segment.forget()
         self._segments = ()
@@ -253,7 +250,7 @@ class OnnxDecoder:
     def _segments_of(
         self, entries: set[int], reading: VerifiedReading, also: Sequence[BlockSegment] = ()
     ) -> tuple[BlockSegment, ...]:
-        """Returns the segments between entries; those in force, or in `also`, are kept."""
+        """Returns the segments between entries; those in force, or in `also`, are reused."""
         present = {(each.first, each.last): each for each in (*self._segments, *also)}
         edges = [*sorted(entries), self.key.last_block]
         return tuple(
@@ -269,7 +266,7 @@ class OnnxDecoder:
         self._segment_at = {segment.first: i for i, segment in enumerate(self._segments)}
 
     def _decode(self, items: Sequence[StepItem]) -> np.ndarray:
-        """Runs one token of each; returns float32 [rows, hidden] behind the last block, by row."""
+        """Runs one token of each; returns float32 [rows, hidden] after the last block, by row."""
         buffers = self._buffers
         rows = sorted(self._rows.row_of[item.session] for item in items)
         for item in items:
@@ -285,7 +282,7 @@ class OnnxDecoder:
         return buffers.hidden[-1]
 
     def _prefill(self, item: StepItem) -> np.ndarray:
-        """Runs a chunk of one session; returns float32 [n, hidden] behind the last block."""
+        """Runs a chunk of one session; returns float32 [n, hidden] after the last block."""
         row = self._rows.row_of[item.session]
         hidden = np.ascontiguousarray(self._entering(item))
         for segment in self._segments[self._segment_at[self._rows.entries[row]] :]:
@@ -293,7 +290,7 @@ class OnnxDecoder:
         return hidden
 
     def _entering(self, item: StepItem) -> np.ndarray:
-        """Returns float32 [n, hidden] in front of the block where the session enters."""
+        """Returns float32 [n, hidden] before the block at which the session enters."""
         if self._book.entries[item.session] == 0 and self._embedding is not None:
             return self._embedding.look_up(item.inputs)
         return item.inputs

@@ -33,7 +33,7 @@ class BlockSegment:
     def __init__(
         self, folder: Path, first: int, last: int, threads: int, reading: VerifiedReading
     ) -> None:
-        """Loads them from the graph in `folder`, which `reading` checks."""
+        """Loads the blocks from the graph in `folder`, which `reading` checks."""
         reading.begin(folder / GRAPH_FILE, first=True)
         graph = cut_blocks(folder, first, last)
         _begin_weights(reading, folder, graph.weights)
@@ -46,7 +46,7 @@ class BlockSegment:
     def decode(self, buffers: DecodeBuffers, index: int, first_row: int, end_row: int) -> None:
         """Runs one token of rows `[first_row, end_row)`: `buffers.hidden[index]` -> `[index + 1]`.
 
-        All memory stays where it is, so a range of rows is bound once, until `forget`.
+        All memory stays in place, so a range of rows is bound only once, until `forget`.
         """
         token = (index, first_row, end_row)
         binding = self._bindings.get(token)
@@ -63,7 +63,7 @@ class BlockSegment:
         self._run(binding)
 
     def prefill(self, hidden: np.ndarray, store: CacheStore, row: int, cached: int) -> np.ndarray:
-        """Runs float32 [n, hidden] tokens of one row behind `cached` ones; returns the same."""
+        """Runs float32 [n, hidden] tokens of one row after `cached` ones; same shape out."""
         tokens = len(hidden)
         result = np.empty_like(hidden)
         lengths = np.array([cached + tokens - 1], np.int32)
@@ -74,7 +74,7 @@ class BlockSegment:
         return result
 
     def forget(self) -> None:
-        """Drops bindings: their buffers are about to go."""
+        """Drops all bindings, before their buffers are freed."""
         self._bindings.clear()
 
     def _bind(
@@ -107,16 +107,16 @@ class BlockSegment:
 
 
 class DecodeBuffers:
-    """What decode calls read and write in place, addressed by row."""
+    """The arrays that decode calls read and write in place, addressed by row."""
 
     def __init__(self, store: CacheStore, segments: int, hidden_size: int) -> None:
-        """Begins with zeros."""
         rows = max(store.shape.rows)
         self.store = store
         self.hidden = [np.zeros((rows, hidden_size), np.float32) for _ in range(segments + 1)]
-        """In front of each segment, and behind the last."""
+        """Hidden states before each segment, and after the last one: float32 [rows, hidden]
+        each."""
         self.lengths = np.zeros(rows, np.int32)
-        """Tokens cached."""
+        """Number of cached tokens of each row, int32 [rows]."""
         self.total = np.zeros((), np.int32)
 
 
@@ -124,7 +124,7 @@ class LanguageModelHead:
     """The last norm and the projection to the vocabulary."""
 
     def __init__(self, folder: Path, threads: int, reading: VerifiedReading) -> None:
-        """Loads it from the graph in `folder`, which `reading` checks."""
+        """Loads the head from the graph in `folder`, which `reading` checks."""
         reading.begin(folder / GRAPH_FILE, first=True)
         content, weights = cut_head(folder)
         _begin_weights(reading, folder, weights)

@@ -1,1 +1,1 @@
-"""Choosing tokens: parameters, noise, and the arrays of NumPy and PyTorch it is done with."""
+"""Sampling of tokens: its parameters, its noise, and its array operations in NumPy and PyTorch."""

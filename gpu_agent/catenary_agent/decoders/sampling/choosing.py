@@ -1,13 +1,13 @@
-"""Choosing the next token of every session of a step, from logits that stay where they are.
+"""Choice of the next token of every session of a step, from logits that stay on their device.
 
-One algorithm for NumPy and PyTorch; what they do differently, or name differently, is an
-`ArrayBackend`. No vocabulary is sorted unless it must be: top-k and top-p are lower bounds of the
-scaled logits, found among the largest few, and only where those few have not the share that was
-asked for, all of them are looked at. Tokens with exactly the bound stay, so a row has one answer
-whatever the order.
+One algorithm serves NumPy and PyTorch; operations that they spell differently are in an
+`ArrayBackend`. Vocabularies are sorted only if necessary: top-k and top-p are lower bounds of the
+scaled logits, found among the few largest ones. All logits are examined only where those few do not
+have the required share. Tokens exactly at the bound stay, so a row has one result whatever the
+order.
 
-Probabilities are added up as integers: their sum does not depend on the order a device adds in,
-and a row's token not on the other rows of the call.
+Probabilities are summed as integers. Their sum does not depend on the order in which a device adds,
+and a row's token does not depend on the other rows of the call.
 """
 
 from __future__ import annotations
@@ -30,50 +30,50 @@ from catenary_agent.decoders.sampling.sampling import NOT_FINITE, NOTHING_ALLOWE
 from catenary_services.domain.sampler_sizes import rows_at_a_time
 
 Asked = tuple[int, SessionSampler]
-"""A session by its number, and its way of choosing."""
+"""A session's number and its sampler."""
 
 _UNDECIDED = -9
-"""In place of a token: the likeliest few tokens were too few."""
+"""A placeholder for a token: the few likeliest tokens were too few to decide."""
 _SPARE = 64
-"""So many candidates more than top-k asks for: others may be as likely as the last one."""
+"""Number of candidates beyond top-k, since others may be as likely as the last one."""
 _UNIT = 2.0**40
-"""A probability of one, relative to the likeliest token's; the sum of 2^22 fits in 63 bits."""
+"""The weight of the likeliest token; the sum of 2^22 such weights fits into 63 bits."""
 
 
 class SelectedColumns(NamedTuple):
-    """Some columns of each row, [rows, n] each."""
+    """Some columns of each row; every array is [rows, n]."""
 
     ids: Any
-    """Which they are."""
+    """The column numbers."""
     values: Any
-    """What is there; negative infinity in what only fills a row up."""
+    """The values in these columns; negative infinity in columns that only pad a row."""
     ordered: Any
-    """The same, the largest first."""
+    """The same values in descending order."""
     floor: Any
-    """[rows, 1]: whatever is above it is among them. Infinity: these few decide nothing."""
+    """Values above it are all included, [rows, 1]. With infinity the selection decides nothing."""
 
 
 def most_few(vocabulary: int) -> int:
-    """Returns how many of a vocabulary's tokens are worked on apart from the rest, at most.
+    """Returns the most tokens of a vocabulary that are processed apart from the rest.
 
-    An eighth: each of them takes six times the memory of a logit.
+    It is an eighth, since each of them takes six times the memory of a logit.
     """
     return max(64, vocabulary // 8)
 
 
 class ArrayBackend(Protocol):
-    """What a library of arrays does in its own way."""
+    """Operations that NumPy and PyTorch spell differently."""
 
     xp: Any
-    """The module."""
+    """The module: `numpy` or `torch`."""
     block_numbers: int
-    """So many logits are worked on at a time: what fits into a cache, or into spare memory. What
-    that takes is in `catenary_services.domain.sampler_sizes`."""
+    """Number of logits processed at a time, so that they fit into a cache or into spare memory. The
+    memory this takes is in `catenary_services.domain.sampler_sizes`."""
     sorted_numbers: int
-    """So many at a time where whole vocabularies are sorted."""
+    """Number of logits processed at a time where whole vocabularies are sorted."""
 
     def put(self, array: NDArray[Any]) -> Any:
-        """Brings an array to where the logits are."""
+        """Returns a copy of an array on the device of the logits; without a copy if it is there."""
         ...
 
     def take(self, table: Any, columns: Any) -> Any:
@@ -81,19 +81,22 @@ class ArrayBackend(Protocol):
         ...
 
     def likeliest(self, values: Any, count: int) -> SelectedColumns:
-        """Returns a few of the largest values of each row, of which 0 is one: `count` or more."""
+        """Returns at least `count` of the largest values of each row, among them the 0."""
         ...
 
     def descending(self, values: Any) -> Any:
-        """Returns the values of each row, the largest first."""
+        """Returns the values of each row in descending order."""
         ...
 
     def best_two(self, keys: Any) -> Any:
-        """Returns where each row is largest and second largest; may change `keys`."""
+        """Returns the columns of the largest and second largest value of each row, [rows, 2].
+
+        It may change `keys`.
+        """
         ...
 
     def penalise(self, values: Any, rows: NDArray[np.int64], asked: Sequence[Asked]) -> None:
-        """Changes the logits of these rows by what their sessions have said already."""
+        """Applies repetition, frequency and presence penalties to the logits of these rows."""
         ...
 
     def forget(self, session: int) -> None:
@@ -101,35 +104,35 @@ class ArrayBackend(Protocol):
         ...
 
     def host(self, array: Any) -> NDArray[Any]:
-        """Brings an array to the host."""
+        """Returns an array on the host."""
         ...
 
 
 class _Finalists(NamedTuple):
-    """Two tokens of each row, [rows, 2] each, one of which is chosen."""
+    """Two tokens of each row, one of which is chosen; every array is [rows, 2]."""
 
     ids: Any
-    """int64; or what stands in place of a token, twice."""
+    """int64 token ids, or twice the placeholder that stands for a token."""
     scaled: Any
-    """float32: their scaled logits; negative infinity for one that must not be chosen."""
+    """float32 scaled logits; negative infinity for a token that must not be chosen."""
     bits: Any
-    """int64: their noise."""
+    """int64 random bits of the tokens' noise."""
 
 
 Way = Callable[[Any, Any, Sequence[SessionSampler]], _Finalists]
-"""Scales the logits of a block, [rows, vocabulary], ours to change, by their highest, [rows, 1],
-and returns the finalists."""
+"""Function that scales the logits of a block, [rows, vocabulary], which it may change, by their
+maximum, [rows, 1], and returns the finalists."""
 
 
 class TokenSampler:
     """Chooses tokens from the logits of one executor."""
 
     def __init__(self, arrays: ArrayBackend, vocabulary: int) -> None:
-        """Keeps what the sessions' penalties need from one step to the next.
+        """Begins without any session's token counts, which some backends keep between steps.
 
         Args:
-            arrays: The library the logits come in.
-            vocabulary: Columns of the logits.
+            arrays: The operations of the library the logits come in.
+            vocabulary: Number of columns of the logits.
         """
         self._arrays = arrays
         self._vocabulary = vocabulary
@@ -141,24 +144,23 @@ class TokenSampler:
         self._arrays.forget(session)
 
     def host(self, array: Any) -> NDArray[Any]:
-        """Brings an array to the host."""
         return self._arrays.host(array)
 
     def choose(self, logits: Any, asked: Sequence[Asked], rows: Sequence[int]) -> list[int]:
         """Returns the next token of each session, without accepting it.
 
-        A row does not depend on the other rows of the call.
+        The token of a row does not depend on the other rows of the call.
 
         Args:
             logits: float32 [n, vocabulary]; not changed, and never copied as a whole.
-            asked: Sessions.
-            rows: The row of each, ascending.
+            asked: The sessions with their samplers.
+            rows: The row of each session, ascending.
 
         Returns:
             One token id per session, or `NOT_FINITE` or `NOTHING_ALLOWED`.
         """
         numbers = self._arrays.block_numbers
-        with np.errstate(all="ignore"):  # of rows that are not finite
+        with np.errstate(all="ignore"):  # warnings about rows that are not finite
             ids = self._chosen(logits, rows, asked, self._few, numbers)
             again = [at for at, token in enumerate(ids) if token == _UNDECIDED]
             if again:
@@ -172,7 +174,7 @@ class TokenSampler:
     def _chosen(
         self, logits: Any, rows: Sequence[int], asked: Sequence[Asked], narrow: Way, numbers: int
     ) -> list[int]:
-        """Chooses for these rows, so many logits at a time, or one row."""
+        """Chooses the tokens of these rows, block by block, with at least one row in a block."""
         xp = self._arrays.xp
         size = rows_at_a_time(numbers, self._vocabulary)
         parts = [
@@ -191,7 +193,7 @@ class TokenSampler:
     def _finalists(
         self, logits: Any, rows: Sequence[int], asked: Sequence[Asked], narrow: Way
     ) -> _Finalists:
-        """Returns the two tokens one of which each session of a block chooses."""
+        """Returns the two candidates of each session of a block."""
         xp, put = self._arrays.xp, self._arrays.put
         best, highest = self._best(logits, rows)
         finite = xp.isfinite(highest)
@@ -217,11 +219,11 @@ class TokenSampler:
             made.ids[these] = xp.where(xp.isfinite(highest), found.ids, NOTHING_ALLOWED)
             made.scaled[these] = found.scaled
             made.bits[these] = found.bits
-            del values, found  # before the next way takes as much
+            del values, found  # freed before the next way allocates as much
         return made._replace(ids=xp.where(finite, made.ids, NOT_FINITE))
 
     def _best(self, logits: Any, rows: Sequence[int]) -> tuple[Any, Any]:
-        """Returns the likeliest token of each of these rows, and its logit, [rows, 1] each."""
+        """Returns the likeliest token of each of these rows and its logit, [rows, 1] each."""
         first, end = rows[0], rows[-1] + 1
         if end - first == len(rows):
             some = logits[first:end]
@@ -232,7 +234,7 @@ class TokenSampler:
         return best, self._arrays.take(some, best)
 
     def _edit(self, values: Any, asked: Sequence[Asked]) -> None:
-        """Applies what changes logits before the temperature does."""
+        """Applies everything that changes logits before the temperature does."""
         put, xp = self._arrays.put, self._arrays.xp
         samplers = [sampler for _, sampler in asked]
         biased = _places([sampler.biased for sampler in samplers])
@@ -253,7 +255,7 @@ class TokenSampler:
             allowed = put(np.stack(list(masks.values())))
             values[these] = xp.where(allowed, values[these], self._never)
 
-    # Ways to choose, each for a block of rows that is ours.
+    # Ways to choose. Each may change the block of rows that it is given.
 
     def _likeliest(
         self, values: Any, highest: Any, samplers: Sequence[SessionSampler]
@@ -282,15 +284,15 @@ class TokenSampler:
         return found._replace(ids=ids)
 
     def _all(self, values: Any, highest: Any, samplers: Sequence[SessionSampler]) -> _Finalists:
-        """Draws from what top-k and top-p leave, looked for among all tokens."""
+        """Draws from the tokens that top-k and top-p leave, searched for among all tokens."""
         self._scale(values, highest, samplers)
         bound, _ = self._bound(None, self._arrays.descending(values), None, samplers)
         return self._drawn(values, bound, samplers)
 
-    # Their parts.
+    # Parts of these ways.
 
     def _scale(self, values: Any, highest: Any, samplers: Sequence[SessionSampler]) -> None:
-        """Makes logits what softmax is taken of: 0 at the likeliest token."""
+        """Scales logits to the input of softmax: 0 at the likeliest token."""
         values -= highest
         values /= self._column([each.parameters.temperature for each in samplers], np.float32)
 
@@ -304,13 +306,13 @@ class TokenSampler:
     def _bound(
         self, values: Any, ordered: Any, floor: Any, samplers: Sequence[SessionSampler]
     ) -> tuple[Any, Any]:
-        """Returns the lowest scaled logit that all filters leave, and whether that is sure.
+        """Returns the lowest scaled logit that all filters leave, and whether it is certain.
 
         Args:
-            values: float32 [rows, vocabulary], scaled; None: `ordered` has all of them.
-            ordered: The largest of them, descending; with all that are above `floor`.
-            floor: [rows, 1]; None: there is nothing below.
-            samplers: Of the rows.
+            values: float32 [rows, vocabulary], scaled; None if `ordered` contains all of them.
+            ordered: The largest of them in descending order, including all that are above `floor`.
+            floor: [rows, 1]; None if no value is missing from `ordered`.
+            samplers: The samplers of the rows.
         """
         xp, take = self._arrays.xp, self._arrays.take
         floor = -math.inf if floor is None else floor
@@ -332,9 +334,9 @@ class TokenSampler:
             if values is not None and not is_limited[shares < 1].all():
                 whole = xp.where(limited, whole, xp.sum(self._weights(values), 1)[:, None])
             target = self._column(shares, np.float64) * xp.asarray(whole, dtype=xp.float64)
-            # Integers are compared, for which nothing as large has to be made.
+            # Integers are compared, since that needs no further array of this size.
             target = xp.asarray(xp.ceil(target), dtype=xp.int64)
-            # A token stays as long as those in front of it have less than the share.
+            # A token stays as long as the more likely ones have less than the share.
             in_front = xp.count_nonzero(passed[:, :-1] < target, 1)[:, None]
             edge = take(ordered, in_front)
             edge = xp.where(self._column(shares < 1, np.bool_), edge, self._never)
@@ -343,7 +345,7 @@ class TokenSampler:
         return bound, is_sure & (bound > floor)
 
     def _weights(self, scaled: Any, least: Any = None) -> Any:
-        """Returns what is proportional to the probabilities, as int64; 0 for less than `least`."""
+        """Returns int64 weights proportional to the probabilities; 0 for logits below `least`."""
         xp = self._arrays.xp
         weights = xp.exp(scaled)
         weights *= _UNIT
@@ -352,19 +354,19 @@ class TokenSampler:
         return xp.asarray(weights, dtype=xp.int64)
 
     def _drawn(self, values: Any, bound: Any, samplers: Sequence[SessionSampler]) -> _Finalists:
-        """Returns the finalists of all tokens that are not below their row's bound."""
+        """Returns the finalists among all tokens that are not below their row's bound."""
         if self._counted is None:
             self._counted = self._arrays.put(counters(np, self._vocabulary))
         bits = random_bits(self._arrays.xp, self._streams(samplers), self._counted)
         return self._best_two(values, bits[:, : self._vocabulary], bound)
 
     def _best_two(self, values: Any, bits: Any, bound: Any) -> _Finalists:
-        """Returns the two columns in which value plus noise is largest, by and large.
+        """Returns the two columns in which value plus rough noise is largest.
 
         Args:
             values: float32 [rows, columns], scaled logits.
-            bits: The noise of each.
-            bound: [rows, 1]: columns with less do not count; None: all do.
+            bits: The random bits of each.
+            bound: [rows, 1]; columns with lower values do not count. None if all do.
         """
         xp, take = self._arrays.xp, self._arrays.take
         keys = rough_noise(xp, bits)
@@ -387,7 +389,7 @@ class TokenSampler:
 def _places(
     columns: Sequence[NDArray[np.int64]],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    """Returns rows and columns of what is to be changed; None if nothing is."""
+    """Returns rows and columns of the entries to be changed; None if there are none."""
     lengths = [len(each) for each in columns]
     if not any(lengths):
         return None

@@ -2,18 +2,19 @@
 
 The token at which logit / temperature + noise is largest is drawn with the probabilities of
 softmax(logits / temperature): the Gumbel-max trick (Gumbel 1954; Maddison, Tarlow, Minka, "A*
-sampling", NeurIPS 2014). Noise belongs to a token, so logits that differ a little, as they do when
-a session was read again elsewhere, mostly choose the same one.
+sampling", NeurIPS 2014). Noise belongs to a token, so logits that differ slightly, as they do when
+a session is computed again elsewhere, mostly lead to the same token.
 
-Random numbers are counted, not kept (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-SC 2011). Not their Philox: PyTorch has no unsigned products, and ten rounds of emulated ones cost
-more than the rest of sampling. SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
-generators", OOPSLA 2014) is a function of a counter as well, two products of 64 bits whose overflow
-signed integers drop alike everywhere; one result serves two tokens, 31 bits each.
+Random numbers are functions of a counter, without a state (Salmon et al., "Parallel random numbers:
+as easy as 1, 2, 3", SC 2011). Their Philox is not used: PyTorch has no unsigned products, and ten
+rounds of emulated ones cost more than the rest of sampling. SplitMix64 (Steele, Lea, Flood, "Fast
+splittable pseudorandom number generators", OOPSLA 2014) is a function of a counter as well. It
+takes two products of 64 bits, whose overflow all libraries discard alike. One result serves two
+tokens with 31 bits each.
 
-Every function takes `xp`, the module whose arrays it is given: `numpy` or `torch`. Logarithms of
-these differ in the last bit, so theirs only say which few tokens may win (`rough_noise`); those are
-compared in float64 sums and products, which are exact or rounded alike (`exact_noise`).
+Every function takes `xp`, the module whose arrays it is given: `numpy` or `torch`. Their logarithms
+differ in the last bit, so they only determine the few tokens that may win (`rough_noise`). These
+are compared in float64 sums and products, which are exact or rounded alike (`exact_noise`).
 """
 
 from __future__ import annotations
@@ -27,40 +28,40 @@ _BITS = 31
 _LN2 = 0.6931471805599453
 _ROOT_OF_HALF = 0.7071067811865476
 _SERIES = 12
-"""Terms of the logarithm; the next one is below 2^-60 of the first."""
+"""Number of terms of the logarithm's series; the next one is below 2^-60 of the first."""
 
 
 def stream_of(seed: int, position: int) -> int:
-    """Returns the signed 64-bit number that all noise of one position of one session begins at."""
+    """Returns the signed 64-bit number from which the noise of one position derives."""
     return _signed(_mixed((_mixed((seed + _STEP) & _ALL) + position * _STEP) & _ALL))
 
 
 def counters(xp: Any, vocabulary: int) -> Any:
-    """Returns what `random_bits` adds for each two tokens: int64 [(vocabulary + 1) // 2]."""
+    """Returns the offset of each pair of tokens in `random_bits`: int64 [(vocabulary + 1) // 2]."""
     return xp.arange(1, (vocabulary + 1) // 2 + 1, dtype=xp.int64) * _signed(_STEP)
 
 
 def random_bits(xp: Any, streams: Any, counted: Any) -> Any:
-    """Returns 31 random bits for every row and token: int32 [rows, vocabulary, evened].
+    """Returns 31 random bits for every row and token: int32 [rows, vocabulary rounded up to even].
 
     Args:
         xp: `numpy` or `torch`.
-        streams: int64 [rows], of `stream_of`.
-        counted: Of `counters`, on the same device.
+        streams: int64 [rows], results of `stream_of`.
+        counted: The result of `counters`, on the same device.
     """
     mixed = counted[None] + streams[:, None]
     _mix(mixed)
-    # Both halves of each, the lower one first on every machine there are wheels for.
+    # Both halves of each number; the lower one comes first on every platform with wheels.
     bits = mixed.view(xp.int32)
     bits &= (1 << _BITS) - 1
     return bits
 
 
 def random_bits_of(streams: Any, tokens: Any) -> Any:
-    """Returns what `random_bits` has in these columns: int64 [rows, n].
+    """Returns the columns `tokens` of the result of `random_bits`: int64 [rows, n].
 
     Args:
-        streams: int64 [rows], of `stream_of`.
+        streams: int64 [rows], results of `stream_of`.
         tokens: int64 [rows, n], token ids.
     """
     mixed = ((tokens >> 1) + 1) * _signed(_STEP)
@@ -70,9 +71,9 @@ def random_bits_of(streams: Any, tokens: Any) -> Any:
 
 
 def _mix(numbers: Any) -> None:
-    """Applies the finaliser of SplitMix64 to int64 in place; `_mixed` does it to one number."""
+    """Applies the finaliser of SplitMix64 to int64 in place; `_mixed` does so for one number."""
     first, second = map(_signed, _FACTORS)
-    # Shifts of signed integers bring their sign along, which the masks take away.
+    # Shifts of signed integers extend the sign; the masks remove it.
     for shift, factor in ((30, first), (27, second), (31, 1)):
         shifted = numbers >> shift
         shifted &= _ALL >> shift
@@ -82,8 +83,8 @@ def _mix(numbers: Any) -> None:
 
 
 def rough_noise(xp: Any, bits: Any) -> Any:
-    """Returns the noise of each number of bits within 1e-5, float32; further off below -2.5."""
-    # u = (bits + 1/2) / 2^31 and, so that it stays below 1 in float32, a trifle less.
+    """Returns float32 noise of random bits, accurate to 1e-5 above -2.5, less so below."""
+    # u = (bits + 1/2) / 2^31, slightly reduced so that it stays below 1 in float32.
     share = xp.asarray(bits, dtype=xp.float32)
     share += 0.5
     share *= -(1 - 2.0**-24) * 2.0**-_BITS
@@ -101,7 +102,7 @@ def exact_noise(xp: Any, bits: Any) -> Any:
 
 
 def _ln(xp: Any, values: Any) -> Any:
-    """Returns natural logarithms of positive float64 by operations IEEE 754 rounds in one way."""
+    """Returns ln of positive float64 values, by operations that IEEE 754 rounds uniquely."""
     mantissa, exponent = xp.frexp(values)
     low = mantissa < _ROOT_OF_HALF
     mantissa = xp.where(low, mantissa * 2.0, mantissa)

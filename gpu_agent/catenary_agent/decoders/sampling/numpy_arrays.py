@@ -1,4 +1,4 @@
-"""What NumPy does in its own way when tokens are chosen; see `choosing.ArrayBackend`."""
+"""The array operations of sampling in NumPy; see `choosing.ArrayBackend`."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from catenary_agent.decoders.sampling.choosing import Asked, SelectedColumns, To
 from catenary_services.domain.sampler_sizes import CPU_BLOCK_NUMBERS
 
 _NEAR = np.float32(10)
-"""Tokens less likely than the likeliest one by e^10 are mostly beyond what filters leave."""
+"""Tokens less likely than the likeliest by a factor of e^10 are mostly removed by the filters."""
 _GROUP = 64
 _GROUP_SHARE = 4
-"""Groups' maxima stand for the whole as long as they are so many times what is looked for."""
+"""The maxima of groups are searched instead of all values if there are at least this many times as
+many groups as values are wanted."""
 
 
 def numpy_chooser(vocabulary: int) -> TokenSampler:
-    """Returns what chooses from logits in NumPy arrays."""
+    """Returns a sampler for logits in NumPy arrays."""
     return TokenSampler(NumpyArrayBackend(), vocabulary)
 
 
 class NumpyArrayBackend:
-    """Arrays of NumPy."""
+    """The `ArrayBackend` of NumPy."""
 
     xp: Any = np
     block_numbers = sorted_numbers = CPU_BLOCK_NUMBERS
 
     def put(self, array: NDArray[Any]) -> NDArray[Any]:
-        """They are there already."""
+        """Returns the array itself."""
         return array
 
     def take(self, table: NDArray[Any], columns: NDArray[Any]) -> NDArray[Any]:
@@ -38,15 +39,15 @@ class NumpyArrayBackend:
         return found
 
     def likeliest(self, values: NDArray[Any], count: int) -> SelectedColumns:
-        """Takes what is near the largest; see `ArrayBackend.likeliest`."""
+        """Selects the values near the largest; see `ArrayBackend.likeliest`."""
         floor = np.full((len(values), 1), -_NEAR)
         if count:
             np.minimum(floor, _below_the_largest(values, count), out=floor)
         near = values >= floor
         most = most_few(values.shape[1])
-        if np.count_nonzero(near) > most:  # of all rows, which is counted faster than of each
+        if np.count_nonzero(near) > most:  # the count over all rows is faster than one per row
             crowded = np.count_nonzero(near, axis=1) > most
-            near[crowded, 1:] = False  # one is left, whichever
+            near[crowded, 1:] = False  # one column is left, whichever
             near[crowded, 0] = True
             floor[crowded] = np.inf
         places = np.flatnonzero(near)
@@ -73,7 +74,7 @@ class NumpyArrayBackend:
     def penalise(
         self, values: NDArray[Any], rows: NDArray[np.int64], asked: Sequence[Asked]
     ) -> None:
-        """Touches only what was said; see `ArrayBackend.penalise`."""
+        """Changes only the logits of tokens that occurred; see `ArrayBackend.penalise`."""
         for row, (_, sampler) in zip(rows, asked, strict=True):
             said, p = sampler.said, sampler.parameters
             assert said is not None
@@ -89,15 +90,15 @@ class NumpyArrayBackend:
             logits[said.ids] = found
 
     def forget(self, session: int) -> None:
-        """Nothing is kept here."""
+        """Does nothing, since nothing is kept."""
 
     def host(self, array: NDArray[Any]) -> NDArray[Any]:
-        """They are there already."""
+        """Returns the array itself."""
         return array
 
 
 def _below_the_largest(values: NDArray[Any], count: int) -> NDArray[Any]:
-    """Returns what at least `count` values of each row reach, [rows, 1]."""
+    """Returns a bound that at least `count` values of each row reach, [rows, 1]."""
     rows, columns = values.shape
     groups = columns // _GROUP
     if count * _GROUP_SHARE <= groups:

@@ -1,11 +1,11 @@
-"""A session's way of choosing tokens: its parameters and what was said so far.
+"""A session's sampler: its parameters and the tokens of the sequence so far.
 
-Penalties and filters mean what the logits processors of `transformers` mean, in its order: bias,
-repetition penalty, (frequency and presence penalty, as vLLM defines them,) minimum length, allowed
-tokens, temperature, top-k, top-p, min-p. `choosing` applies them to the logits of a whole step,
-where these are.
+Penalties and filters have the meaning and the order of the logits processors of `transformers`:
+bias, repetition penalty, frequency and presence penalty (as vLLM defines them), minimum length,
+allowed tokens, temperature, top-k, top-p, min-p. `choosing` applies them to the logits of a whole
+step on their device.
 
-Randomness is a function of seed, position and token id alone (`gumbel`): a session that goes on
+Randomness is a function of seed, position and token id alone (`gumbel`). A session that continues
 elsewhere after a loss chooses the same tokens, as far as the logits there are the same.
 """
 
@@ -24,11 +24,11 @@ STOP = "stop"
 LENGTH = "length"
 
 NOT_FINITE = -1
-"""In place of a token: the largest logit is no number, or infinite."""
+"""A placeholder for a token: the largest logit is NaN or infinite."""
 NOTHING_ALLOWED = -2
-"""In place of a token: no allowed token has a logit."""
+"""A placeholder for a token: no allowed token has a finite logit."""
 NOT_CHOSEN = -3
-"""In place of a token: choosing failed; the log says how."""
+"""A placeholder for a token: choosing failed, and the error is in the log."""
 NO_TOKEN = {
     NOT_FINITE: "the model's output is not finite",
     NOTHING_ALLOWED: "no token is allowed here",
@@ -37,7 +37,7 @@ NO_TOKEN = {
 
 
 class SessionSampler:
-    """One session's way of choosing: its parameters and the tokens there are so far."""
+    """The sampler of one session: its parameters and the tokens so far."""
 
     def __init__(
         self,
@@ -46,32 +46,32 @@ class SessionSampler:
         prompt_tokens: int,
         end_token_ids: Sequence[int],
     ) -> None:
-        """Starts, or goes on where a session was elsewhere.
+        """Begins a session, or continues one that was elsewhere.
 
         Args:
-            parameters: How to choose; a missing seed counts as 0.
-            token_ids: The prompt, and whatever was generated already.
-            prompt_tokens: How many of them are the prompt's.
-            end_token_ids: Any of them ends the text.
+            parameters: The sampling parameters; a missing seed counts as 0.
+            token_ids: The prompt, and the tokens that were generated already.
+            prompt_tokens: Number of prompt tokens among them.
+            end_token_ids: The tokens that end a text.
         """
         self.parameters = parameters
         self.position = len(token_ids)
-        """Index in the whole sequence of the token chosen next."""
+        """Index of the next token in the whole sequence."""
         self.said: TokenOccurrences | None = None
-        """Only where it matters what was said."""
+        """Counts of the tokens that occurred; None unless a penalty needs them."""
         if parameters.penalised:
             self.said = TokenOccurrences(token_ids[:prompt_tokens], token_ids[prompt_tokens:])
         self.ends = np.array(sorted(set(end_token_ids)), np.int64)
         self.biased = np.array([token for token, _ in parameters.logit_bias], np.int64)
         self.bias = np.array([bias for _, bias in parameters.logit_bias], np.float32)
         self.allowed: NDArray[np.bool_] | None = None
-        """[vocabulary]: tokens that may be chosen next; None: any."""
+        """The tokens that may be chosen next, [vocabulary]; None if all may."""
         self._prompt_tokens = prompt_tokens
         self._end_set = frozenset(end_token_ids)
 
     @property
     def generated(self) -> int:
-        """Tokens generated so far."""
+        """Number of tokens generated so far."""
         return self.position - self._prompt_tokens
 
     @property
@@ -81,14 +81,14 @@ class SessionSampler:
 
     @property
     def takes_best(self) -> bool:
-        """True if the largest logit as it is decides."""
+        """True if the token with the largest unchanged logit is chosen."""
         return self.parameters.greedy and not (
             self.said is not None or self.is_early or len(self.biased) or self.allowed is not None
         )
 
     @property
     def stream(self) -> int:
-        """Where the noise of the next token begins, a signed 64-bit number."""
+        """The signed 64-bit number from which the noise of the next token derives."""
         return stream_of(self.parameters.seed or 0, self.position)
 
     def accept(self, token_id: int) -> str:
@@ -102,12 +102,11 @@ class SessionSampler:
 
 
 class TokenOccurrences:
-    """Which tokens occurred in prompt and answer, and how often in the answer."""
+    """The tokens that occurred in prompt and answer, and their counts in the answer."""
 
     def __init__(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """Counts the tokens there are."""
         self.answer = list(answer)
-        """In the order they came."""
+        """The tokens of the answer in their order."""
         self._ids, places = np.unique(np.asarray([*prompt, *answer], np.int64), return_inverse=True)
         said = np.bincount(places[len(prompt) :], minlength=len(self._ids))
         self._counts = said.astype(np.float32)
@@ -120,12 +119,12 @@ class TokenOccurrences:
 
     @property
     def counts(self) -> NDArray[np.float32]:
-        """How often the answer has each of `ids`; 0 for those of the prompt alone."""
+        """The count in the answer of each of `ids`; 0 for those of the prompt only."""
         return self._counts[: self._used]
 
     @property
     def memory_bytes(self) -> int:
-        """Of the arrays; the list of the answer is left out."""
+        """Size of the arrays in bytes; the list of the answer is not included."""
         return self._ids.nbytes + self._counts.nbytes
 
     def add(self, token_id: int) -> None:
@@ -136,7 +135,7 @@ class TokenOccurrences:
             self._counts[found] += 1
             return
         if self._used == len(self._ids):
-            # As many again would be twice what a long session needs.
+            # Growth by a constant: doubling would take twice what a long session needs.
             self._ids = np.concatenate((self._ids, np.zeros(SAID_TOKENS, np.int64)))
             self._counts = np.concatenate((self._counts, np.zeros(SAID_TOKENS, np.float32)))
         self._ids[self._used], self._counts[self._used] = token_id, 1

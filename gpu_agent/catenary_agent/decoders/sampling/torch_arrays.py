@@ -1,4 +1,4 @@
-"""What PyTorch does in its own way when tokens are chosen; see `choosing.ArrayBackend`."""
+"""The array operations of sampling in PyTorch; see `choosing.ArrayBackend`."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from catenary_services.domain.sampler_sizes import (
 
 _BLOCK_NUMBERS = {"cpu": CPU_BLOCK_NUMBERS, "cuda": GPU_BLOCK_NUMBERS}
 _SORTED_NUMBERS = {"cpu": CPU_BLOCK_NUMBERS, "cuda": GPU_BLOCK_NUMBERS // 4}
-"""Sorting on CUDA takes memory of its own, several times what is sorted."""
+"""Number of logits sorted at a time. Sorting on CUDA takes several times their memory."""
 _FEW = 1024
 _SEEN, _SAID = 1, 2
-"""What a token adds to its count: that it occurred shows in the lowest bit, how often it was said
-in the answer in the others."""
+"""The increments of a token's count: the lowest bit says that it occurred, the others how often it
+was generated in the answer."""
 
 
 def torch_chooser(device: torch.device, vocabulary: int) -> TokenSampler:
-    """Returns what chooses from logits on a device."""
+    """Returns a sampler for logits on a device."""
     return TokenSampler(TorchArrayBackend(device, vocabulary), vocabulary)
 
 
 class TorchArrayBackend:
-    """`ArrayBackend` of PyTorch, on one device."""
+    """The `ArrayBackend` of PyTorch on one device."""
 
     xp: Any = torch
 
     def __init__(self, device: torch.device, vocabulary: int) -> None:
-        """Takes no memory before a session has penalties."""
+        """Allocates no memory before a session has penalties."""
         self.block_numbers = _BLOCK_NUMBERS[device.type]
         self.sorted_numbers = _SORTED_NUMBERS[device.type]
         self._device = device
@@ -80,11 +80,12 @@ class TorchArrayBackend:
         )
         these = self.put(rows)
         logits = values[these]
-        # Three times a block at most beside the logits and counts: what is not needed is reused.
+        # Beside logits and counts this takes three blocks at most, because tensors are reused.
         changed = logits * repetition
         torch.where(logits < 0, changed, logits / repetition, out=changed)
         torch.where(counts > 0, changed, logits, out=logits)
-        counts >>= 1  # ours: how often each was said in the answer
+        # These counts are a copy; from here on they are the occurrences in the answer.
+        counts >>= 1
         off = changed.copy_(counts)
         off *= frequency
         off += presence
@@ -100,34 +101,34 @@ class TorchArrayBackend:
 
 
 class TokenCounts:
-    """How often every token was said in the sessions with penalties; it stays on the device.
+    """The counts of every token in the sessions with penalties, kept on the device.
 
     A session has a row from its first step here until it is forgotten. Each step sends the tokens
-    that came since the last one. Rows come in pages, so that more of them are never a copy.
+    that came since the previous one. Rows are allocated in pages, so that no growth copies them.
     """
 
     def __init__(self, device: torch.device, vocabulary: int) -> None:
-        """Has no rows."""
+        """Begins without rows."""
         self._device = device
         self._shape = (COUNTED_SESSIONS, vocabulary)
         self._pages: list[torch.Tensor] = []
         self._rows: dict[int, tuple[int, int]] = {}
-        """Session -> its page, and its row there."""
+        """The page of each session, and its row there."""
         self._free: list[tuple[int, int]] = []
         self._told: dict[int, int] = {}
-        """Session -> tokens of its answer that are counted."""
+        """Number of counted tokens of each session's answer."""
 
     @property
     def memory_bytes(self) -> int:
-        """Of all pages."""
+        """Size of all pages in bytes."""
         return sum(page.nbytes for page in self._pages)
 
     def of(self, asked: Sequence[Asked]) -> torch.Tensor:
-        """Returns int32 [sessions, vocabulary], all tokens so far counted; the caller's."""
+        """Returns a copy of the counts of all tokens so far: int32 [sessions, vocabulary]."""
         try:
             self._count(asked)
         except BaseException:
-            for session, _ in asked:  # whatever was counted: next time it is from the beginning
+            for session, _ in asked:  # the next call counts these sessions from the beginning
                 self.forget(session)
             raise
         at = [self._rows[session] for session, _ in asked]
@@ -141,7 +142,7 @@ class TokenCounts:
         self._told.pop(session, None)
 
     def _count(self, asked: Sequence[Asked]) -> None:
-        """Counts the tokens that are new."""
+        """Counts the tokens that are new since the last call."""
         places: dict[int, list[tuple[int, int, int]]] = {}
         for session, sampler in asked:
             said = sampler.said

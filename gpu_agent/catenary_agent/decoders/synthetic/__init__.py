@@ -1,1 +1,1 @@
-"""Models of published shapes with random weights, for benchmarks."""
+"""Models with published shapes and random weights, for benchmarks."""

@@ -1,7 +1,7 @@
-"""Shapes of published language models: what `catenaryd make-model --like NAME` writes.
+"""Shapes of published language models, for `catenaryd make-model --like NAME`.
 
-Configurations are those of the published `config.json` files; tensors are named as `transformers`
-names them.
+The configurations are those of the published `config.json` files; tensors have the names that
+`transformers` gives them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _BIAS_SPREAD = 0.02
 
 @dataclass(frozen=True, slots=True)
 class RandomTensor:
-    """A tensor of a model in the making."""
+    """A tensor of a model that is to be written."""
 
     name: str
     shape: tuple[int, ...]
     spread: float
-    """Standard deviation; 0: all ones."""
+    """Standard deviation of its values; 0 if all are one."""
 
 
 def _model(  # noqa: PLR0913, PLR0917  (the columns of a table)
@@ -104,10 +104,10 @@ def shape_of(name: str, layers: int = 0) -> dict[str, Any]:
 
     Args:
         name: One of `SHAPES`.
-        layers: So many instead of its own; 0: its own.
+        layers: Number of layers; 0 for that of the published model.
 
     Raises:
-        InvalidInput: If nobody knows the name.
+        InvalidInput: The name is unknown.
     """
     if name not in SHAPES:
         raise InvalidInput("like", f"{name!r} is none of {', '.join(SHAPES)}")
@@ -118,10 +118,11 @@ def shape_of(name: str, layers: int = 0) -> dict[str, Any]:
 
 
 def tensors_of(config: Mapping[str, Any]) -> Iterator[RandomTensor]:
-    """Returns every tensor of a configuration of ours, in the order of the layers.
+    """Yields every tensor of a configuration made by `shape_of`, in the order of the layers.
 
-    Matrices have a spread of 1 / sqrt(inputs), so that what leaves them is as large as what enters;
-    those that add to the residual stream less, by the square root of how many of them add up.
+    Matrices have a standard deviation of 1 / sqrt(inputs), so that their outputs are as large as
+    their inputs. For those that add to the residual stream it is divided by the square root of the
+    number of such additions.
     """
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     heads, groups = config["num_attention_heads"], config["num_key_value_heads"]

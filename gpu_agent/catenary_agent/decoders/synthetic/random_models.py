@@ -1,7 +1,7 @@
-"""Models of published shapes with random weights, for benches: `catenaryd make-model`.
+"""Models with published shapes and random weights, for benchmarks: `catenaryd make-model`.
 
-They are written as models are published: a folder of config.json, tokenizer and safetensors shards.
-Nothing larger than a piece of a tensor is ever in memory.
+They are written in the form in which models are published: a folder of config.json, tokenizer and
+safetensors shards. At most a piece of one tensor is in memory at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from catenary_agent.decoders.synthetic.random_weights import (
 from catenary_services.errors import InvalidInput
 
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-"""As `transformers` names them -> as safetensors files do."""
+"""The name of each datatype in safetensors files, by its name in `transformers`."""
 SHARD_BYTES = 1 << 30
 BEGIN, END, PAD = 0, 1, 2
 _SPECIAL = ("<|im_start|>", "<|im_end|>", "<|pad|>")
@@ -38,17 +38,17 @@ _TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class RandomModel:
-    """What is to be made."""
+    """The description of a model to be written."""
 
     like: str
-    """A name of `model_shapes.SHAPES`."""
+    """The name of a shape in `model_shapes.SHAPES`."""
     seed: int = 0
     dtype: str = "bfloat16"
-    """One of `DTYPES`."""
+    """A datatype in `DTYPES`."""
     layers: int = 0
-    """So many instead of the model's own; 0: its own."""
+    """Number of layers; 0 for that of the published model."""
     shard_bytes: int = SHARD_BYTES
-    """A shard is no larger, unless it has one tensor only."""
+    """The largest shard, except one that contains a single tensor."""
 
 
 def write_random_model(
@@ -57,7 +57,7 @@ def write_random_model(
     """Writes a model into a folder that is absent or empty; returns the bytes of its weights.
 
     Raises:
-        InvalidInput: If the shape or datatype is not known, or the folder has something in it.
+        InvalidInput: The shape or datatype is unknown, or the folder is not empty.
     """
     if model.dtype not in DTYPES:
         raise InvalidInput("dtype", f"{model.dtype!r} is none of {', '.join(DTYPES)}")
@@ -76,7 +76,7 @@ def write_random_model(
         places = {t.name: name for name, shard in zip(names, shards, strict=True) for t in shard}
         _write_json(folder / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": places})
     facts = {"torch_dtype": model.dtype, "bos_token_id": BEGIN, "eos_token_id": END}
-    # Last: a folder with a config is a whole one.
+    # Written last: a folder with a config is complete.
     _write_json(folder / "config.json", config | facts | {"pad_token_id": PAD})
     return total
 
@@ -124,7 +124,7 @@ def _pieces(tensor: RandomTensor, model: RandomModel) -> Iterator[bytes | memory
 def _write_tokenizer(folder: Path, words: int) -> None:
     """Writes a tokenizer that reads text byte by byte, and has a word for every other token.
 
-    A model with random weights says any token of its vocabulary: each has to be a text.
+    A model with random weights generates any token of its vocabulary, so each must have a text.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -153,7 +153,7 @@ def _write_tokenizer(folder: Path, words: int) -> None:
 
 
 def _letters_of_bytes() -> dict[int, str]:
-    """Returns GPT-2's letters of the bytes: printable ones stand for themselves."""
+    """Returns the letters that GPT-2 has for bytes: printable ones stand for themselves."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(_BYTES) if byte not in printable]
     letters = {byte: chr(byte) for byte in printable}
@@ -161,7 +161,7 @@ def _letters_of_bytes() -> dict[int, str]:
 
 
 def _word(number: int) -> str:
-    """Returns letters of a number, no two numbers the same."""
+    """Returns letters that are unique to a number."""
     text = ""
     while number:
         number, letter = divmod(number - 1, _LETTERS)

@@ -1,10 +1,10 @@
-"""Random weights that are a function of seed, tensor name and place, and of nothing else.
+"""Random weights that depend only on seed, tensor name and index.
 
-Any part of any tensor can be made alone, in any order, on any machine: value i of a tensor is
-draw i of a counter-based generator (Philox; Salmon et al., "Parallel random numbers: as easy as
-1, 2, 3", SC 2011) whose key is a hash of seed and name. A draw of 16 bits picks one of 65,536
-quantiles of the normal distribution, rounded where the mathematics libraries of machines differ,
-so that everything behind the hash is arithmetic on integers and one exact product.
+Any part of any tensor can be computed separately, in any order and on any machine. Value i of a
+tensor is draw i of a counter-based generator (Philox; Salmon et al., "Parallel random numbers: as
+easy as 1, 2, 3", SC 2011) whose key is a hash of seed and name. A draw of 16 bits selects one of
+65,536 quantiles of the normal distribution. These are rounded, because the mathematics libraries of
+machines differ; everything after the hash is integer arithmetic and one exact product.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ import numpy as np
 from catenary_services.errors import InvalidInput
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-"""Datatypes, as safetensors files name them."""
+"""Size of a value in bytes, by the name of its datatype in safetensors files."""
 _DRAWS = 1 << 16
 _PER_BLOCK = 16
-"""Draws of 16 bits in one block of the generator."""
+"""Number of 16-bit draws in one block of the generator."""
 _PIECE_VALUES = 1 << 22
-"""Made at a time: what a tensor of any size takes in memory."""
+"""Number of values computed at a time, which bounds the memory for a tensor of any size."""
 _STEPS = 4096.0
-"""Quantiles are multiples of 1/4096: no last bit of a logarithm matters."""
+"""Quantiles are multiples of 1/4096, so that the last bits of a logarithm do not matter."""
 
 
 def random_pieces(
     seed: int, name: str, count: int, spread: float, dtype: str
 ) -> Iterator[memoryview]:
-    """Returns the bytes of a tensor, piece after piece.
+    """Yields the bytes of a tensor, piece by piece.
 
     Args:
-        seed: Of the model.
-        name: Of the tensor.
-        count: Of its values.
+        seed: The seed of the model.
+        name: The name of the tensor.
+        count: Number of its values.
         spread: Standard deviation.
         dtype: One of `ITEM_BYTES`.
     """
@@ -50,12 +50,12 @@ def random_pieces(
 def random_values(
     seed: int, name: str, first: int, count: int, spread: float, dtype: str
 ) -> np.ndarray[Any, np.dtype[Any]]:
-    """Returns values `[first, first + count)` of a tensor; of bfloat16 the bits."""
+    """Returns values `[first, first + count)` of a tensor; for bfloat16 their bits as uint16."""
     return _picked(_values(spread, dtype), seed, name, first, count)
 
 
 def constant_bytes(value: float, count: int, dtype: str) -> bytes:
-    """Returns the bytes of `count` times the same value."""
+    """Returns the bytes of a tensor of `count` equal values."""
     return _encoded(np.full(count, value, np.float32), dtype).tobytes()
 
 
@@ -93,5 +93,5 @@ def _encoded(
     if dtype != "BF16":
         raise InvalidInput("dtype", f"{dtype!r} is none of {', '.join(ITEM_BYTES)}")
     bits = values.view(np.uint32)
-    # The upper half of a float32, rounded to the nearest and half-way to even.
+    # A bfloat16 is the upper half of a float32, rounded to nearest, ties to even.
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")

@@ -1,8 +1,8 @@
 """Attention of one step over the slot pool, as the attention function of `transformers` layers.
 
-The layers come from `transformers` unchanged; their attention modules call `attend`, which
-stores the new keys and values and attends to what each session has cached. There are three ways to
-compute it, all of them without repeating keys for grouped queries:
+The layers come from `transformers` unchanged. Their attention modules call `attend`, which stores
+the new keys and values and attends to what each session has cached. There are three ways to compute
+it, all of them without repeating keys for grouped queries:
 
 * `FLASH`: one FlashAttention-2 call per layer for the whole mixed batch (Dao, arXiv 2307.08691),
   straight out of the pool: `cum_seq_k` is where each session's extent begins and `seqused_k` how
@@ -30,11 +30,11 @@ from catenary_agent.decoders.torch.torch_cache import SessionCache, SlotPool
 from catenary_agent.decoders.torch.torch_wide import narrowed
 
 ATTENTION = "catenary"
-"""Name under which `transformers` knows `attend`."""
+"""The name under which `attend` is registered with `transformers`."""
 
 
 class AttentionKernel(Enum):
-    """How attention is computed."""
+    """The three ways to compute attention; see the module."""
 
     FLASH = "flash"
     PADDED = "padded"
@@ -42,7 +42,7 @@ class AttentionKernel(Enum):
 
 
 class AttentionMetadata:
-    """Where the tokens of one step lie. Sessions are ordered by the layer they enter at."""
+    """The places of one step's tokens in the pool; sessions are sorted by their entry layer."""
 
     def __init__(
         self, caches: Sequence[SessionCache], counts: Sequence[int], cached: Sequence[int]
@@ -51,22 +51,22 @@ class AttentionMetadata:
 
         Args:
             caches: The slots of each session, by ascending first layer.
-            counts: New tokens of each.
-            cached: Tokens each has already.
+            counts: Number of new tokens of each session.
+            cached: Number of cached tokens of each session.
         """
         self.counts = list(counts)
         self.used = [before + new for before, new in zip(cached, counts, strict=True)]
         self.bounds = np.concatenate(([0], np.cumsum(counts))).tolist()
-        """[sessions + 1]: first row of each session, and the number of rows."""
+        """The first row of each session, and the number of rows: [sessions + 1]."""
         self.entries = [cache.first_layer for cache in caches]
         self.starts: NDArray[np.int64] = np.stack([cache.starts for cache in caches], axis=1)
-        """[layers, sessions]: first pool row of each session's slot."""
+        """First pool row of each session's slot: [layers, sessions]."""
         spans = [np.arange(old, new) for old, new in zip(cached, self.used, strict=True)]
         self.positions: NDArray[np.int64] = np.concatenate(spans)
-        """[rows]: index of each token in its session."""
+        """Index of each row's token in its session: [rows]."""
         session_of_row = np.repeat(np.arange(len(counts)), counts)
         self.writes: NDArray[np.int64] = self.starts[:, session_of_row] + self.positions
-        """[layers, rows]: pool row each new token is stored at."""
+        """Pool row at which each new token is stored: [layers, rows]."""
 
     def active(self, layer: int) -> int:
         """Returns how many sessions, from the first on, run through a layer."""
@@ -75,27 +75,27 @@ class AttentionMetadata:
 
 @dataclass(slots=True)
 class StepTensors:
-    """A plan on the device. Under a CUDA graph the tensors keep their addresses."""
+    """The layout of a step as tensors on the device; a CUDA graph reuses their addresses."""
 
     plan: AttentionMetadata | None
-    """None under a CUDA graph, where no kernel may look at it."""
+    """The layout on the host; None under a CUDA graph, where no kernel may read it."""
     pool: SlotPool
     kernel: AttentionKernel
     writes: torch.Tensor
-    """int64 [layers, rows]."""
+    """Pool row of each new token: int64 [layers, rows]."""
     query_starts: torch.Tensor
-    """int32 [sessions + 1]."""
+    """First row of each session: int32 [sessions + 1]."""
     key_starts: torch.Tensor
-    """int32 [layers, sessions + 1]; the last entry of a layer is not used."""
+    """First pool row of each session: int32 [layers, sessions + 1]; the last entry is not used."""
     used: torch.Tensor
-    """int32 [sessions]: tokens with the new ones."""
+    """Number of tokens of each session, the new ones included: int32 [sessions]."""
     most_new: int
     most_used: int
     masks: dict[tuple[int, int | None], torch.Tensor | None] = field(default_factory=dict)
 
     @staticmethod
     def of(plan: AttentionMetadata, pool: SlotPool, kernel: AttentionKernel) -> StepTensors:
-        """Copies a plan to the pool's device."""
+        """Copies a layout to the pool's device."""
         device = pool.shape.device
         empty = torch.empty(0, dtype=torch.int32)
         query_starts = key_starts = used = empty
@@ -111,12 +111,12 @@ class StepTensors:
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """What `attend` is told by the executor for one layer of one step."""
+    """The arguments of `attend` from the executor, for one layer of one step."""
 
     step: StepTensors
     layer: int
     sessions: int
-    """How many of the step's sessions, from the first on, run through this layer."""
+    """Number of the step's sessions, from the first on, that run through this layer."""
 
 
 def attend(  # noqa: PLR0913, PLR0917  (transformers fixes the signature)
@@ -135,15 +135,16 @@ def attend(  # noqa: PLR0913, PLR0917  (transformers fixes the signature)
         module: The attention module.
         query: [1, heads, rows, head size], rotated.
         key: [1, key-value heads, rows, head size], rotated.
-        value: The same shape.
-        attention_mask: Not used; what may be seen follows from the positions.
+        value: The same shape as `key`.
+        attention_mask: Not used; the positions determine the visible tokens.
         scaling: Factor on the scores.
-        sliding_window: Most tokens one sees, itself included; None: all before it.
+        sliding_window: The most tokens that one attends to, itself included; None for all before
+            it.
         **others: `catenary` is the `LayerCall`.
 
     Returns:
-        [1, rows, heads, head size] in the numbers of the caches, which queries, keys and values are
-        rounded to; and None for the attention weights.
+        [1, rows, heads, head size] in the datatype of the caches, to which queries, keys and values
+            are rounded; and None for the attention weights.
     """
     call: LayerCall = others["catenary"]
     step = call.step
@@ -173,12 +174,15 @@ def attend(  # noqa: PLR0913, PLR0917  (transformers fixes the signature)
 
 
 def _gathered(step: StepTensors, sessions: list[int]) -> list[list[int]]:
-    """Returns sessions in groups whose caches may be copied together; no group has a longer one."""
+    """Returns groups of sessions whose padded caches fit into `GATHERED_BYTES`.
+
+    Sessions that do not fit alone are in no group.
+    """
     assert step.plan is not None
     token_bytes = step.pool.keys[0].nbytes + step.pool.values[0].nbytes
     groups: list[list[int]] = []
     for session in sorted(sessions, key=step.plan.used.__getitem__):
-        # The last one of a group is its longest: all are padded to it.
+        # The last session of a group is its longest, and all are padded to its length.
         most = GATHERED_BYTES // (step.plan.used[session] * token_bytes)
         if groups and len(groups[-1]) < most:
             groups[-1].append(session)
@@ -196,12 +200,12 @@ def _one(
     assert step.plan is not None
     used, new = step.plan.used[index], step.plan.counts[index]
     first = int(step.plan.starts[call.layer, index])
-    # Nothing in front of the window of its first row is seen by any row of the chunk.
+    # No row of the chunk attends to anything before the window of its first row.
     hidden = max(0, used - new + 1 - window) if window else 0
     keys = step.pool.keys[first + hidden : first + used].transpose(0, 1)[None]
     values = step.pool.values[first + hidden : first + used].transpose(0, 1)[None]
     if new == 1:
-        # The heads that share a key head are rows of one query: no key is repeated.
+        # The heads that share a key head become rows of one query, so no key is repeated.
         grouped = query.reshape(1, keys.shape[1], -1, query.shape[3])
         result = functional.scaled_dot_product_attention(grouped, keys, values, scale=scaling)
         return result.reshape(1, 1, query.shape[1], -1)
@@ -232,7 +236,7 @@ def _padded(
     for rows in (pool.keys, pool.values):
         extents = rows[: pool.scratch].view(pool.slots, pool.tokens, *rows.shape[1:])
         part = extents[:, :longest].index_select(0, slots.to(query.device))
-        # Whatever lies behind a session's end may be no number, and 0 * NaN is not 0.
+        # Rows after a session's end may be NaN, and 0 * NaN is not 0.
         part.masked_fill_(~seen[:, :, None, None], 0)
         gathered.append(part.transpose(1, 2))
     grouped = query.reshape(len(sessions), gathered[0].shape[1], -1, query.shape[2])
@@ -268,7 +272,7 @@ def _flash(
 
 
 def chunk_mask(new: int, used: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """Returns bool [new, used]: which cached tokens each of the `new` last ones sees."""
+    """Returns bool [new, used]: the cached tokens that each of the `new` last ones attends to."""
     rows = torch.arange(used - new, used, device=device)[:, None]
     columns = torch.arange(used, device=device)
     seen = columns <= rows

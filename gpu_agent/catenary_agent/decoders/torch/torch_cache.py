@@ -1,8 +1,8 @@
 """Key-value caches of the PyTorch executor: one pool of block slots for all blocks of a partition.
 
-A slot is a contiguous extent of `tokens` rows, and holds the cache of one session in one block.
-Which slot serves which block does not matter, so sessions that enter at different blocks share the
-pool without loss, and the number of block slots is exact.
+A slot is a contiguous range of `tokens` rows and holds the cache of one session in one block. Any
+slot can serve any block, so sessions that enter at different blocks share the pool without loss,
+and the number of block slots is exact.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from catenary_services.errors import Overloaded
 
 @dataclass(frozen=True, slots=True)
 class TokenCacheShape:
-    """What one token takes in one block."""
+    """The shape and format of one token's cache in one block."""
 
     heads: int
     head_size: int
@@ -34,33 +34,33 @@ class SessionCache:
     """The slots of one session."""
 
     first_layer: int
-    """Layer of the partition (0-based) at which it enters."""
+    """Layer of the partition, counted from 0, at which the session enters."""
     slots: NDArray[np.int64]
-    """[layers - first_layer]: slot of each of its layers."""
+    """Slot of each of its layers: [layers - first_layer]."""
     starts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    """[layers]: first row of the slot in the pool; 0 for layers it does not run through."""
+    """First pool row of its slots: [layers]; 0 for layers it does not run through."""
 
 
 class SlotPool:
     """Keys and values of all slots.
 
-    Not cleared when a slot changes hands: readers look at no row behind a session's length.
+    Slots are not cleared between sessions: readers never look at rows after a session's length.
     """
 
     def __init__(self, slots: int, tokens: int, layers: int, shape: TokenCacheShape) -> None:
-        """Allocates the pool. Pages of slots never used are not committed on a CPU.
+        """Allocates the pool. Pages of slots that are never used are not committed on a CPU.
 
         Args:
-            slots: Block slots.
-            tokens: Rows of a slot.
-            layers: Layers of the partition.
-            shape: Of one token in one block.
+            slots: Number of block slots.
+            tokens: Number of rows of a slot.
+            layers: Number of layers of the partition.
+            shape: Shape and format of one token in one block.
 
         Raises:
-            Overloaded: If the device has not enough memory.
+            Overloaded: The device has too little memory.
         """
         self.slots, self.tokens, self.layers, self.shape = slots, tokens, layers, shape
-        rows = slots * tokens + 1  # the last one takes what the padding of a CUDA graph writes
+        rows = slots * tokens + 1  # padding of CUDA graphs writes to the last row
         size = (rows, shape.heads, shape.head_size)
         try:
             self.keys = torch.empty(size, dtype=shape.dtype, device=shape.device)
@@ -74,12 +74,12 @@ class SlotPool:
 
     @property
     def spare_bytes(self) -> int:
-        """Of that row: beside the slots the pool takes nothing else."""
+        """The bytes of the scratch row, which the pool takes beside its slots."""
         return self.keys[self.scratch].nbytes + self.values[self.scratch].nbytes
 
     @property
     def scratch(self) -> int:
-        """A row nobody reads."""
+        """Index of a row that is written but never read."""
         return self.slots * self.tokens
 
     def open(self, first_layer: int) -> SessionCache:
@@ -90,7 +90,7 @@ class SlotPool:
         return cache
 
     def close(self, cache: SessionCache) -> None:
-        """Gives a session's slots back."""
+        """Returns a session's slots to the pool."""
         self._free.extend(reversed(cache.slots.tolist()))
 
     def write(self, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -103,12 +103,12 @@ class SlotPool:
 
         Args:
             cache: The session's slots.
-            span: Which part.
-            first_block: Of the partition.
+            span: The blocks and tokens to copy.
+            first_block: The first block of the partition.
 
         Returns:
             `[blocks, 2, tokens, heads, head_size]`: float32, float16, or uint16 with the bits of
-            bfloat16.
+                bfloat16.
         """
         parts = []
         for block in range(span.first_block, span.last_block):
@@ -125,7 +125,7 @@ class SlotPool:
     def write_part(
         self, cache: SessionCache, span: CacheSpan, first_block: int, rows: CacheArray
     ) -> None:
-        """Overwrites a part of a session's cache with what `read` returned, of whatever pool."""
+        """Overwrites a part of a session's cache with an array that `read` of any pool returned."""
         if self.shape.dtype == torch.bfloat16:
             whole = torch.from_numpy(np.array(to_bfloat16(rows)).view(np.int16))
             whole = whole.to(self.shape.device).view(torch.bfloat16)
@@ -142,12 +142,12 @@ class SlotPool:
     def adopt(
         self, old: SlotPool, sessions: Mapping[int, SessionCache], cached: Mapping[int, int]
     ) -> None:
-        """Moves sessions from an older pool into this empty one.
+        """Copies sessions from an older pool into this empty one.
 
         Args:
-            old: Where they are; the same layers and shape.
+            old: The pool they are in, with the same layers and shape.
             sessions: Their slots, changed in place.
-            cached: Tokens each of them has; no more than a slot here holds.
+            cached: Number of cached tokens of each; at most what a slot here holds.
         """
         for session, cache in sessions.items():
             before = cache.starts
@@ -167,6 +167,6 @@ class SlotPool:
 
 
 def _rows_of(cache: SessionCache, layer: int, span: CacheSpan) -> slice:
-    """Returns the pool's rows of a span's tokens in one layer of the partition."""
+    """Returns the pool rows of a span's tokens in one layer of the partition."""
     start = int(cache.starts[layer])
     return slice(start + span.first_token, start + span.last_token)

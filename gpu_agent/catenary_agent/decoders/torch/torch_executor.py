@@ -1,8 +1,8 @@
-"""The decoder executor on PyTorch: decoder layers of `transformers` over our own slot pool.
+"""The decoder executor on PyTorch: decoder layers of `transformers` over a slot pool.
 
-On CUDA devices it is the one to use: float16, one attention call per layer for the mixed batch,
-decode steps replayed as CUDA graphs. On a CPU it computes in float32 and is the reference others
-are compared with.
+It is the executor for CUDA devices: float16, one attention call per layer for the mixed batch,
+decode steps replayed as CUDA graphs. On a CPU it computes in float32 and serves as the reference
+for other executors.
 """
 
 from __future__ import annotations
@@ -64,18 +64,18 @@ class TorchDecoder:
         """Loads the weights and allocates the caches.
 
         Args:
-            repository: Has the model's `config.json`, weights and `decoder.json`.
-            key: The blocks.
+            repository: The repository with the model's `config.json`, weights and `decoder.json`.
+            key: The partition.
             device: A CPU or a CUDA device.
-            layout: Of the caches.
-            threads: Of computation on a CPU. PyTorch has one thread pool per process, so the last
-                one given holds for all its executors.
+            layout: The layout of the caches.
+            threads: Number of compute threads on a CPU. PyTorch has one thread pool per process, so
+                the last number given holds for all its executors.
             dtype: See `compute_dtype`.
 
         Raises:
-            NotSupported: If PyTorch does not see the device or does not know the model's family.
-            InvalidInput: If range, layout or weights do not fit together.
-            Overloaded: If the caches do not fit into the device's memory.
+            NotSupported: PyTorch does not see the device or does not know the model's family.
+            InvalidInput: Partition, layout and weights contradict each other.
+            Overloaded: The caches do not fit into the device's memory.
         """
         self.key = key
         self.table = repository.decoder_table(key.model)
@@ -87,7 +87,7 @@ class TorchDecoder:
         torch.set_num_threads(threads)
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
-            # Not the default stream: what shares this device must be able to run beside it.
+            # Not the default stream, so that other users of the device can run beside it.
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
             if device.virtual_level > 1:
                 share = 1.0 / device.virtual_level
@@ -111,17 +111,14 @@ class TorchDecoder:
 
     @property
     def layout(self) -> CacheLayout:
-        """In force now."""
         return self._book.layout
 
     @property
     def free_block_slots(self) -> int:
-        """Block slots no session holds; negative while a smaller layout waits for sessions."""
         return self._book.free
 
     @property
     def sessions(self) -> int:
-        """Sessions that are open."""
         return len(self._book.entries)
 
     @property
@@ -132,12 +129,10 @@ class TorchDecoder:
         return self._book.block_tokens(session, tokens)
 
     def open_session(self, session: int, entry_block: int, tokens: int = 0) -> None:
-        """Takes `last - entry_block` block slots; see `DecoderExecutor.open_session`."""
         self._book.open(session, entry_block, tokens)
         self._caches[session] = self._pool.open(entry_block - self.key.first_block)
 
     def close_session(self, session: int) -> None:
-        """Frees a session's slots at once. Does nothing for a session that is not open."""
         if self._book.close(session):
             self._pool.close(self._caches.pop(session))
             self._chooser.forget(session)
@@ -148,7 +143,7 @@ class TorchDecoder:
         self._book.check(items)
         if not items:
             return []
-        # Who enters later comes later, so that the sessions in a layer are always the first ones.
+        # Sorted by entry block, so that the sessions in a layer are always the first ones.
         order = sorted(range(len(items)), key=lambda i: self._book.entries[items[i].session])
         ordered = [items[i] for i in order]
         try:
@@ -177,19 +172,19 @@ class TorchDecoder:
         self._book.imported(session, span)
 
     def prepare_layout(self, layout: CacheLayout) -> CacheLayout:
-        """Checks a layout; callable from any thread.
+        """Checks a layout and returns it; any thread may call it.
 
         Raises:
-            InvalidInput: If it is not possible for the partition.
+            InvalidInput: The layout is impossible for the partition.
         """
         layout.check(self.key)
         return layout
 
     def apply_layout(self, prepared: CacheLayout) -> None:
-        """Brings a layout into force between two steps. Running sessions go on unharmed.
+        """Puts a layout into force between two steps; running sessions continue.
 
         Raises:
-            Overloaded: If the new caches do not fit into memory; the old layout stays in force.
+            Overloaded: The new caches do not fit into memory; the old layout stays in force.
         """
         before = self._book.layout
         self._book.layout = prepared
@@ -200,7 +195,6 @@ class TorchDecoder:
             raise
 
     def close(self) -> None:
-        """Frees weights and caches."""
         self._graphs = None
         self._caches.clear()
         del self._model, self._pool
@@ -225,7 +219,7 @@ class TorchDecoder:
             made = row_results(self._chooser, logits, [items[i] for i in ends])
             for i, result in zip(ends, made, strict=True):
                 results[i] = result
-        # On a CPU these are this step's own tensors, and a CUDA graph's are copied by cpu().
+        # On a CPU these tensors belong to this step; those of a CUDA graph are copied by cpu().
         if any(item.want == "hidden" for item in items):
             states = hidden.cpu().numpy()
             for i, item in enumerate(items):
@@ -242,7 +236,7 @@ class TorchDecoder:
         return self._model.forward(step, positions, joining, sessions)
 
     def _joining(self, items: Sequence[StepItem]) -> dict[int, torch.Tensor]:
-        """Returns what enters at each layer, on the device."""
+        """Returns the inputs that enter at each layer, on the device."""
         arrays: dict[int, list[np.ndarray]] = {}
         for item in items:
             layer = self._book.entries[item.session] - self.key.first_block
@@ -253,7 +247,7 @@ class TorchDecoder:
         }
 
     def _fit_pool(self) -> None:
-        """Gives the pool the size of the layout, or what longer or more sessions still need."""
+        """Resizes the pool to the layout, or to what longer or more running sessions still need."""
         layout, book = self._book.layout, self._book
         slots = max(layout.block_slots, book.used)
         tokens = max([layout.session_tokens, *book.limits.values()])
@@ -263,7 +257,7 @@ class TorchDecoder:
         self._graphs = None
         with self._on_stream():
             if self._device.type == "cuda":
-                # Old and new pool may not fit side by side: only what is used is copied twice.
+                # Old and new pool may not fit side by side: a third has only the rows in use.
                 longest = max(book.cached.values(), default=1)
                 used = SlotPool(book.used, max(1, longest), self._layers, self._shape)
                 used.adopt(old, self._caches, book.cached)
@@ -288,7 +282,8 @@ class TorchDecoder:
     def _renew_graphs(self) -> None:
         if self._kernel is AttentionKernel.FLASH:
             self._graphs = DecodeGraphs(self._model, self._pool, self.table.hidden_size)
-            if not self._caches:  # otherwise sessions wait: buckets are captured as they come
+            # With sessions waiting, buckets are captured only when they are needed.
+            if not self._caches:
                 with torch.inference_mode():
                     self._graphs.capture(max(1, self.layout.block_slots // self._layers))
 

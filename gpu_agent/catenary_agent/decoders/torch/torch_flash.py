@@ -1,4 +1,4 @@
-"""Whether FlashAttention can be had on a device: tried, not guessed."""
+"""A test of whether FlashAttention works on a device: it is run and compared."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from catenary_agent.decoders.torch.torch_attention import (
 from catenary_agent.decoders.torch.torch_cache import SessionCache, SlotPool, TokenCacheShape
 
 _TOLERANCE = 0.05
-"""bfloat16 has 8 bits, and what is compared is about 1."""
+"""The largest difference accepted: bfloat16 has 8 bits, and the compared values are about 1."""
 
 
 def why_not_flash(shape: TokenCacheShape, query_heads: int) -> str | None:
-    """Tries FlashAttention on extents in arbitrary order against plain attention.
+    """Runs FlashAttention on slots in arbitrary order and compares it with plain attention.
 
     Args:
-        shape: Of the caches.
-        query_heads: Heads of the queries.
+        shape: Shape and format of the caches.
+        query_heads: Number of heads of the queries.
 
     Returns:
-        None if it can be used, else the reason why it cannot.
+        None if FlashAttention works, else the reason why it does not.
     """
     if shape.device.type != "cuda":
         return f"FlashAttention needs a CUDA device, this is {shape.device}"
     try:
-        # A mixed step, and one of single tokens, for which the kernel takes another way.
+        # One mixed step, and one of single tokens, for which the kernel has another code path.
         worst = max(difference(shape, query_heads, counts) for counts in ((1, 7, 1), (1, 1, 1)))
     except (RuntimeError, TypeError, AttributeError) as error:
         return f"FlashAttention fails on {shape.device}: {str(error).splitlines()[0][:200]}"
@@ -41,12 +41,12 @@ def why_not_flash(shape: TokenCacheShape, query_heads: int) -> str | None:
 
 
 def difference(shape: TokenCacheShape, query_heads: int, counts: tuple[int, int, int]) -> float:
-    """Returns how far FlashAttention is from plain attention for three sessions.
+    """Returns the largest difference of FlashAttention and plain attention for three sessions.
 
     Args:
-        shape: Of the caches.
-        query_heads: Heads of the queries.
-        counts: New tokens of each session.
+        shape: Shape and format of the caches.
+        query_heads: Number of heads of the queries.
+        counts: Number of new tokens of each session.
     """
     device, dtype = shape.device, shape.dtype
     random = torch.Generator(device).manual_seed(0)

@@ -1,8 +1,8 @@
-"""CUDA graphs of decode steps: a step of a small model is hundreds of launches, a replay is one.
+"""CUDA graphs of decode steps: replaying a graph replaces the hundreds of launches of a step.
 
-One graph per batch bucket; a smaller batch is padded with rows that write to the pool's scratch
-row and that nobody reads. Only steps in which every session decodes one token and enters at the
-partition's first block are captured; all others run eagerly.
+There is one graph per batch bucket. A smaller batch is padded with rows that write to the pool's
+scratch row and that nobody reads. Only steps in which every session decodes one token and enters at
+the partition's first block are captured; all others run eagerly.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _WARM_RUNS = 2
 
 
 def bucket_of(sessions: int) -> int | None:
-    """Returns the smallest bucket that holds so many sessions, None if there is none."""
+    """Returns the smallest bucket for a number of sessions; None if there is none."""
     return next((size for size in BUCKETS if size >= sessions), None)
 
 
 def graphable(plan: AttentionMetadata) -> bool:
-    """True if every session decodes one token and enters at the first layer."""
+    """Returns True if every session decodes one token and enters at the first layer."""
     return (
         max(plan.counts) == 1 and plan.entries[-1] == 0 and bucket_of(len(plan.counts)) is not None
     )
@@ -68,7 +68,7 @@ class StaticStep:
         )
 
     def run(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Returns hidden states and, where the last block is, logits of all rows."""
+        """Returns the hidden states and, where the last block is, the logits of all rows."""
         layers = len(self._model.blocks.layers)
         joining = {0: self.entering}
         hidden = self._model.forward(self.step, self.positions, joining, [self.size] * layers)
@@ -76,7 +76,7 @@ class StaticStep:
         return hidden, self._model.logits(hidden) if head is not None else None
 
     def fill(self, plan: AttentionMetadata, entering: torch.Tensor) -> None:
-        """Sets the first rows to those of a plan; the others are padding again."""
+        """Sets the first rows to those of a plan; all others become padding."""
         sessions = len(plan.counts)
         spare = self.size - sessions
         self.entering[:sessions].copy_(entering)
@@ -98,7 +98,7 @@ class _Graph:
 
 
 class DecodeGraphs:
-    """The graphs of one executor over one pool; a new pool needs new ones."""
+    """The CUDA graphs of one executor over one pool; a new pool needs new ones."""
 
     def __init__(self, model: BlockModel, pool: SlotPool, hidden_size: int) -> None:
         """Begins without graphs; each is captured when its bucket is first used."""
@@ -112,15 +112,15 @@ class DecodeGraphs:
     def run(
         self, plan: AttentionMetadata, entering: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """Replays the graph of a step's bucket, capturing it first if need be.
+        """Replays the graph of a step's bucket, which is captured first if necessary.
 
         Args:
-            plan: A graphable step.
-            entering: What enters the first layer, on the host or the device.
+            plan: A step for which `graphable` is true.
+            entering: The inputs of the first layer, on the host or the device.
 
         Returns:
-            Hidden states [sessions, hidden size] and, where the last block is, logits
-            [sessions, vocabulary], valid until the next run; None if no graph can be had.
+            Hidden states [sessions, hidden size] and, where the last block is, logits [sessions,
+                vocabulary], valid until the next run; None if no graph can be captured.
         """
         sessions = len(plan.counts)
         size = bucket_of(sessions)
@@ -161,7 +161,7 @@ class DecodeGraphs:
         torch.cuda.current_stream(device).wait_stream(side)
         torch.cuda.synchronize(device)
         graph = torch.cuda.CUDAGraph()
-        # Graphs of one executor run one after the other, so that they can share their memory.
+        # Graphs of one executor never run at the same time, so they can share memory.
         with torch.cuda.graph(
             graph, pool=self._memory, stream=side, capture_error_mode="thread_local"
         ):

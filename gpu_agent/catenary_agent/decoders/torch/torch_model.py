@@ -1,4 +1,4 @@
-"""One pass of a step's rows through the layers of a partition."""
+"""The pass of a step's rows through the layers of a partition."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from catenary_agent.decoders.torch.torch_weights import DecoderBlocks
 
 
 class BlockModel:
-    """The layers as one function; eager steps and CUDA graphs both run it."""
+    """The layers as one function, which eager steps and CUDA graphs share."""
 
     def __init__(self, blocks: DecoderBlocks) -> None:
-        """Wraps loaded blocks."""
         self.blocks = blocks
 
     def forward(
@@ -24,17 +23,18 @@ class BlockModel:
         joining: Mapping[int, torch.Tensor],
         sessions: Sequence[int],
     ) -> torch.Tensor:
-        """Runs every layer once, for all sessions that are in it.
+        """Runs every layer once, for all sessions that have reached it.
 
         Args:
-            step: Where keys and values lie.
+            step: The places of keys and values.
             positions: int64 [rows].
-            joining: Layer -> what enters there: token ids int64 [rows] or hidden states
+            joining: The inputs that enter at a layer: token ids int64 [rows] or hidden states
                 float32 [rows, hidden size].
-            sessions: [layers]: how many sessions, from the first on, run through each layer.
+            sessions: [layers]: the number of sessions, from the first on, that run through each
+                layer.
 
         Returns:
-            Hidden states float32 [rows, hidden size] behind the last layer.
+            Hidden states float32 [rows, hidden size] after the last layer.
         """
         blocks = self.blocks
         like = torch.empty(0, dtype=torch.float32, device=positions.device)
@@ -62,7 +62,7 @@ class BlockModel:
         return hidden[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns float32 [rows, vocabulary] of hidden states behind the last block."""
+        """Returns float32 [rows, vocabulary] of hidden states after the last block."""
         assert self.blocks.norm is not None
         assert self.blocks.head is not None
         result: torch.Tensor = self.blocks.head(self.blocks.norm(hidden))

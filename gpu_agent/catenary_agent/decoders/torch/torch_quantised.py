@@ -1,9 +1,9 @@
 """Linear layers of PyTorch with weights of eight or four bits.
 
-On CUDA devices PyTorch's own kernels multiply with the codes. They are tried on a small matrix when
-a process loads the first model that wants them: where one is missing, or computes something else
-than these formulas say, weights are turned into numbers for every step, which is right and slow. So
-it is on a CPU, where that is faster than PyTorch's kernels.
+On CUDA devices PyTorch's own kernels multiply with the codes. They are tested on a small matrix
+when a process loads the first model that needs them. Where one is missing or deviates from these
+formulas, weights are dequantised in every step, which is correct but slow. On a CPU this is always
+done, because it is faster than PyTorch's kernels.
 """
 
 from __future__ import annotations
@@ -26,35 +26,34 @@ from catenary_services.log import get_logger
 
 _log = get_logger("catenary_agent.decoders")
 _MIDDLE = 8
-"""Kernels take codes less this."""
+"""The offset of codes in kernels: they subtract it."""
 _HIGHEST_4, _HIGHEST_8 = 15, 127
 _TILES = 8
-"""Tiles of 16 inputs that a thread of the kernel reads at a time."""
+"""Number of tiles of 16 inputs that a thread of the kernel reads at a time."""
 _TILE_INPUTS, _TILE_OUTPUTS = 16 * _TILES, 8
 _KERNEL_ROWS_8 = 16
-"""Of more rows at a time the product of plain matrices is faster."""
+"""The most rows for the kernel; for more, the product of plain matrices is faster."""
 _TOLERANCE = 0.02
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word of AWQ's the code of each of eight outputs is."""
+"""Position within a word of AWQ of the code of each of eight outputs."""
 
 
 class EightBitLinear(torch.nn.Module):
-    """Whole numbers of -127 to 127 times one scale per output."""
+    """A linear layer of integers from -127 to 127 times one scale per output."""
 
     codes: torch.Tensor
-    """int8 [outputs, inputs]."""
+    """The codes: int8 [outputs, inputs]."""
     scales: torch.Tensor
-    """[outputs]."""
+    """The scales: [outputs]."""
 
     def __init__(self, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None):
-        """Takes codes, and scales in what is computed in."""
+        """Stores codes, and scales in the datatype that is computed in."""
         super().__init__()
         for name, tensor in (("codes", codes), ("scales", scales), ("bias", bias)):
             self.register_buffer(name, tensor, persistent=False)
         self._has_kernel = codes.is_cuda and _kernel_8(codes.device, scales.dtype)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns the product, as `torch.nn.Linear` does."""
         bias: torch.Tensor | None = self.bias  # type: ignore[assignment]
         flat = rows.reshape(-1, rows.shape[-1])
         dtype = self.scales.dtype
@@ -69,15 +68,16 @@ class EightBitLinear(torch.nn.Module):
 
 
 class FourBitLinear(torch.nn.Module):
-    """One of 16 steps times a scale plus an offset, of every group of inputs."""
+    """A linear layer of 16 steps times a scale plus an offset, both per group of inputs."""
 
     codes: torch.Tensor
-    """uint8 [outputs, inputs / 2], the first of two inputs above; else as CUDA's kernel has it."""
+    """The codes: uint8 [outputs, inputs / 2] with the first of two inputs in the upper half; for
+    the CUDA kernel in its own layout."""
     steps: torch.Tensor
-    """[groups, outputs, 2]: scale and offset; a weight is (code - 8) * scale + offset."""
+    """Scale and offset: [groups, outputs, 2]; a weight is (code - 8) * scale + offset."""
 
     def __init__(self, codes: torch.Tensor, steps: torch.Tensor, bias: torch.Tensor | None):
-        """Takes plain codes, and steps in what is computed in."""
+        """Stores plain codes, and steps in the datatype that is computed in."""
         super().__init__()
         outputs, inputs = codes.shape[0], 2 * codes.shape[1]
         self._group = inputs // len(steps)
@@ -89,7 +89,6 @@ class FourBitLinear(torch.nn.Module):
             self.register_buffer(name, tensor, persistent=False)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns the product, as `torch.nn.Linear` does."""
         bias: torch.Tensor | None = self.bias  # type: ignore[assignment]
         flat = rows.reshape(-1, rows.shape[-1])
         entering = rounded(flat, self.steps.dtype)
@@ -108,14 +107,14 @@ Quantised = EightBitLinear | FourBitLinear
 def quantised(
     weight: torch.Tensor, bias: torch.Tensor | None, precision: str, dtype: torch.dtype
 ) -> Quantised | None:
-    """Returns a layer whose weights are the nearest codes; None if it is better left as it is."""
+    """Returns a layer of the nearest codes; None if the matrix is not to be quantised."""
     outputs, inputs = weight.shape
     if not is_quantised(precision, outputs, inputs):
         return None
     plain = weight.float()
     if precision == "int8":
         scales = plain.abs().amax(1).clamp(min=1e-12) / _HIGHEST_8
-        # The scale that is used, not the one before rounding, decides which code is the nearest.
+        # The rounded scale, which is the one in use, decides which code is nearest.
         used = scales.to(dtype)
         codes = (plain / used.float()[:, None]).round_().clamp_(-_HIGHEST_8, _HIGHEST_8)
         return EightBitLinear(codes.to(torch.int8), used, bias)
@@ -136,17 +135,17 @@ def from_files(
     dtype: torch.dtype,
     index: torch.Tensor | None,
 ) -> FourBitLinear:
-    """Returns a layer whose codes are those of a file.
+    """Returns a layer with the codes of a file.
 
     Args:
-        stored: How they are stored.
+        stored: The layout of the codes.
         read: Returns a part of the matrix by the ending of its name.
-        bias: If it has one.
-        dtype: What is computed in.
-        index: Group of each input, if the file says.
+        bias: The bias; None if there is none.
+        dtype: The datatype that is computed in.
+        index: The group of each input; None if the file does not give it.
 
     Raises:
-        InvalidInput: If the groups are not those of neighbouring inputs.
+        InvalidInput: A group is not one of neighbouring inputs.
     """
     scales = read("scales").float()
     if stored.layout is QuantisedLayout.PLAIN:
@@ -173,7 +172,7 @@ def packed(codes: torch.Tensor) -> torch.Tensor:
 
 
 def numbers_of(codes: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
-    """Returns the weights [outputs, inputs] that plain codes and their steps stand for."""
+    """Returns the weights [outputs, inputs] of plain codes and their steps."""
     outputs, groups = len(codes), len(steps)
     whole = torch.stack((codes >> 4, codes & _HIGHEST_4), -1).view(outputs, groups, -1)
     scale, offset = steps.transpose(0, 1).unbind(-1)
@@ -188,9 +187,9 @@ def _nibbles(words: torch.Tensor) -> torch.Tensor:
 
 
 def step_dtype(device: torch.device, dtype: torch.dtype, precision: str) -> torch.dtype:
-    """Returns what scales of a precision are held in: bfloat16 where only that has a kernel.
+    """Returns the datatype of the scales of a precision: bfloat16 where only that has a kernel.
 
-    PyTorch's kernel for four bits knows no float16, and rounds its results to 8 bits.
+    PyTorch's kernel for four bits has no float16, and rounds its results to 8 bits.
     """
     if precision != "int4" or dtype is not torch.float16 or device.type != "cuda":
         return dtype
@@ -199,7 +198,7 @@ def step_dtype(device: torch.device, dtype: torch.dtype, precision: str) -> torc
 
 @cache
 def _kernel_4(device: torch.device, dtype: torch.dtype) -> bool:
-    """Returns True if the device's kernel for four bits computes what the formula says."""
+    """Returns True if the device's kernel for four bits agrees with the formula."""
 
     def run(rows: torch.Tensor, codes: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
         tiles = torch._convert_weight_to_int4pack(codes, _TILES)
@@ -214,7 +213,7 @@ def _kernel_4(device: torch.device, dtype: torch.dtype) -> bool:
 
 @cache
 def _kernel_8(device: torch.device, dtype: torch.dtype) -> bool:
-    """The same for eight bits."""
+    """Returns True if the device's kernel for eight bits agrees with the formula."""
     random = torch.Generator().manual_seed(8)
     codes = torch.randint(-127, 128, (64, 256), dtype=torch.int8, generator=random)
     given = (codes.to(device), torch.rand(64, generator=random).to(device, dtype))

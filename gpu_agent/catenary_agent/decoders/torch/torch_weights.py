@@ -1,7 +1,7 @@
-"""Decoder layers of `transformers` with the weights of a range of blocks, and of nothing else.
+"""Decoder layers of `transformers` that have the weights of a range of blocks only.
 
-The model is built without memory (meta device); then only the tensors of the blocks wanted are read
-from the safetensors files, by name, each straight to its device.
+The model is built without memory (meta device). Then only the tensors of the wanted blocks are read
+from the safetensors files by name, each directly to its device.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from catenary_services.domain.ids import PartitionKey
 from catenary_services.errors import InvalidInput, NotSupported
 
 ROTARY_TYPES = ("default", "linear", "llama3", "yarn")
-"""Rotary embeddings whose angles do not depend on how long the longest session of a step is."""
+"""The types of rotary embeddings whose angles are independent of the longest session of a step."""
 
 _HEAD = "lm_head.weight"
 _PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
-"""All that a model may have below its head; anything else would have to be computed too."""
+"""All parts that a model may have below its head; any other would have to be computed, too."""
 
 
 @dataclass(slots=True)
@@ -52,21 +52,21 @@ class DecoderBlocks:
 
     layers: list[Any]
     rotary: Any
-    """Positions [1, rows] -> (cosine, sine), each [1, rows, head size]."""
+    """A function from positions [1, rows] to (cosine, sine), each [1, rows, head size]."""
     embedding: Any | None
-    """Where block 0 is."""
+    """The embedding; None unless block 0 is here."""
     norm: Any | None
-    """Where the last block is."""
+    """The last norm; None unless the last block is here."""
     head: Any | None
-    """Where the last block is: hidden states -> logits."""
+    """The projection from hidden states to logits; None unless the last block is here."""
     entering: OperandCache
-    """What its matrices share in a step."""
+    """The rounded input that several matrices share in a step."""
     memory_bytes: int
-    """Of weights, tied ones once, and of the angles of positions."""
+    """The bytes of the weights, tied ones counted once, and of the position angles."""
 
 
 class ScaledModule(torch.nn.Module):
-    """A module whose results are multiplied with a number."""
+    """A module whose results are multiplied by a number."""
 
     def __init__(self, inner: torch.nn.Module, factor: float) -> None:
         super().__init__()
@@ -74,20 +74,19 @@ class ScaledModule(torch.nn.Module):
         self.factor = factor
 
     def forward(self, entering: torch.Tensor) -> torch.Tensor:
-        """Returns what the module makes, times the number."""
         result: torch.Tensor = self.inner(entering) * self.factor
         return result
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """What weights are held in, and where."""
+    """The device and the number format of weights."""
 
     device: torch.device
     dtype: torch.dtype
-    """Of weights that are not quantised. What is computed between matrices is float32."""
+    """The datatype of weights that are not quantised. Between matrices float32 is computed."""
     precision: str = "fp32"
-    """Of the matrices of layers: "fp32" (as they are), "int8" or "int4"."""
+    """The precision of the matrices of layers: "fp32" (as they are), "int8" or "int4"."""
 
 
 def load_blocks(
@@ -96,15 +95,15 @@ def load_blocks(
     """Reads blocks `[first, last)`, with embedding and head where they belong.
 
     Args:
-        reading: Of a folder with `config.json` and one or more `.safetensors` files.
+        reading: The checked reading of a folder with `config.json` and `.safetensors` files.
         key: The partition.
-        blocks: Of the whole model.
-        numbers: Of weights and computation.
+        blocks: Number of blocks of the whole model.
+        numbers: The device and number format of the weights.
 
     Raises:
-        NotSupported: If the model's family, its rotary embedding or how its weights are quantised
-            is not one of ours, or if weights are too large for the numbers they are to be held in.
-        InvalidInput: If a tensor is missing or has another shape than the configuration says.
+        NotSupported: The model's family, its rotary embedding or its quantisation is not supported,
+            or weights are too large for their datatype.
+        InvalidInput: A tensor is missing or has another shape than the configuration says.
     """
     reading.begin(reading.folder / "config.json", first=True)
     dtype, device = numbers.dtype, numbers.device
@@ -142,15 +141,15 @@ def load_blocks(
 
 
 def check_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises unless a folder's tensors are all that its configuration wants.
+    """Raises unless a folder's tensors are all that its configuration needs.
 
     Args:
-        folder: With a `config.json`.
-        shapes: Of the tensors it has.
+        folder: A folder with a `config.json`.
+        shapes: The shapes of the tensors it has, by name.
 
     Raises:
-        NotSupported: If the model's family, or its rotary embedding, is not one of ours.
-        InvalidInput: If a tensor is missing or has another shape.
+        NotSupported: The model's family, or its rotary embedding, is not supported.
+        InvalidInput: A tensor is missing or has another shape.
     """
     config, model, stored = skeleton(folder, torch.bfloat16, "the model")
     for prefix, module in _modules(model, 0, config.num_hidden_layers).items():
@@ -168,11 +167,10 @@ def check_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
 def skeleton(
     folder: Path, dtype: torch.dtype, what: str
 ) -> tuple[Any, Any, StoredQuantisation | None]:
-    """Returns configuration, model and how its files are quantised; the model is without memory.
+    """Returns configuration, model without memory, and the quantisation of its files.
 
     Raises:
-        NotSupported: If it is of a family, has rotary embeddings or is quantised in a way that is
-            none of ours.
+        NotSupported: Its family, rotary embedding or quantisation is not supported.
     """
     import transformers
 
@@ -196,7 +194,7 @@ def skeleton(
         raise NotSupported(f"{what} has parts that nobody computes: {', '.join(sorted(others))}")
     if getattr(model.lm_head, "bias", None) is not None:
         raise NotSupported(f"{what} has a projection with a bias")
-    # Tied to an embedding that may not be here; its weight is set when it is loaded.
+    # It may be tied to an embedding that is not here; its weight is set when it is loaded.
     model.lm_head = torch.nn.Linear(
         config.hidden_size, config.vocab_size, bias=False, device="meta", dtype=dtype
     )
@@ -205,10 +203,10 @@ def skeleton(
 
 
 def torch_device(device: Device) -> torch.device:
-    """Returns PyTorch's name of a device.
+    """Returns PyTorch's object for a device.
 
     Raises:
-        NotSupported: If PyTorch does not see it.
+        NotSupported: PyTorch does not see the device.
     """
     if device.kind == "cuda":
         if device.index >= torch.cuda.device_count():
@@ -220,13 +218,13 @@ def torch_device(device: Device) -> torch.device:
 
 
 def compute_dtype(device: torch.device, wanted: str = "auto") -> torch.dtype:
-    """Returns what matrices are held in: float32 on a CPU, float16 on a CUDA device.
+    """Returns the datatype of matrices: float32 on a CPU, float16 on a CUDA device.
 
-    Residual streams of this family overflow float16; they are float32 whatever matrices are.
+    Residual streams are always float32, because those of this family overflow float16.
 
     Args:
-        device: Where.
-        wanted: "float32", "bfloat16" or "float16", whatever is fast there; "auto": as above.
+        device: The device that computes.
+        wanted: "float32", "bfloat16" or "float16" to override the choice; else "auto".
     """
     if wanted != "auto":
         dtype: torch.dtype = getattr(torch, wanted)
@@ -235,20 +233,20 @@ def compute_dtype(device: torch.device, wanted: str = "auto") -> torch.dtype:
 
 
 def cache_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Returns what keys and values are where matrices have a datatype.
+    """Returns the datatype of keys and values, given that of matrices.
 
-    float16 beside bfloat16, too: of the same size they have three bits more.
+    float16 is used for bfloat16, too: at the same size it has three more bits of precision.
     """
     return dtype if dtype is torch.float32 else torch.float16
 
 
 def runtime_of(dtype: torch.dtype) -> DecoderRuntime:
-    """Returns what an executor that computes in a datatype is called."""
+    """Returns the runtime of an executor that computes in a datatype."""
     return DecoderRuntime(f"torch-{str(dtype).removeprefix('torch.')}")
 
 
 def _modules(model: Any, first: int, last: int) -> dict[str, Any]:
-    """Returns the modules of blocks `[first, last)`, by how their tensors' names begin."""
+    """Returns the modules of blocks `[first, last)`, by the prefix of their tensors' names."""
     base = model.model
     wanted = {f"model.layers.{i}.": base.layers[i] for i in range(first, last)}
     if first == 0:
@@ -263,7 +261,7 @@ def _scaled(module: torch.nn.Module, factor: float) -> torch.nn.Module:
 
 
 def _stored_name(name: str, stored: Mapping[str, object]) -> str:
-    """Returns under which name a tensor is in the files: a tied projection is the embedding."""
+    """Returns a tensor's name in the files: that of the embedding for a tied projection."""
     return EMBEDDING if name == _HEAD and name not in stored else name
 
 
@@ -281,7 +279,7 @@ def _check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -
 
 
 def _linears(prefix: str, module: torch.nn.Module) -> list[tuple[str, Any]]:
-    """Returns the matrices of a layer by full name; of embedding and head there are none."""
+    """Returns the matrices of a layer by full name; none for embedding and head."""
     if not prefix.startswith("model.layers."):
         return []
     found = [(n, each) for n, each in module.named_modules() if isinstance(each, torch.nn.Linear)]
@@ -289,7 +287,7 @@ def _linears(prefix: str, module: torch.nn.Module) -> list[tuple[str, Any]]:
 
 
 class _Files:
-    """Tensors of a model's files, each read when it is wanted, straight to its device."""
+    """The tensors of a model's files, each read directly to its device when it is needed."""
 
     def __init__(self, reading: VerifiedReading, device: torch.device) -> None:
         self._reading = reading
@@ -308,7 +306,7 @@ class _Files:
         """Returns a tensor as it is stored.
 
         Raises:
-            InvalidInput: If it is not there, or of another shape.
+            InvalidInput: The tensor is missing or has another shape.
         """
         from safetensors import safe_open
 
@@ -328,7 +326,7 @@ class _Files:
 def _fill(
     wanted: dict[str, Any], files: _Files, numbers: WeightFormat, stored: StoredQuantisation | None
 ) -> int:
-    """Gives the modules their weights; returns the bytes they take, shared ones counted once."""
+    """Gives the modules their weights; returns their bytes, shared ones counted once."""
     read: dict[str, torch.Tensor] = {}
     memory = 0
     for prefix, module in wanted.items():
@@ -351,7 +349,11 @@ def _fill(
 
 
 def _converted(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns a tensor in a datatype; raises NotSupported if it is too large for it."""
+    """Returns a tensor in a datatype.
+
+    Raises:
+        NotSupported: A value is too large for float16.
+    """
     made = tensor.to(dtype)
     if dtype is torch.float16 and tensor.dtype is not dtype and made.numel():
         least, most = made.aminmax()
@@ -363,7 +365,7 @@ def _converted(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Ten
 def _quantised(
     name: str, linear: Any, files: _Files, numbers: WeightFormat, stored: StoredQuantisation | None
 ) -> Quantised | None:
-    """Returns what takes the place of a matrix; None if it stays as it is."""
+    """Returns the layer that replaces a matrix; None if the matrix stays."""
     shape = linear.out_features, linear.in_features
     dtype = step_dtype(files.device, numbers.dtype, numbers.precision)
     bias = None

@@ -1,15 +1,15 @@
-"""Layers whose matrices have 16 bits, and whose numbers between the matrices are float32.
+"""Layers with 16-bit matrices that compute in float32 between these.
 
-A token that is read again is computed among other rows, so that sums differ in their last bit.
-Every rounding to few bits turns such a difference e into one of about sqrt(e * step), so that a few
-of them in a row turn it into a whole step ("ADR 0025"). Here nothing is rounded but what enters a
-matrix, and what attention takes and gives, which is float16 in both:
+When a token is read again it is computed among other rows, so its sums differ in the last bit. Each
+rounding to few bits turns such a difference e into one of about sqrt(e * step), so a few of them in
+a row turn it into a whole step ("ADR 0025"). Therefore only the inputs of matrices are rounded
+here, and the inputs and outputs of attention, which are float16 for both datatypes:
 
-* float16 rounds what enters to 11 bits. Rows beyond its range are scaled, that nothing overflows.
-* bfloat16, which has 8 bits, multiplies with what enters and with what rounding it left over: 16
-  bits, for twice the multiplications. A step of few rows waits for weights and takes no longer.
+* float16 rounds inputs to 11 bits. Rows beyond its range are scaled, so that nothing overflows.
+* bfloat16 has 8 bits and multiplies with the rounded input and with the rest: 16 bits for twice the
+  multiplications. A step of few rows waits for weights and takes no longer.
 
-Products are summed up, and come, in float32. On CUDA that is a kernel's doing; on a CPU weights are
+Products are summed and returned in float32. On CUDA a kernel does this; on a CPU weights are
 widened a piece at a time, which gives the same numbers slowly.
 """
 
@@ -25,23 +25,24 @@ from torch.nn import functional
 from catenary_agent.decoders.model_files.sizes import TILE_BYTES
 
 _LARGEST = 32768.0
-"""Rows with larger numbers are scaled down to it before they become float16."""
+"""The largest number in float16 rows; rows with larger ones are scaled down to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixOperand:
-    """Rows as a matrix is multiplied with them."""
+    """Rows in the form in which a matrix is multiplied with them."""
 
     rows: torch.Tensor
-    """[n, inputs], or [2 n, inputs] if `halves`; on a CPU float32, else of the matrix' datatype."""
+    """The rows, [n, inputs], or [2 n, inputs] if `halves`: float32 on a CPU, else of the matrix's
+    datatype."""
     scale: torch.Tensor | None = None
-    """float32 [n, 1]: of each row; None: 1."""
+    """The scale of each row, float32 [n, 1]; None if it is 1."""
     halves: bool = False
-    """The upper parts of all rows, then the lower ones."""
+    """True if `rows` has the rounded values of all rows and then the rests."""
 
 
 def rounded(rows: torch.Tensor, dtype: torch.dtype) -> MatrixOperand:
-    """Returns rows [n, inputs] for matrices of a datatype."""
+    """Returns rows [n, inputs] as an operand of matrices of a datatype."""
     on_cpu = rows.device.type == "cpu"
     if dtype is torch.float32 or rows.dtype is dtype:
         return MatrixOperand(rows.float() if on_cpu or dtype is torch.float32 else rows)
@@ -73,7 +74,7 @@ def product(entering: MatrixOperand, weight: torch.Tensor) -> torch.Tensor:
 
 
 def joined(entering: MatrixOperand, result: torch.Tensor) -> torch.Tensor:
-    """Returns float32 [n, outputs] of what a kernel made of the rows of an operand."""
+    """Returns float32 [n, outputs] from a kernel's result for the rows of an operand."""
     result = result.float()
     if entering.halves:
         count = len(result) // 2
@@ -94,15 +95,14 @@ def _in_tiles(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 class OperandCache:
-    """What entered the last matrix, as it was rounded: several matrices read the same rows."""
+    """The rounded input of the last matrix, since several matrices read the same rows."""
 
     def __init__(self) -> None:
-        """Begins with nothing."""
         self._source: weakref.ref[torch.Tensor] | None = None
         self._made: MatrixOperand | None = None
 
     def of(self, rows: torch.Tensor, dtype: torch.dtype) -> MatrixOperand:
-        """Returns rows [.., inputs] for matrices of a datatype, all of which have the same one."""
+        """Returns rows [.., inputs] for matrices of a datatype, which is the same at every call."""
         if self._made is None or self._source is None or self._source() is not rows:
             self.forget()
             self._made = rounded(rows.reshape(-1, rows.shape[-1]), dtype)
@@ -110,15 +110,14 @@ class OperandCache:
         return self._made
 
     def forget(self) -> None:
-        """Frees its memory."""
+        """Frees the stored operand."""
         self._source = self._made = None
 
 
 class WideLinear(torch.nn.Module):
-    """What `torch.nn.Linear` is, with weights of 16 bits and results in float32."""
+    """A `torch.nn.Linear` with 16-bit weights and float32 results."""
 
     def __init__(self, linear: Any, entering: OperandCache) -> None:
-        """Takes over the parameters of a linear layer."""
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
         self._entering = entering
@@ -132,35 +131,33 @@ class WideLinear(torch.nn.Module):
 
 
 class WideModule(torch.nn.Module):
-    """A module whose results are made float32: an embedding."""
+    """A module, such as an embedding, whose results are converted to float32."""
 
     def __init__(self, inner: torch.nn.Module) -> None:
         super().__init__()
         self.inner = inner
 
     def forward(self, entering: torch.Tensor) -> torch.Tensor:
-        """Returns what the module makes."""
         result: torch.Tensor = self.inner(entering)
         return result.float()
 
 
 class WideNorm(torch.nn.Module):
-    """`torch.nn.LayerNorm` of float32 with weights of 16 bits, which PyTorch's does not take."""
+    """A `torch.nn.LayerNorm` of float32 rows with 16-bit weights, which PyTorch's own rejects."""
 
     def __init__(self, norm: Any) -> None:
-        """Takes over the parameters of a norm."""
         super().__init__()
         self.weight, self.bias = norm.weight, norm.bias
         self._shape, self._epsilon = norm.normalized_shape, norm.eps
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns float32, of the same shape."""
+        """Returns float32 of the same shape."""
         weight, bias = (None if x is None else x.float() for x in (self.weight, self.bias))
         return functional.layer_norm(rows, self._shape, weight, bias, self._epsilon)
 
 
 def widened(module: torch.nn.Module, entering: OperandCache) -> torch.nn.Module:
-    """Returns a module whose matrices and norms take and give float32, itself if it can be kept."""
+    """Returns a module whose matrices and norms accept and return float32; itself if possible."""
     if isinstance(module, torch.nn.Linear):
         return WideLinear(module, entering)
     if isinstance(module, torch.nn.LayerNorm):
@@ -173,7 +170,7 @@ def widened(module: torch.nn.Module, entering: OperandCache) -> torch.nn.Module:
 
 
 def narrowed(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns queries, keys or values as attention takes them, none beyond the largest number."""
+    """Returns queries, keys or values as attention takes them, clamped to the finite range."""
     if numbers.dtype is dtype:
         return numbers
     largest = torch.finfo(dtype).max

@@ -1,1 +1,1 @@
-"""The compute thread, and which batch it is given next."""
+"""The compute thread, and the choice of the batch it computes next."""

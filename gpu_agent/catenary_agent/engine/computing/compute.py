@@ -1,8 +1,8 @@
-"""The one thread that computes.
+"""The only thread that computes batches.
 
-A plain thread and a short queue: handing over a batch costs a few microseconds. The event loop
-keeps at most one batch queued behind the running one, so that the thread goes on without waiting
-for the loop; until it has begun, that batch can be taken back in favour of a more urgent one.
+A thread with a short queue makes handing over a batch cost a few microseconds. The event loop keeps
+at most one batch queued behind the running one, so that the thread continues without waiting for
+the event loop. Until it has begun, that batch can be taken back in favour of a more urgent one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ComputeThread(Generic[T]):
     """
 
     def __init__(self, name: str, run: Callable[[T], None], done: Callable[[T], None]) -> None:
-        """Calls `run(job)` on the thread (must not raise), then `done(job)` on the event loop."""
+        """Calls `run(job)`, which must not raise, on the thread, then `done(job)` on the loop."""
         self._run = run
         self._done = done
         self._jobs: deque[T] = deque()
@@ -39,13 +39,13 @@ class ComputeThread(Generic[T]):
         self._thread.start()
 
     def offer(self, job: T) -> None:
-        """Queues a job."""
+        """Queues a job behind the running one."""
         self._jobs.append(job)
         self._tokens.put(True)
 
     def take_back(self, job: T) -> bool:
         """Removes a job that has not begun; returns False if it has."""
-        # Both deque operations are atomic; the token left behind finds nothing and is harmless.
+        # Both deque operations are atomic. The token that is left finds no job and is harmless.
         try:
             self._jobs.remove(job)
         except ValueError:
@@ -53,7 +53,7 @@ class ComputeThread(Generic[T]):
         return True
 
     async def stop(self, timeout_s: float) -> bool:
-        """Ends the thread after its current job; returns False if that took too long."""
+        """Ends the thread after its current job; returns False if that takes too long."""
         self._jobs.clear()
         self._tokens.put(False)
         if self._thread.ident is None:
@@ -69,6 +69,6 @@ class ComputeThread(Generic[T]):
             except IndexError:
                 continue
             self._run(job)
-            with contextlib.suppress(RuntimeError):  # the loop closed while we computed
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                 self._loop.call_soon_threadsafe(self._done, job)
             del job

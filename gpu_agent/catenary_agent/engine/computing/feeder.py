@@ -1,4 +1,4 @@
-"""Keeps the compute thread busy with the most urgent batch, and no further ahead than needed."""
+"""A feeder that keeps the compute thread busy with the most urgent batch, and not further ahead."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 _log = get_logger("catenary_agent.engine")
 
 _AHEAD = 2
-"""Jobs at the thread at a time: one running, one to go on with at once."""
+"""The most jobs at the thread: one that runs, and one to be started next without a delay."""
 _BATCHES_PER_STEP = 8
-"""When batches never stop coming, one other step is let in after this many."""
+"""While batches are always ready, one other job is computed after this many of them."""
 
 
 @dataclass(slots=True, eq=False)
 class ComputeJob:
-    """A short piece of other work for the compute thread, e.g. one measurement."""
+    """A short job other than a batch for the compute thread, e.g. one measurement."""
 
     work: Callable[[], int]
     done: asyncio.Future[int]
@@ -53,10 +53,11 @@ Job = Batch | ComputeJob
 
 
 class Feeder:
-    """Chooses what is computed next.
+    """Chooses the job that is computed next.
 
-    Invariants: at most `_AHEAD` jobs are at the thread; a batch waits at the thread only while no
-    more urgent one is ready; while `max_unpushed` results wait for their links, one is computed.
+    Invariants: at most `_AHEAD` jobs are at the thread. A batch waits at the thread only while no
+    more urgent one is ready. While `max_unpushed` results wait for their links, at most one more is
+    computed.
     """
 
     def __init__(
@@ -82,11 +83,11 @@ class Feeder:
         return len(self._ready)
 
     def attach(self, thread: ComputeThread[Job]) -> None:
-        """Feeds this thread."""
+        """Makes `thread` the one that is fed."""
         self._thread = thread
 
     def add(self, batch: Batch) -> None:
-        """Queues a complete batch; one that is more urgent overtakes what has not begun."""
+        """Queues a complete batch; it may overtake less urgent ones that have not begun."""
         self._ready.push(batch)
         if len(self._inside) == _AHEAD:
             waiting = self._inside[-1]
@@ -95,12 +96,12 @@ class Feeder:
         self._wake.set()
 
     def add_step(self, step: ComputeJob) -> None:
-        """Queues other work: done when no batch is ready, or after a few batches."""
+        """Queues another job, which is computed when no batch is ready or after a few batches."""
         self._steps.append(step)
         self._wake.set()
 
     def withdraw(self, batch: Batch) -> bool:
-        """Forgets a cancelled batch; returns False if the thread has begun it."""
+        """Removes a cancelled batch; returns False if the thread has begun to compute it."""
         if batch in self._inside:
             assert self._thread is not None
             if not self._thread.take_back(batch):
@@ -110,7 +111,7 @@ class Feeder:
         return True
 
     def finished(self, job: Job) -> None:
-        """Notes that the thread is done with a job."""
+        """Notes that the thread has finished a job."""
         self._inside.remove(job)
         if isinstance(job, Batch):
             self._unpushed += 1
@@ -139,7 +140,7 @@ class Feeder:
                 await self._prepare(batch)
 
     def _go_on(self) -> None:
-        """Wakes `run` if the room that was made is of use to anything."""
+        """Wakes `run` if a job could use the room that was made."""
         if self._steps or self._ready.peek() is not None:
             self._wake.set()
 
@@ -178,7 +179,7 @@ class Feeder:
 
 
 def unstage(batch: Batch) -> None:
-    """Gives staged memory back that will not be used."""
+    """Releases the staged memory of a batch that will not use it."""
     if batch.staged is not None:
         batch.staged.release()
         batch.staged = None
@@ -192,7 +193,7 @@ def out_of_time() -> DeadlineExceeded:
 
 
 def run_job(job: Job, steps: RunningSteps) -> None:
-    """Does a job on the compute thread; what goes wrong is kept in the job."""
+    """Runs a job on the compute thread; an exception is stored in the job."""
     if isinstance(job, ComputeJob):
         try:
             job.result = steps.run(job.work, StepKind.MEASURING)
@@ -208,7 +209,7 @@ def run_job(job: Job, steps: RunningSteps) -> None:
     try:
         steps.run(partial(_compute, job), StepKind.BATCH, key, booked_ns)
     except (ClientError, OverloadError) as error:
-        error.__traceback__ = None  # its frames hold the inputs, whose memory is given back
+        error.__traceback__ = None  # its frames hold the inputs, whose memory is released
         job.error = error
     except Exception as error:
         job.error = failure(error, batch_id=job.batch_id, partition=str(key))
@@ -227,7 +228,7 @@ def _compute(batch: Batch) -> None:
     ):
         raise InternalError("the partition did not keep the number of rows")
     if targets is None:
-        # Tensors passed on are views of received memory, which is given back before the delivery.
+        # Tensors passed through are views of received memory, which is released before delivery.
         outputs = [_own(output, inputs) for output in outputs]
     batch.outputs = outputs
 

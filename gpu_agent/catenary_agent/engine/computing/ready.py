@@ -1,4 +1,4 @@
-"""Batches that can be computed, the one with the earliest reservation first."""
+"""A queue of complete batches; the one with the earliest reservation comes first."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class ReadyQueue:
-    """A heap by start of reservation; equal starts keep their order of arrival.
+    """A heap by start of reservation; batches with equal starts keep their order of arrival.
 
-    Cancelled batches are dropped when they come to the top. Bounded by the bytes the engine holds:
-    every batch in it owns at least one received frame.
+    Cancelled batches are dropped when they come to the top. The bytes the engine may hold bound its
+    length: every batch in it owns at least one received frame.
     """
 
     def __init__(self) -> None:
@@ -25,15 +25,14 @@ class ReadyQueue:
         return sum(not batch.cancelled for _, _, batch in self._heap)
 
     def batches(self) -> list[Batch]:
-        """Returns what waits, in no particular order."""
+        """Returns the queued batches in no particular order."""
         return [batch for _, _, batch in self._heap if not batch.cancelled]
 
     def push(self, batch: Batch) -> None:
-        """Adds a batch."""
         heapq.heappush(self._heap, (batch.reserved_start_ns, next(self._arrivals), batch))
 
     def peek(self) -> Batch | None:
-        """Returns the batch `pop` would return."""
+        """Returns the batch that `pop` would return; None if there is none."""
         while self._heap and self._heap[0][2].cancelled:
             heapq.heappop(self._heap)
         return self._heap[0][2] if self._heap else None

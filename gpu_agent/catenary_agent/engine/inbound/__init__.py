@@ -1,1 +1,1 @@
-"""From frames to complete batches, within the memory there is for them."""
+"""Reception of frames and their assembly to complete batches, within a bounded memory."""

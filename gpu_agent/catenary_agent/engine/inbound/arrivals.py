@@ -1,4 +1,4 @@
-"""From frames to complete batches."""
+"""Reception of feature maps: frames are checked and become complete batches."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ArrivedFrame:
-    """A frame whose header was read."""
+    """A frame with its decoded header and the time of its arrival."""
 
     header: frame_pb2.FrameHeader
     received_ns: int
     transfer_ns: int
-    """From the sender's push; 0 if its clock is not ours."""
+    """Nanoseconds since the sender's push; 0 if the clocks differ."""
 
     @property
     def deadline_ns(self) -> int:
-        """When the budget is used up, on our clock."""
+        """The moment the budget is used up, on this process's monotonic clock."""
         return self.received_ns - self.transfer_ns + self.header.budget_ns
 
 
 class BatchReceiver:
-    """Takes frames, refuses wrong ones, and hands on batches whose rows are all here.
+    """Receives frames, refuses wrong ones, and passes on batches whose rows have all arrived.
 
-    Invariant: the memory of a frame is given back exactly once, here or by the batch it became
-    part of, and never while an array still looks at it.
+    Invariant: the memory of a frame is released exactly once, here or by the batch that it became
+    part of, and never while an array refers to it.
     """
 
     def __init__(
@@ -60,15 +60,15 @@ class BatchReceiver:
     ) -> None:
         """Calls the first of `handlers` with complete batches, the second with failed ones."""
         self.epoch = 0
-        """Highest epoch seen; first hops of an older one are refused."""
+        """The highest epoch seen; first hops of an older one are refused."""
         self.ignored = 0
-        """Frames that were malformed, late duplicates or of cancelled batches."""
+        """Number of frames that were malformed, late duplicates, or of cancelled batches."""
         self.refused = 0
-        """Frames of peers that their route does not name as the sender."""
+        """Number of frames from peers that their route does not name as the sender."""
         self.on_refused: Callable[[], None] = _nothing
-        """Called for each of those."""
+        """Called for each refused frame."""
         self.sessions: Callable[[frame_pb2.FrameHeader, ReceivedFrame], None] | None = None
-        """Takes frames of sessions; without it they are ignored."""
+        """Handler for frames of sessions; while it is None they are ignored."""
         self._agent_id = agent_id
         self._partitions = partitions
         self._held = held
@@ -82,7 +82,7 @@ class BatchReceiver:
             self._alarm.cancel()
 
     def on_frame(self, frame: ReceivedFrame) -> None:
-        """Takes a frame from a transport."""
+        """Handles a frame from a transport."""
         received_ns = time.monotonic_ns()
         try:
             header = intake.parse_header(frame)
@@ -121,18 +121,18 @@ class BatchReceiver:
             self.sessions(header, frame)
 
     def on_outputs(self, header: frame_pb2.FrameHeader, outputs: Sequence[Array]) -> None:
-        """Takes the outputs of the previous hop, computed in this very agent."""
+        """Handles the outputs of the previous hop if this same agent computed it."""
         hop = header.route[header.position]
         loaded = self._partitions.get(key_of_hop(hop))
         names = [spec.name for spec in loaded.executor.inputs] if loaded is not None else []
-        # Boundary tensors are in the same order on both sides; their names are the reader's.
+        # Boundary tensors have the same order on both sides; the receiving partition names them.
         tensors = dict(zip(names, outputs, strict=False))
         nbytes = sum(output.nbytes for output in outputs)
         arrival = ArrivedFrame(header, time.monotonic_ns(), 0)
         self.take(arrival, Payload(tensors, nbytes, _nothing))
 
     def take(self, arrival: ArrivedFrame, payload: Payload) -> None:
-        """Checks an arrival and makes it (part of) a batch, or refuses it."""
+        """Checks an arrival and makes it a batch, or part of one, or refuses it."""
         header = arrival.header
         if self._is_useless(header):
             self.ignored += 1
@@ -149,18 +149,22 @@ class BatchReceiver:
             self._ready(batch)
 
     def cancel(self, batch_id: int) -> Batch | None:
-        """Forgets an unfinished batch and returns it, if there is one."""
+        """Removes an unfinished batch and returns it; None if there is none."""
         return self._assembler.discard(batch_id)
 
     def _is_useless(self, header: frame_pb2.FrameHeader) -> bool:
-        """Returns True for rows nobody waits for any more, and for whole batches sent twice."""
+        """Returns True for rows that nobody needs any more, and for whole batches sent twice."""
         if self._held.is_over(header.batch_id, header.position):
             return True
         is_open = header.position == 0 and self._assembler.get(header.batch_id) is not None
         return (header.batch_id, header.position) in self._held and not is_open
 
     def _admit(self, arrival: ArrivedFrame, payload: Payload) -> Batch | None:
-        """Returns the batch if it is complete now."""
+        """Returns the batch of an arrival if it is complete now.
+
+        Raises:
+            CatenaryError: The arrival is wrong, late, or too large for the memory that is left.
+        """
         header = arrival.header
         hop = intake.check_route(header, self._agent_id, self.epoch)
         loaded = self._partitions.get(key_of_hop(hop))
@@ -195,7 +199,7 @@ class BatchReceiver:
     def _assemble(
         self, arrival: ArrivedFrame, hop: common_pb2.Hop, loaded: LoadedPartition, payload: Payload
     ) -> Batch | None:
-        """Adds rows to a batch that begins here; returns it if none is missing now."""
+        """Adds rows to a batch that begins here; returns it if it is complete now."""
         header = arrival.header
         batch = self._assembler.get(header.batch_id)
         if batch is None:
@@ -241,14 +245,14 @@ class BatchReceiver:
         return batch
 
     def _refuse(self, arrival: ArrivedFrame, error: CatenaryError) -> None:
-        """Fails the batch a wrong frame belongs to, with whatever of it is here."""
+        """Fails the batch of a wrong frame, including rows of it that arrived before."""
         batch = None
         if arrival.header.position == 0:
             batch = self._assembler.discard(arrival.header.batch_id)
         self._failed(batch if batch is not None else arrival, error)
 
     def _set_alarm(self) -> None:
-        """Wakes up when the first unfinished batch runs out of budget."""
+        """Starts the timer that ends when the first unfinished batch runs out of budget."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -271,4 +275,4 @@ class BatchReceiver:
 
 
 def _nothing() -> None:
-    """Outputs of our own executor belong to nobody else; nobody counts refused frames."""
+    """Default for callbacks that have nothing to do."""

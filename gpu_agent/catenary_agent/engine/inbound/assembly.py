@@ -1,7 +1,7 @@
-"""First-hop batches whose rows come from several gateways, until every row is there.
+"""Assembly of first-hop batches whose rows come from several gateways.
 
-Memory is bounded twice: by the number of unfinished batches here and by the bytes the engine
-holds altogether. Time is bounded by the smallest budget among the frames (`expired`).
+Memory is bounded by the number of unfinished batches and by the bytes the engine may hold. Time is
+bounded by the smallest budget among the frames (`expired`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 class Assembler:
     """Collects the rows of batches that arrive in several frames.
 
-    Invariants: no row of a batch is taken twice; a batch leaves exactly once, complete or not.
+    Invariants: no row of a batch is accepted twice; a batch leaves exactly once, complete or not.
     """
 
     def __init__(self, max_batches: int) -> None:
-        """Holds at most `max_batches` unfinished batches."""
+        """Accepts at most `max_batches` unfinished batches."""
         self._max_batches = max_batches
         self._open: dict[int, Batch] = {}
         self._missing: dict[int, bytearray] = {}
@@ -37,14 +37,14 @@ class Assembler:
         return list(self._open.values())
 
     def get(self, batch_id: int) -> Batch | None:
-        """Returns the unfinished batch, or None."""
+        """Returns an unfinished batch, None if there is none."""
         return self._open.get(batch_id)
 
     def begin(self, batch: Batch) -> None:
         """Opens an empty batch.
 
         Raises:
-            Overloaded: too many batches wait for rows.
+            Overloaded: Too many batches wait for rows.
         """
         if len(self._open) >= self._max_batches:
             raise Overloaded(f"{len(self._open)} batches already wait for rows of other gateways")
@@ -54,10 +54,10 @@ class Assembler:
     def add(
         self, batch: Batch, payload: Payload, first_row: int, slices: Sequence[common_pb2.Slice]
     ) -> bool:
-        """Adds the rows of `payload` that were missing; returns False if there were none.
+        """Adds the missing rows that `payload` contains; returns False if it contains none.
 
         Raises:
-            InvalidInput: free dimensions differ from those of the rows that are here.
+            InvalidInput: Free dimensions differ from those of the rows that arrived before.
         """
         missing = self._missing[batch.batch_id]
         rows = sum(piece.rows for piece in slices)
@@ -75,7 +75,7 @@ class Assembler:
         return True
 
     def take_if_complete(self, batch: Batch) -> bool:
-        """Returns True, and forgets the batch, if every row has arrived."""
+        """Returns True and removes the batch if every row has arrived."""
         if any(self._missing[batch.batch_id]):
             return False
         self.discard(batch.batch_id)
@@ -83,19 +83,19 @@ class Assembler:
         return True
 
     def discard(self, batch_id: int) -> Batch | None:
-        """Forgets a batch and returns it, if it was here."""
+        """Removes a batch and returns it; None if it is not here."""
         self._missing.pop(batch_id, None)
         return self._open.pop(batch_id, None)
 
     def expired(self, now_ns: int) -> list[Batch]:
-        """Forgets and returns the batches whose budget is used up."""
+        """Removes and returns the batches whose budget is used up."""
         late = [batch for batch in self._open.values() if batch.deadline_ns <= now_ns]
         for batch in late:
             self.discard(batch.batch_id)
         return late
 
     def next_deadline_ns(self) -> int | None:
-        """Returns when `expired` will next return something."""
+        """Returns when `expired` has something to return; None if there is no batch."""
         return min((batch.deadline_ns for batch in self._open.values()), default=None)
 
 

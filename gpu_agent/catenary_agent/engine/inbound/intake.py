@@ -1,4 +1,4 @@
-"""What a frame must satisfy before its tensors come near an executor. Pure checks, no state."""
+"""Checks of a frame before its tensors reach an executor. They are pure and keep no state."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ SESSION_KINDS = (
     frame_pb2.FRAME_KIND_SESSION_CACHE,
     frame_pb2.FRAME_KIND_SESSION_MOVE,
 )
-"""Frames of sessions that generate text; see `catenary_agent.generation`."""
+"""The kinds of frames for sessions that generate text; see `catenary_agent.generation`."""
 
 
 def parse_header(frame: ReceivedFrame) -> frame_pb2.FrameHeader:
-    """Returns the header of a frame for an agent.
+    """Returns the decoded header of a frame for an agent.
 
     Raises:
-        InvalidMessage: it is no header, or says what cannot be.
-        InvalidInput: it is of a frame that no agent takes.
+        InvalidMessage: The header cannot be decoded or contradicts itself.
+        InvalidInput: The frame is of a kind that no agent accepts.
     """
     header = read_header(frame)
     if header.kind != frame_pb2.FRAME_KIND_FEATURE_MAP and header.kind not in SESSION_KINDS:
@@ -43,13 +43,13 @@ def parse_header(frame: ReceivedFrame) -> frame_pb2.FrameHeader:
 
 
 def is_planned(header: frame_pb2.FrameHeader, sender: FrameSender) -> bool:
-    """Returns whether a feature map comes from whom its route says.
+    """Returns True if a feature map comes from the sender that its route names.
 
-    That is the hop before; the first hop gets rows from the gateway that is to be answered. Nobody
-    else is heard, not even with an error that the batch would be told.
+    That is the agent of the previous hop, and for the first hop the gateway that is to be answered.
+    A frame of any other sender is dropped without an error, because the error would fail the batch.
     """
     if not sender.name:
-        return True  # made in this process
+        return True  # the frame was made in this process
     if header.position == 0:
         is_agent = sender.role is Role.AGENT
         return not is_agent and all(piece.gateway_id == sender.name for piece in header.slices)
@@ -59,14 +59,14 @@ def is_planned(header: frame_pb2.FrameHeader, sender: FrameSender) -> bool:
 
 
 def check_route(header: frame_pb2.FrameHeader, agent_id: str, epoch: int) -> common_pb2.Hop:
-    """Returns the hop that is ours.
+    """Returns the hop of this agent.
 
-    Only the first hop is fenced: what a former leader has started may finish, but nothing new of
-    it may begin.
+    Only the first hop is fenced by the epoch: what a former leader has started may finish, but
+    nothing new of it may begin.
 
     Raises:
-        StaleEpoch: the batch begins here and a newer scheduler leads.
-        InvalidInput: the route does not lead here.
+        StaleEpoch: The batch begins here, and a newer scheduler leads.
+        InvalidInput: The route is malformed or does not lead to this agent.
     """
     if not 0 < len(header.route) <= MAX_HOPS:
         raise InvalidInput("route", f"{len(header.route)} hops; 1 to {MAX_HOPS} are allowed")
@@ -81,10 +81,10 @@ def check_route(header: frame_pb2.FrameHeader, agent_id: str, epoch: int) -> com
 
 
 def check_rows(header: frame_pb2.FrameHeader, partition: LoadedPartition) -> None:
-    """Checks which rows of the batch the frame claims to carry, and for whom.
+    """Checks the rows of the batch that the frame claims to carry, and their receivers.
 
     Raises:
-        InvalidInput: naming the field that contradicts the others.
+        InvalidInput: The named field contradicts the others or the partition.
     """
     if not 0 < header.batch_rows <= partition.max_batch:
         raise InvalidInput(
@@ -104,7 +104,7 @@ def check_slices(slices: Sequence[common_pb2.Slice], first_row: int, rows: int) 
     """Checks that `slices` cover `rows` rows from `first_row` on, in order and without gaps.
 
     Raises:
-        InvalidInput: they do not.
+        InvalidInput: The slices do not, or are too many, or one names no gateway.
     """
     if len(slices) > MAX_SLICES:
         raise InvalidInput("slices", f"{len(slices)} slices; {MAX_SLICES} are allowed")
@@ -124,15 +124,15 @@ def check_slices(slices: Sequence[common_pb2.Slice], first_row: int, rows: int) 
 def check_tensors(
     tensors: Mapping[str, Array], specs: Sequence[TensorSpec], rows: int | None
 ) -> None:
-    """Checks names, datatypes and shapes against what the partition reads.
+    """Checks names, datatypes and shapes against the inputs of a partition.
 
     Args:
-        tensors: What arrived.
-        specs: The partition's inputs as they travel.
+        tensors: The received tensors by name.
+        specs: The inputs of the partition in the form in which they travel.
         rows: Expected size of dimension 0; None if the model is not batched.
 
     Raises:
-        InvalidInput: naming the first tensor that is wrong.
+        InvalidInput: The named tensor is missing or wrong.
     """
     if len(tensors) != len(specs):
         raise InvalidInput(
@@ -160,11 +160,11 @@ def _check_shape(spec: TensorSpec, shape: tuple[int, ...], rows: int | None) -> 
 
 
 def not_loaded(hop: common_pb2.Hop, agent_id: str) -> PartitionLost:
-    """Returns the error for a hop whose partition is not here (a restarted agent, an old plan)."""
+    """Returns the error for a hop whose partition is not here, after a restart or a new plan."""
     blocks = f"{hop.model}:{hop.model_version}[{hop.first_block},{hop.last_block})"
     return PartitionLost(f"{blocks} is not loaded on {agent_id}")
 
 
 def contradiction(first_rows: int, rows: int) -> InvalidInput:
-    """Returns the error for frames of one batch that do not describe the same batch."""
+    """Returns the error for frames of one batch that describe it differently."""
     return InvalidInput("batch_rows", f"{rows} after {first_rows} rows for the same batch")

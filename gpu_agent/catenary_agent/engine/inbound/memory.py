@@ -1,4 +1,4 @@
-"""Which batches and how many bytes of theirs the engine holds."""
+"""The batches the engine holds, and the bytes of their received tensors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ K = TypeVar("K")
 
 
 class HeldBatches:
-    """The batches in this agent, and the ones it has finished lately.
+    """The batches in this agent, and those it has finished lately.
 
     Invariant: `nbytes` is the sum over received payloads that were not given back yet.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        """Refuses payloads beyond `max_bytes`."""
+        """Refuses payloads that would make the sum exceed `max_bytes`."""
         self._max_bytes = max_bytes
         self._batches: dict[tuple[int, int], Batch] = {}
         self._gone: OrderedDict[tuple[int, int], None] = OrderedDict()
@@ -48,43 +48,42 @@ class HeldBatches:
         """Counts a payload.
 
         Raises:
-            Overloaded: it would be too much; nothing was counted.
+            Overloaded: The limit would be exceeded; nothing was counted.
         """
         if self.nbytes + nbytes > self._max_bytes:
             raise Overloaded(f"{self.nbytes} bytes of tensors wait on this agent already")
         self.nbytes += nbytes
 
     def give_back(self, nbytes: int) -> None:
-        """Takes a payload off the count."""
+        """Subtracts a payload from the count."""
         self.nbytes -= nbytes
         assert self.nbytes >= 0
 
     def add(self, batch: Batch) -> None:
-        """Begins to hold a batch."""
         self._batches[batch.identity] = batch
         self.empty.clear()
 
     def remove(self, batch: Batch) -> None:
-        """Ends holding a batch; its rows are ignored if they come again."""
+        """Removes a batch; its rows are ignored if they arrive again."""
         self._batches.pop(batch.identity, None)
         if not self._batches:
             self.empty.set()
         self.remember_gone(batch.identity)
 
     def remember_gone(self, identity: tuple[int, int]) -> None:
-        """Ignores this hop of this batch from now on."""
+        """Makes `is_over` true for this hop of this batch, so that its rows are ignored."""
         _remember(self._gone, identity)
 
     def remember_cancelled(self, batch_id: int) -> None:
-        """Ignores every hop of this batch from now on."""
+        """Makes `is_over` true for every hop of this batch, so that its rows are ignored."""
         _remember(self._cancelled, batch_id)
 
     def is_over(self, batch_id: int, position: int) -> bool:
-        """Returns True if rows of this batch are of no use any more."""
+        """Returns True if rows of this batch are no longer needed at this hop."""
         return (batch_id, position) in self._gone or batch_id in self._cancelled
 
     def of(self, batch_id: int) -> list[Batch]:
-        """Returns every hop of a batch that is held here."""
+        """Returns all hops of a batch that are held here."""
         return [batch for batch in self._batches.values() if batch.batch_id == batch_id]
 
 

@@ -1,1 +1,1 @@
-"""Caches of sessions: their memory, those that leave, and those that are waited for."""
+"""Key-value caches of sessions: their memory budget, those sent away, and those waited for."""

@@ -1,10 +1,10 @@
-"""The limit of the memory of caches, where there are more slots than could all be filled.
+"""The memory limit of key-value caches, where not all slots can be filled at the same time.
 
-The scheduler keeps sessions from growing beyond what a partition holds: it moves some away, or has
-some wait. It hears of tokens a moment late, so the last word is here: rather than take memory that
-is not there, the youngest session on the partition is failed, as CACHE_FULL, and the scheduler
-starts it again with its history, elsewhere or later. The oldest always goes on, so all come to an
-end. Session ids grow with time, so all agents of a chain agree on who is the youngest.
+The scheduler keeps sessions from growing beyond what a partition holds: it moves some away, or lets
+some wait. It hears of new tokens a moment late, so this agent has the last word. When memory runs
+out, the youngest session on the partition fails with CACHE_FULL, and the scheduler starts it again
+with its history, elsewhere or later. The oldest session always continues, so every session ends
+eventually. Session ids grow with time, so all agents of a chain agree on which one is youngest.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 def relieve(sessions: SessionTable, batcher: PartitionBatcher, coming: Mapping[int, int]) -> None:
     """Fails the youngest sessions of a batcher until its caches hold what is about to be written.
 
-    One session is left at least: it may be as long as it was admitted for.
+    At least one session is left: it may become as long as it was admitted for.
 
     Args:
-        sessions: Of this agent.
-        batcher: Whose memory it is.
-        coming: How many tokens sessions are about to have cached.
+        sessions: The sessions of this agent.
+        batcher: The batcher whose cache memory is checked.
+        coming: By session id, the number of tokens its cache is about to have.
     """
     budget, executor = batcher.executor.layout.cache_tokens, batcher.executor
     if not budget:
@@ -57,9 +57,9 @@ def relieve(sessions: SessionTable, batcher: PartitionBatcher, coming: Mapping[i
 def affordable(
     sessions: SessionTable, batcher: PartitionBatcher, works: list[SessionWork], decode_rows: int
 ) -> tuple[list[SessionWork], int]:
-    """Returns the part of a step there is memory for, and how many of it are decode rows.
+    """Returns the part of a step that fits into memory, and the number of decode rows in it.
 
-    Sessions that are in the way are failed.
+    The youngest sessions are failed until the others fit.
     """
     if not batcher.executor.layout.cache_tokens:
         return works, decode_rows
@@ -75,6 +75,7 @@ def affordable(
             left.append(work)
             continue
         decode_rows -= index < decode_rows
-        if not work.session.spec.is_first:  # taken out of its session's chunks, so not given back
+        # These bytes are counted here, since `take` removed the rows from `chunks` already.
+        if not work.session.spec.is_first:
             sessions.out.consumed_bytes += work.inputs.nbytes
     return left, decode_rows

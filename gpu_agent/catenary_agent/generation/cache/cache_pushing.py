@@ -1,10 +1,10 @@
-"""Caches leave for other agents: for the ring that generates, or for the one a session moves to.
+"""Sending caches to other agents: to the decode ring, or to the ring a session moves to.
 
-Whatever a step has cached is exported between two steps and sent in frames, so caches travel while
-more is computed, and little is left to be sent when a session stops here. At most a window of
-copies waits for a peer; what does not fit stays in its slots. A session holds them until nothing
-more is computed and all its frames have left. Where both sessions are on this agent, rows go from
-slot to slot.
+The rows that a step has cached are exported between two steps and sent in frames. Caches thus
+travel while more is computed, and little is left to send when a session stops here. At most a
+window of copied bytes waits for each peer; all other rows stay in their slots. A session holds its
+slots until nothing more is computed and all its frames have left. Where both sessions are on this
+agent, rows are copied from slot to slot.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from catenary_services.errors import CatenaryError
 
     Take = Callable[[int, CacheSpan, CacheArray], None]
-    """Takes rows into a session of this agent."""
+    """Writes rows into the cache of another session of this agent, given by its id."""
     Failed = Callable[[Session, int, CatenaryError], None]
-    """A session's rows cannot be read; with what it is called where they go."""
+    """Told that a session's rows cannot be read: the session, its id at the receiver, and the
+    error."""
 
 _MOST_URGENT_BYTES = 1 << 18
 
@@ -39,14 +40,14 @@ _MOST_URGENT_BYTES = 1 << 18
 def outlets_of(
     session_id: int, own: common_pb2.Hop, ring: Sequence[common_pb2.Hop]
 ) -> tuple[CacheSendProgress, ...]:
-    """Returns who gets which of the blocks of a hop.
+    """Returns one cache send for each hop of a ring that shares blocks with the given hop.
 
-    Two rings may be cut at different blocks: there is one send per overlap.
+    Two rings may be cut at different blocks, so a hop may send to several others.
 
     Args:
-        session_id: What the session is called on `ring`.
-        own: The hop.
-        ring: Where its caches go.
+        session_id: The id of the session on `ring`.
+        own: The hop whose caches are sent.
+        ring: The hops that receive them.
     """
     return tuple(
         CacheSendProgress(
@@ -61,16 +62,16 @@ def outlets_of(
 
 
 class CachePusher:
-    """Exports what was cached, and ends sessions that have nothing left to do here.
+    """Exports cached rows to peers, and ends sessions that have nothing left to do here.
 
-    Invariants: frames of one session and peer leave in order; of a closed session none leaves;
-    between two `renew`s no more than a step's worth of bytes is exported beside what was cached.
+    Invariants: frames of one session to one peer leave in order; none leaves of a closed session;
+    between two calls of `renew`, at most the bytes that steps cached plus `CacheLimits.step_bytes`
+    are exported.
     """
 
     def __init__(
         self, sessions: SessionTable, limits: CacheLimits, take: Take, failed: Failed
     ) -> None:
-        """Sends nothing yet."""
         self._sessions = sessions
         self._limits = limits
         self._take = take
@@ -79,13 +80,13 @@ class CachePusher:
         self._left_bytes = 0
 
     def begin(self, session: Session) -> None:
-        """A session that was computed before has got sends."""
+        """Begins to export a session that was computed before it got cache sends."""
         for cache_send in session.cache_sends:
             cache_send.extend(session.cached)
             self._list(session, cache_send)
 
     def advanced(self, session: Session) -> None:
-        """A step has cached more of a session with sends, or it begins to leave."""
+        """Extends the sends of a session after a step, or when it begins to leave."""
         row_bytes = session.batcher.executor.sizes.cache_bytes_per_token
         for cache_send in session.cache_sends:
             is_listed, added = cache_send.has_more, cache_send.extend(session.cached)
@@ -95,7 +96,7 @@ class CachePusher:
         self.end_if_done(session)
 
     def renew(self) -> None:
-        """Another step may have passed: as many bytes as between any two may be exported."""
+        """Grants another `CacheLimits.step_bytes` of exports; to be called between steps."""
         self._left_bytes = self._limits.step_bytes
         for peer, line in list(self._lines.items()):
             self._pump(peer, line)
@@ -107,7 +108,7 @@ class CachePusher:
         return any(line.queue and line.nbytes < window for line in self._lines.values())
 
     def on_pushed(self, event: CachePushed) -> None:
-        """A frame has left: others may follow."""
+        """Makes room in the window of a peer after a frame has left, and exports what fits."""
         cache = event.cache
         line = self._lines[cache.cache_send.peer]
         line.nbytes -= cache.rows.nbytes
@@ -121,16 +122,16 @@ class CachePusher:
             self._sessions.finish(session)
 
     def _list(self, session: Session, cache_send: CacheSendProgress) -> None:
-        """Puts what a cache send has into the line of its peer."""
+        """Queues a cache send at its peer, if it has rows to export."""
         if cache_send.has_more:
             line = self._lines.setdefault(cache_send.peer, _Line())
-            # Who has begun goes on first: then it is handed over, and its slots are free.
+            # A send that has begun goes first, so its session is handed over and frees its slots.
             add = line.queue.appendleft if cache_send.has_begun else line.queue.append
             add((session, cache_send))
             self._pump(cache_send.peer, line)
 
     def _pump(self, peer: str, line: _Line) -> None:
-        """Exports as much as the window allows, the sessions in their order."""
+        """Exports queued rows in order, as far as the peer's window and the step's bytes allow."""
         window = self._limits.window_bytes
         while line.queue and line.nbytes < window and self._left_bytes > 0:
             session, cache_send = line.queue[0]
@@ -164,7 +165,7 @@ class CachePusher:
 
 
 class _Line:
-    """What waits to be exported for one peer, and the bytes that wait to leave."""
+    """The exports queued for one peer, and the bytes exported to it that have not left yet."""
 
     __slots__ = ("nbytes", "queue")
 

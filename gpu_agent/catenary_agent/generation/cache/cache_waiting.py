@@ -1,10 +1,10 @@
-"""Sessions whose caches come from other agents wait for them, then go on as any other.
+"""Sessions that wait for caches from other agents, and continue like any other once these are here.
 
-In the split phase the agents that run the prompt send them; in a live migration those of the ring
-the session is on. Caches come as frames and go straight into the slots the session holds, between
-two steps, a bounded part at a time. Steps of the ring that come earlier are kept in the session.
-Beside the caches it needs a word: the first token, which another agent sampled, where tokens are
-embedded or sampled; or that it is handed over (`arriving`).
+In the split phase the agents that ran the prompt send them; in a live migration the agents of the
+session's old ring do. Caches come as frames and are written into the slots of the session between
+two steps, a bounded part at a time. Rows of the ring that arrive earlier are kept in the session.
+Beside its caches a session may need one more message: in the split phase the first token, which the
+prefill ring sampled, on hops that embed or sample tokens; in a live migration the hand-over.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 class PendingCaches:
-    """The sessions whose caches have not come yet.
+    """The sessions whose caches have not fully arrived.
 
-    Invariant: each of them has our stall timeout until it goes on (one that was not handed over
-    yet: that of `MigrationTarget`); closed ones are dropped when their time is over. Frames are
-    taken in in the order of their arrival.
+    Invariants: each of them has the stall timeout until it continues (before it is handed over,
+    that of `MigrationTarget` instead); closed sessions are dropped when their timeout ends. Frames
+    are written in the order of their arrival.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class PendingCaches:
         clock: Callable[[], Nanoseconds],
         came: Callable[[Session], None],
     ) -> None:
-        """Gives sessions up for which nothing came for too long.
+        """Watches the given sessions.
 
         Args:
-            sessions: Of this agent.
-            limits: How long that is, and how much is taken in between two steps.
-            clock: Monotonic.
-            came: Told a session that has got a part of its caches and still waits.
+            sessions: The sessions of this agent.
+            limits: The stall timeout, and the bytes that may be written between two steps.
+            clock: Returns monotonic nanoseconds.
+            came: Called with a session that got a part of its caches and still waits.
         """
         self._sessions = sessions
         self._step_bytes = limits.step_bytes
@@ -61,35 +61,35 @@ class PendingCaches:
         self._arrived: deque[CacheArrived] = deque()
         self._left_bytes = limits.step_bytes
         self.ignored = 0
-        """Parts of caches that nobody waits for."""
+        """Number of cache parts that arrived for sessions that did not wait for them."""
 
     def begin(self, session: Session) -> None:
-        """Only caches and a token keep a session waiting from now on."""
+        """Starts the stall timeout of a session that waits for its caches."""
         self._stall_timer.touch(session.spec.session_id, self._clock())
 
     def on_cache(self, event: CacheArrived) -> None:
-        """Takes a part of a cache in, now or between later steps."""
+        """Queues a part of a cache, and writes as much as the current step allows."""
         self._arrived.append(event)
         self._take_in()
 
     def renew(self) -> None:
-        """Another step may have passed: as many bytes as between any two may be taken in."""
+        """Grants another `CacheLimits.step_bytes` of writes; to be called between steps."""
         self._left_bytes = self._step_bytes
         self._take_in()
 
     @property
     def is_waiting(self) -> bool:
-        """True if `renew` would take something in."""
+        """True if `renew` would write something."""
         return bool(self._arrived)
 
     def take(self, session_id: int, span: CacheSpan, rows: CacheArray) -> None:
-        """Takes rows in that another session of this agent has cached."""
+        """Writes rows that another session of this agent has cached."""
         session = self._sessions.get(session_id)
         if session is not None and session.pending_cache is not None:
             self._keep(session, session.pending_cache, span, lambda: rows)
 
     def on_token(self, session: Session, pending_cache: PendingCache, event: TokenArrived) -> None:
-        """Takes the first token in, which the other ring sampled."""
+        """Accepts the first generated token, which the prefill ring sampled."""
         spec, table = session.spec, session.batcher.executor.table
         if event.position != spec.history or event.token_id >= table.vocabulary_size:
             text = f"token {event.token_id} at {event.position}; the one at {spec.history} is next"
@@ -101,7 +101,7 @@ class PendingCaches:
         self.advanced(session, pending_cache)
 
     def advanced(self, session: Session, pending_cache: PendingCache) -> None:
-        """Lets a session go on if nothing is missing any more."""
+        """Lets a session continue if nothing is missing any more."""
         session_id, now = session.spec.session_id, self._clock()
         if not pending_cache.is_over:
             if session_id in self._stall_timer:
@@ -123,7 +123,7 @@ class PendingCaches:
             session.batcher.queue_first(session, now)
 
     def expire(self, now: Nanoseconds) -> None:
-        """Gives up sessions for which nothing came for too long."""
+        """Fails sessions of which no cache part came within the stall timeout."""
         for session_id in self._stall_timer.lost(now):
             session = self._sessions.get(session_id)
             if session is not None and session.pending_cache is not None:
@@ -132,7 +132,7 @@ class PendingCaches:
                 self._sessions.fail(session_id, PartitionLost(text), blamed)
 
     def next_wakeup_ns(self) -> Nanoseconds | None:
-        """Returns when `expire` has something to do; None if never."""
+        """Returns the moment at which `expire` has something to do; None if never."""
         return self._stall_timer.next_wakeup_ns()
 
     def _take_in(self) -> None:
@@ -159,7 +159,7 @@ class PendingCaches:
         span: CacheSpan,
         read: Callable[[], CacheArray],
     ) -> None:
-        """Writes rows into a session's slots; what is wrong with them fails the session."""
+        """Writes rows into a session's slots; the session fails if they are invalid."""
         session_id, executor = session.spec.session_id, session.batcher.executor
         try:
             rows = read()
@@ -180,7 +180,7 @@ class PendingCaches:
 
 
 def _source(session: Session, pending_cache: PendingCache) -> str:
-    """Returns the agent that should have sent what is missing."""
+    """Returns the agent that should have sent the missing part."""
     if pending_cache.leader:
         return pending_cache.leader
     route = session.spec.opening.route

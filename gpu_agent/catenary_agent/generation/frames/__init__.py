@@ -1,1 +1,1 @@
-"""Frames of sessions: what is in them, who may send them, and where they go."""
+"""Frames of sessions: their encoding and decoding, who may send them, and their delivery."""

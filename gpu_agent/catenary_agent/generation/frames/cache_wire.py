@@ -1,4 +1,4 @@
-"""A part of a session's caches as a frame."""
+"""The frame that carries a part of a session's key-value cache."""
 
 from __future__ import annotations
 
@@ -19,29 +19,32 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class CacheFrame:
-    """Keys and values of one session for one agent."""
+    """Keys and values of one session, addressed to one agent."""
 
     out: CacheOut
     settled: Callable[[CacheOut], None]
-    """Called exactly once, when it has left or will not."""
+    """Called exactly once, when the frame has left or was given up."""
 
     @property
     def nbytes(self) -> int:
-        """Of the payload."""
+        """Size of the payload in bytes."""
         return self.out.rows.nbytes
 
     @property
     def session_ids(self) -> tuple[int, ...]:
-        """The session that fails if this cannot be delivered."""
+        """The session, by its id at the receiver, that fails if this cannot be delivered."""
         return (self.out.cache_send.session_id,)
 
     def fill(self, view: memoryview) -> None:
-        """Writes the payload: on the event loop, so frames are small (1 MiB in 0.1 ms)."""
+        """Writes the payload.
+
+        This runs on the event loop, so frames are small (1 MiB takes 0.1 ms).
+        """
         rows = self.out.rows
         np.frombuffer(view, rows.dtype).reshape(rows.shape)[:] = rows
 
     def header(self, epoch: int, agent_id: str) -> bytes:
-        """Returns the header, with times as of now."""
+        """Returns the encoded header, with the current time as the time of sending."""
         now, span = time.monotonic_ns(), self.out.span
         cache = frame_pb2.SessionCache(
             session_id=self.out.cache_send.session_id,
@@ -62,6 +65,6 @@ class CacheFrame:
 
 
 def put_opening(target: frame_pb2.SessionOpening, spec: SessionSpec, now_ns: int) -> None:
-    """Writes what the next agent is told of a session, with what is left of its time."""
+    """Writes a session's opening for the next agent, with the time left until its deadline."""
     target.CopyFrom(spec.opening)
     target.budget_ns = spec.deadline_ns - now_ns

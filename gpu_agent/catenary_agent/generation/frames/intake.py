@@ -1,4 +1,4 @@
-"""From session frames to events. Looks at nothing but the frame."""
+"""Conversion of received session frames to events. It depends on nothing but the frame."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ROW_BYTES = np.dtype(np.float32).itemsize
 
 
 def arrival(header: frame_pb2.FrameHeader, frame: ReceivedFrame) -> ArrivalTime:
-    """Returns when a frame came, and how long it took if both ends have one clock."""
+    """Returns when a frame arrived, and its transfer time if sender and receiver share a clock."""
     received_ns = time.monotonic_ns()
     if frame.capabilities.same_host and 0 < header.sent_monotonic_ns <= received_ns:
         return ArrivalTime(received_ns, received_ns - header.sent_monotonic_ns)
@@ -41,10 +41,10 @@ def arrival(header: frame_pb2.FrameHeader, frame: ReceivedFrame) -> ArrivalTime:
 
 
 def rows_of_payload(header: frame_pb2.FrameHeader, payload: memoryview) -> Hidden:
-    """Returns the hidden states of a frame, copied: float32 `[sum of tokens, hidden]`.
+    """Returns a copy of the hidden states of a frame: float32 `[sum of tokens, hidden]`.
 
     Raises:
-        InvalidInput: the payload is not so many equal rows.
+        InvalidInput: The payload is not that many rows of equal length.
     """
     tokens = sum(each.tokens for each in header.session_rows)
     if tokens == 0:
@@ -63,14 +63,14 @@ def step_events(
     agent_id: str,
     epoch: int,
 ) -> list[Event]:
-    """Returns what a `SESSION_STEP` frame says, in its order.
+    """Returns the events of a `SESSION_STEP` frame, in its order.
 
     Args:
-        header: Of the frame.
-        rows: Its hidden states.
-        arrived: When it came.
-        agent_id: Ours.
-        epoch: Sessions of an older one may not begin here as their first hop.
+        header: Header of the frame.
+        rows: The hidden states of the frame, float32 `[sum of tokens, hidden]`.
+        arrived: When the frame arrived.
+        agent_id: The id of this agent.
+        epoch: Sessions of an older epoch may not begin here as their first hop.
     """
     events: list[Event] = []
     start = 0
@@ -90,7 +90,7 @@ def step_events(
 def token_events(
     header: frame_pb2.FrameHeader, arrived: ArrivalTime, agent_id: str, epoch: int
 ) -> list[Event]:
-    """Returns what a `SESSION_TOKENS` frame says to an agent."""
+    """Returns the events of a `SESSION_TOKENS` frame that is addressed to an agent."""
     events: list[Event] = []
     for token in header.session_tokens:
         if token.HasField("opening"):
@@ -109,7 +109,7 @@ def cache_events(
     agent_id: str,
     epoch: int,
 ) -> list[Event]:
-    """Returns what a `SESSION_CACHE` frame says; whoever handles it sees to the frame's release."""
+    """Returns the events of a `SESSION_CACHE` frame; their handler has the frame released."""
     cache = header.cache
     events: list[Event] = []
     if cache.HasField("opening"):
@@ -123,13 +123,13 @@ def cache_events(
 def move_said(
     move: frame_pb2.SessionMove, arrived: ArrivalTime, agent_id: str, epochs: tuple[int, int]
 ) -> MoveMessage:
-    """Returns what a step of a live migration says.
+    """Returns the event of a `SESSION_MOVE` frame: one step of a live migration.
 
     Args:
         move: The step.
-        arrived: When it came.
-        agent_id: Ours.
-        epochs: That of who says it, and ours.
+        arrived: When it arrived.
+        agent_id: The id of this agent.
+        epochs: The epoch of the sender, and the highest one this agent knows.
     """
     spec: SessionSpec | CatenaryError | None = None
     if move.step == frame_pb2.SessionMove.STEP_ROUND and move.HasField("opening"):
@@ -157,12 +157,13 @@ def _opened(
 def _spec(
     entry: _Entry, arrived: ArrivalTime, agent_id: str, epochs: tuple[int, int]
 ) -> SessionSpec:
-    """Returns what the opening says.
+    """Returns what the opening of an entry says of its session.
 
     Raises:
-        InvalidInput: the ring does not pass here exactly once, or an end of it is missing.
-        StaleEpoch: the session begins here and a newer scheduler leads.
-        DeadlineExceeded: no time is left.
+        InvalidInput: The rings do not contain this agent exactly once, are malformed, or the
+            gateway is missing.
+        StaleEpoch: The session begins here, and a newer scheduler leads.
+        DeadlineExceeded: The deadline has passed.
     """
     opening = entry.opening
     side, hop = _place(opening, agent_id)
@@ -179,10 +180,11 @@ def _spec(
 
 
 def _place(opening: frame_pb2.SessionOpening, agent_id: str) -> tuple[Side, int]:
-    """Returns on which ring an agent is, and which hop of it.
+    """Returns the side of the session that an agent serves, and its hop in that ring.
 
     Raises:
-        InvalidInput: on none, or more than once; or a ring has no hops, or too many, or gaps.
+        InvalidInput: The agent is in no ring or in several places, or a ring has no hops, too many,
+            or gaps.
     """
     rings = [opening.route, opening.decode_route] if opening.decode_route else [opening.route]
     for ring in rings:
@@ -204,7 +206,7 @@ def _place(opening: frame_pb2.SessionOpening, agent_id: str) -> tuple[Side, int]
 
 
 def whole(ring: Sequence[common_pb2.Hop]) -> tuple[str, str, int] | None:
-    """Returns model and last block of hops that follow each other from block 0; else None."""
+    """Returns model, version and last block if the hops cover all blocks from 0 on; else None."""
     block = 0
     for hop in ring:
         if hop.first_block != block or hop.last_block <= block:

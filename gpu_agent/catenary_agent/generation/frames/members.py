@@ -1,7 +1,8 @@
-"""Who may send frames of which session: the members of its rings and the gateway it answers to.
+"""A filter for frames of sessions: only the members of a session's rings and its gateway may send.
 
-The first frame of a session says who they are, by its opening; from then on nobody else is heard,
-whatever openings they send. A session that moves is spoken of by both rings.
+The first frame of a session names them in its opening. From then on frames of all others are
+refused, whatever openings they carry. For a session that moves, the members of both rings are
+admitted.
 """
 
 from __future__ import annotations
@@ -21,28 +22,29 @@ _Entry = frame_pb2.SessionRows | frame_pb2.SessionToken | frame_pb2.SessionCache
 
 
 class FrameFilter:
-    """Looks at every frame before the ring does; on the event loop.
+    """Decides on the event loop whether a frame may reach the generation loop.
 
-    Invariant: `_of` has the sessions that are here; `_moves` at most `_MOST_MOVES` others.
+    Invariant: `_of` contains the sessions that are here, and `_moves` at most `_MOST_MOVES` others.
     """
 
     def __init__(self) -> None:
         self._of: dict[int, _Names] = {}
         self._moves: OrderedDict[int, _Names | None] = OrderedDict()
-        """Who else may speak of a session that moves to its new ring; None: every peer."""
+        """Further senders admitted for a session that moves, by its new id. None admits every
+        peer."""
 
     def note(self, session_id: int, opening: frame_pb2.SessionOpening) -> None:
-        """A session is here from now on."""
+        """Remembers the members of a session that is here from now on."""
         if session_id not in self._of:
             self._of[session_id] = names_of(opening)
 
     def forget(self, session_id: int) -> None:
-        """Nothing of a session is here any more."""
+        """Forgets the members of a session that holds nothing here any more."""
         self._of.pop(session_id, None)
         self._moves.pop(session_id, None)
 
     def admits(self, header: frame_pb2.FrameHeader, sender: FrameSender) -> bool:
-        """Returns whether a frame of sessions comes from whom it may come from."""
+        """Returns True if a sender may speak of all sessions in a frame; nameless ones may."""
         name = sender.name
         if not name:
             return True
@@ -66,7 +68,7 @@ class FrameFilter:
                 return False
             if names is not None:
                 return False
-            # Nobody knows the session yet; without an opening the ring ignores it.
+            # The session is not known yet. Without an opening the generation loop ignores it.
             if entry.HasField("opening") and name not in names_of(entry.opening):
                 return False
         return True
@@ -85,7 +87,7 @@ class FrameFilter:
             if move.step == frame_pb2.SessionMove.STEP_BEGIN and old in self._of:
                 self._widen(new, self._of[old] | names_of(move.opening))
             elif move.step == frame_pb2.SessionMove.STEP_ROUND:
-                # Without the names of the old ring it was led by an older release of the agent.
+                # Older releases of the agent do not name the members of the old ring.
                 old_ring = frozenset((name, *move.from_agent_ids))
                 is_told = bool(move.from_agent_ids)
                 self._widen(new, old_ring | names_of(move.opening) if is_told else None)
@@ -100,6 +102,6 @@ class FrameFilter:
 
 
 def names_of(opening: frame_pb2.SessionOpening) -> _Names:
-    """Returns the agents of a session's rings, and its gateway."""
+    """Returns the ids of the agents in a session's rings and of its gateway."""
     hops = (*opening.route, *opening.decode_route)
     return frozenset((opening.gateway_id, *(hop.agent_id for hop in hops)))

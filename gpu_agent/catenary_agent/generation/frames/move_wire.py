@@ -1,4 +1,4 @@
-"""Steps of live migrations as frames."""
+"""Frames that carry the steps of live migrations."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class MoveFrame:
-    """A step for one agent."""
+    """One step of a live migration, addressed to one agent."""
 
     out: MoveOut
     nbytes: int = 0
 
     @property
     def session_ids(self) -> tuple[int, ...]:
-        """The session that fails if this cannot be delivered."""
+        """The session that fails if this cannot be delivered; none if the move is given up."""
         move = self.out.move
         is_over = move.step == frame_pb2.SessionMove.STEP_GIVE_UP
         return () if is_over else (move.session_id,)
 
     def fill(self, view: memoryview) -> None:
-        """There is no payload."""
+        """A step has no payload."""
 
     def header(self, epoch: int, agent_id: str) -> bytes:
-        """Returns the header, with times as of now."""
+        """Returns the encoded header, with the current time and what is left until the deadline."""
         now, move = time.monotonic_ns(), self.out.move
         if move.HasField("opening"):
             move.opening.budget_ns = self.out.deadline_ns - now
@@ -47,13 +47,13 @@ class MoveFrame:
 def give_up_of(
     move: frame_pb2.SessionMove, agent_id: str, error: CatenaryError, blamed: str
 ) -> frame_pb2.SessionMove:
-    """Returns what is said when a move fails.
+    """Returns the step that tells others that a move failed.
 
     Args:
-        move: Any step of it.
-        agent_id: Who says it.
-        error: Why.
-        blamed: Agent or gateway.
+        move: Any step of the move.
+        agent_id: The agent that sends the step.
+        error: The reason of the failure.
+        blamed: The agent or gateway at fault.
     """
     return frame_pb2.SessionMove(
         session_id=move.session_id,

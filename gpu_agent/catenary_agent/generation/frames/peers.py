@@ -1,7 +1,8 @@
-"""Frames of sessions on their way out: two bounded lines per peer, each in order.
+"""Delivery of session frames: two bounded lines per peer, each in order.
 
-Parts of caches are large and can wait: all other frames, which keep rings going, overtake them. So
-does the last part of a cache that moves, which is small and for which a session stands still.
+Parts of caches are large and can wait. All other frames keep rings going and overtake them. So does
+the last part of the cache of a session that moves: it is small, and the session stands still until
+it arrives.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 _log = get_logger("catenary_agent.generation")
 _MAX_FRAMES = 4_096
-"""Frames in one line; a peer so far behind is lost to us."""
+"""The most frames in one line. If a further one arrives, its sessions fail as overloaded."""
 
 Failed = Callable[[tuple[int, ...], CatenaryError, str], None]
 
@@ -42,9 +43,9 @@ Failed = Callable[[tuple[int, ...], CatenaryError, str], None]
 class PeerSender:
     """Delivers frames to agents and gateways.
 
-    Invariants: frames of one line leave in the order of `send`; at most `max_bytes` and
-    `_MAX_FRAMES` wait in it; every session of a frame that does not leave is failed, and so is
-    every one of a frame that left over a link that broke before it had certainly arrived.
+    Invariants: frames of one line leave in the order of `send`. At most `max_bytes` and
+    `_MAX_FRAMES` wait in a line. All sessions of a frame that does not leave are failed, and so are
+    those of a frame whose link broke before the frame had certainly arrived.
     """
 
     def __init__(
@@ -59,11 +60,13 @@ class PeerSender:
         """Sends over the links of `hub`.
 
         Args:
-            hub: Makes links.
-            limits: Seconds a peer may take to accept a frame, and most bytes that wait for it.
-            header_of: Encodes a frame's header when it leaves.
-            failed: Told the sessions, why, and which peer, when a frame cannot be delivered.
-            uplink: Frames to agents leave one after the other at its speed, if there is one.
+            hub: Opens links to peers.
+            limits: Seconds a peer may take to accept a frame, and the most bytes in each line to
+                it.
+            header_of: Encodes a frame's header when the frame leaves.
+            failed: Called with the sessions, the error and the peer when a frame cannot be
+                delivered.
+            uplink: An emulated link; frames to peers pass it one after the other, at its speed.
             sent: Told how long frames of caches took to leave.
         """
         self._hub = hub
@@ -75,10 +78,11 @@ class PeerSender:
         self._lines: dict[str, _Line] = {}
         self._links: dict[str, Link] = {}
         self._lost: dict[str, dict[int, None]] = {}
-        """Sessions whose frames left and may not have arrived, by peer, until that was told."""
+        """The sessions of frames that a broken link may have lost, by peer, until they are
+        reported."""
 
     def send(self, peer: str, frame: Frame) -> None:
-        """Queues a frame; what goes wrong is told to `failed`."""
+        """Queues a frame for a peer; errors are reported to `failed`."""
         line = self._lines.get(peer)
         if line is None:
             line = _Line()
@@ -96,7 +100,7 @@ class PeerSender:
         part.nbytes += frame.nbytes
 
     async def close(self) -> None:
-        """Drops what waits."""
+        """Drops all queued frames."""
         tasks = [line.task for line in self._lines.values() if line.task is not None]
         for task in tasks:
             task.cancel()
@@ -104,7 +108,7 @@ class PeerSender:
         self._lines.clear()
 
     async def _drain(self, peer: str, line: _Line) -> None:
-        """Sends what waits for a peer until nothing does."""
+        """Sends the queued frames of a peer until none is left."""
         try:
             while (part := line.next).frames:
                 frame = part.frames[0]
@@ -118,12 +122,12 @@ class PeerSender:
             _log.exception("delivery_failed", peer=peer)
             self._give_up(peer, line, InternalError("the frame could not be delivered"))
         finally:
-            # Also after a cancellation; nothing was awaited since the line was found empty.
+            # Also after a cancellation. Nothing was awaited since the line was found empty.
             if self._lines.get(peer) is line:
                 del self._lines[peer]
 
     def _give_up(self, peer: str, line: _Line, error: CatenaryError) -> None:
-        """Fails every session in the line: those behind would arrive with a gap in front."""
+        """Fails every session in the line: later frames would arrive with a gap before them."""
         frames = [*line.urgent.frames, *line.bulk.frames]
         ids = dict.fromkeys(each for frame in frames for each in frame.session_ids)
         line.urgent.frames.clear()
@@ -138,7 +142,7 @@ class PeerSender:
             return PartitionLost(f"{peer} took no frame for {self._timeout_s:g} s")
         if isinstance(error, Unavailable):
             return PartitionLost(error.message)
-        if isinstance(error, InvalidInput):  # what we made ourselves does not fit a frame
+        if isinstance(error, InvalidInput):  # the frame was made here, so the mistake is ours
             return InternalError(error.message)
         return error
 
@@ -165,7 +169,7 @@ class PeerSender:
     def _lost_on_its_way(
         self, peer: str, session_ids: tuple[int, ...], error: CatenaryError
     ) -> None:
-        """The link broke behind a frame; those of one link are told of together."""
+        """Notes a frame that its link may have lost; frames of one link are reported together."""
         known = self._lost.get(peer)
         if known is None:
             known = self._lost[peer] = {}
@@ -184,13 +188,13 @@ def _can_wait(frame: Frame) -> bool:
 
 
 def _settle(frame: Frame) -> None:
-    """Tells whoever counts that a frame has left, or was given up."""
+    """Tells the owner of a cache frame that it has left or was given up."""
     if isinstance(frame, CacheFrame):
         frame.settled(frame.out)
 
 
 class _Part:
-    """Frames that leave in order."""
+    """One line of frames, which leave in order."""
 
     __slots__ = ("frames", "nbytes")
 
@@ -200,7 +204,7 @@ class _Part:
 
 
 class _Line:
-    """Frames that wait for one peer."""
+    """The two lines of frames that wait for one peer."""
 
     __slots__ = ("bulk", "task", "urgent")
 
@@ -211,5 +215,5 @@ class _Line:
 
     @property
     def next(self) -> _Part:
-        """The part whose turn it is."""
+        """The line to send from next: the urgent one unless it is empty."""
         return self.urgent if self.urgent.frames else self.bulk

@@ -1,4 +1,4 @@
-"""Frames of sessions as they come in: what they hold is counted, and given back exactly once."""
+"""Reception of session frames: their bytes are counted, and given back exactly once."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 
 class FrameReceiver:
-    """Makes events of frames.
+    """Converts received frames to events.
 
-    Hidden states are copied and their frames released at once. Parts of caches are read where they
-    lie, on the thread: whoever handles the event has the frame released.
+    Hidden states are copied and their frames released at once. Parts of caches are read in place on
+    the generation thread; the handler of the event has the frame released.
     """
 
     def __init__(self, agent_id: str, held: HeldBatches) -> None:
-        """Counts bytes of received tensors in `held`."""
+        """Counts the bytes of received tensors in `held`."""
         self._agent_id = agent_id
         self._held = held
 
     def events(
         self, header: frame_pb2.FrameHeader, frame: ReceivedFrame, epoch: int
     ) -> Sequence[Event]:
-        """Returns what a frame says, whose header was read.
+        """Returns the events of a frame.
 
         Args:
-            header: Of the frame.
-            frame: Itself.
-            epoch: Sessions of an older one may not begin here.
+            header: The decoded header of the frame.
+            frame: The frame; it is released here, except for parts of caches.
+            epoch: Sessions of an older epoch may not begin here as their first hop.
         """
         arrived = intake.arrival(header, frame)
         if header.kind == frame_pb2.FRAME_KIND_SESSION_TOKENS:
@@ -62,7 +62,7 @@ class FrameReceiver:
         return intake.step_events(header, rows, arrived, self._agent_id, epoch)
 
     def _rows_of(self, header: frame_pb2.FrameHeader, frame: ReceivedFrame) -> Hidden:
-        """Returns a copy of the rows that is accounted for; the frame's memory is given back."""
+        """Returns a copy of the rows, counted as held, and releases the frame."""
         try:
             self._held.claim(len(frame.payload))
             try:

@@ -1,4 +1,4 @@
-"""How fast caches leave for each peer, as the scheduler is told."""
+"""Reports to the scheduler of how fast caches leave for each peer."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from catenary_agent.engine.reporting import FixedMessage
 from catenary_protos.catenary.v1 import scheduler_pb2
 
 _REPORT_S = 0.25
-"""What was sent in that time is told at once; a move of caches takes as long, or less."""
+"""Seconds after the first frame at which everything sent is reported in one message. A move of
+caches takes about as long, or less."""
 
 
 class SentCacheReporter:
-    """Adds up bytes and time by peer, and tells them a while after the first.
+    """Adds up bytes and sending time by peer, and reports them a while after the first frame.
 
-    Frames of one peer leave one after the other, so the time in which at least one was on its way
+    Frames of one peer leave one after the other, so the time in which at least one was being sent
     is the sum of their times.
     """
 
     def __init__(self, tell: Callable[[FixedMessage], None], report_s: float = _REPORT_S) -> None:
-        """Tells nothing yet.
+        """Waits for the first frame.
 
         Args:
-            tell: Takes a message for the scheduler.
+            tell: Accepts a message for the scheduler.
             report_s: Seconds from the first frame to the message.
         """
         self._tell = tell
@@ -32,7 +33,7 @@ class SentCacheReporter:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, peer: str, nbytes: int, sending_ns: int) -> None:
-        """A frame of caches has left for a peer, and that took so long."""
+        """Counts a frame of caches that left for a peer in `sending_ns` nanoseconds."""
         link = self._links.get(peer)
         if link is None:
             link = self._links[peer] = scheduler_pb2.CachesSent.Link(peer_id=peer)
@@ -42,7 +43,7 @@ class SentCacheReporter:
             self._timer = asyncio.get_running_loop().call_later(self._report_s, self._report)
 
     def close(self) -> None:
-        """Tells nothing more."""
+        """Drops what was not reported."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

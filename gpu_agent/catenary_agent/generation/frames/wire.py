@@ -1,4 +1,4 @@
-"""What leaves a step as frames: one per next agent, one per gateway and agent for tokens."""
+"""The frames of one step: one per next agent, and one of tokens per gateway and first agent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class StepFrame:
-    """Rows of several sessions for one next agent."""
+    """Hidden states of several sessions, addressed to one next agent."""
 
     rows: list[RowsOut]
     nbytes: int
@@ -28,7 +28,7 @@ class StepFrame:
     def fill(self, view: memoryview) -> None:
         """Writes the payload: row-major float32 `[sum of tokens, hidden]`.
 
-        On the event loop: a chunk of 64 rows is copied in some 20 microseconds.
+        This runs on the event loop; a chunk of 64 rows is copied in about 20 microseconds.
         """
         target = np.frombuffer(view, np.float32).reshape(-1, self.rows[0].rows.shape[1])
         start = 0
@@ -37,7 +37,7 @@ class StepFrame:
             start += len(each.rows)
 
     def header(self, epoch: int, agent_id: str) -> bytes:
-        """Returns the header, with times as of now."""
+        """Returns the encoded header, with the current time as the time of sending."""
         now = time.monotonic_ns()
         entries = [_rows_entry(each, now, agent_id) for each in self.rows]
         return frame_pb2.FrameHeader(
@@ -50,7 +50,7 @@ class StepFrame:
 
 @dataclass(slots=True)
 class TokenFrame:
-    """Tokens of several sessions for one gateway or one agent."""
+    """Tokens of several sessions, addressed to one gateway or one agent."""
 
     tokens: list[TokenOut]
     for_gateway: bool
@@ -58,17 +58,17 @@ class TokenFrame:
 
     @property
     def session_ids(self) -> tuple[int, ...]:
-        """Sessions that fail if this cannot be delivered."""
+        """The sessions that fail if the frame cannot be delivered."""
         if self.for_gateway:
             return tuple(each.spec.session_id for each in self.tokens)
-        # One that is over has all its tokens; its slots there are freed by order.
+        # A finished session has all its tokens; the scheduler orders its slots there to be freed.
         return tuple(each.spec.session_id for each in self.tokens if not each.finish_reason)
 
     def fill(self, view: memoryview) -> None:
-        """There is no payload."""
+        """Tokens travel in the header, so there is no payload."""
 
     def header(self, epoch: int, agent_id: str) -> bytes:
-        """Returns the header, with times as of now."""
+        """Returns the encoded header, with the current time as the time of sending."""
         now = time.monotonic_ns()
         entries = []
         for each in self.tokens:
@@ -95,7 +95,7 @@ Frame = StepFrame | TokenFrame | CacheFrame | MoveFrame
 
 
 def frames_of(rows: Sequence[RowsOut], tokens: Sequence[TokenOut]) -> Iterable[tuple[str, Frame]]:
-    """Returns the frames of a step, and to whom they go: first what keeps a ring going."""
+    """Yields each frame of a step with its receiver; frames that keep a ring going come first."""
     following: dict[str, list[RowsOut]] = {}
     for row in rows:
         following.setdefault(row.spec.next_agent, []).append(row)
@@ -115,10 +115,10 @@ def frames_of(rows: Sequence[RowsOut], tokens: Sequence[TokenOut]) -> Iterable[t
 
 
 def _agents_for(token: TokenOut) -> Iterable[str]:
-    """Returns which agents are sent a token: the first one of its ring, unless that is us.
+    """Returns the agents that need a token: the first one of the ring, unless that is this agent.
 
-    A prompt's ring is done with its first token: that goes to where the other ring embeds tokens,
-    and to where it samples them.
+    A prefill ring is done with the first token. It goes to the agents of the decode ring that embed
+    and sample tokens.
     """
     spec = token.spec
     if spec.side != "prefill":
@@ -144,7 +144,7 @@ def _rows_entry(row: RowsOut, now: int, agent_id: str) -> frame_pb2.SessionRows:
 
 
 def _timings(out: RowsOut | TokenOut, now: int, agent_id: str) -> list[common_pb2.HopTiming]:
-    """Returns the hops of this step so far, ours the last."""
+    """Returns the timings of all hops of this step so far; that of this agent is the last."""
     own = out.spec.own_hop
     timing = common_pb2.HopTiming(
         agent_id=agent_id,

@@ -1,1 +1,1 @@
-"""The loop of steps: the ring's state machine, its thread, and its side on the event loop."""
+"""The generation loop: its state machine, its thread, and its part on the event loop."""

@@ -1,9 +1,10 @@
-"""Generation on the event loop: frames in and out, orders, and who holds slots here.
+"""Generation on the event loop: frames in and out, orders, and which sessions hold slots here.
 
-    frame -> events -> GenerationLoopThread -> outflow -> frames and messages
+    frame -> events -> GenerationLoopThread -> LoopOutput -> frames and messages
 
-Invariants: a session is in `_openings` from the arrival of its opening until the ring says that it
-is gone; every byte claimed for arrived rows is given back when the ring says it was consumed.
+Invariants: a session is in `_openings` from the arrival of its opening until the generation loop
+reports that it is gone. Every byte claimed for arrived rows is given back when the generation loop
+reports it as consumed.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ class GenerationEngine:
         limits = limits or GenerationLimits()
         self.agent_id = agent_id
         self.chunk_tokens = limits.chunk_tokens
-        """Most prompt tokens in one step."""
+        """The most prompt tokens in one step."""
         self.decoders = LoadedDecoders()
         self.epoch = 0
-        """Highest epoch seen; sessions of an older one may not begin here."""
+        """The highest epoch seen; sessions of an older one may not begin here."""
         self._around = context
         self._receiver = FrameReceiver(agent_id, context.held)
         steps = context.steps
@@ -83,7 +84,7 @@ class GenerationEngine:
         self._openings: dict[int, frame_pb2.SessionOpening] = {}
         self._members = FrameFilter()
         self.refused_frames = 0
-        """Frames of sessions whose sender is no member of their rings."""
+        """The number of frames refused because their sender is no member of the session's rings."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed = False
@@ -91,11 +92,11 @@ class GenerationEngine:
     # -- life ------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Starts the thread; frames may come from now on."""
+        """Starts the thread. Frames may arrive from now on."""
         self._thread.start()
 
     async def close(self, timeout_s: float = 5.0) -> None:
-        """Stops after the current step; what is held is dropped without a report. Idempotent."""
+        """Stops after the current step and drops all sessions without a report. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -105,12 +106,12 @@ class GenerationEngine:
         self._sent.close()
 
     async def failed(self) -> None:
-        """Raises if generation cannot go on (our bug). Otherwise waits until cancelled."""
+        """Waits until cancelled; raises if the thread has crashed, which is a bug."""
         assert self._thread.crashed is not None
         await asyncio.shield(self._thread.crashed)
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Returns True as soon as no session is held, False if that takes longer."""
+        """Returns True as soon as no session is held, False after `timeout_s` seconds."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -122,23 +123,23 @@ class GenerationEngine:
 
     @property
     def sessions(self) -> int:
-        """Sessions in this agent."""
+        """Number of sessions in this agent."""
         return len(self._openings)
 
     @property
     def ignored(self) -> int:
-        """Openings, rows and tokens that came late, twice or for nobody."""
+        """Number of openings, rows and tokens that came late, twice or for no session."""
         return self._generation_loop.ignored
 
     @property
     def block_slots(self) -> tuple[int, int]:
-        """Block slots in use, and all of them."""
+        """The number of block slots in use, and the number of all block slots."""
         batchers = [each.batcher for each in self.decoders]
         used = sum(batcher.used_block_slots for batcher in batchers)
         return used, sum(batcher.executor.layout.block_slots for batcher in batchers)
 
     def snapshot(self) -> list[scheduler_pb2.SessionInAgent]:
-        """Returns the sessions that hold slots here, for a hello."""
+        """Returns the sessions that hold slots here, for the hello to a scheduler."""
         return [
             scheduler_pb2.SessionInAgent(
                 session_id=session_id,
@@ -150,14 +151,14 @@ class GenerationEngine:
         ]
 
     def report_holdings(self, number: int) -> None:
-        """Has a `HoldingsAnswer` told, behind everything that is told before."""
+        """Sends a `HoldingsAnswer` behind all messages that were queued before."""
         if not self._closed:
             self.add_call(lambda: self._generation_loop.say_holdings(number))
 
     # -- frames and orders -----------------------------------------------------------------------
 
     def on_frame(self, header: frame_pb2.FrameHeader, frame: ReceivedFrame) -> None:
-        """Takes a frame of sessions, whose header was read."""
+        """Handles a frame of sessions, given with its decoded header."""
         if self._closed:
             frame.release()
         elif not self._members.admits(header, frame.sender):
@@ -182,40 +183,47 @@ class GenerationEngine:
         self._idle.clear()
 
     def close_sessions(self, session_ids: Sequence[int]) -> None:
-        """Frees sessions before the next step; answered by `SessionsClosed`."""
+        """Ends sessions before the next step; the answer is a `SessionsClosed` message."""
         self._thread.post(CloseOrdered(tuple(session_ids)))
 
     def raise_epoch(self, epoch: int) -> None:
-        """Refuses sessions that schedulers before `epoch` begin here from now on."""
+        """Refuses from now on sessions that schedulers before `epoch` begin here."""
         if epoch > self.epoch:
             self.epoch = epoch
             self._thread.post(EpochRaised(epoch))
 
     def forget_epoch(self) -> None:
-        """Takes sessions of any scheduler until the next epoch is raised."""
+        """Accepts sessions of any scheduler until the next epoch is raised."""
         self.epoch = 0
         self._thread.post(EpochRaised(0))
 
     # -- partitions ------------------------------------------------------------------------------
 
     async def on_thread(self, work: Callable[[], T]) -> T:
-        """Returns what `work` returns, run on the thread between two steps."""
+        """Returns the result of `work`, which runs on the generation thread between two steps."""
         return await self.add_call(work)
 
     def add_call(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Queues `work` for the thread; calls are done in the order they were added."""
+        """Queues `work` for the generation thread; calls run in the order they were added.
+
+        Raises:
+            Unavailable: The agent is stopping.
+        """
         if self._closed:
             raise Unavailable("this agent is stopping")
         return self._thread.call(work)
 
     def add_decoder(self, loaded: LoadedDecoder) -> None:
-        """Lets sessions begin on a partition that was loaded, in place of an older one."""
+        """Lets sessions begin on a loaded partition; an older one with its key is retired."""
         self.retire_decoder(loaded.key)
         self.decoders.add(loaded)
         self.add_call(lambda: self._generation_loop.add_batcher(loaded.batcher))
 
     def retire_decoder(self, key: PartitionKey) -> bool:
-        """Lets none begin there any more; the partition goes with its last session."""
+        """Lets no session begin on a partition any more; returns False if it is not loaded.
+
+        The partition is closed with its last session.
+        """
         loaded = self.decoders.leave(key)
         if loaded is not None and not self._closed:
             batcher = loaded.batcher
@@ -223,13 +231,13 @@ class GenerationEngine:
         return loaded is not None
 
     def _batcher_closed(self, batcher: PartitionBatcher) -> None:
-        """Called on the thread."""
+        """Called on the generation thread with a batcher whose executor was closed."""
         self._thread.on_loop(self.decoders.gone, batcher)
 
     # -- what comes out --------------------------------------------------------------------------
 
     def _flush(self, out: LoopOutput) -> None:
-        """Takes what a step brought, on the loop: first what others wait for."""
+        """Sends on the event loop what a step produced; others wait for rows and tokens."""
         if self._closed:
             self._account(out)
             return
@@ -241,11 +249,11 @@ class GenerationEngine:
             self._peers.send(cache.cache_send.peer, CacheFrame(cache, self._pushed))
         for message in out.messages:
             self._around.tell(message)
-        # The frames leave when the loop comes to their tasks: before this.
+        # The tasks that send the frames were scheduled before, so the frames leave first.
         asyncio.get_running_loop().call_soon(self._account, out)
 
     def _account(self, out: LoopOutput) -> None:
-        """Notes what is free again, and counts."""
+        """Gives memory back, forgets sessions that are gone, and counts."""
         for frame in out.consumed:
             frame.release()
         self._around.held.give_back(out.consumed_bytes)
@@ -269,7 +277,7 @@ class GenerationEngine:
         self._thread.post(CachePushed(cache))
 
     def _ring_of(self, opening: frame_pb2.SessionOpening) -> Sequence[common_pb2.Hop]:
-        """Returns the ring of a session that we are on."""
+        """Returns the ring of a session that this agent belongs to."""
         after = any(hop.agent_id == self.agent_id for hop in opening.decode_route)
         return opening.decode_route if after else opening.route
 

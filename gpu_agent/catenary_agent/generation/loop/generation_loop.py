@@ -1,13 +1,13 @@
-"""The ring's state machine at one agent: sessions, steps, and what is to be sent out.
+"""The state machine of generation at one agent: sessions, steps, and what is to be sent.
 
-No threads, no event loop, no clock of its own: whoever holds it tells it events and asks for one
-step after another. The life of a session here:
+It has no thread, event loop or clock of its own: its owner passes in events and asks for one step
+after another. The life of a session here:
 
     Opened -> (queued -> step -> rows or token out -> rows or token arrived)* -> closed
 
-Invariants: a session holds its block slots from `SessionOpened` until it is closed, whichever comes
-first: its last token, an order, a failure, its deadline. Whatever still arrives of a closed session
-is ignored. What is wrong with one session fails that one.
+Invariants: a session holds its block slots from `SessionOpened` until it is closed, by its last
+token, an order, a failure or its deadline, whichever comes first. Whatever arrives of a closed
+session later is ignored. An error in one session fails only that session.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ if TYPE_CHECKING:
     from catenary_services.domain.ids import Nanoseconds
 
 Times = tuple["Nanoseconds", "Nanoseconds"]
-"""Start and end of a step."""
+"""The start and the end of a step in monotonic nanoseconds."""
 
 
 class GenerationLoop:
-    """The sessions of one agent and the steps that bring them on."""
+    """The sessions of one agent, and the steps that advance them."""
 
     def __init__(
         self,
@@ -68,14 +68,14 @@ class GenerationLoop:
         batcher_closed: Callable[[PartitionBatcher], None] = lambda batcher: None,
         steps: RunningSteps | None = None,
     ) -> None:
-        """Holds nothing yet.
+        """Begins without batchers and sessions.
 
         Args:
-            agent_id: Ours.
-            limits: How much a step takes, how caches travel.
-            clock: Monotonic.
-            batcher_closed: Told when a batcher's executor was closed.
-            steps: What is computed now.
+            agent_id: The id of this agent.
+            limits: The size of steps, and how caches travel.
+            clock: Returns monotonic nanoseconds.
+            batcher_closed: Called when the executor of a batcher was closed.
+            steps: Where the running step is noted, for the watchdog.
         """
         self.sessions = SessionTable(agent_id, batcher_closed)
         self._ignored = 0
@@ -87,7 +87,7 @@ class GenerationLoop:
 
     @property
     def ignored(self) -> int:
-        """Openings, rows, tokens, caches and steps of moves that came late, twice or for nobody."""
+        """Number of openings, rows, tokens, caches and steps of moves that came late or twice."""
         return self._ignored + self._moving.ignored + self._moving.waiting.ignored
 
     def add_batcher(self, batcher: PartitionBatcher) -> None:
@@ -95,16 +95,16 @@ class GenerationLoop:
         self.sessions.batchers.append(batcher)
 
     def retire_batcher(self, batcher: PartitionBatcher) -> None:
-        """Lets none begin there any more; it is closed with its last session."""
+        """Lets no session begin on a batcher any more; it is closed with its last session."""
         self.sessions.retire(batcher)
 
     def say_holdings(self, number: int) -> None:
-        """Answers the scheduler's audit, behind what was said before."""
+        """Answers the scheduler's audit, behind all messages that were queued before."""
         leads, batchers = self._moving.led, self.sessions.batchers
         self.sessions.out.messages.append(HoldingsAnswer(number, self.sessions, leads, batchers))
 
     def expire(self) -> None:
-        """Does what is due by time alone: deadlines, emulated waiting, reports."""
+        """Handles everything that is due by time alone: deadlines, emulated waits, reports."""
         now = self._clock()
         self.sessions.expire(now)
         self._moving.expire(now)
@@ -112,23 +112,23 @@ class GenerationLoop:
         self._moving.settle()
 
     def next_wakeup_ns(self) -> Nanoseconds | None:
-        """Returns when `expire` has something to do; None if never."""
+        """Returns the moment at which `expire` has something to do; None if never."""
         moments = (self.sessions.next_wakeup_ns(), self._moving.next_wakeup_ns())
         return min((each for each in moments if each is not None), default=None)
 
     def take_outflow(self) -> LoopOutput:
-        """Returns what came out since the last call."""
+        """Returns everything that came out since the last call."""
         out, self.sessions.out = self.sessions.out, LoopOutput()
         return out
 
     def close(self) -> None:
-        """Frees every session and executor, without a word to anybody."""
+        """Closes every session and executor without sending anything."""
         self.sessions.close()
 
     # -- events ----------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:
-        """Takes one event in."""
+        """Handles one event."""
         match event:
             case TokenArrived():
                 self._on_token(event)
@@ -156,7 +156,7 @@ class GenerationLoop:
         session_id = event.spec.session_id
         is_over = self.sessions.is_over(session_id)
         if is_over or self.sessions.get(session_id) is not None:
-            # On its decode side several agents introduce a session: none knows of the others.
+            # Several agents introduce a session on its decode side, each unaware of the others.
             self._ignored += is_over or event.spec.side != "decode"
             if is_over:
                 self.sessions.out.gone.append(session_id)
@@ -182,7 +182,7 @@ class GenerationLoop:
             and session.incoming is not None
             and not session.chunks
         ):
-            session.expected = event.position  # checked when it is handed over
+            session.expected = event.position  # verified when the session is handed over
         try:
             admission.check_rows(session, event.position, event.rows)
         except CatenaryError as error:
@@ -222,7 +222,7 @@ class GenerationLoop:
         self._go_on(session)
 
     def _go_on(self, session: Session) -> None:
-        """The newest token of a session is here, and nothing of it is on its way."""
+        """Continues a session whose newest token is known and of which no rows are in transit."""
         if not self._moving.turned(session) and session.pending:
             session.batcher.queue(session, self._clock())
 
@@ -251,7 +251,7 @@ class GenerationLoop:
         return any(batcher.is_ready for batcher in self.sessions.batchers)
 
     def step(self) -> None:
-        """Computes one iteration of the batcher whose turn it is; batchers take turns."""
+        """Computes one iteration of the next batcher that is ready; batchers take turns."""
         batcher = next((batcher for batcher in self.sessions.batchers if batcher.is_ready), None)
         if batcher is None:
             return
@@ -290,10 +290,10 @@ class GenerationLoop:
     def _one_by_one(
         self, batcher: PartitionBatcher, works: list[SessionWork], decode_rows: int
     ) -> None:
-        """Computes the parts of a step that failed alone: who fails again fails alone.
+        """Computes each part of a failed step on its own, so that only faulty sessions fail.
 
-        It may be one session that makes a device fail, or too little memory for all at once. A
-        step that failed has added nothing to what executors count as cached.
+        One session may make a device fail, or memory may be too small for all at once. A failed
+        step has added nothing to what executors count as cached.
         """
         for number, work in enumerate(works):
             if work.session.closed:
@@ -320,7 +320,7 @@ class GenerationLoop:
         outputs: list[np.ndarray | None],
         times: Times,
     ) -> None:
-        """Sends on what a step brought."""
+        """Counts a step, and sends what it computed for each session."""
         prefill_tokens = batcher.work_done.add(works, decode_rows, times, batcher.cost)
         for work, output in zip(works, outputs, strict=True):
             self._advance(work, output, times)
@@ -332,7 +332,7 @@ class GenerationLoop:
             self.sessions.report(batcher)
 
     def _advance(self, work: SessionWork, output: np.ndarray | None, times: Times) -> None:
-        """Sends on what a session's part of a step brought, and queues what is left of it."""
+        """Sends the output of a session's part of a step, and queues what is pending of it."""
         session, spec = work.session, work.session.spec
         position = session.cached
         session.cached += len(work.inputs)
@@ -360,7 +360,7 @@ class GenerationLoop:
             self._go_on(session)
 
     def _accept(self, work: SessionWork, token_id: int, times: Times) -> None:
-        """Sends on the token that was chosen behind a session's part of a step."""
+        """Sends the token that was sampled for a session."""
         session, spec = work.session, work.session.spec
         assert session.sampler is not None
         if token_id in NO_TOKEN:
@@ -379,7 +379,7 @@ class GenerationLoop:
             session.tokens.append(token_id)
 
     def _step_failed(self, works: list[SessionWork], error: CatenaryError) -> None:
-        """Fails every session of a step; what is in their caches now is not known."""
+        """Fails every session of a step, because the content of their caches is unknown now."""
         for work in works:
             if not work.session.spec.is_first:
                 self.sessions.out.consumed_bytes += work.inputs.nbytes
@@ -389,7 +389,7 @@ class GenerationLoop:
 def _booked_ns(
     batcher: PartitionBatcher, works: list[SessionWork], decode_rows: int
 ) -> Nanoseconds:
-    """Returns how long a step takes by what was measured; 0 if nothing was."""
+    """Returns how long a step should take by the measured cost; 0 if there is none."""
     cost = batcher.cost
     if cost is None:
         return 0
@@ -402,7 +402,7 @@ def _booked_ns(
 
 
 def _item(work: SessionWork) -> StepItem:
-    """Returns what the executor is asked for."""
+    """Returns the input of the executor for a session's part of a step."""
     session = work.session
     want: Want = "hidden"
     if session.spec.is_last:

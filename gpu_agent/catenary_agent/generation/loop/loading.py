@@ -1,4 +1,4 @@
-"""Brings decoder partitions in, and changes their cache layouts, as the scheduler orders."""
+"""Loading of decoder partitions, and changes of their cache layouts, by order of the scheduler."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _MAX_ENTRIES = 4_096
 Open = Callable[
     ["PartitionKey", CacheLayout, "scheduler_pb2.LoadPartition"], tuple[DecoderExecutor, str]
 ]
-"""Loads an executor, if the model is the one that was ordered, and says what its content is; called
-off the event loop."""
+"""Loads an executor, if the model is the ordered one, and returns it with its content digest.
+Called off the event loop."""
 CheckMemory = Callable[["PartitionKey", int], None]
-"""Raises PlanInfeasible unless a partition with so many bytes more fits."""
+"""Raises PlanInfeasible unless a partition with that many more bytes fits into memory."""
 
 CheckAnswer = Callable[[DecoderExecutor, str], Awaitable[None]]
-"""Raises CanaryFailed unless an executor of some content computes as others do."""
+"""Raises CanaryFailed unless an executor with that content digest computes what others compute."""
 
 
 class DecoderLoader:
-    """Carries out LoadPartition orders that have a cache layout."""
+    """Carries out those LoadPartition orders that have a cache layout."""
 
     def __init__(
         self, generation: GenerationEngine, load: Open, check: CheckMemory, answers: CheckAnswer
     ) -> None:
-        """Serves on `generation` what `load` opens, if `check` allows and it `answers` right."""
+        """Loads with `load` onto `generation` after `check` of memory and `answers` of a canary."""
         self._check_answer = answers
         self._generation = generation
         self._load = load
@@ -47,19 +47,19 @@ class DecoderLoader:
 
     @staticmethod
     def is_as_ordered(loaded: LoadedDecoder, order: scheduler_pb2.LoadPartition) -> bool:
-        """Returns True if there is nothing to do."""
+        """Returns True if a loaded partition has the ordered content and layout already."""
         is_same = is_content_as_ordered(loaded.content, order)
         return is_same and loaded.layout == _layout_of(loaded.key, order.cache)
 
     async def bring_in(
         self, key: PartitionKey, order: scheduler_pb2.LoadPartition
     ) -> LoadedDecoder:
-        """Loads a partition, or changes the layout of the one that is here.
+        """Loads a partition, or changes the layout of one that is loaded.
 
         Raises:
-            InvalidInput: the layout is not possible.
-            PlanInfeasible: it does not fit into memory.
-            CatenaryError: what the executor says against it.
+            InvalidInput: The layout is impossible.
+            PlanInfeasible: The partition does not fit into memory.
+            CatenaryError: The executor cannot be loaded or gives wrong results.
         """
         layout = _layout_of(key, order.cache)
         layout.check(key)
@@ -67,7 +67,7 @@ class DecoderLoader:
         if present is not None:
             check_content(f"what is loaded of {key.model}", present.content, order)
             return await self._relay(present, layout, self._step(layout, order))
-        # Cancelling a thread is impossible: `shield` lets it end, and what it loaded is closed.
+        # A thread cannot be cancelled: `shield` lets it finish, and its executor is closed then.
         opening = asyncio.ensure_future(asyncio.to_thread(self._load, key, layout, order))
         try:
             executor, content = await asyncio.shield(opening)
@@ -81,7 +81,7 @@ class DecoderLoader:
             batcher.cost = await self._measure(executor)
             await self._check_answer(executor, content)
         except BaseException:
-            # A measurement may still run: close behind it, on the same thread.
+            # A measurement may still run; the executor is closed behind it on the same thread.
             self._generation.add_call(executor.close)
             raise
         loaded = LoadedDecoder(batcher, layout, batcher.cost, content, step)
@@ -97,7 +97,7 @@ class DecoderLoader:
         return cost
 
     def _step(self, layout: CacheLayout, order: scheduler_pb2.LoadPartition) -> LargestStep:
-        """Returns the largest step: of the sessions that were ordered, beside a chunk."""
+        """Returns the largest step: one row of each ordered session, and one chunk."""
         return LargestStep(
             order.max_batch,
             self._generation.chunk_tokens,
@@ -108,7 +108,7 @@ class DecoderLoader:
     async def _relay(
         self, present: LoadedDecoder, layout: CacheLayout, step: LargestStep
     ) -> LoadedDecoder:
-        """Changes the layout; running sessions go on between two steps as if nothing was."""
+        """Changes the layout of a partition between two steps; running sessions continue."""
         if layout == present.layout:
             return present
         batcher, executor = present.batcher, present.batcher.executor

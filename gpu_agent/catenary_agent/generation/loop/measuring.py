@@ -1,7 +1,8 @@
-"""What a decoder partition costs, measured without keeping running sessions waiting.
+"""Measurement of a decoder partition's cost without delaying running sessions.
 
-Every single run is a call of its own on the thread, between two steps, and all of them together
-are bounded; the points and the lines through them are those of `catenary_agent.decoders.timing`.
+Every single run is a separate call on the generation thread, between two steps, and their total
+time is bounded. The sizes that are measured and the lines fitted through them are those of
+`catenary_agent.decoders.timing`.
 """
 
 from __future__ import annotations
@@ -35,15 +36,16 @@ async def measure_between_steps(
     """Returns the cost of one pass through all blocks of a partition.
 
     Args:
-        executor: Loaded, and used by nobody but the thread.
-        on_thread: Runs a function there and returns its result.
-        chunk_tokens: Most prompt tokens that will ever be run at once.
-        budget_s: After this long no further point is begun; what is missing follows from the rest.
+        executor: A loaded executor that only the generation thread uses.
+        on_thread: Runs a function on that thread and returns its result.
+        chunk_tokens: The most prompt tokens that will ever be run at once.
+        budget_s: Seconds after which no further size is begun; missing values follow from the
+            others.
 
     Returns:
         The cost; all times are 0 if there are not enough block slots for a single session.
     """
-    if isinstance(executor, EmulatedDecoder):  # looked up, not run
+    if isinstance(executor, EmulatedDecoder):  # its cost is a given, so nothing is run
         return replace(executor.cost, prefill_chunk_tokens=chunk_tokens)
     probe = StepTimer(executor)
     if probe.most_sessions < 1:
@@ -52,7 +54,7 @@ async def measure_between_steps(
 
 
 class _Measurement:
-    """One partition being measured."""
+    """The measurement of one partition."""
 
     def __init__(
         self, probe: StepTimer, on_thread: OnThread, chunk_tokens: int, deadline_s: float
@@ -64,7 +66,7 @@ class _Measurement:
 
     async def run(self) -> DecoderCost:
         probe = self._probe
-        # One row first: a step of one session is what every other time is compared with.
+        # One row first: all other times are compared with a step of one session.
         batches = [count for count in DECODE_SESSIONS if count <= probe.most_sessions]
         shallow = await self._points(batches, probe.decode)
         longest = min(self._chunk_tokens, probe.most_tokens)
@@ -75,7 +77,7 @@ class _Measurement:
         context_ns = context_slope(shallow, deep)
         lone = [ns for sessions, ns in shallow if sessions == 1]
         lone += [ns for sessions, _, ns in deep if sessions == 1]
-        # Eq. 3 is for more than one session; with a single such point the line needs the other.
+        # Eq. 3 holds for more than one session. The line needs two points, if need be the lone one.
         shared = [point for point in shallow if point[0] > 1]
         decode = line(*zip(*(shared if len(shared) > 1 else shallow), strict=True))
         return DecoderCost(
@@ -92,7 +94,7 @@ class _Measurement:
     async def _points(
         self, sizes: Sequence[int], run: Callable[[int], int]
     ) -> list[tuple[int, float]]:
-        """Returns the least time at each size; at least the first is measured."""
+        """Returns the shortest time in nanoseconds at each size; at least the first is measured."""
         points: list[tuple[int, float]] = []
         for size in sizes:
             if points and self._is_late:
@@ -101,7 +103,10 @@ class _Measurement:
         return points
 
     async def _deep(self) -> list[tuple[int, int, float]]:
-        """Returns sessions, context and least time of steps with context; as far as time allows."""
+        """Returns (sessions, context tokens, shortest nanoseconds) of steps with long contexts.
+
+        There are fewer points, or none, when the time is over.
+        """
         probe = self._probe
         counts = [count for count in DEEP_SESSIONS if count <= probe.most_sessions]
         depth = min(DEEP_TOKENS, probe.most_tokens - RUNS * len(counts))

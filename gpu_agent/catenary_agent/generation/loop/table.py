@@ -1,4 +1,4 @@
-"""The decoder partitions of an agent as the event loop sees them."""
+"""The decoder partitions of an agent, as the event loop sees them."""
 
 from __future__ import annotations
 
@@ -18,30 +18,29 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class LoadedDecoder:
-    """A partition sessions may begin on."""
+    """A loaded decoder partition on which sessions may begin."""
 
     batcher: PartitionBatcher
     layout: CacheLayout
-    """As ordered last."""
+    """The cache layout that was ordered last."""
     cost: DecoderCost
     content: str = ""
-    """Digest of the model version's content; empty if nothing is known of it."""
+    """Digest of the model version's content; empty if it is unknown."""
     step: LargestStep = field(default_factory=LargestStep)
-    """The largest it is to run."""
+    """The largest step the partition is to run."""
 
     @property
     def key(self) -> PartitionKey:
-        """Which partition this is."""
         return self.batcher.key
 
     @property
     def memory_bytes(self) -> int:
-        """Weights, and what caches and steps may take."""
+        """The bytes of the weights, and the most that caches and steps may take."""
         beside = cache_bytes(self.batcher, self.layout) + step_bytes(self.batcher, self.step)
         return self.batcher.executor.memory_bytes + beside
 
     def described(self) -> scheduler_pb2.PartitionLoaded:
-        """Returns what the scheduler is told of it."""
+        """Returns the message that describes the partition to the scheduler."""
         return scheduler_pb2.PartitionLoaded(
             key=key_message(self.key),
             memory_bytes=self.memory_bytes,
@@ -63,21 +62,21 @@ class LoadedDecoder:
 
 
 def cache_bytes(batcher: PartitionBatcher, layout: CacheLayout) -> int:
-    """Returns the bytes a layout's caches may take."""
+    """Returns the most bytes that the caches of a layout may take."""
     executor = batcher.executor
     tokens = layout.memory_tokens(commits_on_use=executor.commits_on_use)
     return executor.sizes.slot_bytes(tokens)
 
 
 def step_bytes(batcher: PartitionBatcher, step: LargestStep) -> int:
-    """Returns the bytes that a batcher's steps take at most."""
+    """Returns the most bytes that a step of a batcher takes."""
     executor = batcher.executor
     has_head = executor.key.last_block == executor.table.blocks
     return executor.sizes.step_bytes(step, has_head=has_head)
 
 
 class LoadedDecoders:
-    """What is loaded, by key, and what goes with its last session."""
+    """Loaded partitions by key, and retired ones that are closed with their last session."""
 
     def __init__(self) -> None:
         self._loaded: dict[PartitionKey, LoadedDecoder] = {}
@@ -87,26 +86,26 @@ class LoadedDecoders:
         return iter(list(self._loaded.values()))
 
     def get(self, key: PartitionKey) -> LoadedDecoder | None:
-        """Returns the partition, or None if it is not loaded."""
+        """Returns a partition by its key, None if it is not loaded."""
         return self._loaded.get(key)
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of everything that is not closed yet."""
+        """Memory of all partitions that are not closed yet, in bytes."""
         return sum(each.memory_bytes for each in (*self._loaded.values(), *self._leaving))
 
     def add(self, loaded: LoadedDecoder) -> None:
-        """Notes a partition sessions may begin on."""
+        """Adds a partition on which sessions may begin."""
         assert loaded.key not in self._loaded
         self._loaded[loaded.key] = loaded
 
     def leave(self, key: PartitionKey) -> LoadedDecoder | None:
-        """Notes that no session may begin on a partition any more; returns it if it was loaded."""
+        """Retires a partition, so that no session begins on it; returns it if it was loaded."""
         loaded = self._loaded.pop(key, None)
         if loaded is not None:
             self._leaving.append(loaded)
         return loaded
 
     def gone(self, batcher: PartitionBatcher) -> None:
-        """Notes that a batcher's executor was closed."""
+        """Forgets a retired partition whose executor was closed."""
         self._leaving = [each for each in self._leaving if each.batcher is not batcher]

@@ -1,7 +1,7 @@
-"""The thread generation runs on: takes events in, computes a step, hands on what came out.
+"""The thread of generation: it handles events, computes a step, and hands over the output.
 
-Everything of the ring is touched by this thread only, so it needs no locks, and the next step
-begins without waiting for the event loop; the loop sends frames meanwhile.
+Only this thread touches the generation loop, so no locks are needed, and the next step begins
+without waiting for the event loop, which sends frames meanwhile.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 
 class GenerationLoopThread:
-    """Drives a ring.
+    """Drives a generation loop.
 
-    Invariants: events are taken in the order they were posted, all of them between two steps; the
-    outflow of one step is handed on before the next step begins.
+    Invariants: events are handled in the order they were posted, all of them between two steps. The
+    output of one step is handed over before the next step begins.
     """
 
     def __init__(
@@ -37,38 +37,38 @@ class GenerationLoopThread:
         clock: Callable[[], int],
         flush: Callable[[LoopOutput], None],
     ) -> None:
-        """Calls `flush` on the event loop with what came out of `ring`."""
+        """Calls `flush` on the event loop with the output of `generation_loop`."""
         self._generation_loop = generation_loop
         self._clock = clock
         self._flush = flush
-        # Bounded by who posts: rows by the bytes the engine holds, the rest by open sessions.
+        # Bounded by those who post: rows by the bytes the engine holds, the rest by open sessions.
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="generation", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
         self._calls: set[asyncio.Future[Any]] = set()
         self.crashed: asyncio.Future[None] | None = None
-        """Gets the exception of a bug of ours; made by `start`."""
+        """Receives the exception if the thread crashes, which is a bug; None before `start`."""
 
     def start(self) -> None:
-        """Starts the thread; what comes out goes to the running event loop."""
+        """Starts the thread; its output goes to the running event loop."""
         self._loop = asyncio.get_running_loop()
         self.crashed = self._loop.create_future()
         self._thread.start()
 
     def post(self, event: Event) -> None:
-        """Queues an event. Any thread may."""
+        """Queues an event; may be called on any thread."""
         self._events.put(event)
 
     def call(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Runs `work` on the thread, between two steps; calls are done in the order of asking."""
+        """Runs `work` on the thread between two steps; calls run in the order of asking."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._calls.add(future)
         future.add_done_callback(self._calls.discard)
 
         def settle(result: T, error: Exception | None) -> None:
-            if future.done():  # nobody waits any more
+            if future.done():  # cancelled meanwhile
                 return
             if error is not None:
                 future.set_exception(error)
@@ -82,12 +82,12 @@ class GenerationLoopThread:
         return future
 
     async def stop(self, timeout_s: float) -> bool:
-        """Ends after the current step and frees everything; False if that took too long."""
+        """Ends the thread after the current step; False if that takes over `timeout_s`."""
         if self._thread.ident is None:
             return True
         self._events.put(None)
         await asyncio.to_thread(self._thread.join, timeout_s)
-        await asyncio.sleep(0)  # what the thread has handed on
+        await asyncio.sleep(0)  # lets the callbacks run that the thread has scheduled
         for call in self._calls:
             call.cancel()
         return not self._thread.is_alive()
@@ -107,7 +107,7 @@ class GenerationLoopThread:
             self._hand_on()
 
     def _take_in(self) -> None:
-        """Handles every event there is; waits for one if there is nothing to compute."""
+        """Handles all queued events; waits for one if there is nothing to compute."""
         try:
             if not self._generation_loop.is_ready:
                 wakeup = self._generation_loop.next_wakeup_ns()
@@ -133,13 +133,13 @@ class GenerationLoopThread:
             self.on_loop(self._flush, outflow)
 
     def on_loop(self, call: Callable[..., None], *arguments: object) -> None:
-        """Calls back on the event loop, behind what was handed on before."""
+        """Schedules a call on the event loop, behind all that were scheduled before."""
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop closed while we computed
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
             self._loop.call_soon_threadsafe(call, *arguments)
 
     def _note_crash(self, error: BaseException) -> None:
         assert self.crashed is not None
         if not self.crashed.done():
             self.crashed.set_exception(error)
-            self.crashed.exception()  # nobody may be waiting for it
+            self.crashed.exception()  # marks it as retrieved; nobody may be waiting for it

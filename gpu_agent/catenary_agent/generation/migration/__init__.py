@@ -1,1 +1,1 @@
-"""Live migration: where a session moves from, where it moves to, and who leads it."""
+"""Live migration: its leader, the agents a session moves from, and those it moves to."""

@@ -1,7 +1,7 @@
-"""The sessions that move away from this agent by their caches, whoever leads the move.
+"""The sessions whose caches this agent sends to the ring they move to, whoever leads the move.
 
-Every agent of a session's ring sends the rows of its blocks as they are made. Where the session is
-over, as the scheduler orders or because it was handed over, its last rows leave first.
+Every agent of a session's ring sends the rows of its blocks as they are computed. When the session
+ends here, by order of the scheduler or by being handed over, its last rows leave first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class MigrationSender:
-    """Invariant: a session in it is open, and all its sends are for the session it becomes."""
+    """Sends the caches of sessions that move away.
+
+    Invariant: a session in it is open, and all its cache sends go to the session it becomes.
+    """
 
     def __init__(
         self,
@@ -33,20 +36,20 @@ class MigrationSender:
         clock: Callable[[], Nanoseconds],
         say: Say,
     ) -> None:
-        """Sends nothing yet; last rows that take longer than `stall_timeout_ns` do not leave."""
+        """Waits for moves; last rows that take longer than `stall_timeout_ns` are not sent."""
         self._sessions = sessions
         self._pushing = pushing
         self._patience_ns = stall_timeout_ns
         self._clock = clock
         self._say = say
         self._sending: dict[int, Session] = {}
-        """By what a session becomes."""
+        """Sessions that move away, by the new id each gets on the other ring."""
 
     def __contains__(self, session_id: int) -> bool:
         return session_id in self._sending
 
     def follow(self, move: frame_pb2.SessionMove) -> None:
-        """The leader of a move has room for the session and wants its caches."""
+        """Begins to send a session's caches, because the new ring has slots for it."""
         session = self._sessions.get(move.moved_session_id)
         if session is None or session.leaves:
             error = Unavailable("the session that was to move is over")
@@ -56,22 +59,22 @@ class MigrationSender:
             self.begin(session, move)
 
     def begin(self, session: Session, move: frame_pb2.SessionMove) -> None:
-        """Sends what is cached, and what will be, to the ring of the opening."""
+        """Sends the cached and all further rows of a session to the ring of the opening."""
         for before in {cache_send.session_id for cache_send in session.cache_sends}:
             self.stop(before)
         route = move.opening.route
         session.cache_sends = outlets_of(move.session_id, session.spec.own_hop, route)
         for cache_send in session.cache_sends:
-            cache_send.introduced = True  # it has its slots there already
+            cache_send.introduced = True  # the new ring has taken its slots already
         self._sending[move.session_id] = session
         self._pushing.begin(session)
 
     def has_left(self, session: Session) -> bool:
-        """True if all that a session has cached here is on its way, all but a frame arrived."""
+        """True if all cached rows of a session were sent, and at most one frame is in transit."""
         return all(not each.has_more and each.unsettled <= 1 for each in session.cache_sends)
 
     def stop(self, session_id: int) -> bool:
-        """Sends nothing more to a session; False if nothing was."""
+        """Stops sending to a session, given by its new id; False if nothing was being sent."""
         session = self._sending.pop(session_id, None)
         if session is None:
             return False
@@ -82,13 +85,13 @@ class MigrationSender:
         return True
 
     def leave(self, session: Session) -> None:
-        """Computes nothing of a session any more; its slots are free once its rows have left."""
+        """Computes nothing more of a session; its slots are freed once its rows have left."""
         session.leaves = True
         self._sessions.bound(session, self._clock() + self._patience_ns)
         self._pushing.end_if_done(session)
 
     def defer(self, session_ids: tuple[int, ...]) -> set[int]:
-        """Returns which of some sessions, to be closed, stay until their last rows have left."""
+        """Returns which of the sessions to be closed stay until their last rows have left."""
         sending = [each for each in self._sending.values() if each.spec.session_id in session_ids]
         for session in sending:
             if not session.leaves:
@@ -96,9 +99,10 @@ class MigrationSender:
         return {session.spec.session_id for session in sending}
 
     def broken(self, session_id: int, error: CatenaryError, blamed: str) -> bool:
-        """Rows did not leave; False if none were to.
+        """Fails a session whose rows could not be sent, by its new id; False if none were to be.
 
-        The session may have been handed over already, so it is not only the leader who hears.
+        The session may have been handed over already, so the first agent of its ring is told as
+        well.
         """
         session = self._sending.get(session_id)
         if session is None:
@@ -113,7 +117,7 @@ class MigrationSender:
         return True
 
     def closed(self, session: Session) -> None:
-        """A session was closed: no row of it leaves any more."""
+        """Forgets a session that was closed; no rows of it leave any more."""
         for cache_send in session.cache_sends:
             self._sending.pop(cache_send.session_id, None)
 

@@ -1,4 +1,4 @@
-"""Live migration where a session moves from: the first agent of its ring leads.
+"""Live migration at the source: the first agent of a session's ring leads the move.
 
     BEGIN (gateway) -> ROUND 0 to the new ring -> READY 0 of all: there is room
                     -> by KV: BEGIN to the others, every agent sends what is cached and what will be
@@ -6,9 +6,9 @@
                     -> at its next token: HAND_OVER p to the new ring; nothing is computed here
                        any more, and the session ends here once its last rows have left
 
-A session is handed over when a token has just come back to the leader: then every agent of its ring
-has cached the same tokens, and nothing of it is under way. Up to that moment any failure leaves the
-session where it is; see docs/adr/0013.
+A session is handed over when a token has just returned to the leader. At that moment every agent of
+its ring has cached the same tokens, and no row of it is in transit. Any failure before that leaves
+the session where it is; see docs/adr/0013.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _Step = frame_pb2.SessionMove
 
 
 class MigrationSource:
-    """The moves that are led here.
+    """The live migrations that this agent leads.
 
-    Invariants: a session moves at most once at a time; it is handed over once, and nothing of it
-    is computed here after that; whoever was told of a move is told how it ends.
+    Invariants: a session moves at most once at a time. It is handed over once, and nothing of it is
+    computed here after that. Every agent that was told of a move is told how it ends.
     """
 
     def __init__(
@@ -57,7 +57,6 @@ class MigrationSource:
         clock: Callable[[], Nanoseconds],
         say: Say,
     ) -> None:
-        """Leads nothing yet."""
         self._epoch = 0
         self._sessions = sessions
         self._sending = sending
@@ -66,9 +65,9 @@ class MigrationSource:
         self._say = say
         self._stall_timer = StallTimer(limits.stall_timeout_ns)
         self._moves: dict[int, OutgoingMigration] = {}
-        """By what the session becomes."""
+        """Moves by the new id of the session."""
         self._moves_of: dict[int, OutgoingMigration] = {}
-        """By what it is."""
+        """Moves by the present id of the session."""
 
     def __contains__(self, session_id: int) -> bool:
         """Returns True while the move that makes this session is led here."""
@@ -76,13 +75,13 @@ class MigrationSource:
 
     @property
     def led(self) -> tuple[int, ...]:
-        """What sessions become whose moves are led here."""
+        """The new ids of the sessions whose moves are led here."""
         return tuple(self._moves)
 
     # -- what others say -------------------------------------------------------------------------
 
     def on_begin(self, said: MoveMessage) -> bool:
-        """Begins to move a session; False if that was begun, or is over."""
+        """Begins to move a session; returns False if it has begun already or is over."""
         session_id = said.move.session_id
         if session_id in self._moves or self._sessions.is_over(session_id):
             return False
@@ -103,7 +102,10 @@ class MigrationSource:
         return True
 
     def on_ready(self, said: MoveMessage) -> bool:
-        """An agent of the new ring has cached what was asked for; False if nobody waits."""
+        """Notes that an agent of the new ring has cached the requested tokens.
+
+        Returns False if the answer was not waited for.
+        """
         move = self._moves.get(said.move.session_id)
         if move is None or said.move.tokens != move.asked or said.move.agent_id not in move.waits:
             return False
@@ -114,12 +116,12 @@ class MigrationSource:
         return True
 
     def on_give_up(self, said: frame_pb2.SessionMove) -> None:
-        """Another agent has failed, and has told the scheduler."""
+        """Gives a move up after another agent has failed and has told the scheduler."""
         error = error_of_reason(said.failure.reason, said.failure.message)
         self.give_up(self._moves[said.session_id], error, is_known=True)
 
     def broken(self, session_id: int, error: CatenaryError, blamed: str) -> bool:
-        """An agent could not be told or sent something; False if that is of no move led here."""
+        """Gives a move up whose frames could not be sent; False if it is not led here."""
         move = self._moves.get(session_id)
         if move is None:
             return False
@@ -129,7 +131,7 @@ class MigrationSource:
     # -- what happens here -----------------------------------------------------------------------
 
     def turned(self, session: Session) -> bool:
-        """Returns True if a session whose newest token has just come was handed over."""
+        """Returns True if a session whose newest token has just arrived was handed over."""
         move = self._moves_of.get(session.spec.session_id)
         if move is None:
             return False
@@ -141,20 +143,20 @@ class MigrationSource:
         return False
 
     def pushed(self, session_id: int) -> None:
-        """Rows of a session have left: it gets on."""
+        """Restarts the stall timeout of a move some of whose rows have left."""
         if session_id in self._moves:
             self._stall_timer.touch(session_id, self._clock())
 
     def closed(self, session: Session) -> None:
-        """A session was closed: it does not move any more."""
+        """Gives up the move of a session that was closed."""
         move = self._moves_of.get(session.spec.session_id)
         if move is not None:
             self.give_up(move, Unavailable("the session that was to move is over"))
 
     def raise_epoch(self, epoch: int) -> None:
-        """Gives up what older schedulers have ordered, and takes no more orders of them.
+        """Gives up moves that older schedulers ordered, and refuses further orders of theirs.
 
-        An epoch of 0 takes orders of anybody again.
+        An epoch of 0 accepts orders of any scheduler again.
         """
         self._epoch = max(self._epoch, epoch) if epoch else 0
         for move in list(self._moves.values()):
@@ -162,14 +164,14 @@ class MigrationSource:
                 self.give_up(move, StaleEpoch(f"epoch {move.epoch} is over"))
 
     def expire(self, now: Nanoseconds) -> None:
-        """Gives up moves that do not get on."""
+        """Gives up moves that made no progress within the stall timeout."""
         for session_id in self._stall_timer.lost(now):
             move = self._moves[session_id]
             error = PartitionLost(f"the move did not get on for {self._stall_timer}")
             self.give_up(move, error, min(move.waits, default=""))
 
     def next_wakeup_ns(self) -> Nanoseconds | None:
-        """Returns when `expire` has something to do; None if never."""
+        """Returns the moment at which `expire` has something to do; None if never."""
         return self._stall_timer.next_wakeup_ns()
 
     def give_up(
@@ -180,13 +182,13 @@ class MigrationSource:
         *,
         is_known: bool = False,
     ) -> None:
-        """Leaves a session where it is.
+        """Ends a move; the session stays where it is.
 
         Args:
-            move: Its move.
-            error: Why.
-            blamed: Agent or gateway; empty: this agent.
-            is_known: The scheduler was told by whoever saw it.
+            move: The move.
+            error: The reason.
+            blamed: The agent or gateway at fault; empty for this agent.
+            is_known: True if whoever saw the failure has told the scheduler.
         """
         self._forget(move)
         self._sending.stop(move.session_id)
@@ -199,14 +201,14 @@ class MigrationSource:
     # -- parts -----------------------------------------------------------------------------------
 
     def _introduce(self, move: OutgoingMigration) -> None:
-        """Asks the new ring for room, once a token was sampled on the old one."""
+        """Asks the new ring for room, once the old one has sampled a token."""
         session = move.session
         if session.incoming is None and len(session.tokens) > session.spec.history:
             move.introduce()
             self._tell(move, move.step(_Step.STEP_ROUND, self._sessions.agent_id, opens=True))
 
     def _next_round(self, move: OutgoingMigration) -> None:
-        """Asks for what was added meanwhile, or is content with it."""
+        """Asks the new ring for what was added meanwhile, or arms the hand-over."""
         own, by_tokens, limits = self._sessions.agent_id, move.begin.by_tokens, self._limits
         least = limits.last_read_tokens if by_tokens else limits.last_round_tokens
         is_first = not move.rounds

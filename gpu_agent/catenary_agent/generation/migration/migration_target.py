@@ -1,11 +1,12 @@
-"""Live migration where a session moves to: room first, then its caches, then it goes on.
+"""Live migration at the target: room for a session first, then its caches, then its next step.
 
     ROUND 0, opening -> slots are taken -> READY 0
     ROUND n          -> by KV its caches come, by tokens they are computed -> READY n
     HAND_OVER p      -> once all rows are here tokens [0, p) are cached; p is computed next
 
-By tokens the session is one whose prompt is read, only that nothing is sampled before it is handed
-over. Until then whatever goes wrong here leaves it where it is: the leader is told to give up.
+In a move by tokens the session is like one whose prompt is read, except that nothing is sampled
+before it is handed over. Until then an error here leaves it on the old ring: the leader is told to
+give the move up.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ if TYPE_CHECKING:
     from catenary_services.domain.ids import Nanoseconds
 
     Say = Callable[[str, frame_pb2.SessionMove, Nanoseconds], None]
-    """Tells an agent a step of a move; with the deadline of the session."""
+    """Sends a step of a move to an agent, with the deadline of the session in monotonic
+    nanoseconds."""
 
 
 class MigrationTarget:
     """The sessions that move to this agent and were not handed over yet.
 
-    Invariant: each of them has our stall timeout until then, twice that of its leader, who knows
-    better which agent does not get on.
+    Invariant: each of them has a stall timeout until it is handed over. It is twice the leader's,
+    since the leader knows better which agent is stuck.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class MigrationTarget:
     # -- what the leader says --------------------------------------------------------------------
 
     def on_round(self, said: MoveMessage) -> bool:
-        """Is asked for room, or for a number of cached tokens; False if it comes too late."""
+        """Opens a session, or asks for a number of cached tokens; False if it comes too late."""
         session = self._sessions.get(said.move.session_id)
         if session is None:
             return self._open(said)
@@ -75,7 +77,7 @@ class MigrationTarget:
         return True
 
     def on_hand_over(self, said: MoveMessage) -> bool:
-        """It goes on here; False if it does already, or is over."""
+        """Continues a session here from now on; False if it continues already or is over."""
         session = self._sessions.get(said.move.session_id)
         if session is None or session.incoming is None:
             return False
@@ -105,7 +107,7 @@ class MigrationTarget:
         return True
 
     def on_give_up(self, session_id: int) -> bool:
-        """It stays where it was; False if it is none that moves here."""
+        """Drops a session, which stays on its old ring; False if none moves here by that id."""
         session = self._sessions.get(session_id)
         if session is None or session.incoming is None:
             return False
@@ -116,7 +118,7 @@ class MigrationTarget:
     # -- what happens here -----------------------------------------------------------------------
 
     def advanced(self, session: Session) -> None:
-        """More of a session that moves here is cached: whoever asked for so much is told."""
+        """Tells the leader when as many tokens of a session are cached as it asked for."""
         incoming = session.incoming
         if incoming is None:
             return
@@ -132,7 +134,7 @@ class MigrationTarget:
             self._say(incoming.leader, ready, session.spec.deadline_ns)
 
     def closed(self, session: Session, error: CatenaryError | None, blamed: str) -> None:
-        """A session was closed: if it was to move here, it cannot."""
+        """Tells the leader to give up if a session was closed before it was handed over."""
         incoming, session.incoming = session.incoming, None
         self._stall_timer.drop(session.spec.session_id)
         if incoming is not None:
@@ -141,7 +143,7 @@ class MigrationTarget:
             self._give_up(incoming.leader, step, why, blamed)
 
     def expire(self, now: Nanoseconds) -> None:
-        """Fails sessions of which nothing was heard for too long."""
+        """Fails sessions of whose move nothing was heard within the stall timeout."""
         for session_id in self._stall_timer.lost(now):
             session = self._sessions.get(session_id)
             if session is not None and session.incoming is not None:
@@ -149,13 +151,13 @@ class MigrationTarget:
                 self._sessions.fail(session_id, error, session.incoming.leader)
 
     def next_wakeup_ns(self) -> Nanoseconds | None:
-        """Returns when `expire` has something to do; None if never."""
+        """Returns the moment at which `expire` has something to do; None if never."""
         return self._stall_timer.next_wakeup_ns()
 
     # -- parts -----------------------------------------------------------------------------------
 
     def _open(self, said: MoveMessage) -> bool:
-        """Takes slots for a session; if there are none, the leader hears why."""
+        """Takes slots for a session; if there are none, the leader is told why."""
         move, spec, sessions = said.move, said.spec, self._sessions
         if spec is None:
             return False
@@ -188,10 +190,10 @@ class MigrationTarget:
         incoming.known += len(said.move.token_ids)
 
     def _end_at(self, session: Session, incoming: IncomingMigration, tokens: int) -> None:
-        """Takes in how many tokens the other ring has cached.
+        """Notes how many tokens the old ring has cached at the hand-over.
 
         Raises:
-            InvalidInput: That contradicts what was said before.
+            InvalidInput: The number contradicts earlier messages.
         """
         if incoming.known != tokens + 1:
             raise InvalidInput("tokens", f"{tokens} are cached, and {incoming.known} are known")

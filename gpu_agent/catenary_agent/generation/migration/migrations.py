@@ -1,7 +1,7 @@
-"""Everything of a ring that has to do with caches and sessions between agents, put together.
+"""All moves of caches and sessions between agents, behind one interface to the generation loop.
 
-Steps of a live migration go to whom they concern; those that one part of this agent tells another
-(both rings may pass here) take no detour over frames.
+Each step of a live migration is passed to the part it concerns. Steps between two parts of the same
+agent, which may be on both rings, are not sent as frames.
 """
 
 from __future__ import annotations
@@ -30,18 +30,17 @@ if TYPE_CHECKING:
 
 
 class Migrations:
-    """Sessions and caches that come to this agent and leave it."""
+    """The sessions and caches that come to this agent or leave it."""
 
     def __init__(
         self, sessions: SessionTable, limits: CacheLimits, clock: Callable[[], Nanoseconds]
     ) -> None:
-        """Moves nothing yet."""
         self._sessions = sessions
         self._clock = clock
         self._local: deque[frame_pb2.SessionMove] = deque()
-        """What this agent tells itself."""
+        """Steps of moves that this agent has sent to itself."""
         self.ignored = 0
-        """Steps that came late, twice or for nobody."""
+        """Number of steps of moves that came late, twice or for no session."""
         self.waiting = PendingCaches(sessions, limits, clock, self._came)
         self.pushing = CachePusher(sessions, limits, self.waiting.take, self._unread)
         stall_timeout_ns = limits.stall_timeout_ns
@@ -51,7 +50,7 @@ class Migrations:
         sessions.on_closed = self._closed
 
     def on_said(self, said: MoveMessage) -> None:
-        """Takes in what the gateway or another agent says."""
+        """Handles a step of a move that the gateway or another agent sent."""
         step, move = said.move.step, said.move
         if step == frame_pb2.SessionMove.STEP_BEGIN:
             done = self._on_begin(said)
@@ -66,46 +65,46 @@ class Migrations:
         self.ignored += not done
 
     def turned(self, session: Session) -> bool:
-        """Returns True if a session whose newest token has just come was handed over."""
+        """Returns True if a session whose newest token has just arrived was handed over."""
         return self._leading.turned(session)
 
     def broken(self, session_id: int, error: CatenaryError, blamed: str) -> bool:
-        """Something of a move did not leave; False if it is none that sends or is led here."""
+        """Handles frames of a move that could not be sent; False if no move here has that id."""
         return self._leading.broken(session_id, error, blamed) or self._sending.broken(
             session_id, error, blamed
         )
 
     def order_closed(self, session_ids: tuple[int, ...]) -> None:
-        """Closes sessions as ordered; those whose last rows must leave, when these have left."""
+        """Closes sessions; those whose caches are being sent close after their last rows left."""
         for session_id in session_ids:
             session = self._sessions.get(session_id)
-            if session is not None:  # led here and not handed over: it does not move any more
+            if session is not None:  # a move that is led here and was not handed over ends
                 self._leading.closed(session)
         later = self._sending.defer(session_ids)
         self._sessions.order_closed(tuple(each for each in session_ids if each not in later))
 
     def raise_epoch(self, epoch: int) -> None:
-        """A newer scheduler leads."""
+        """Gives up moves that schedulers older than `epoch` have ordered."""
         self._leading.raise_epoch(epoch)
 
     def on_pushed(self, event: CachePushed) -> None:
-        """A frame of caches has left."""
+        """Handles the departure of a frame of caches."""
         self._leading.pushed(event.cache.cache_send.session_id)
         self.pushing.on_pushed(event)
 
     def advanced(self, session: Session) -> None:
-        """A step has cached more of a session."""
+        """Handles the progress of a session after a step has cached more of it."""
         self.pushing.advanced(session)
         self._arrivals.advanced(session)
 
     def renew(self) -> None:
-        """Does what is put off until another step may have passed."""
+        """Grants the cache transfers their bytes until the next step."""
         self.waiting.renew()
         self.pushing.renew()
 
     @property
     def led(self) -> tuple[int, ...]:
-        """What sessions become whose moves are led here."""
+        """The new ids of the sessions whose moves are led here."""
         return self._leading.led
 
     @property
@@ -114,7 +113,7 @@ class Migrations:
         return self.waiting.is_waiting or self.pushing.is_waiting
 
     def settle(self) -> None:
-        """Takes in what this agent has told itself."""
+        """Handles the steps that this agent has sent to itself."""
         while self._local:
             move = self._local.popleft()
             arrived = ArrivalTime(self._clock())
@@ -124,13 +123,13 @@ class Migrations:
             self.on_said(said)
 
     def expire(self, now: Nanoseconds) -> None:
-        """Gives up what does not get on."""
+        """Gives up sessions and moves that made no progress within the stall timeout."""
         self.waiting.expire(now)
         self._arrivals.expire(now)
         self._leading.expire(now)
 
     def next_wakeup_ns(self) -> Nanoseconds | None:
-        """Returns when `expire` or `renew` has something to do; None if never."""
+        """Returns the moment at which `expire` or `renew` has something to do; None if never."""
         if self.is_waiting:
             return 0
         parts = (self.waiting, self._arrivals, self._leading)

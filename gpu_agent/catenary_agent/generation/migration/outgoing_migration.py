@@ -1,4 +1,4 @@
-"""One live migration, as the agent that leads it keeps it in mind."""
+"""The state of one live migration at the agent that leads it."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class OutgoingMigration:
-    """A move that is led here, until the session is handed over or stays."""
+    """A move that is led here, until the session is handed over or the move is given up."""
 
     session: Session
     begin: frame_pb2.SessionMove
-    """The order; its opening is that of the new ring."""
+    """The order to move; its opening names the new ring."""
     epoch: int
     deadline_ns: Nanoseconds
     started_ns: Nanoseconds
     waits: set[str] = field(default_factory=set)
-    """Agents of the new ring that have not said READY to the last round."""
+    """Agents of the new ring that have not answered the last round with READY."""
     known: int = 0
-    """Tokens the new ring was told of; 0: it was told nothing yet."""
+    """Number of tokens the new ring was sent; 0 if it was not asked for room yet."""
     asked: int = 0
-    """Tokens of the last round."""
+    """Number of cached tokens that the last round asked for."""
     added: int = 0
-    """How many those were more than the ones of the round before."""
+    """Number of tokens by which the last round exceeded the one before."""
     rounds: int = 0
     is_armed: bool = False
-    """It is handed over with its next token."""
+    """True if the session is handed over at its next token."""
 
     @property
     def session_id(self) -> int:
-        """What the session becomes."""
+        """The id the session gets on the new ring."""
         return self.begin.session_id
 
     @property
     def agents(self) -> list[str]:
-        """The new ring."""
+        """The agents of the new ring, in order."""
         return [hop.agent_id for hop in self.begin.opening.route]
 
     @property
     def others(self) -> list[str]:
-        """The old ring, without its first agent."""
+        """The agents of the old ring except the first."""
         return [hop.agent_id for hop in self.session.spec.ring[1:]]
 
     @property
     def told(self) -> list[str]:
-        """Who has heard of the move."""
+        """The agents that were told of the move."""
         followers = self.others if self.rounds and not self.begin.by_tokens else []
         return list(dict.fromkeys([*self.agents, *followers])) if self.known else []
 
     def introduce(self) -> None:
-        """Puts all tokens but the newest into the opening."""
+        """Fills the opening with all tokens except the newest."""
         opening = self.begin.opening
         opening.ClearField("token_ids")
         opening.ClearField("decode_route")
@@ -69,13 +69,16 @@ class OutgoingMigration:
         self.waits = set(self.agents)
 
     def next_round(self, least: int) -> bool:
-        """Begins another round, unless what was added since the last is little, or no less.
+        """Begins another round, unless few tokens were added since the last, or over half as many.
 
-        Rows travel while tokens are computed, so a round adds what was computed during the one
-        before: it is worth another one as long as that shrinks by half.
+        Rows travel while tokens are computed, so a round adds what was computed during the round
+        before. Another round is worthwhile as long as that number halves.
 
         Args:
-            least: So few tokens are little.
+            least: At most this many added tokens count as few.
+
+        Returns:
+            True if another round has begun.
         """
         cached = len(self.session.tokens) - 1
         added = cached - self.asked
@@ -88,12 +91,12 @@ class OutgoingMigration:
     def step(
         self, kind: frame_pb2.SessionMove.Step.ValueType, agent_id: str, *, opens: bool = False
     ) -> frame_pb2.SessionMove:
-        """Returns a step for another agent.
+        """Returns a step of this move to be sent to another agent.
 
         Args:
-            kind: Which.
-            agent_id: Ours.
-            opens: With the opening.
+            kind: The kind of the step.
+            agent_id: The id of this agent.
+            opens: Whether the step carries the opening.
         """
         return frame_pb2.SessionMove(
             session_id=self.begin.session_id,
@@ -111,8 +114,8 @@ def why_not(said: MoveMessage, session: Session | None, epoch: int) -> CatenaryE
 
     Args:
         said: The order.
-        session: What is to move, if it is here.
-        epoch: Older orders are refused.
+        session: The session to be moved; None if it is not here.
+        epoch: The highest epoch seen; orders of an older one are refused.
     """
     opening = said.move.opening
     if said.epoch < epoch:

@@ -1,1 +1,1 @@
-"""Sessions and the partitions they wait for, what the ring is told, and what comes out of it."""
+"""Sessions, the batchers they queue at, and the events and output of the generation loop."""

@@ -1,4 +1,4 @@
-"""What the ring is told, and what comes out of it."""
+"""The events that the generation loop is told, and the output it produces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened:
-    """A session wants to begin here."""
+    """A session is to begin here."""
 
     spec: SessionSpec
     arrived: ArrivalTime
@@ -27,7 +27,7 @@ class SessionOpened:
 
 @dataclass(frozen=True, slots=True)
 class RowsArrived:
-    """Hidden states of a session came from the hop before."""
+    """Hidden states of a session arrived from the previous hop."""
 
     session_id: int
     position: int
@@ -38,79 +38,81 @@ class RowsArrived:
 
 @dataclass(frozen=True, slots=True)
 class TokenArrived:
-    """The last hop has sampled a token of a session that begins here."""
+    """A token of a session that begins here was sampled by its last hop."""
 
     session_id: int
     position: int
     token_id: int
     is_last: bool
-    """The session is over with it."""
+    """True if the session ends with this token."""
     arrived: ArrivalTime
 
 
 @dataclass(frozen=True, slots=True)
 class CacheArrived:
-    """A part of a session's caches came from another agent."""
+    """A part of a session's caches arrived from another agent."""
 
     session_id: int
     span: CacheSpan
     datatype: str
     frame: ReceivedFrame
-    """Read where it lies; released on the event loop once it was taken in."""
+    """The received frame. Its payload is read in place and released on the event loop
+    afterwards."""
     nbytes: int
-    """Counted as held until then."""
+    """Size of the payload, which counts as held until it was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachePushed:
-    """A part of a session's caches left for a peer, or was given up."""
+    """A part of a session's caches has left for a peer, or was given up."""
 
     cache: CacheOut
 
 
 @dataclass(frozen=True, slots=True)
 class MoveMessage:
-    """The gateway or another agent says something about a live migration."""
+    """A step of a live migration arrived from the gateway or another agent."""
 
     move: frame_pb2.SessionMove
     epoch: int
-    """Of who says it."""
+    """The epoch of the sender."""
     arrived: ArrivalTime
     spec: SessionSpec | CatenaryError | None = None
-    """With an opening for us: what it says of the session here, or what is wrong with it."""
+    """If the step opens a session here: its description, or the error in the opening. Otherwise
+    None."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochRaised:
-    """A newer scheduler leads."""
+    """A scheduler of a newer epoch leads; an epoch of 0 accepts any scheduler again."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class CloseOrdered:
-    """The scheduler wants these sessions forgotten."""
+    """Sessions are to be ended by order of the scheduler."""
 
     session_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SessionsBroken:
-    """Sessions cannot go on: a wrong frame, or a peer that cannot be reached."""
+    """Sessions cannot continue: a frame was wrong, or a peer cannot be reached."""
 
     session_ids: tuple[int, ...]
     error: CatenaryError
     blamed: str
-    """Agent or gateway."""
+    """The agent or gateway at fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopCall:
-    """Other work for the thread, done between two steps."""
+    """Other work for the generation thread, done between two steps."""
 
     work: Callable[[], Any]
     done: Callable[[Any, Exception | None], None]
-    """Called on the thread with the result, or with what was raised."""
+    """Called on the thread with the result and None, or with None and the exception."""
 
 
 Event = (
@@ -129,14 +131,14 @@ Event = (
 
 @dataclass(slots=True)
 class RowsOut:
-    """Hidden states on their way to the next hop."""
+    """Hidden states of a session, to be sent to the next hop."""
 
     spec: SessionSpec
     position: int
     rows: Hidden
     sample: bool
     opens: bool
-    """The next agent must be told what the session is."""
+    """True if the next agent must be sent the session's opening."""
     arrived: ArrivalTime
     started_ns: int
     ended_ns: int
@@ -144,7 +146,7 @@ class RowsOut:
 
 @dataclass(slots=True)
 class TokenOut:
-    """A sampled token on its way to the gateway and the first agent."""
+    """A sampled token, to be sent to the gateway and to the first agent of the ring."""
 
     spec: SessionSpec
     position: int
@@ -157,37 +159,38 @@ class TokenOut:
 
 @dataclass(slots=True)
 class CacheOut:
-    """A part of a session's caches on its way to another agent."""
+    """A part of a session's caches, to be sent to another agent."""
 
     session: Session
     cache_send: CacheSendProgress
     span: CacheSpan
     rows: CacheArray
     opens: bool
-    """The peer must be told what the session is."""
+    """True if the peer must be sent the session's opening."""
     is_urgent: bool
-    """Little, and others wait for it: it may overtake parts of other sessions."""
+    """True for a small part that a session stands still for: it overtakes parts of other
+    sessions."""
 
 
 @dataclass(slots=True)
 class MoveOut:
-    """A step of a live migration that another agent is told."""
+    """A step of a live migration, to be sent to another agent."""
 
     peer: str
     move: frame_pb2.SessionMove
     deadline_ns: int
-    """Of the session, on this process's monotonic clock."""
+    """The session's deadline on the monotonic clock of this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoveDone:
-    """A session was handed over; for metrics and traces of the agent that led the move."""
+    """The record of a session that was handed over, for metrics and traces of the leading agent."""
 
     model: str
     move: frame_pb2.SessionMove
-    """With the opening."""
+    """The order to move, with the opening of the session on the new ring."""
     tokens: int
-    """That were cached."""
+    """Number of tokens cached at the hand-over."""
     rounds: int
     started_ns: int
     held_ns: int
@@ -195,13 +198,13 @@ class MoveDone:
 
     @property
     def mode(self) -> str:
-        """What travelled."""
+        """The kind of the move: "tokens" if they are computed again, "kv" if caches are sent."""
         return "tokens" if self.move.by_tokens else "kv"
 
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """One step, for the metrics."""
+    """The record of one computed step, for the metrics."""
 
     model: str
     decode_rows: int
@@ -211,34 +214,36 @@ class StepDone:
 
 @dataclass(slots=True)
 class LoopOutput:
-    """What came out of the ring since it was last asked."""
+    """Everything the generation loop produced since it was last asked."""
 
     rows: list[RowsOut] = field(default_factory=list)
     tokens: list[TokenOut] = field(default_factory=list)
     caches: list[CacheOut] = field(default_factory=list)
     moves: list[MoveOut] = field(default_factory=list)
     messages: list[OutgoingMessage] = field(default_factory=list)
-    """To the scheduler."""
+    """Messages to the scheduler."""
     gone: list[int] = field(default_factory=list)
     """Sessions that hold nothing here any more, or never did."""
     ended: list[Session] = field(default_factory=list)
-    """Those of them that were open here."""
+    """The sessions among `gone` that were open here."""
     opened: list[SessionSpec] = field(default_factory=list)
-    """Sessions that move from here to here, which no frame has told of."""
+    """Sessions that moved here without a frame, because both rings contain this agent."""
     outcomes: list[tuple[str, str]] = field(default_factory=list)
-    """Model, and "OK" or the reason of a failure, of sessions that came to an end here."""
+    """The model of each session that ended here, and "OK" or the reason of its failure."""
     steps: list[StepDone] = field(default_factory=list)
     handed_over: list[tuple[str, int]] = field(default_factory=list)
-    """Model, and nanoseconds since the first token was sent, of sessions that go on here."""
+    """The model of each session that a prefill ring handed over to this agent, and nanoseconds
+    since its first token was sent."""
     moved: list[MoveDone] = field(default_factory=list)
     moves_failed: list[tuple[str, str]] = field(default_factory=list)
-    """Model and reason, of moves that were led from here."""
+    """The model of each move that was led here and failed, and the reason."""
     taken_over: list[tuple[str, str, int]] = field(default_factory=list)
-    """Model, mode, and nanoseconds since the other ring stopped, of sessions that moved here."""
+    """The model of each session that moved here, the mode, and nanoseconds since the old ring
+    stopped."""
     consumed_bytes: int = 0
-    """Of arrived rows that are no longer held."""
+    """Bytes of arrived rows that are no longer held."""
     consumed: list[ReceivedFrame] = field(default_factory=list)
-    """To be released."""
+    """Frames to be released on the event loop."""
 
     def __bool__(self) -> bool:
         outward = self.rows or self.tokens or self.caches or self.moves or self.messages

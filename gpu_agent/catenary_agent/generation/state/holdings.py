@@ -1,7 +1,8 @@
-"""What this agent holds, for the scheduler's audit of its book.
+"""The answer of an agent to the scheduler's audit: the sessions and partitions it holds.
 
-An answer is made on the thread of the ring, behind every order that came before the question, and
-leaves behind everything that was said before: what it lacks, the scheduler has been told of.
+An answer is made on the generation thread, behind every order that came before the question, and is
+sent behind every message that was queued before. Whatever is missing from it was thus reported to
+the scheduler earlier.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class HoldingsAnswer:
-    """A message in the making: the ring's part, then that of the batches; an `OutgoingMessage`."""
+    """An `OutgoingMessage` in two parts: that of the generation thread and the event loop's."""
 
     droppable = True
 
@@ -30,12 +31,12 @@ class HoldingsAnswer:
         leads: Iterable[int],
         batchers: Sequence[PartitionBatcher],
     ) -> None:
-        """Describes what the ring holds; on its thread.
+        """Describes what generation holds; runs on its thread.
 
         Args:
-            number: Of the question.
-            sessions: That have slots here.
-            leads: What sessions become whose moves are led here.
+            number: The number of the question.
+            sessions: The sessions that have slots here.
+            leads: The new ids of the sessions whose moves are led here.
             batchers: Every decoder partition whose memory is not free yet.
         """
         self._holdings = scheduler_pb2.Holdings(
@@ -48,7 +49,7 @@ class HoldingsAnswer:
     def complete(
         self, batches: Iterable[scheduler_pb2.BatchInAgent], hosted: Iterable[LoadedPartition]
     ) -> None:
-        """Adds what the event loop knows, when the message takes its place among others."""
+        """Adds the event loop's part, when the message takes its place in the queue."""
         self._holdings.batches.extend(batches)
         for each in hosted:
             self._holdings.partitions.add(
@@ -56,7 +57,6 @@ class HoldingsAnswer:
             )
 
     def message(self) -> scheduler_pb2.AgentMessage:
-        """Returns the message."""
         return scheduler_pb2.AgentMessage(holdings=self._holdings)
 
 

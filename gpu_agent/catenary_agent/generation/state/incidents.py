@@ -1,4 +1,4 @@
-"""Our own mistakes: logged in full here, named by a number to others."""
+"""Errors of our own making: logged in full here, known to others only by an incident number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ _log = get_logger("catenary_agent.generation")
 
 
 def incident(what: str, partition: str = "") -> InternalError:
-    """Logs the exception that is handled, and returns what others are told of it."""
+    """Logs the exception being handled, and returns the error that others are told.
+
+    Args:
+        what: What failed, in words for others.
+        partition: The partition, for the log.
+    """
     number = uuid.uuid4().hex[:12]
     # Plain text: a renderer that shows local variables would print tensors and prompts.
     _log.error(

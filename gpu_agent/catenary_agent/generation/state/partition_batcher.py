@@ -1,8 +1,8 @@
-"""One partition of decoder blocks, and who waits for it: iteration-level batching.
+"""One partition of decoder blocks and the queue of sessions at it: iteration-level batching.
 
-Every step takes all sessions that have one row to compute, whatever block they enter at, and beside
-them at most one chunk of prompt tokens (chunked prefill, Agrawal et al., "Sarathi-Serve", OSDI
-2024), so that no prompt holds up the others by more than a chunk. Prompts take turns.
+Every step includes all sessions that have one row to compute, whatever block they enter at. Beside
+them it has at most one chunk of prompt tokens (chunked prefill, Agrawal et al., "Sarathi-Serve",
+OSDI 2024), so that no prompt delays the others by more than a chunk. Prompts take turns.
 """
 
 from __future__ import annotations
@@ -23,56 +23,57 @@ if TYPE_CHECKING:
 _CPU_CHUNK_TOKENS = 64
 _GPU_CHUNK_TOKENS = 512
 _SHORT_CHUNKS = 4
-"""In so many parts a chunk of a session in no hurry is run."""
+"""The number of parts a chunk is divided into beside decode rows, for a session without hurry."""
 _SHORTEST_CHUNKS = 8
-"""In so many parts any chunk is run while a stream is about to go on."""
+"""The number of parts any chunk is divided into while a moved stream is about to continue here."""
 _FEWEST_TOKENS = 4
-"""Of a session that is read while it generates elsewhere, lest that be faster."""
+"""The most tokens that a step may take of a session that still generates elsewhere, even while
+steps are short. With fewer, reading its tokens could be slower than generating them."""
 _GENTLE_NS = 500_000_000
 _PACE_SHARE = 0.05
-"""Of the latest step in the pace."""
+"""The weight of the latest step in the exponential average `BatcherWork.pace`."""
 _MOST_PACE = 8.0
-"""A step slower or faster than this by a factor was interrupted."""
+"""A step that is slower or faster than expected by more than this factor counts as this factor: it
+was probably interrupted."""
 
 
 def chunk_tokens_for(device: Device) -> int:
-    """Returns how many prompt tokens are a good chunk.
+    """Returns how many prompt tokens are a good chunk on a device.
 
     On a CPU, 256 tokens of SmolLM2-135M (float32, one thread) took 1000, 860, 747, 737 and 732 ms
-    in chunks of 16, 32, 64, 128 and 256, and 64 were computed in 196 ms: from there on a longer
-    chunk gains nothing, it only holds up the sessions beside it.
+    in chunks of 16, 32, 64, 128 and 256; a chunk of 64 took 196 ms. Beyond 64 a longer chunk gains
+    nothing and only delays the sessions beside it.
     """
     return _CPU_CHUNK_TOKENS if device.kind == "cpu" else _GPU_CHUNK_TOKENS
 
 
 class PartitionBatcher:
-    """An executor and the queue in front of it.
+    """An executor and the queues of sessions in front of it.
 
     Invariant: a session is in at most one of the queues, at most once, and only while it is open
-    and has pending tokens (closed ones are skipped when their turn comes).
+    and has pending tokens. Closed sessions are skipped when their turn comes.
     """
 
     def __init__(self, executor: DecoderExecutor, cost: DecoderCost | None = None) -> None:
-        """Queues for `executor`; without its `cost` the time of mixed steps is split by tokens."""
+        """Queues for `executor`; without its `cost`, the time of mixed steps is split by tokens."""
         self.executor = executor
         self.cost = cost
         self.retired = False
-        """No session may begin here any more."""
+        """True if no session may begin here any more."""
         self.work_done = BatcherWork()
         self._gentle_until_ns = 0
         self._is_awaited = False
-        """A stream that has moved here goes on with the next step."""
+        """True if a stream that has moved here continues with the next step."""
         self._urgent: list[Session] = []
         self._decoding: list[Session] = []
         self._prefilling: deque[Session] = deque()
         # Only emulated executors let a session wait without computing it.
         self._waiting_ns: Callable[[int, int], int] | None = getattr(executor, "waiting_ns", None)
         self._waiting: list[tuple[int, int, Session]] = []
-        """Moment they may be computed, session id, session."""
+        """A heap of sessions in an emulated wait: the moment it ends, session id, session."""
 
     @property
     def key(self) -> PartitionKey:
-        """The partition."""
         return self.executor.key
 
     @property
@@ -82,11 +83,11 @@ class PartitionBatcher:
 
     @property
     def used_block_slots(self) -> int:
-        """Block slots that sessions hold."""
+        """Number of block slots that sessions hold."""
         return self.executor.layout.block_slots - self.executor.free_block_slots
 
     def queue(self, session: Session, now_ns: int = 0) -> None:
-        """Lets a session take part in the next step. It must not be queued already."""
+        """Queues a session for the next step; it must not be queued already."""
         if self._waiting_ns is not None:
             wait_ns = self._waiting_ns(session.spec.session_id, session.pending)
             if wait_ns > 0:
@@ -96,7 +97,7 @@ class PartitionBatcher:
         self._enqueue(session)
 
     def wake(self, now_ns: int) -> None:
-        """Lets sessions take part in the next step whose emulated waiting is over."""
+        """Queues the sessions whose emulated wait is over."""
         while self._waiting and self._waiting[0][0] <= now_ns:
             session = heapq.heappop(self._waiting)[2]
             if not session.closed:
@@ -104,7 +105,7 @@ class PartitionBatcher:
 
     @property
     def next_wake_ns(self) -> int | None:
-        """When `wake` has something to do; None if nobody waits."""
+        """The moment at which `wake` has something to do; None if no session waits."""
         return self._waiting[0][0] if self._waiting else None
 
     def _enqueue(self, session: Session) -> None:
@@ -114,7 +115,7 @@ class PartitionBatcher:
             self._prefilling.append(session)
 
     def queue_first(self, session: Session, now_ns: int = 0) -> None:
-        """Queues a session whose stream waits for what a few pending tokens bring."""
+        """Queues a session whose stream stands still until its few pending tokens are computed."""
         if session.pending == 1 or self._waiting_ns is not None:
             self.queue(session, now_ns)
         else:
@@ -122,20 +123,21 @@ class PartitionBatcher:
         self._is_awaited = True
 
     def be_gentle(self, now_ns: int) -> None:
-        """Keeps steps short for a while: a stream is about to go on here, in the next step."""
+        """Keeps steps short for 0.5 s, because a stream is about to continue here."""
         self._gentle_until_ns = now_ns + _GENTLE_NS
 
     def compose(self, chunk_tokens: int, now_ns: int = 0) -> tuple[list[SessionWork], int]:
-        """Takes the next step's work out of the queues.
+        """Takes the work of the next step out of the queues.
 
         Args:
-            chunk_tokens: Most prompt tokens in one step. Few are taken while a stream is about to
-                go on here, none in the step in which it does; and beside decode rows few of
-                sessions that generate elsewhere while they are read here: those have time.
-            now_ns: The moment.
+            chunk_tokens: The most prompt tokens in one step. Fewer are taken while a stream is
+                about to continue here, and none beside decode rows in the step in which it does.
+                Beside decode rows, fewer are also taken of sessions that still generate elsewhere:
+                they are in no hurry.
+            now_ns: The present moment.
 
         Returns:
-            The work, decode rows first, and how many of it are decode rows.
+            The work with decode rows first, and the number of decode rows.
         """
         works = [session.take(1) for session in self._decoding if not session.closed]
         self._decoding.clear()
@@ -168,7 +170,7 @@ class PartitionBatcher:
 
 
 class BatcherWork:
-    """What a batcher did since its last report; see `catenary.v1.GenerationReport`."""
+    """The work of a batcher since its last report; see `catenary.v1.GenerationReport`."""
 
     __slots__ = (
         "decode_context_tokens",
@@ -187,9 +189,10 @@ class BatcherWork:
 
     def __init__(self, pace: float = 1.0) -> None:
         self.since_ns = 0
-        """When the first step in it ended; 0 if there was none."""
+        """The end of the first step counted; 0 if there was none."""
         self.pace = pace
-        """Time of late decode steps by what the cost says: how slow the device is today."""
+        """Average ratio of measured to expected time of recent decode steps: how slow the device
+        is."""
         self.decode_steps = 0
         self.decode_rows = 0
         self.decode_context_tokens = 0
@@ -210,9 +213,9 @@ class BatcherWork:
     ) -> int:
         """Counts a step that ran from `times[0]` to `times[1]`; returns its prompt tokens.
 
-        The time of a step with both kinds of work is split: decode rows count as much as steps of
-        their own take, by `cost` at the pace of late steps of decode rows alone; prompt tokens
-        count the rest.
+        The time of a step with both kinds of work is split. Decode rows are charged what a step of
+        their own takes by `cost`, at the pace of recent steps of decode rows only; prompt tokens
+        are charged the rest.
         """
         started_ns, ended_ns = times
         duration_ns = ended_ns - started_ns

@@ -1,4 +1,4 @@
-"""What generation tells the scheduler and the tracer."""
+"""Messages of generation to the scheduler, and its spans for the tracer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def sessions_closed(session_ids: Sequence[int]) -> FixedMessage:
-    """Returns the message that these sessions hold nothing here."""
+    """Returns the message that sessions hold nothing here any more."""
     return FixedMessage(
         scheduler_pb2.AgentMessage(
             sessions_closed=scheduler_pb2.SessionsClosed(session_ids=session_ids)
@@ -30,11 +30,11 @@ def sessions_closed(session_ids: Sequence[int]) -> FixedMessage:
 
 
 def session_failed(session_id: int, error: CatenaryError, blamed: str) -> FixedMessage:
-    """Returns the message that a session cannot go on.
+    """Returns the message that a session cannot continue.
 
     Args:
         session_id: The session.
-        error: Why; its reason and message cross to the scheduler.
+        error: The error; its reason and message are sent to the scheduler.
         blamed: This agent, or the peer that could not be reached.
     """
     failure = common_pb2.Failure(
@@ -70,7 +70,7 @@ def session_moved(done: MoveDone) -> FixedMessage:
 
 
 def key_message(key: PartitionKey) -> scheduler_pb2.PartitionKey:
-    """Returns the form of a key that travels."""
+    """Returns the wire format of a partition's key."""
     return scheduler_pb2.PartitionKey(
         model=key.model.name,
         model_version=key.model.version,
@@ -80,7 +80,7 @@ def key_message(key: PartitionKey) -> scheduler_pb2.PartitionKey:
 
 
 def generation_report(batcher: PartitionBatcher, sessions: int) -> FixedMessage:
-    """Returns what generation cost a batcher since its last report."""
+    """Returns the report of what a batcher computed since the last one."""
     work = batcher.work_done
     return FixedMessage(
         scheduler_pb2.AgentMessage(
@@ -106,7 +106,7 @@ def generation_report(batcher: PartitionBatcher, sessions: int) -> FixedMessage:
 
 
 def record_move(tracer: Tracer, done: MoveDone, agent_id: str) -> None:
-    """Records a move that was led here as a child of its request, if that is sampled."""
+    """Records a move led here as a child span of its request, if the request is sampled."""
     opening = done.move.opening
     request = parse_traceparent(opening.traceparent)
     if request is None or not is_sampled(opening.traceparent):
@@ -130,10 +130,10 @@ def record_move(tracer: Tracer, done: MoveDone, agent_id: str) -> None:
 
 
 def record_session(tracer: Tracer, session: Session, agent_id: str, closed_ns: int) -> None:
-    """Records a session's stay at this agent as a child of its request, if that is sampled.
+    """Records a session's stay at this agent as a child span of its request, if sampled.
 
-    One span for the stay, one inside for the prompt and one for the tokens after it: a span per
-    token would be thousands for one request.
+    There is one span for the stay, and inside it one each for waiting, the prompt and the tokens
+    after it. A span per token would be thousands for one request.
     """
     spec = session.spec
     if not is_sampled(spec.opening.traceparent):

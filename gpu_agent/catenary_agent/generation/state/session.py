@@ -1,4 +1,4 @@
-"""A session inside an agent: what was said of it, what is cached, what waits to be computed."""
+"""The state of a session at one agent: its opening, its cached tokens and its pending input."""
 
 from __future__ import annotations
 
@@ -18,88 +18,88 @@ if TYPE_CHECKING:
 
 Hidden = NDArray[np.float32]
 Side = Literal["mixed", "prefill", "decode"]
-"""What our ring does for a session: all of it, only its prompt, or only what follows."""
+"""The work of a ring for a session: everything, only its prompt, or only the tokens after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivalTime:
-    """When work came here. On this process's monotonic clock."""
+    """The arrival of work on this process's monotonic clock, in nanoseconds."""
 
     received_ns: int
     transfer_ns: int = 0
-    """From the sender's push; 0 if its clock is not ours, or if there was none."""
+    """Nanoseconds since the sender's push; 0 if the clocks differ, or if nothing was sent."""
     timings: Sequence[common_pb2.HopTiming] = ()
-    """The hops this step has behind it, if the session is timed."""
+    """Timings of the previous hops of this step, if the session is timed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSpec:
-    """What does not change about a session while it is here."""
+    """The properties of a session that are constant while it is here."""
 
     session_id: int
     opening: frame_pb2.SessionOpening
     hop: int
-    """Which hop of its ring we are."""
+    """Index of this agent's hop in its ring."""
     deadline_ns: int
-    """On this process's monotonic clock."""
+    """The deadline on this process's monotonic clock."""
     side: Side = "mixed"
 
     @property
     def ring(self) -> Sequence[common_pb2.Hop]:
-        """The ring we are on; a session that is handed over has two."""
+        """The ring of this agent; in the split phase a session has two."""
         return self.opening.decode_route if self.side == "decode" else self.opening.route
 
     @property
     def history(self) -> int:
-        """Tokens there were when it was opened: the prompt, and what was generated elsewhere."""
+        """Number of tokens in the opening: the prompt, and what was generated elsewhere."""
         return len(self.opening.token_ids)
 
     @property
     def own_hop(self) -> common_pb2.Hop:
-        """The blocks that are really processed here."""
+        """The blocks that this agent computes for the session."""
         return self.ring[self.hop]
 
     @property
     def is_first(self) -> bool:
-        """True if its tokens are embedded here."""
+        """True if this agent embeds the session's tokens."""
         return self.hop == 0
 
     @property
     def is_last(self) -> bool:
-        """True if its tokens are sampled here."""
+        """True if this agent samples the session's tokens."""
         return self.hop == len(self.ring) - 1
 
     @property
     def first_agent(self) -> str:
-        """Who takes its sampled tokens for the next step."""
+        """The agent that takes the sampled tokens for the next step."""
         return self.ring[0].agent_id
 
     @property
     def next_agent(self) -> str:
-        """Who takes its hidden states. Not for the last hop."""
+        """The agent that takes the hidden states; undefined for the last hop."""
         return self.ring[self.hop + 1].agent_id
 
 
 @dataclass(slots=True)
 class HiddenChunk:
-    """Hidden states of consecutive tokens that came from the hop before."""
+    """Hidden states of consecutive tokens that arrived from the previous hop."""
 
     rows: Hidden
-    """float32 `[tokens, hidden]`."""
+    """Hidden states, float32 `[tokens, hidden]`."""
     sample: bool
     arrived: ArrivalTime
 
 
 @dataclass(slots=True)
 class PendingCache:
-    """What a session lacks whose caches come from elsewhere, before it may go on here."""
+    """The parts still missing from a session whose caches come from elsewhere."""
 
     caches: CacheReceiveProgress
     word: bool
-    """Split phase: the first token has not come; only where tokens are embedded or sampled it must.
-    Live migration: it was not handed over yet."""
+    """True while a message is awaited beside the caches. Split phase: the first token, on hops that
+    embed or sample tokens. Live migration: the hand-over."""
     leader: str = ""
-    """Live migration: the first agent of the ring it comes from."""
+    """The first agent of the old ring in a live migration; empty in the split phase."""
 
     @property
     def is_over(self) -> bool:
@@ -109,54 +109,54 @@ class PendingCache:
 
 @dataclass(slots=True)
 class IncomingMigration:
-    """Live migration: where a session comes from that was not handed over yet."""
+    """The origin of a session that moves here and was not handed over yet."""
 
     leader: str
-    """The first agent of the ring it is on."""
+    """The first agent of the old ring."""
     moved: int
-    """What it is called there."""
+    """The id of the session on the old ring."""
     by_tokens: bool
     known: int
-    """Tokens that were said so far."""
+    """Number of tokens received so far."""
     asked: int | None = 0
-    """The leader waits for so many cached tokens; None: for nothing."""
+    """Number of cached tokens the leader waits for; None if it waits for nothing."""
     begun: bool = False
-    """By tokens: they may be read."""
+    """True in a move by tokens once they may be computed."""
 
 
 @dataclass(slots=True, eq=False)
 class Session:
     """A session that holds block slots here.
 
-    Invariants: tokens `[0, cached)` are in the cache; those behind them that may be computed are
-    `tokens[cached:]` on the first hop and the rows of `chunks` on any other. While something is
-    awaited nothing is cached for good. Without pending tokens the session is in no queue, with them
-    it is in one.
+    Invariants: tokens `[0, cached)` are in the cache. The pending ones behind them are
+    `tokens[cached:]` on the first hop and the rows of `chunks` on any other. While `pending_cache`
+    is set nothing is pending. A session is in a queue of its batcher exactly if it has pending
+    tokens.
     """
 
     spec: SessionSpec
     batcher: PartitionBatcher
     limit: int
-    """Most tokens it may have."""
+    """The most tokens it may have, prompt included."""
     arrived: ArrivalTime
-    """The opening, later the newest token (first hop only)."""
+    """Arrival of the opening, on the first hop later of the newest token."""
     tokens: list[int] = field(default_factory=list)
-    """First hop: the whole sequence as far as it is known."""
+    """First hop only: the whole sequence as far as it is known."""
     chunks: deque[HiddenChunk] = field(default_factory=deque)
-    """Other hops: what came and was not computed yet."""
+    """Other hops only: rows that arrived and were not computed yet."""
     expected: int = 0
-    """Other hops: position of the rows that come next."""
+    """Other hops only: position of the next rows."""
     sampler: SessionSampler | None = None
-    """Last hop."""
+    """Last hop only; None on others."""
     cached: int = 0
     pending_cache: PendingCache | None = None
-    """Until its caches are here, if they come from elsewhere."""
+    """Set until the caches are here, if they come from elsewhere."""
     incoming: IncomingMigration | None = None
-    """Until it was handed over, if it moves here."""
+    """Set until the session is handed over, if it moves here."""
     cache_sends: tuple[CacheSendProgress, ...] = ()
-    """Who is to get which blocks, if it is handed over or moves."""
+    """The receivers of the caches and their blocks, if the session is handed over or moves."""
     leaves: bool = False
-    """Nothing is computed here any more; it ends once its caches have left."""
+    """True if nothing more is computed here: the session ends once its caches have left."""
     introduced: bool = False
     """True once the next agent was sent the opening."""
     closed: bool = False
@@ -165,12 +165,12 @@ class Session:
     prefilled_ns: int = 0
     """End of the step that made the first sample possible; 0 until then."""
     compute_ns: int = 0
-    """Sum over its steps, of which other sessions are part, too."""
+    """Sum of the durations of its steps, which other sessions shared."""
     steps: int = 0
 
     @property
     def pending(self) -> int:
-        """Tokens that can be computed now, in one piece."""
+        """Number of tokens that can be computed now in one piece."""
         if self.pending_cache is not None or self.leaves:
             return 0
         incoming = self.incoming
@@ -178,11 +178,11 @@ class Session:
             is_held = incoming is not None and not incoming.begun
             return 0 if is_held else len(self.tokens) - self.cached
         if not self.chunks or (incoming is not None and self.chunks[0].sample):
-            return 0  # or handed over already, which this agent has not heard yet
+            return 0  # the hand-over of these rows has not reached this agent yet
         return len(self.chunks[0].rows)
 
     def learn(self, token_ids: Sequence[int]) -> None:
-        """Takes tokens in that another ring has sampled."""
+        """Adds tokens that another ring has sampled."""
         if self.spec.is_first:
             self.tokens += token_ids
         if self.sampler is not None:
@@ -190,7 +190,7 @@ class Session:
                 self.sampler.accept(token_id)
 
     def take(self, most: int) -> SessionWork:
-        """Takes up to `most` of the pending tokens out, to compute them."""
+        """Removes up to `most` pending tokens from the session, to be computed."""
         if self.spec.hop == 0:
             end = min(len(self.tokens), self.cached + most)
             inputs = np.array(self.tokens[self.cached : end], np.int64)
@@ -206,10 +206,10 @@ class Session:
 
 @dataclass(slots=True, eq=False)
 class SessionWork:
-    """A session's part of one step."""
+    """The part of one session in one step."""
 
     session: Session
     inputs: NDArray[np.int64] | Hidden
     sample: bool
-    """The token behind these is to be sampled."""
+    """True if the token after these inputs is to be sampled."""
     arrived: ArrivalTime

@@ -1,4 +1,4 @@
-"""The sessions of one agent: who holds slots, until when, and what is told when they end."""
+"""The sessions of one agent: their slots, their deadlines, and the messages about their end."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 
 _log = get_logger("catenary_agent.generation")
 _REMEMBERED = 65_536
-"""Closed sessions whose late frames are recognised."""
+"""The most closed sessions remembered, whose late frames are recognised."""
 _SPARE_DEADLINES = 256
 REPORT_NS = 1_000_000_000
-"""Between two reports of a batcher."""
+"""The time between two reports of a batcher."""
 
 
 class SessionTable:
-    """What the agent holds, and the outflow that its changes make.
+    """The open sessions, and the output caused by changes to them.
 
-    Invariants: a session is closed exactly once, and with it its block slots are free and the bytes
-    that waited for it given back; a retired batcher is closed with its last session.
+    Invariants: a session is closed exactly once; then its block slots are free, and the bytes of
+    its waiting rows are given back. A retired batcher is closed with its last session.
     """
 
     def __init__(self, agent_id: str, batcher_closed: Callable[[PartitionBatcher], None]) -> None:
-        """Holds nothing yet; calls `batcher_closed` with each batcher whose executor was closed."""
+        """Begins empty; calls `batcher_closed` with each batcher whose executor was closed."""
         self.agent_id = agent_id
         self.batchers: list[PartitionBatcher] = []
-        """Every batcher whose executor is not closed yet, the one whose turn it is first."""
+        """Every batcher whose executor is not closed yet; the next to compute comes first."""
         self.out = LoopOutput()
-        """What came out since it was last taken."""
+        """The output since it was last taken."""
         self.on_closed: Callable[[Session, CatenaryError | None, str], None] | None = None
-        """Told each session that was closed, why if it failed, and who is blamed."""
+        """Called with each closed session, its error (None if it ended well), and who is blamed."""
         self._batcher_closed = batcher_closed
         self._open: dict[int, Session] = {}
         self._over: OrderedDict[int, None] = OrderedDict()
@@ -58,20 +58,20 @@ class SessionTable:
         return iter(list(self._open.values()))
 
     def get(self, session_id: int) -> Session | None:
-        """Returns an open session."""
+        """Returns an open session, None if there is none with that id."""
         return self._open.get(session_id)
 
     def is_over(self, session_id: int) -> bool:
-        """Returns True if a session was closed here, not too long ago."""
+        """Returns True if a session was closed here, as far as is remembered."""
         return session_id in self._over
 
     def add(self, session: Session) -> None:
-        """Begins to hold a session that has its slots."""
+        """Adds a session that holds its slots."""
         self._open[session.spec.session_id] = session
         self.bound(session, session.spec.deadline_ns)
 
     def bound(self, session: Session, moment_ns: Nanoseconds) -> None:
-        """Ends a session at a moment: well if it was leaving, otherwise for want of time."""
+        """Ends a session at a moment: well if it is leaving, otherwise with DeadlineExceeded."""
         heapq.heappush(self._deadlines, (moment_ns, session.spec.session_id))
         if len(self._deadlines) > 2 * len(self._open) + _SPARE_DEADLINES:
             self._deadlines = [each for each in self._deadlines if each[1] in self._open]
@@ -85,7 +85,7 @@ class SessionTable:
         self.out.messages.append(sessions_closed((session.spec.session_id,)))
 
     def order_closed(self, session_ids: tuple[int, ...]) -> None:
-        """Ends sessions because the scheduler says so; also those that may yet come."""
+        """Ends sessions by order of the scheduler. Frames of ids not seen yet are ignored later."""
         for session_id in session_ids:
             session = self._open.get(session_id)
             if session is not None:
@@ -96,12 +96,12 @@ class SessionTable:
             self.out.messages.append(sessions_closed(session_ids))
 
     def fail(self, session_id: int, error: CatenaryError, blamed: str = "") -> None:
-        """Ends a session without its last token, and tells so; also one that never began here.
+        """Ends a session with an error and reports it, even if it never began here.
 
         Args:
-            session_id: Which.
-            error: Why.
-            blamed: A peer that could not be reached; empty: this agent.
+            session_id: The session.
+            error: The reason.
+            blamed: A peer that could not be reached; empty for this agent.
         """
         blamed = blamed or self.agent_id
         _log.warning(
@@ -117,7 +117,7 @@ class SessionTable:
         elif session_id not in self._over:
             self.out.gone.append(session_id)
             self._remember(session_id)
-        # First that it holds nothing here, so that nobody orders us to close it.
+        # This message comes first, so that the scheduler does not order the session closed.
         self.out.messages.append(sessions_closed((session_id,)))
         self.out.messages.append(session_failed(session_id, error, blamed))
 
@@ -146,7 +146,7 @@ class SessionTable:
             self._over.popitem(last=False)
 
     def close(self) -> None:
-        """Frees every session and executor, without a word to anybody."""
+        """Closes every session and executor without sending anything."""
         self.on_closed = None
         for session in self:
             self._close(session)
@@ -154,16 +154,15 @@ class SessionTable:
             self.retire(batcher)
         self.out.messages.clear()
 
-    # -- batchers
-    # -----------------------------------------------------------------------------------
+    # -- batchers ----------------------------------------------------------------------------------
 
     def retire(self, batcher: PartitionBatcher) -> None:
-        """Lets no session begin on a batcher any more; it is closed with its last one."""
+        """Lets no session begin on a batcher any more; it is closed with its last session."""
         batcher.retired = True
         self._close_if_unused(batcher)
 
     def report(self, batcher: PartitionBatcher) -> None:
-        """Tells what a batcher did since the last report, if anything."""
+        """Reports what a batcher computed since the last report, if anything."""
         if batcher.work_done.since_ns:
             self.out.messages.append(generation_report(batcher, batcher.executor.sessions))
             batcher.work_done = BatcherWork(batcher.work_done.pace)
@@ -182,7 +181,7 @@ class SessionTable:
     # -- time ------------------------------------------------------------------------------------
 
     def expire(self, now: Nanoseconds) -> None:
-        """Fails sessions whose deadline has passed, wakes waiting ones, reports quiet batchers."""
+        """Fails sessions past their deadline, ends emulated waits, reports quiet batchers."""
         while self._deadlines and self._deadlines[0][0] <= now:
             session_id = heapq.heappop(self._deadlines)[1]
             session = self._open.get(session_id)
@@ -199,7 +198,7 @@ class SessionTable:
                 self.report(batcher)
 
     def next_wakeup_ns(self) -> Nanoseconds | None:
-        """Returns when `expire` has something to do; None if never."""
+        """Returns the moment at which `expire` has something to do; None if never."""
         moments = [
             batcher.work_done.since_ns + REPORT_NS
             for batcher in self.batchers

@@ -1,4 +1,4 @@
-"""How long things may stand still: who was touched longest ago is due first."""
+"""A timer for things that may stand still: the one that was touched longest ago is due first."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class StallTimer:
-    """When each of some sessions last got on."""
+    """The moments at which each of some sessions last made progress."""
 
     def __init__(self, stall_timeout_ns: Nanoseconds) -> None:
-        """Gives up whatever does not get on for so long."""
+        """Starts without sessions; each may stand still for `stall_timeout_ns`."""
         self.stall_timeout_ns = stall_timeout_ns
         self._since: OrderedDict[int, Nanoseconds] = OrderedDict()
 
@@ -22,16 +22,16 @@ class StallTimer:
         return session_id in self._since
 
     def touch(self, session_id: int, now: Nanoseconds) -> None:
-        """It gets on, or begins to be waited for."""
+        """Starts or restarts the timeout of a session."""
         self._since[session_id] = now
         self._since.move_to_end(session_id)
 
     def drop(self, session_id: int) -> None:
-        """It is not waited for any more, or never was."""
+        """Ends the timeout of a session, if there is one."""
         self._since.pop(session_id, None)
 
     def lost(self, now: Nanoseconds) -> Iterator[int]:
-        """Takes out, and yields, those that stood still for too long."""
+        """Removes and yields the sessions whose timeout has passed."""
         while (wakeup := self.next_wakeup_ns()) is not None and wakeup <= now:
             yield self._since.popitem(last=False)[0]
 
