@@ -7,12 +7,19 @@ state of both sides while the parts of one session travel: those still to be sen
 on why a cache travels.
 """
 
-from catenary_agent.kv.arrays import array_of_payload, datatype_of, to_bfloat16, to_float32
+from catenary_agent.kv.arrays import (
+    CACHE_DTYPES,
+    array_of_payload,
+    datatype_of,
+    to_bfloat16,
+    to_float32,
+)
 from catenary_agent.kv.receive_progress import CacheReceiveProgress
 from catenary_agent.kv.send_progress import CacheSendProgress
 from catenary_agent.kv.span import CacheSpan, pieces
 
 __all__ = [
+    "CACHE_DTYPES",
     "CacheReceiveProgress",
     "CacheSendProgress",
     "CacheSpan",

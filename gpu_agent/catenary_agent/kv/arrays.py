@@ -24,6 +24,8 @@ _TYPES: dict[str, np.dtype[Any]] = {
     "BF16": np.dtype(np.uint16),
 }
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
+CACHE_DTYPES = frozenset(_NAMES)
+"""The dtypes of a `CacheArray`."""
 _QUIET_NAN = np.uint16(0x7FC0)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from catenary_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem, set_layout
-from catenary_agent.decoders.loading import DecoderLibrary, load_decoder
+from catenary_agent.decoders.loading import DecoderLibrary, DecoderNumbers, load_decoder
 from catenary_agent.executors.device import Device
 from catenary_agent.kv import CacheSpan, pieces, to_bfloat16, to_float32
 from catenary_services.domain.ids import PartitionKey
@@ -24,13 +24,17 @@ TOKENS = 6
 
 
 def load(
-    library: DecoderLibrary, first: int = 0, last: int = LAYERS, *entries: int, slots: int = 60
+    library: DecoderLibrary,
+    first: int = 0,
+    last: int = LAYERS,
+    *entries: int,
+    slots: int = 60,
+    numbers: DecoderNumbers = "auto",
 ) -> DecoderExecutor:
     repository, key, _ = imported_llama()
     layout = CacheLayout(slots, 96, (first, *entries))
-    return load_decoder(
-        repository, PartitionKey(key, first, last), Device("cpu"), layout, library=library
-    )
+    blocks = PartitionKey(key, first, last)
+    return load_decoder(repository, blocks, Device("cpu"), layout, library=library, numbers=numbers)
 
 
 @pytest.fixture(params=["onnx", "torch"])
@@ -90,6 +94,20 @@ def test_a_session_goes_on_elsewhere_as_it_would_have_here(whole, library):
         known = [*prompt, token]
         assert go_on(targets, session, known) == go_on([whole], session, known)
     for executor in targets:
+        executor.close()
+
+
+@pytest.mark.parametrize("numbers", ["float16", "bfloat16"])
+def test_a_session_in_16_bits_goes_on_elsewhere_as_it_would_have_here(numbers):
+    source = load("torch", numbers=numbers)
+    targets = [load("torch", *cut, numbers=numbers) for cut in pairwise((0, 2, 6))]
+    prompt = PROMPTS[2]
+    source.open_session(1, 0)
+    token = step([source], 1, 0, prompt)
+    assert source.export_cache(1, CacheSpan(0, LAYERS, 0, len(prompt))).itemsize == 2
+    handed_over(source, targets, 1, len(prompt))
+    assert go_on(targets, 1, [*prompt, token]) == go_on([source], 1, [*prompt, token])
+    for executor in (source, *targets):
         executor.close()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from catenary_agent.decoders.base import CacheLayout, StepItem
-from catenary_agent.kv.arrays import CacheArray
+from catenary_agent.kv.arrays import CACHE_DTYPES, CacheArray
 from catenary_agent.kv.span import CacheSpan
 from catenary_services.domain.decoder import CACHE_BLOCK_TOKENS, DecoderTable
 from catenary_services.domain.ids import PartitionKey
@@ -84,7 +84,7 @@ class SlotBook:
         if span.last_token > self.limits[session]:
             raise InvalidInput("span", f"{span}; at most {self.limits[session]} are kept")
         shape = (span.blocks, 2, span.tokens, self.table.key_value_heads, self.table.head_size)
-        if rows.shape != shape or rows.dtype not in (np.float32, np.uint16):
+        if rows.shape != shape or rows.dtype not in CACHE_DTYPES:
             found = f"{rows.dtype} {list(rows.shape)}"
             raise InvalidInput("rows", f"{found}; {span} have the shape {list(shape)}")
 
