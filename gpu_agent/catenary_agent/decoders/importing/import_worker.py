@@ -10,10 +10,7 @@ This module needs PyTorch and transformers, whose output is shown only if someth
 from __future__ import annotations
 
 import json
-import runpy
 import shutil
-import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from catenary_agent.decoders.importing.graph_worker import build_graph
 from catenary_agent.decoders.model_files.checkpoint import Checkpoint, write_alone
 from catenary_agent.decoders.model_files.embedding import EMBEDDING
 from catenary_agent.decoders.model_files.families import FAMILIES, GRAPH_FAMILIES, why_not
@@ -60,7 +58,6 @@ COPIED = (
     "chat_template.jinja",
     "chat_template.json",
 )
-_BUILDER = "onnxruntime_genai.models.builder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +142,6 @@ def make_in_jail(job: bytes, room: JailWorkspace) -> bytes:
 
 def graph_and_times_in_jail(job: bytes, room: JailWorkspace) -> bytes:
     """Writes `onnx-<precision>/` for the model in the first input; answers with `BuiltGraph`."""
-    from catenary_agent.decoders.timing import time_blocks
-
     order, source = msgspec.json.decode(job, type=ImportOrder), room.inputs[0]
     key, precision = order.key, order.options.precision
     # This repository serves only for the timing; of its files the graph alone is kept.
@@ -292,32 +287,3 @@ def _save_tokenizer(file: Path, folder: Path) -> None:
         file.parent, gguf_file=file.name, trust_remote_code=False
     )
     tokenizer.save_pretrained(folder)
-
-
-def build_graph(folder: Path, precision: str, target: Path) -> None:
-    """Writes the graph of a model as `onnx-<precision>/` into `target`."""
-    with tempfile.TemporaryDirectory() as cache:
-        sys.argv = [
-            _BUILDER,
-            "-i",
-            str(folder),
-            "-o",
-            str(target / f"onnx-{precision}"),
-            "-p",
-            precision,
-            "-e",
-            "cpu",
-            "-c",
-            cache,
-            "--extra_options",
-            "hf_remote=false",
-        ]
-        runpy.run_module(_BUILDER, run_name="__main__", alter_sys=True)
-
-
-def graph_in_jail(job: bytes, room: JailWorkspace) -> bytes:
-    """Writes `onnx-<precision>/` for the model in the first input; the job is the precision."""
-    precision = job.decode()
-    room.tell(f"building the {precision} graph")
-    build_graph(room.inputs[0], precision, room.output)
-    return b""
