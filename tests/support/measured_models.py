@@ -9,8 +9,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from catenary_agent.decoders.importing.graph_worker import build_graph
 from catenary_agent.decoders.model_files.sizes import all_tensors, graph_bytes, table_from
+from catenary_agent.decoders.onnx.graph_worker import build_graph
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import ModelManifest
 from catenary_services.models.model_repository import ModelRepository

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from catenary_agent.decoders.importing import building, importing
+from catenary_agent.decoders.importing import importing
+from catenary_agent.decoders.onnx import building
 from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
 from jail_here import run_here

@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 
-from catenary_agent.decoders.importing.graph_worker import build_graph
 from catenary_agent.decoders.model_files.checkpoint import Checkpoint, write_alone
 from catenary_agent.decoders.model_files.embedding import EMBEDDING
 from catenary_agent.decoders.model_files.families import FAMILIES, GRAPH_FAMILIES, why_not
@@ -37,6 +36,7 @@ from catenary_agent.decoders.model_files.sizes import (
     table_from,
 )
 from catenary_agent.decoders.model_files.weights import WEIGHTS_FILE, is_own_file
+from catenary_agent.decoders.onnx.graph_worker import build_graph
 from catenary_services.bounded_files import LARGEST_CONFIG_BYTES, read_bounded
 from catenary_services.domain.decoder import DecoderForm, DecoderTable
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey
@@ -142,6 +142,8 @@ def make_in_jail(job: bytes, room: JailWorkspace) -> bytes:
 
 def graph_and_times_in_jail(job: bytes, room: JailWorkspace) -> bytes:
     """Writes `onnx-<precision>/` for the model in the first input; answers with `BuiltGraph`."""
+    from catenary_agent.decoders.timing import time_blocks
+
     order, source = msgspec.json.decode(job, type=ImportOrder), room.inputs[0]
     key, precision = order.key, order.options.precision
     # This repository serves only for the timing; of its files the graph alone is kept.

@@ -23,7 +23,6 @@ from pathlib import Path
 
 import msgspec
 
-from catenary_agent.decoders.importing.building import check_libraries, import_limits
 from catenary_agent.decoders.importing.import_worker import (
     COPIED,
     BuiltGraph,
@@ -38,6 +37,7 @@ from catenary_agent.decoders.importing.import_worker import (
 from catenary_agent.decoders.importing.taking import take_over
 from catenary_agent.decoders.model_files.checkpoint import index_text
 from catenary_agent.decoders.model_files.weights import INDEX_FILE, WEIGHTS_FILE
+from catenary_agent.decoders.onnx.building import check_libraries, import_limits
 from catenary_agent.partitioning.jailed import answer_of
 from catenary_agent.profiling.decoder_roofline import decode_ns
 from catenary_services.content.hashing import digests

@@ -20,10 +20,10 @@ from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem
 from catenary_agent.decoders.cache.cache_rows import CacheRows, cover
 from catenary_agent.decoders.cache.cache_store import CacheShape, CacheStore
 from catenary_agent.decoders.cache.slot_book import SlotBook
-from catenary_agent.decoders.importing.building import ensure_graph
 from catenary_agent.decoders.model_files.checkpoint import places_in
 from catenary_agent.decoders.model_files.embedding import EMBEDDING, Embedding
 from catenary_agent.decoders.model_files.sizes import graph_bytes
+from catenary_agent.decoders.onnx.building import ensure_graph
 from catenary_agent.decoders.onnx.onnx_segment import BlockSegment, DecodeBuffers, LanguageModelHead
 from catenary_agent.decoders.row_results import row_results
 from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from catenary_agent.decoders.base import CacheLayout
-from catenary_agent.decoders.importing.building import ensure_graph
 from catenary_agent.decoders.loading import load_decoder
+from catenary_agent.decoders.onnx.building import ensure_graph
 from catenary_agent.executors.device import Device
 from catenary_gateway.generation.text.text_codec import TextCodec
 from catenary_scheduler.agents.deployments import Deployments, DeploymentSpec

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from catenary_agent.decoders.base import CacheLayout
-from catenary_agent.decoders.importing import building, importing
-from catenary_agent.decoders.importing.building import ensure_graph
+from catenary_agent.decoders.importing import importing
 from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
+from catenary_agent.decoders.onnx import building
+from catenary_agent.decoders.onnx.building import ensure_graph
 from catenary_agent.decoders.onnx.onnx_executor import OnnxDecoder
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import InternalError, InvalidInput

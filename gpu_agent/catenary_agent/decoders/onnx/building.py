@@ -9,9 +9,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from catenary_agent.decoders.importing.graph_worker import graph_in_jail
 from catenary_agent.decoders.model_files.precision import graph_folder
 from catenary_agent.decoders.model_files.sizes import ONNX_FORMS, read_table
+from catenary_agent.decoders.onnx.graph_worker import graph_in_jail
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import NotSupported
 from catenary_services.jail.orders import JailLimits
