@@ -66,7 +66,7 @@ class ClusterView:
 
     @property
     def takeover_problems(self) -> list[str]:
-        """Failed takeovers, and stored state that the leader could not use at its start, in words."""
+        """Failed takeovers, and stored state that the leader could not use when it began."""
         return self._leader.takeover_problems
 
     @property
