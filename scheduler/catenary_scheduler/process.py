@@ -196,7 +196,7 @@ class SchedulerProcess:
             await group_leader.contacted.wait()
 
     async def failed(self) -> None:
-        """Raises the error of a group as soon as the process can neither lead it nor stand by."""
+        """Waits until the process can neither lead nor stand by for a group; raises the error."""
         tasks = {group_leader.task for group_leader in self._group_leaders}
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

@@ -39,7 +39,7 @@ def add_agents(status: admin_pb2.GetStatusResponse, view: ClusterView) -> None:
 
 
 def _add_impairments(status: admin_pb2.AgentStatus, agent: AgentId, view: ClusterView) -> None:
-    """Adds the reasons not to give an agent work, with its remaining time if known."""
+    """Adds every reason not to give an agent work, with the time that it still holds if known."""
     now = now_ns()
     for each in view.troubles(agent):
         status.impairments.add(

@@ -236,7 +236,7 @@ class ClusterView:
 
     @property
     def leaks_mended(self) -> int:
-        """Number of leaked reservations that audits found and that are gone by now."""
+        """Number of leaks in the book that audits found and that are gone."""
         return self._leader.audits.leaks_mended
 
     # ---- timelines ----

@@ -97,7 +97,7 @@ def _chains(model: ModelPlan) -> list[str]:
 
 
 def _tokens(model: ModelPlan, chain: Chain) -> str:
-    """Returns in words how many tokens fit a chain; empty if all its sessions can be longest."""
+    """Returns in words how many tokens fit a chain; empty if all sessions can have full length."""
     if not 0 < chain.cache_tokens < chain.capacity * model.session_tokens:
         return ""
     return f" with {chain.cache_tokens:.0f} tokens in all"

@@ -68,7 +68,7 @@ class LeaderCallbacks:
         self._deps: CallbackDeps | None = None
 
     def connect(self, deps: CallbackDeps) -> None:
-        """Sets the parts that hear of changes; must be called before any agent joins."""
+        """Sets the parts that hear of changes; must be called before any change."""
         self._deps = deps
 
     @property

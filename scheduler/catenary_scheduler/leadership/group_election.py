@@ -79,7 +79,7 @@ class GroupElection:
         return self._grace_s * (max(1, len(self.led)) - was_led)
 
     def wants(self, group: int) -> bool:
-        """True if another process leads this group and ought to hand it to this one."""
+        """True if the process that leads a group should hand it to this process."""
         counts = Counter(self._holders.values())
         too_many = [
             each

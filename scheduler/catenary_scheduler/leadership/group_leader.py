@@ -57,7 +57,7 @@ class GroupLeader:
         election: GroupElection,
         changed: Callable[[], None],
     ) -> None:
-        """Makes it without I/O; `changed` is called whenever a term begins or ends."""
+        """Makes a group leader without I/O; `changed` is called whenever a term begins or ends."""
         settings = context.settings
         keys = RedisKeys(settings.cluster, context.group, election.groups)
         self.group = context.group

@@ -1,4 +1,4 @@
-"""A leader with all its parts, wired together: what exists only while this process leads."""
+"""A leader with all its parts, wired together; it exists only while this process leads."""
 
 from __future__ import annotations
 
@@ -455,7 +455,7 @@ class LeaderRuntime:
         )
 
     async def run(self) -> None:
-        """Runs until cancelled.
+        """Writes state to Redis and runs the periodic tasks until cancelled.
 
         Raises:
             StaleEpoch: This process no longer leads.

@@ -24,7 +24,7 @@ from catenary_services.log import get_logger
 
 _log = get_logger(__name__)
 _FAILURES_TOLERATED = 2
-"""After more failures in a row than this, a takeover ignores the stored records."""
+"""After more failures in a row than this, a takeover puts the stored records away."""
 
 T = TypeVar("T")
 

@@ -50,7 +50,7 @@ class Announcer:
         self._deps = deps
         self._directory = b""
         self._models = b""
-        """The model table as last published, in bytes; `_directory` holds the directory likewise."""
+        """The last published model table, in bytes; `_directory` holds the directory likewise."""
         self._changed = asyncio.Event()
 
     # ---- greetings ----

@@ -11,7 +11,7 @@ from catenary_services.domain.plan import ModelPlan, Plan
 from catenary_services.domain.tensors import ANY, TensorSpec
 
 _ROWS_PER_BATCH = 64
-"""A request may have as many rows as this many largest batches; it is split, its answer merged."""
+"""A request may have the rows of this many largest batches; it is split, and its answers merged."""
 
 
 def model_table(
