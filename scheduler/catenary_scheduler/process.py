@@ -1,4 +1,4 @@
-"""The scheduler process: one gRPC port, one Redis, and a term for each group it leads."""
+"""The scheduler process: one gRPC port, one Redis client, and a leader for each group it leads."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _log = get_logger(__name__)
 _REDIS_TIMEOUT_S = 1.0
 _FIRST_CONTACT_S = 30.0
 _LONGEST_MESSAGE_BYTES = 16 * 1024 * 1024
-"""Of peers and operators: plans, and what a peer has in work."""
+"""Limit for messages of peers and operators; the longest are plans and the work that peers hold."""
 _SERVICES = (
     scheduler_pb2.DESCRIPTOR.services_by_name["Scheduler"],
     admin_pb2.DESCRIPTOR.services_by_name["Admin"],
@@ -54,10 +54,12 @@ _SERVICES = (
 
 
 class SchedulerProcess:
-    """Implements `catenary_services.lifecycle.Process`; leads, or stands by until it can.
+    """Implements `catenary_services.lifecycle.Process`: leads groups, or stands by until it can.
 
     Attributes:
-        port: Where it listens; known after `start`.
+        port: The gRPC port; 0 before `start`.
+        metrics_port: The port of the metrics page; 0 before `start`, and without such a page.
+        health_port: The port of the health probes; None before `start`, and without probes.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class SchedulerProcess:
 
     @property
     def name(self) -> str:
-        """For log lines."""
+        """The scheduler's id, for log lines and messages to people."""
         return self._settings.scheduler_id
 
     @property
@@ -103,7 +105,7 @@ class SchedulerProcess:
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """The groups it leads, lowest first."""
+        """The groups that this process leads, lowest first."""
         return tuple(
             group_leader.group
             for group_leader in self._group_leaders
@@ -111,11 +113,11 @@ class SchedulerProcess:
         )
 
     def leader(self, group: int | None = None) -> LeaderRuntime:
-        """Returns the present term of a group; without one, of the lowest that is led here.
+        """Returns the present leader of a group; of the lowest group led here if `group` is None.
 
         Raises:
-            InvalidInput: there is no such group.
-            Unavailable: this process does not lead it.
+            InvalidInput: There is no such group.
+            Unavailable: This process does not lead the group.
         """
         if group is None:
             group = next(iter(self.groups), 0)
@@ -132,15 +134,15 @@ class SchedulerProcess:
         return leader
 
     def takeover_failures(self, group: int | None = None) -> TakeoverFailures:
-        """Returns what keeps this process from leading a group; without one, the lowest."""
+        """Returns the failed attempts of this process to lead a group, of group 0 if it is None."""
         return self._group_leaders[group or 0].takeover_failures
 
     async def start(self) -> None:
-        """Returns once it listens and either leads or stands by.
+        """Returns once the process listens and leads or stands by.
 
         Raises:
-            Unavailable: the port is taken, or Redis does not answer for half a minute.
-            InvalidInput: the plan file is wrong.
+            Unavailable: The port is taken, or Redis does not answer within `_FIRST_CONTACT_S`.
+            InvalidInput: The plan file is wrong.
         """
         settings = self._settings
         server = self._server = create_server(
@@ -161,10 +163,15 @@ class SchedulerProcess:
                 settings.metrics_host, settings.metrics_port, self._registry
             )
         await self._stand_for_election()
-        self._probes.set_ready(True)  # also to stand by: pods are replaced one by one by this
+        # A standby is ready, too: Kubernetes replaces the next pod only when this one is ready.
+        self._probes.set_ready(True)
 
     async def _stand_for_election(self) -> None:
-        """Returns once every group is led here, or known to be led elsewhere or to be free."""
+        """Returns once every group is led here, or is known to be led elsewhere or to be free.
+
+        Raises:
+            Unavailable: Redis does not answer within `_FIRST_CONTACT_S`.
+        """
         for group_leader in self._group_leaders:
             group_leader.start()
         contact = asyncio.create_task(self._contacted())
@@ -189,14 +196,17 @@ class SchedulerProcess:
             await group_leader.contacted.wait()
 
     async def failed(self) -> None:
-        """Raises when this process can neither lead nor stand by any more."""
+        """Waits until the process can neither lead nor stand by for a group; raises the error."""
         tasks = {group_leader.task for group_leader in self._group_leaders}
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
 
     async def drain(self, timeout_s: float) -> None:
-        """Gives the leases back with everything written, so that a standby goes on at once."""
+        """Writes all state to Redis and gives leases back, so that a standby takes over at once.
+
+        After `timeout_s` it gives up; then a standby waits until the lease expires.
+        """
         self._draining = True
         self._probes.set_ready(False)
         self._switch_health()
@@ -205,7 +215,7 @@ class SchedulerProcess:
         )
 
     async def stop(self) -> None:
-        """Frees everything. Idempotent."""
+        """Ends leading and closes all servers and connections. Idempotent."""
         await asyncio.gather(*(group_leader.end() for group_leader in self._group_leaders))
         await self._probes.stop()
         if self._health is not None:
@@ -265,7 +275,7 @@ class SchedulerProcess:
 
 
 def _shares(settings: SchedulerSettings) -> dict[str, int]:
-    """Returns what of the whole cluster's numbers of agents is each group's."""
+    """Returns the settings that count agents of the whole cluster, divided among its groups."""
     groups = settings.scheduler_groups
     return {
         "expected_agents": share_of(settings.expected_agents, groups),

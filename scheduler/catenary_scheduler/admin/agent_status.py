@@ -1,4 +1,4 @@
-"""One agent at one moment, as operators see it."""
+"""The part of a status message that describes agents: hardware, load, impairments, caches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from catenary_services.domain.ids import AgentId
 
 
 def add_agents(status: admin_pb2.GetStatusResponse, view: ClusterView) -> None:
-    """Adds every agent the leader knows, there or not."""
+    """Adds every agent the leader knows, connected or not."""
     caches: dict[AgentId, list[Cache]] = {}
     for cache in view.caches():
         caches.setdefault(cache.agent, []).append(cache)
@@ -39,7 +39,7 @@ def add_agents(status: admin_pb2.GetStatusResponse, view: ClusterView) -> None:
 
 
 def _add_impairments(status: admin_pb2.AgentStatus, agent: AgentId, view: ClusterView) -> None:
-    """Adds what speaks against giving it work."""
+    """Adds every reason not to give an agent work, with the time that it still holds if known."""
     now = now_ns()
     for each in view.troubles(agent):
         status.impairments.add(
@@ -51,7 +51,7 @@ def _add_impairments(status: admin_pb2.AgentStatus, agent: AgentId, view: Cluste
 
 
 def _add_unloadable(status: admin_pb2.AgentStatus, record: AgentState, view: ClusterView) -> None:
-    """Adds the models that its runtime cannot load, which is why no plan uses it for them."""
+    """Adds the models that the runtime of an agent cannot load; no plan uses the agent for them."""
     for key, deployment in sorted(view.deployed.items()):
         if why := deployment.for_planning().why_not_loaded(record.agent):
             status.impairments.add(kind="cannot_load", partition=str(key), why=why)
@@ -60,7 +60,10 @@ def _add_unloadable(status: admin_pb2.AgentStatus, record: AgentState, view: Clu
 def _add_caches(
     status: admin_pb2.AgentStatus, record: AgentState, caches: list[Cache], view: ClusterView
 ) -> None:
-    """Adds how full its key-value caches are: slots by the book, tokens as it reported them."""
+    """Adds how full the key-value caches of an agent are.
+
+    Slots are counted by the book, tokens as the agent reported them.
+    """
     for cache in caches:
         status.block_slots += cache.capacity
         status.used_block_slots += cache.used
@@ -68,5 +71,6 @@ def _add_caches(
         if loaded is None or loaded.cache is None:
             continue
         status.most_block_tokens += loaded.cache.tokens
-        if cache.used:  # agents report while they compute: the last report may be of a session gone
+        # Agents report only while they compute, so the last report may be of a session that ended.
+        if cache.used:
             status.cached_block_tokens += view.cached_tokens(cache.agent, cache.partition)

@@ -1,4 +1,4 @@
-"""A cluster as its operators look at it: everything can be read here, and nothing be changed."""
+"""A read-only view of a cluster for its operators."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from catenary_services.domain.plan import Chain, ModelPlan
 
 
 class ClusterView:
-    """What one leader knows, at the moment it is asked."""
+    """The knowledge of one leader. Each property and method reads the present state anew."""
 
     def __init__(self, leader: LeaderRuntime) -> None:
         self._leader = leader
@@ -41,62 +41,62 @@ class ClusterView:
 
     @property
     def scheduler_id(self) -> str:
-        """Name of the process that leads."""
+        """Name of the scheduler process that leads."""
         return self._leader.settings.scheduler_id
 
     @property
     def group(self) -> int:
-        """The scheduler group it leads."""
+        """Number of the scheduler group that the leader leads."""
         return self._leader.group
 
     @property
     def epoch(self) -> Epoch:
-        """The present fencing epoch."""
+        """The present fencing epoch of the leader."""
         return self._leader.epoch
 
     @property
     def redis_connected(self) -> bool:
-        """False while Redis does not answer, or takes no writes."""
+        """True while Redis answers and takes writes."""
         return self._leader.write_behind.connected
 
     @property
     def redis_problem(self) -> str:
-        """Why, in one line; empty while it does."""
+        """The reason why Redis does not answer or takes no writes, in one line; else empty."""
         return self._leader.write_behind.problem
 
     @property
     def takeover_problems(self) -> list[str]:
-        """What was left out when it began, for people."""
+        """Failed takeovers, and stored state that the leader could not use when it began."""
         return self._leader.takeover_problems
 
     @property
     def quarantined_records(self) -> int:
-        """Stored records that could not be read when it began."""
+        """Number of stored records that the leader could not read at its start."""
         return self._leader.quarantined
 
     # ---- gateways and agents ----
 
     @property
     def gateways(self) -> list[GatewayState]:
-        """Those that are there."""
+        """The connected gateways."""
         return self._leader.gateways.connected()
 
     @property
     def registry(self) -> Mapping[AgentId, AgentState]:
-        """Every agent, there or not."""
+        """Every agent the leader knows, connected or not."""
         return self._leader.cluster.registry
 
     @property
     def servers(self) -> Mapping[AgentId, ServerId]:
-        """The server of every agent that was ever seen."""
+        """The server of every agent in the registry."""
         return servers_of(self._leader.cluster.registry)
 
     def state_of(self, record: AgentState) -> str:
-        """Returns for people: "joining", "ready", "draining" or "lost"."""
+        """Returns the state of an agent in one word: "joining", "ready", "draining" or "lost"."""
         return record.state(self._leader.availability)
 
     def troubles(self, agent: AgentId) -> Iterable[ImpairmentReport]:
-        """Returns what speaks against giving an agent work."""
+        """Returns the reasons not to give an agent work."""
         return self._leader.availability.troubles(agent)
 
     def utilisation(self, agent: AgentId) -> float:
@@ -104,7 +104,7 @@ class ClusterView:
         return self._leader.utilisation.ratio(agent)
 
     def slowdown(self, agent: AgentId) -> float:
-        """Returns the mean of real by booked time of an agent; 0 if too little is known."""
+        """Returns the recent ratio of real to booked time of an agent; 0 if too little is known."""
         return self._leader.slowdowns.ratio(agent, now_ns())
 
     def batches_by_agent(self) -> Counter[AgentId]:
@@ -112,11 +112,11 @@ class ClusterView:
         return self._leader.in_flight.by_agent()
 
     def caches(self) -> Iterator[Cache]:
-        """Yields every key-value cache, with its slots by the book."""
+        """Yields every key-value cache, with the slots that the book counts."""
         return iter(self._leader.slots.caches())
 
     def cached_tokens(self, agent: AgentId, partition: PartitionKey) -> int:
-        """Returns the tokens an agent has cached for a partition, counted once per block."""
+        """Returns how many tokens an agent has cached for a partition, counted once per block."""
         return self._leader.sessions.cached_at(agent, partition)
 
     # ---- models and plans ----
@@ -132,7 +132,7 @@ class ClusterView:
         return self._leader.deployments.problems
 
     def resolve(self, name: str, version: str) -> ModelKey | None:
-        """Returns a deployed model; the version may be empty."""
+        """Returns a deployed model, of the highest version if `version` is empty; else None."""
         return self._leader.deployments.resolve(name, version)
 
     def not_ready_reason(self, model: ModelKey) -> str:
@@ -141,40 +141,40 @@ class ClusterView:
 
     @property
     def active(self) -> ActivePlan | None:
-        """The plan in force."""
+        """The plan in force; None without one."""
         return self._leader.cluster.active
 
     @property
     def plan_models(self) -> tuple[ModelPlan, ...]:
-        """The models of the plan in force."""
+        """The models of the plan in force; none without a plan."""
         return self.active.plan.models if self.active is not None else ()
 
     @property
     def plan_id(self) -> str:
-        """Of the plan in force; empty without one."""
+        """Id of the plan in force; empty without one."""
         return self._leader.cluster.plan_id
 
     @property
     def plan_notes(self) -> PlanProvenance | None:
-        """How the desired plan came about."""
+        """The planner that made the desired plan, with its reasons; None if unknown."""
         return self._leader.cluster.desired.provenance
 
     @property
     def plan_problem(self) -> str:
-        """Why there is no plan, or not the one there should be; empty if all is well."""
+        """The reason why the desired plan is missing or not in force; empty if all is well."""
         return self._leader.cluster.desired.problem()
 
     @property
     def last_switch(self) -> RolloutReport | None:
-        """The last change of plan that is over."""
+        """The last change of plan that has ended; None if there was none."""
         return self._leader.cluster.last_switch
 
     def switch_report(self) -> RolloutReport | None:
-        """Returns the change of plan under way, else the last one."""
+        """Returns the change of plan under way, else the last one; None if there was none."""
         return self._leader.cluster.switch_report()
 
     def planned_rate(self, model: ModelKey) -> float:
-        """Returns the sessions per second that chains of a model were composed for."""
+        """Returns the sessions per second that the chains of a model were composed for."""
         return self._leader.planner.planned_rate(model)
 
     def latency_lines(self, model: ModelKey, chain: Chain) -> admin_pb2.LatencyLines | None:
@@ -184,7 +184,7 @@ class ClusterView:
     # ---- requests, batches, sessions ----
 
     def statistics(self) -> Mapping[str, int]:
-        """Returns what the dispatcher counted so far, and some figures of now."""
+        """Returns the counters of the dispatcher, and some figures of the moment, by name."""
         return self._leader.dispatcher.statistics()
 
     def reservations(self) -> list[Reservation]:
@@ -193,7 +193,7 @@ class ClusterView:
 
     @property
     def held_requests(self) -> int:
-        """Requests that wait for a model to be ready."""
+        """Number of requests that wait for a model to be ready."""
         return len(self._leader.waiting)
 
     def queued(self, model: ModelKey) -> int:
@@ -202,16 +202,15 @@ class ClusterView:
 
     @property
     def batches_in_flight(self) -> int:
-        """How many batches are on their way."""
+        """Number of batches in flight."""
         return len(self._leader.in_flight)
 
     def is_in_flight(self, batch: BatchId) -> bool:
-        """True while a batch is on its way."""
         return batch in self._leader.in_flight
 
     @property
     def sessions_in_flight(self) -> int:
-        """How many sessions hold cache slots."""
+        """Number of sessions that hold cache slots."""
         return len(self._leader.live)
 
     def sessions(self) -> list[SessionView]:
@@ -219,41 +218,41 @@ class ClusterView:
         return self._leader.moves.sessions()
 
     def sessions_by_model(self) -> Counter[ModelKey]:
-        """Returns how many requests of each model have a session."""
+        """Returns the number of requests of each model that have a session."""
         return self._leader.live.by_model()
 
     def sessions_by_chain(self) -> Counter[str]:
-        """Returns how many sessions there are of each chain."""
+        """Returns the number of sessions by chain id."""
         return self._leader.live.by_chain()
 
     def attainment(self, model: ModelKey) -> float:
-        """Returns the share of a model's last sessions that met their objectives; -1 of none."""
+        """Returns the share of a model's last sessions that met their objectives; -1 if none."""
         return self._leader.autoscaler.attainment(model, now_ns())
 
     @property
     def audits(self) -> int:
-        """How many audits of the book are done."""
+        """Number of finished audits of the book."""
         return self._leader.audits.audits
 
     @property
     def leaks_mended(self) -> int:
-        """How many leaks audits found that are gone."""
+        """Number of leaks in the book that audits found and that are gone."""
         return self._leader.audits.leaks_mended
 
     # ---- timelines ----
 
     def spans(self) -> list[ResourceUse]:
-        """Returns what was generated of late."""
+        """Returns the remembered stretches of text generation."""
         return self._leader.timelines.spans()
 
     def batch_timelines(self) -> list[TimelineEntry]:
-        """Returns the batches of late, oldest first."""
+        """Returns the remembered batches, oldest first."""
         return self._leader.timelines.batches()
 
     def has_timeline(self, batch: BatchId) -> bool:
-        """True if a batch is among them."""
+        """True if a batch is remembered."""
         return batch in self._leader.timelines
 
     def is_complete(self, since: Nanoseconds) -> bool:
-        """True if nothing of the time since then had to be forgotten."""
+        """True if everything since that moment is still remembered."""
         return self._leader.timelines.is_complete(since)

@@ -1,4 +1,4 @@
-"""What an operator can do to a running cluster: apply, plan anew, deploy, drain."""
+"""Operations on a running cluster: apply a plan, replan, deploy a model, drain an agent."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ _LOOK_S = 0.02
 
 
 async def apply_plan(leader: LeaderRuntime, text: str, timeout_s: float) -> str:
-    """Makes a document the plan and returns its id once it is in force; empty text: plan anew.
+    """Makes a document the plan and returns the plan's id once it is in force.
+
+    Empty text, or a document without models, has the planner decide anew.
 
     Raises:
-        InvalidInput: the document is wrong; nothing was changed.
-        PlanInfeasible: the change of plan was rolled back; the message says why.
-        Unavailable: not in force within `timeout_s`. Until the change of plan is given up it stays
-            the plan and comes into force when it can. The message says what it waits for.
+        InvalidInput: The document is wrong; nothing was changed.
+        PlanInfeasible: The change of plan was rolled back; the message says why.
+        Unavailable: The plan is not in force within `timeout_s`. Until the change of plan is given
+            up it stays the plan and comes into force when it can. The message says what it waits
+            for.
     """
     if not text.strip() or not document_of(text).get("models"):
         return await replan(leader, timeout_s)
@@ -47,11 +50,11 @@ async def apply_plan(leader: LeaderRuntime, text: str, timeout_s: float) -> str:
 
 
 async def replan(leader: LeaderRuntime, timeout_s: float) -> str:
-    """Has the planner decide anew, in place of any plan from outside; returns the plan's id.
+    """Has the planner decide anew, in place of a plan given by an operator; returns the plan's id.
 
     Raises:
-        PlanInfeasible: the change of plan was rolled back; the message says why.
-        Unavailable: not in force within `timeout_s`; it will be when it can.
+        PlanInfeasible: The change of plan was rolled back; the message says why.
+        Unavailable: The plan is not in force within `timeout_s`; it will be when it can.
     """
     cluster, planner = leader.cluster, leader.planner
     cluster.fix(None)
@@ -76,7 +79,13 @@ def _raise_if_rolled_back(leader: LeaderRuntime, before: RolloutReport | None) -
 
 
 def _check_boundaries(leader: LeaderRuntime, placement: Placement) -> None:
-    """Partitions of one model that disagree on the type between them must never meet."""
+    """Refuses a placement that changes the type of a served model's feature maps.
+
+    Partitions of one model that disagree on the type between them must never meet.
+
+    Raises:
+        InvalidInput: A served model has another `float16_boundaries`.
+    """
     active = leader.cluster.active
     served = {m.model: m.float16_boundaries for m in active.placement.models} if active else {}
     for index, model in enumerate(placement.models):
@@ -89,11 +98,11 @@ def _check_boundaries(leader: LeaderRuntime, placement: Placement) -> None:
 async def deploy_model(
     leader: LeaderRuntime, reference: str, spec: DeploymentSpec, timeout_s: float
 ) -> str:
-    """Serves a model (or serves it differently) and returns the plan's id once it is ready.
+    """Serves a model, or serves it differently, and returns the plan's id once the model is ready.
 
     Raises:
-        ModelNotFound: it is not in the repository.
-        Unavailable: not ready within `timeout_s`; it will be when it can.
+        ModelNotFound: The model is not in the repository.
+        Unavailable: The model is not ready within `timeout_s`; it will be when it can.
     """
     key = await leader.deployments.deploy(reference, spec)
     leader.cluster.reconcile(time.monotonic())
@@ -107,14 +116,14 @@ async def deploy_model(
 
 
 async def drain_agent(leader: LeaderRuntime, agent_id: AgentId, timeout_s: float) -> bool:
-    """Takes an agent out of service; True once it has nothing left to do.
+    """Takes an agent out of service; True once it has nothing left to do, False after `timeout_s`.
 
-    It gets no new batches and sessions as soon as others can do its work. Running sessions move to
-    other chains as these have room; the rest it finishes, and is then told. It is used again when
-    it is restarted.
+    The agent gets no new batches and sessions as soon as others can do its work. Running sessions
+    move to other chains as these have room. The agent finishes the rest, and is then told that it
+    is drained. It is used again when it is restarted.
 
     Raises:
-        InvalidInput: there is no such agent.
+        InvalidInput: No such agent is connected.
     """
     record = leader.cluster.registry.get(agent_id)
     if record is None or record.session is None:

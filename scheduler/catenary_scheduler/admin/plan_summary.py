@@ -1,7 +1,7 @@
-"""What the plan in force promises for each model, and what keeps it from promising more.
+"""Promises of the plan in force for each model, and the limits that keep them from being higher.
 
-A pooled plan says so itself: its planner computed it. Of plans from elsewhere, and of chains, it is
-computed here from the plan, its times and what was asked for.
+The pooled planner computes promises with its plan. For other plans, and for chains, they are
+computed here from the plan, its times and the rate that was asked for.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _as_noted(
 
 
 def _rate(pipeline: Pipeline) -> float:
-    """Returns the rows per second of its smallest pool, if that has nothing else to do."""
+    """Returns the rows per second of a pipeline's slowest pool, if it has nothing else to do."""
     return min((_stage_rate(stage, pipeline.batch_size) for stage in pipeline.stages), default=0.0)
 
 
@@ -85,7 +85,7 @@ def _stage_rate(stage: Stage, batch: int) -> float:
 
 
 def _latency_ns(pipeline: Pipeline, agents: dict[AgentId, Agent]) -> Nanoseconds:
-    """Returns how long a full batch takes that never waits, over the slowest link of each pool."""
+    """Returns the time of a full batch that never waits, over the slowest link of each pool."""
     batch, total = pipeline.batch_size, 0
     before: Stage | None = None
     for stage in pipeline.stages:
@@ -134,10 +134,13 @@ def _of_chains(view: ClusterView, model: ModelPlan) -> admin_pb2.PlanPromise:
 def _bounds(
     capacities: list[int], rates: list[float], wanted: float
 ) -> tuple[Nanoseconds, Nanoseconds] | None:
-    """Returns between what mean response times lie (Theorem 3.7); None under overload."""
+    """Returns the lower and upper bound of the mean response time in nanoseconds (Theorem 3.7).
+
+    None under overload, and where the bounds say nothing.
+    """
     try:
         found = response_bounds(capacities, rates, wanted)
-    except CatenaryError:  # so many sessions that the bounds say nothing
+    except CatenaryError:  # with so many sessions the bounds say nothing
         return None
     if found is None:
         return None
@@ -147,7 +150,7 @@ def _bounds(
 
 
 def _why_no_more(view: ClusterView, model: ModelPlan, chains: list[Chain]) -> str:
-    """Says what keeps chains from one more session each: memory of agents, or the largest batch."""
+    """Names the limit on sessions per chain: memory of agents, or the largest batch; else empty."""
     deployment = view.deployed.get(model.model)
     if deployment is None or deployment.decoder is None:
         return ""
@@ -176,7 +179,7 @@ def _is_full(view: ClusterView, hop: ChainHop, deployment: Deployment, session_t
 
 
 def _named(agents: Iterable[AgentId]) -> str:
-    """Returns some agents by name, and how many more there are."""
+    """Returns the names of the first few agents, and the number of the others, in words."""
     names = sorted(agents)
     more = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""A plan in words."""
+"""Plans in words, for readers who have not seen the JSON."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def explain(
     """Returns what runs where and why, for a reader who has not seen the JSON.
 
     Args:
-        plan: In force.
-        provenance: How it was made.
-        problem: Why it is not the plan there should be; empty if it is.
-        report: The switch under way, else the last one.
-        servers: Of each agent that is known.
+        plan: The plan in force.
+        provenance: Who made the plan, and why so; None if unknown.
+        problem: Why this is not the desired plan; empty if it is.
+        report: The change of plan under way, else the last one; None if there was none.
+        servers: The server of every known agent.
     """
     lines = [f"Plan {plan.plan_id} serves {len(plan.models)} model(s)."]
     if provenance is not None:
@@ -97,7 +97,7 @@ def _chains(model: ModelPlan) -> list[str]:
 
 
 def _tokens(model: ModelPlan, chain: Chain) -> str:
-    """Returns what a chain holds, if not all its sessions can be as long as they may be."""
+    """Returns in words how many tokens fit a chain; empty if all sessions can have full length."""
     if not 0 < chain.cache_tokens < chain.capacity * model.session_tokens:
         return ""
     return f" with {chain.cache_tokens:.0f} tokens in all"

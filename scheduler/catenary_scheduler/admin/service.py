@@ -1,4 +1,4 @@
-"""The Admin service of the scheduler. Thin: convert, call, convert."""
+"""The Admin service of the scheduler: it converts requests, calls, and converts answers."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from catenary_services.grpc.error_tables import abort, error_of_exception
 _LONGEST_S = 60.0
 _MARGIN_S = 0.2
 _LOOK_S = 1.0
-"""Whoever watches hears this soon that the term is over."""
+"""A client that watches scaling advice learns within this time that another term began."""
 _SAY_AGAIN_S = 10.0
-"""Advice is repeated this often: silence means that the stream is broken."""
+"""Unchanged advice is repeated this often, so that silence means a broken stream."""
 
 T = TypeVar("T")
 
 
 class LeadershipStatus(LeaderLookup[LeaderRuntime], Protocol):
-    """Who knows whether this process leads."""
+    """The part of a scheduler process that knows which groups the process leads."""
 
     def takeover_failures(self, group: int | None = None) -> TakeoverFailures:
-        """Returns what keeps this process from leading a group; without one, the lowest."""
+        """Returns the failed attempts of this process to lead a group, of group 0 if it is None."""
         ...
 
     @property
@@ -56,7 +56,7 @@ class LeadershipStatus(LeaderLookup[LeaderRuntime], Protocol):
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
-    """Operating the cluster, at the leader."""
+    """Implements the Admin service; it refuses calls for groups that other processes lead."""
 
     def __init__(self, leadership: LeadershipStatus) -> None:
         self._leadership = leadership
@@ -69,7 +69,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
         try:
             takeover_failures = self._leadership.takeover_failures(group_of(context))
-        except (CatenaryError, IndexError):  # said by what follows
+        except (CatenaryError, IndexError):  # `_answer` reports a wrong group
             takeover_failures = None
         said = takeover_failures.in_words() if takeover_failures is not None else ""
         if said and not self._leadership.leads:
@@ -214,12 +214,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 def _switch_since(
     leader: LeaderRuntime, before: RolloutReport | None
 ) -> admin_pb2.PlanSwitch | None:
-    """Returns the last switch if it is not the one that was the last before."""
+    """Returns the last change of plan if it is a later one than `before`, else None."""
     last = leader.cluster.last_switch
     return None if last is None or last is before else last.as_message()
 
 
 def _time_left(context: Context) -> float:
-    """Returns how long an operation may take, so that its answer is still heard."""
+    """Returns the seconds an operation may take so that its answer still reaches the caller."""
     left = context.time_remaining()
     return _LONGEST_S if left is None else max(0.0, min(_LONGEST_S, left - _MARGIN_S))

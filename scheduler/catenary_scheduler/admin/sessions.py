@@ -1,4 +1,4 @@
-"""What operators ask about running sessions: messages to calls and back."""
+"""Lists and moves running sessions for operators: messages to calls and back."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MODES = ("kv", "tokens")
 def sessions_of(
     cluster: ClusterView, request: admin_pb2.ListSessionsRequest
 ) -> Iterable[SessionView]:
-    """Returns the sessions of a model, named with or without its version, or of all.
+    """Returns the sessions of a model, named with or without its version, or of all models.
 
     Raises:
-        InvalidInput: no such model is deployed.
+        InvalidInput: No such model is deployed.
     """
     views = cluster.sessions()
     if not request.model:
@@ -39,7 +39,7 @@ def sessions_of(
 def session_list(
     cluster: ClusterView, views: Iterable[SessionView]
 ) -> admin_pb2.ListSessionsResponse:
-    """Returns sessions as operators see them."""
+    """Returns sessions as the message that operators get."""
     return admin_pb2.ListSessionsResponse(
         sessions=[
             admin_pb2.SessionStatus(
@@ -67,14 +67,14 @@ async def move_session(
     """Moves a session and, if that is asked for, waits for the end of it.
 
     Args:
-        moves: Of the scheduler that leads.
-        request: As an operator sent it.
-        time_left_s: The answer is given within so long.
+        moves: The moves of the leader.
+        request: The request of an operator.
+        time_left_s: The answer is given within so many seconds.
 
     Raises:
-        InvalidInput: it names no session, or a chain or mode that there is not.
-        NotSupported: it names a request, which only its gateway knows.
-        Unavailable: it cannot be moved now; the message says why.
+        InvalidInput: The request names an unknown session, chain or mode.
+        NotSupported: The request names no session; only gateways know requests.
+        Unavailable: The session cannot be moved now; the message says why.
     """
     if not request.session_id:
         raise NotSupported("requests are known to their gateways; ask one of them")
@@ -102,20 +102,20 @@ def _answer(begun: OngoingMove, ended: FinishedMove) -> admin_pb2.MoveSessionRes
 
 
 def hop_status(hop: ChainHop) -> admin_pb2.ChainHopStatus:
-    """Returns a hop as operators see it."""
+    """Returns a hop as the message that operators get."""
     return admin_pb2.ChainHopStatus(
         agent_id=hop.agent, first_block=hop.first_block, last_block=hop.last_block
     )
 
 
 class SessionTotals:
-    """Sums over the sessions there are, made once for a page."""
+    """Sums over all sessions, computed once per status message."""
 
     def __init__(self, views: Iterable[SessionView]) -> None:
         self.moving: Counter[ModelKey] = Counter()
-        """Sessions on their way to another chain, by model."""
+        """Number of sessions that are moving to another chain, by model."""
         self.cached_tokens: Counter[str] = Counter()
-        """Prompts and answers, by chain."""
+        """Number of tokens of prompts and answers, by chain id."""
         for view in views:
             self.moving[view.model] += view.moving_to is not None
             self.cached_tokens[view.chain_id] += view.tokens

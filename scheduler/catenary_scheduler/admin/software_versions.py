@@ -1,4 +1,4 @@
-"""What software the processes of a cluster run: of interest while they are upgraded one by one."""
+"""Software versions of the processes of a cluster, for rolling upgrades."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from catenary_services.version import software_version
 
 
 def add_versions(status: admin_pb2.GetStatusResponse, view: ClusterView) -> None:
-    """Adds the leader's own version and what connected gateways and agents said of theirs."""
+    """Adds the leader's own version and those that connected gateways and agents reported."""
     status.versions.add(role="scheduler", name=view.scheduler_id, version=software_version())
     for gateway in sorted(view.gateways, key=lambda each: each.gateway_id):
         status.versions.add(

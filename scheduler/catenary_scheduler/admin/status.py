@@ -1,4 +1,4 @@
-"""The cluster at one moment, as operators see it."""
+"""The status message: the state of a whole cluster at one moment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from catenary_services.domain.plan import Chain, Pipeline
 
 
 def status_of(view: ClusterView) -> admin_pb2.GetStatusResponse:
-    """Returns the cluster as operators see it."""
+    """Returns the present state of a cluster as the message that operators get."""
     statistics = view.statistics()
     status = admin_pb2.GetStatusResponse(
         scheduler_id=view.scheduler_id,

@@ -1,4 +1,4 @@
-"""Timelines as operators see them: bookings of every device and link, as offsets from now."""
+"""Timelines for operators: bookings of every device and link, as offsets from now."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ _BACK_NS = 2 * NANOSECONDS_PER_SECOND
 _AHEAD_NS = NANOSECONDS_PER_SECOND
 _MOST_BOOKINGS = 10_000
 _AT_ONCE = 128
-"""After so many batches whatever else the scheduler has to do comes first."""
+"""After this many batches the report yields to the other work of the scheduler."""
 
 
 async def timelines_of(
     view: ClusterView, request: admin_pb2.GetTimelinesRequest
 ) -> admin_pb2.GetTimelinesResponse:
-    """Returns what was booked and what really was, the newest first if there is too much of it."""
+    """Returns booked and real times of every device and link within the window of the request.
+
+    If there is too much for one answer, the oldest batches are left out.
+    """
     back_ns = min(request.back_ns or _BACK_NS, LONGEST_NS)
     report = _Report(view, back_ns, min(request.ahead_ns or _AHEAD_NS, LONGEST_NS))
     for used in view.spans():
@@ -40,7 +43,7 @@ async def timelines_of(
 
 
 class _Report:
-    """An answer in the making."""
+    """A GetTimelines answer under construction."""
 
     def __init__(self, view: ClusterView, back_ns: Nanoseconds, ahead_ns: Nanoseconds) -> None:
         self._now = now_ns()
@@ -49,17 +52,17 @@ class _Report:
         self._servers = {agent: record.agent.server for agent, record in view.registry.items()}
         self._bookings: dict[tuple[str, str], list[admin_pb2.Booking]] = {}
         self._count = 0
-        for agent, server in self._servers.items():  # an idle one has a line, too
+        for agent, server in self._servers.items():  # idle devices and links have a line, too
             for line in (("gpu", agent), ("uplink", server), ("downlink", server)):
                 self._bookings[line] = []
 
     @property
     def is_full(self) -> bool:
-        """True if nothing more is taken."""
+        """True if the answer holds as many bookings as it may."""
         return self._count >= _MOST_BOOKINGS
 
     def add(self, used: ResourceUse, *, over: bool = False) -> None:
-        """Adds a use; what an ended batch was to do later is not going to be."""
+        """Adds a use; if its batch is `over`, a booking for the future is left out."""
         begin, end = self._window
         known = [each for each in (used.booked, used.real) if each is not None]
         if not any(each[0] < end and each[1] > begin for each in known) or self.is_full:
@@ -73,7 +76,7 @@ class _Report:
             self._count += 1
 
     def add_restored(self, reservations: list[Reservation]) -> None:
-        """Adds what a predecessor booked and nobody here dispatched."""
+        """Adds reservations of an earlier leader, whose batches this leader did not dispatch."""
         begin, end = self._window
         for each in reservations:
             if each.slots or self._view.has_timeline(each.batch) or self.is_full:
@@ -88,7 +91,6 @@ class _Report:
             self._count += 1
 
     def answer(self) -> admin_pb2.GetTimelinesResponse:
-        """Returns the answer."""
         complete = self._view.is_complete(self._window[0]) and not self.is_full
         answer = admin_pb2.GetTimelinesResponse(truncated=not complete)
         for (kind, owner), bookings in sorted(self._bookings.items(), key=lambda item: item[0]):
@@ -108,7 +110,7 @@ class _Report:
     def _enter(
         self, booking: admin_pb2.Booking, booked: Interval | None, real: Interval | None
     ) -> None:
-        """Writes moments as offsets; what is not known stays 0."""
+        """Writes moments as nanoseconds from now; unknown ones stay 0."""
         if booked is not None:
             booking.booked_start_ns, booking.booked_end_ns = (each - self._now for each in booked)
         if real is not None:

@@ -1,1 +1,1 @@
-"""Who leads which group, a leader with all it is made of, and how the next one takes over."""
+"""Election of a leader for each group, the parts of a leader, and takeover by the next one."""

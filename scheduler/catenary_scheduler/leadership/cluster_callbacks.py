@@ -1,4 +1,4 @@
-"""What becomes of the rest of a leader when agents come and go, and plans change."""
+"""Passes changes of agents and plans on from the cluster to the other parts of a leader."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Note = Callable[[str, dict[str, str]], None]
 
 @dataclass(frozen=True, slots=True)
 class CallbackDeps:
-    """The parts that are told; they exist only once the cluster does."""
+    """The parts that hear of changes; they need the cluster, so they are made after it."""
 
     registry: AgentRegistry
     in_flight: InFlightBatches
@@ -42,14 +42,14 @@ class CallbackDeps:
 
 
 class LeaderCallbacks:
-    """Implements `controller.Stage`.
+    """Implements `controller.ClusterCallbacks`.
 
     Args:
-        lease: Ours, with our epoch.
-        availability: Who can be given what.
-        metrics: Shows the plan in force.
-        journal: Enters what happened into the event stream, with whatever is written next.
-        note: Enters what happened into the event stream, and has it written soon.
+        lease: The lease of this leader, with its epoch.
+        availability: Tells which agents can be given work.
+        metrics: The metrics that show the plan in force.
+        journal: Adds an entry to the event stream, to be written with whatever is written next.
+        note: Adds an entry to the event stream and has it written soon.
     """
 
     def __init__(
@@ -68,23 +68,23 @@ class LeaderCallbacks:
         self._deps: CallbackDeps | None = None
 
     def connect(self, deps: CallbackDeps) -> None:
-        """Must be called before anything happens."""
+        """Sets the parts that hear of changes; must be called before any change."""
         self._deps = deps
 
     @property
     def epoch(self) -> Epoch:
-        """The present fencing epoch."""
+        """The fencing epoch of the lease."""
         return self._lease.epoch
 
     # ---- agents ----
 
     def agent_joined(self, agent: Agent) -> None:
-        """The dispatcher may use an agent for what it has loaded."""
+        """Lets the dispatcher use an agent for the partitions that it has loaded."""
         self.availability.connected(agent.agent_id)
         self._parts.feed(AgentJoined(agent), now_ns())
 
     def agent_lost(self, agent: AgentId) -> None:
-        """What an agent held and was to do is lost."""
+        """Gives up the batches and sessions of an agent, and takes it from the dispatcher."""
         parts = self._parts
         parts.in_flight.lost(agent)
         parts.hop_reports.forget(agent)
@@ -94,7 +94,7 @@ class LeaderCallbacks:
         parts.live.may_be_over(held)
 
     def is_in_use(self, agent: AgentId, partition: PartitionKey) -> bool:
-        """True while a batch in flight, or a session, needs a partition."""
+        """True while a batch in flight or a session needs a partition on an agent."""
         if self._parts.in_flight.uses_partition(agent, partition):
             return True
         return self._parts.live.uses_partition(agent, partition)
@@ -102,23 +102,31 @@ class LeaderCallbacks:
     def move_sessions(
         self, agent: AgentId, partition: PartitionKey, *, must: bool, moving: bool
     ) -> None:
-        """Has the sessions on a partition go on elsewhere: move or, if they must, begin again."""
+        """Has the sessions on a partition go on elsewhere, to make room.
+
+        Args:
+            agent: The agent that hosts the partition.
+            partition: The partition that is to make room.
+            must: False moves sessions as far as other chains have room. True starts those that are
+                not about to move again elsewhere.
+            moving: With `must`, True starts also those again that are about to move.
+        """
         self._parts.sessions.move(agent, partition, must=must, moving=moving)
 
     def cluster_changed(self) -> None:
-        """Agents, partitions, readiness or plan are not what they were."""
+        """Publishes that agents, partitions, readiness or the plan changed."""
         self._parts.announcer.cluster_changed()
 
     # ---- plans ----
 
     def dispatch_by(self, plan: Plan) -> None:
-        """Dispatch by this plan, or this part of one, from now on."""
+        """Has the dispatcher follow this plan, or this part of a plan, from now on."""
         parts = self._parts
         parts.transfer_rates.planned(plan)
         parts.feed(PlanActivated(parts.sessions.latency.refreshed(plan)), now_ns())
 
     def plan_activated(self, plan: Plan) -> None:
-        """This is the plan in force from now on."""
+        """Shows in metrics, events and logs that this plan is in force, and how fragile it is."""
         self._metrics.set_active_plan(plan.plan_id)
         self._journal("plan_activated", {"plan": plan.plan_id})
         servers = servers_of(self._parts.registry)
@@ -129,7 +137,7 @@ class LeaderCallbacks:
             _log.warning("plan_is_fragile", model=name, problem=survival.in_words())
 
     def switch_ended(self, report: RolloutReport) -> None:
-        """A change of plan is done, or was rolled back."""
+        """Reports a change of plan that was completed or rolled back."""
         kind, facts = report.as_event()
         _log.info(kind, **facts)
         self._journal(kind, facts)

@@ -1,10 +1,11 @@
-"""Which groups a scheduler process tries to lead, so that every group is led and load spreads.
+"""Decides which groups a scheduler process tries to lead, so that every group has a leader.
 
-A process takes its preferred group as soon as nobody leads it. It takes one whose leader is gone at
-once if it leads no more than one itself, and one that nobody has led yet after a grace, for who
-prefers that may be about to start; the more it leads already, the longer it waits. A process that
-leads two groups fewer than another says that it wants one of them; the other hands it over in good
-order, and everybody else leaves it alone meanwhile.
+A process takes its preferred group as soon as nobody leads it. It takes a group whose leader is
+gone at once if it leads at most one group itself. It takes a group that nobody has led yet after a
+grace time, since a process that prefers this group may be about to start. The more groups a process
+leads, the longer it waits. To spread the load, a process that leads two groups fewer than another
+says that it wants one of them; the other hands it over in good order, and everybody else leaves it
+alone meanwhile.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from catenary_scheduler.storage.lease import LeaseView
 
 
 class GroupElection:
-    """What one process knows about who leads which group. Pure; moments are given.
+    """One process's knowledge of the leaders of all groups, without I/O; moments are passed in.
 
     Attributes:
-        groups: How many there are.
-        preferred: The group this process leads if it can.
-        led: The groups it leads, or is about to.
+        token: The name of this process in leases.
+        groups: The number of groups.
+        preferred: The group that this process leads if it can.
+        led: The groups that this process leads or is about to lead.
     """
 
     def __init__(self, token: str, preferred: int, groups: int, grace_s: float) -> None:
@@ -36,7 +38,7 @@ class GroupElection:
         self._held_back_s: dict[int, float] = {}
 
     def saw(self, group: int, sight: LeaseView, now_s: float) -> None:
-        """Takes a look at a group's lease into account."""
+        """Takes the present state of a group's lease into account."""
         self._holders[group] = sight.holder
         self._wanted_by[group] = sight.wanted_by
         if sight.holder:
@@ -46,23 +48,23 @@ class GroupElection:
             self._free_since_s.setdefault(group, now_s)
 
     def took(self, group: int) -> None:
-        """This process holds the lease of a group."""
+        """Notes that this process holds the lease of a group."""
         self.led.add(group)
         self._holders[group] = self.token
         self._free_since_s.pop(group, None)
 
     def lost(self, group: int) -> None:
-        """It holds it no longer."""
+        """Notes that this process no longer holds the lease of a group."""
         self.led.discard(group)
         self._holders.pop(group, None)
 
     def gave(self, group: int, now_s: float, leave_s: float) -> None:
-        """It gave a group to somebody who wants it, and leaves it alone for a while."""
+        """Notes that this process gave a group away, and must not take it for `leave_s` seconds."""
         self.lost(group)
         self._held_back_s[group] = now_s + leave_s
 
     def wait_s(self, group: int, now_s: float) -> float:
-        """Returns how long to wait before trying to lead a group that is free; 0: try now."""
+        """Returns the seconds to wait before trying to lead a free group; 0 means now."""
         held_back_s = self._held_back_s.get(group, now_s) - now_s
         if group == self.preferred:
             return max(0.0, held_back_s)
@@ -77,7 +79,7 @@ class GroupElection:
         return self._grace_s * (max(1, len(self.led)) - was_led)
 
     def wants(self, group: int) -> bool:
-        """True if another process leads this group and ought to hand it to this one."""
+        """True if the process that leads a group should hand it to this process."""
         counts = Counter(self._holders.values())
         too_many = [
             each
@@ -89,6 +91,6 @@ class GroupElection:
         return group == (self.preferred if self.preferred in too_many else max(too_many))
 
     def gives(self, group: int, sight: LeaseView) -> bool:
-        """True if a group that this process leads is to be handed to who wants it."""
+        """True if this process should hand a group it leads to the process that wants it."""
         wanted = bool(sight.wanted_by) and sight.wanted_by != self.token
         return wanted and group in self.led and len(self.led) >= 2

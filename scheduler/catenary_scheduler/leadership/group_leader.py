@@ -1,4 +1,4 @@
-"""One group of a cluster at one scheduler process: stands by, leads it, stands by again."""
+"""The part of a scheduler process for one group: it stands by, leads, and stands by again."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _log = get_logger(__name__)
 _PAUSE_S = 0.2
 _AFTER_EXPIRY_S = 0.005
 _LEADER_RETURNS_S = 1.25
-"""A leader that lost Redis tries it again at least this often (`Rhythm.longest_backoff_s`, and a
-little more)."""
+"""A leader that lost Redis tries to reach it at least this often. This is a little more than
+`FlushSchedule.longest_backoff_s`."""
 REDIS_FAILURES = (RedisError, OSError, TimeoutError)
 _OWN_SETTINGS = (InvalidInput, ModelNotFound)
-"""Errors of a plan file."""
+"""Errors that a wrong plan file raises."""
 
 
 class GroupLeader:
-    """Leads one group whenever it may; a term each time.
+    """Leads one group whenever it may, with a new `LeaderRuntime` each time.
 
     Attributes:
         group: Number of the group.
-        contacted: Set once Redis said who leads it, or that we do.
-        takeover_failures: What kept this process from leading when it could have.
+        contacted: Set once Redis told who leads the group, or a term began or failed.
+        takeover_failures: The failures in a row of this process to lead the group.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class GroupLeader:
         election: GroupElection,
         changed: Callable[[], None],
     ) -> None:
-        """Opens nothing; `changed` is called whenever a term begins or ends."""
+        """Makes a group leader without I/O; `changed` is called whenever a term begins or ends."""
         settings = context.settings
         keys = RedisKeys(settings.cluster, context.group, election.groups)
         self.group = context.group
@@ -81,26 +81,26 @@ class GroupLeader:
 
     @property
     def leader(self) -> LeaderRuntime | None:
-        """The present term; None while somebody else leads, or nobody."""
+        """The present leader; None while another process leads the group, or none does."""
         return self._leader
 
     @property
     def task(self) -> asyncio.Task[None]:
-        """Ends only with an error, or when it is told to."""
+        """The task that stands by and leads; it ends only with an error, or when cancelled."""
         assert self._leading is not None
         return self._leading
 
     def start(self) -> None:
-        """Begins to stand for election."""
+        """Starts the task that stands by for the lease and leads with it."""
         self._context.metrics.leader.set(0)
         self._leading = asyncio.create_task(self._lead_for_ever(), name=f"lead-{self.group}")
 
     async def resign(self) -> None:
-        """Ends for good and gives the lease back with everything written.
+        """Ends for good, writes all state, and gives the lease back.
 
         Raises:
-            CatenaryError: the lease is not ours any more.
-            RedisError: Redis does not answer; so do OSError and TimeoutError.
+            CatenaryError: The lease is not ours any more.
+            RedisError: Redis does not answer; OSError and TimeoutError mean the same.
         """
         leader = self._leader
         await self.end()
@@ -109,7 +109,7 @@ class GroupLeader:
             await self._lease.release()
 
     async def end(self) -> None:
-        """Ends for good; whoever wants to lead must wait until the lease is over. Idempotent."""
+        """Ends for good and keeps the lease: others can lead only once it expires. Idempotent."""
         if self._leading is not None:
             self._leading.cancel()
             await asyncio.gather(self._leading, return_exceptions=True)
@@ -130,17 +130,17 @@ class GroupLeader:
                 pass_cancellation()
                 self._backoff.redis_lost()
                 kind, text = problem_of(failure)
-                if kind != self._problem:  # once for each: an outage may last for hours
+                if kind != self._problem:  # one line for each kind: an outage may last for hours
                     _log.warning("redis_lost", reason=kind, error=text, group=self.group)
                 self._problem = kind
                 await asyncio.sleep(_PAUSE_S)
             except Exception as failure:
                 if isinstance(failure, _OWN_SETTINGS) and not self.contacted.is_set():
-                    raise  # whoever starts us with a wrong plan file is to hear of it at once
+                    raise  # at start-up, a wrong plan file must be reported at once
                 await self._survive(failure)
 
     async def _survive(self, failure: Exception) -> None:
-        """Leaves the lease to others for a while, whatever went wrong, and tries again."""
+        """Leaves the lease to others for a while after any failure to lead."""
         pause_s = self.takeover_failures.failed(failure, time.monotonic())
         _log.error(
             "leading_failed",
@@ -157,7 +157,7 @@ class GroupLeader:
         await asyncio.sleep(pause_s * random.uniform(0.75, 1.0))
 
     async def _try(self) -> float:
-        """Leads if that is possible, and returns how long to wait before the next attempt."""
+        """Leads if that is possible, and returns the seconds to wait before the next attempt."""
         turn_s = self._lease_s / 4 * random.uniform(0.5, 1.0)
         if self._election.groups > 1:
             sight = await self._lease.look()
@@ -173,7 +173,7 @@ class GroupLeader:
             if wait_s > 0:
                 return min(turn_s, wait_s)
         if not await self._may_take():
-            # One who was killed does not renew: the moment it is over, not a turn later.
+            # A killed leader does not renew: try at the moment its lease ends, not a turn later.
             left_s = self._lease.left_s
             if left_s > 0:
                 self.takeover_failures.another_leads(time.monotonic())
@@ -186,7 +186,11 @@ class GroupLeader:
         return 0.0
 
     async def _may_take(self) -> bool:
-        """Takes the lease if it is free and nobody has a better claim to it."""
+        """Tries to take the lease, unless the leader before an outage of Redis comes first.
+
+        Returns:
+            True if the lease is ours now.
+        """
         backoff, now_s = self._backoff, time.monotonic()
         if self.contacted.is_set() and backoff.left_s(now_s) > 0:
             sight = await self._lease.look()
@@ -220,7 +224,8 @@ class GroupLeader:
             self._takes_leadership(leader)
             self.takeover_failures.began(time.monotonic())
             asked = await self._until_asked(leader)
-            # Before the streams end: what that changes is not for the successor.
+            # Written before the streams end: the changes that their end causes must not reach the
+            # successor.
             await leader.write_behind.flush()
         except StaleEpoch as error:
             _log.warning("leadership_lost", error=error.message, group=self.group)
@@ -233,7 +238,7 @@ class GroupLeader:
             _log.info("group_handed_over", group=self.group)
 
     async def _begin(self, leader: LeaderRuntime) -> None:
-        """Lets a term take over; the lease is kept meanwhile."""
+        """Lets a leader take over from its predecessor, and renews the lease meanwhile."""
 
         async def keep_lease() -> None:
             while True:
@@ -244,17 +249,17 @@ class GroupLeader:
         try:
             await leader.begin(self.takeover_failures)
         except CatenaryError:
-            await self._lease.release()  # a wrong plan file: nobody else must wait for us
+            await self._lease.release()  # with a wrong plan file: nobody must wait for us
             raise
         finally:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
 
     async def _until_asked(self, leader: LeaderRuntime) -> bool:
-        """Runs a term; True once another process is to lead instead of us.
+        """Runs a leader; returns True once another process is to lead, False if it just ends.
 
         Raises:
-            StaleEpoch: this process no longer leads.
+            StaleEpoch: This process no longer leads.
         """
         if self._election.groups == 1:
             await leader.run()
@@ -273,16 +278,16 @@ class GroupLeader:
             await asyncio.gather(running, watching, return_exceptions=True)
 
     async def _watch_for_requests(self) -> None:
-        """Returns once a standby wants this group, and we lead others too."""
+        """Returns once a standby wants this group and we lead other groups, too."""
         while True:
             await asyncio.sleep(self._lease_s / 4)
             try:
                 sight = await self._lease.look()
             except REDIS_FAILURES:
                 pass_cancellation()
-                continue  # the write-behind task sees to that
+                continue  # the write-behind task handles the outage
             if self._election.gives(self.group, sight):
-                # Before anything is awaited: of two requests at a time only one may be granted.
+                # Before any await: of two requests at the same time only one may be granted.
                 self._election.led.discard(self.group)
                 return
 

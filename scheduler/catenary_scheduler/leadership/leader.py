@@ -1,4 +1,4 @@
-"""A leader with all its parts, wired together: what exists only while this process leads."""
+"""A leader with all its parts, wired together; it exists only while this process leads."""
 
 from __future__ import annotations
 
@@ -76,17 +76,17 @@ _RECONCILE_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class LeaderContext:
-    """What a leader is given by its process."""
+    """Settings and telemetry that a leader gets from its process."""
 
     settings: SchedulerSettings
     metrics: Metrics
     tracer: Tracer
     group: int = 0
-    """Of the cluster's agents, those of this group are led."""
+    """Number of the group whose agents are led; 0 if there is only one group."""
 
 
 class LeaderRuntime:
-    """One term: from acquiring the lease to losing it.
+    """All parts of a leader, from acquiring the lease to losing it: one term.
 
     Every part is given exactly the parts it needs, so the order in which they are made is the order
     in which they depend on each other. Only `LeaderCallbacks` is connected later: the cluster tells
@@ -100,9 +100,9 @@ class LeaderRuntime:
         self._journal = Journal()
         self._takeover_failures = TakeoverFailures()
         self._left_out: list[str] = []
-        """What of the predecessor's state could not be used, in words for people."""
+        """The parts of the predecessor's state that could not be used, in words for people."""
         self.quarantined = 0
-        """Stored records that could not be read when this term began."""
+        """Number of stored records that could not be read when this term began."""
         self._observe()
         self._dispatch()
         self._plan()
@@ -114,7 +114,7 @@ class LeaderRuntime:
     # ---- wiring, from what depends on nothing to what depends on everything ----
 
     def _observe(self) -> None:
-        """What is known of agents and models."""
+        """Makes the parts that hold knowledge of agents and models."""
         settings, metrics = self.settings, self.metrics
         repository = ModelRepository(settings.model_repository)
         self.deployments = Deployments(repository, settings.packing_goal())
@@ -129,7 +129,7 @@ class LeaderRuntime:
         self.stuck = StuckAgents(settings.stuck_rules())
 
     def _dispatch(self) -> None:
-        """The brain, and what is on its way."""
+        """Makes the book, the dispatcher, and the records of work that waits or is in flight."""
         settings = self.settings
         self.book, self.first_id = Book(), first_id(self._lease.epoch)
         self.slots = self.book.slots
@@ -144,7 +144,7 @@ class LeaderRuntime:
         self.waiting = NotReadyQueue(settings.max_waiting_requests, longest_ns)
 
     def _plan(self) -> None:
-        """Desired and active plan, and the agents that are to host them."""
+        """Makes the planner, and the cluster with its desired and its active plan."""
         settings = self.settings
         self.planner = planner_of(settings, self.deployments, self.measured, self.availability)
         self._callbacks = LeaderCallbacks(
@@ -159,7 +159,7 @@ class LeaderRuntime:
         self.marks = DrainMarks(self.cluster, self.availability)
 
     def _run(self) -> None:
-        """The dispatch loop, and what follows from its events."""
+        """Makes the dispatch loop, and the parts that act on its events."""
         settings, metrics, registry = self.settings, self.metrics, self.cluster.registry
         under_way = (self.in_flight, self.live, self.timelines)
         telemetry = (metrics, self._context.tracer)
@@ -242,7 +242,7 @@ class LeaderRuntime:
         )
 
     def _keep(self) -> None:
-        """What of all that outlives this leader."""
+        """Makes the parts that write state to Redis for the next leader."""
         settings, metrics = self.settings, self.metrics
         self._book_records = BookRecords(self.dispatcher)
         self._fixed_plan = FixedPlanRecords(self.cluster, self.deployments, settings.plan_file)
@@ -279,7 +279,7 @@ class LeaderRuntime:
         )
 
     def _serve(self) -> None:
-        """The streams of gateways and agents."""
+        """Makes the parts that serve the streams of gateways and agents."""
         settings, feed = self.settings, self.loop.feed
         self.announcer = Announcer(
             AnnouncerDeps(
@@ -349,7 +349,7 @@ class LeaderRuntime:
         )
 
     def _follow(self) -> None:
-        """Who is told of events, of changes of the cluster, and that time passed."""
+        """Connects the parts that follow events, changes of the cluster and the passing of time."""
         self._callbacks.connect(
             CallbackDeps(
                 registry=self.cluster.registry,
@@ -395,27 +395,27 @@ class LeaderRuntime:
 
     @property
     def settings(self) -> SchedulerSettings:
-        """Of this process."""
+        """The settings of the process; numbers of agents in them are those of the group."""
         return self._context.settings
 
     @property
     def metrics(self) -> Metrics:
-        """Of the group it leads."""
+        """The metrics of the group that this leader leads."""
         return self._context.metrics
 
     @property
     def group(self) -> int:
-        """The scheduler group it leads; 0 if there is only one."""
+        """Number of the group that this leader leads; 0 if there is only one."""
         return self._context.group
 
     @property
     def epoch(self) -> Epoch:
-        """The present fencing epoch."""
+        """The fencing epoch of the lease."""
         return self._lease.epoch
 
     @property
     def takeover_problems(self) -> list[str]:
-        """What was left out when this term began, and how often it could not; for people."""
+        """Failed takeovers, and stored state that the leader could not use, in words for people."""
         self._takeover_failures.look(time.monotonic())
         said = self._takeover_failures.in_words()
         return [*([said] if said else []), *self._left_out]
@@ -423,9 +423,9 @@ class LeaderRuntime:
     # ---- its life ----
 
     async def begin(self, takeover_failures: TakeoverFailures) -> None:
-        """Takes over what the predecessor left; from then on sessions may be served.
+        """Takes over the state that the predecessor left; then streams may be served.
 
-        `takeover_failures` is what this process had with that lately.
+        `takeover_failures` counts how often in a row this process has failed to lead.
         """
         self._takeover_failures = takeover_failures
         stored = await read_state(self._store, self._lease, takeover_failures.failures)
@@ -455,13 +455,13 @@ class LeaderRuntime:
         )
 
     async def run(self) -> None:
-        """Runs until cancelled.
+        """Writes state to Redis and runs the periodic tasks until cancelled.
 
         Raises:
-            StaleEpoch: this process no longer leads.
+            StaleEpoch: This process no longer leads.
         """
         # Not a TaskGroup: in Python 3.11 it leaves its task marked as cancelled when a child
-        # fails, and `pass_cancellation` would take that for a real one.
+        # fails, and `pass_cancellation` would take that mark for a real cancellation.
         parts = {
             asyncio.create_task(self.write_behind.run(), name="write-behind"),
             asyncio.create_task(
@@ -480,7 +480,7 @@ class LeaderRuntime:
             await self.planner.close()
 
     def close(self, error: CatenaryError) -> None:
-        """Ends every session with `error`; peers then look for another leader."""
+        """Ends every stream with `error`; peers then look for another leader."""
         self.loop.close()
         for gateway in self.gateways.connected():
             if gateway.session is not None:
@@ -489,7 +489,7 @@ class LeaderRuntime:
             session.close(error)
 
     def note(self, kind: str, facts: dict[str, str]) -> None:
-        """Enters what happened into the event stream, and has it written soon."""
+        """Adds an entry to the event stream and has it written soon."""
         self._enter(kind, facts)
         self._state_changed()
 

@@ -1,8 +1,9 @@
-"""How a new leader goes on where the last one stopped.
+"""Restores a new leader from the state that the last leader left.
 
-Redis knows what should be (deployments, placement), what was measured, and the book up to a few
-milliseconds ago. Agents report what they host and hold, gateways what they wait for. Dispatching
-begins when the agents of the plan have reported, or after `recovery_s` with those that have.
+Redis holds the desired state (deployments, placement), measurements, and the book as it was a few
+milliseconds ago. Agents report the partitions and work that they hold, gateways the requests that
+they wait for. Dispatching begins when the agents of the plan have reported, or after `recovery_s`
+with those that have.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from catenary_services.log import get_logger
 
 _log = get_logger(__name__)
 _FAILURES_TOLERATED = 2
-"""After so many failures with what is stored it is tried without."""
+"""After more failures in a row than this, a takeover puts the stored records away."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreStep:
-    """One part of taking over.
+    """One step of taking over: it restores one part of a leader.
 
     Attributes:
-        what: Its name, for people.
-        restore: Does it, with all that is stored; returns what of it could not be used.
-        must_work: What goes wrong is no fault of what is stored, and passes on.
+        what: The name of the part, for people.
+        restore: Restores the part from the stored state; returns what it could not use.
+        must_work: True if an error is no fault of the stored state, so that it is raised.
     """
 
     what: str
@@ -50,21 +51,21 @@ def restoring(
     *,
     must_work: bool = False,
 ) -> RestoreStep:
-    """Returns the step that restores a part from its records."""
+    """Returns the step that restores a part from the records that `records_of` selects."""
     return RestoreStep(what, lambda stored: part.restore(records_of(stored)), must_work)
 
 
 async def read_state(store: Store, lease: Lease, failures: int) -> StoredState:
-    """Returns what a predecessor left, with what is unreadable put into the quarantine.
+    """Returns the state that a predecessor left, and moves unreadable records to the quarantine.
 
     Args:
-        store: Where it is.
-        lease: Ours.
-        failures: How often taking over failed just now, whatever for. If it keeps failing, what
-            is stored is the likeliest cause: then all of it is put away.
+        store: The store that holds the state.
+        lease: The lease of this process.
+        failures: The number of failures in a row to lead, whatever the reason. If leading keeps
+            failing, the stored records are the likeliest cause, so all of them are put away.
 
     Raises:
-        StaleEpoch: the lease is gone or somebody else's.
+        StaleEpoch: The lease is gone or held by another process.
     """
     stored = await store.load()
     if failures > _FAILURES_TOLERATED:
@@ -76,24 +77,24 @@ async def read_state(store: Store, lease: Lease, failures: int) -> StoredState:
         _log.warning("quarantined", table=table, names=names, count=count, why=mine[0].why)
     try:
         await store.put_away(stored.damage, lease)
-    except ResponseError as error:  # perhaps an ACL file that grants less: to lead matters more
+    except ResponseError as error:  # perhaps an ACL forbids it; to lead matters more
         pass_cancellation()
         _log.warning("quarantine_failed", error=str(error))
     return stored
 
 
 async def take_over(steps: Iterable[RestoreStep], stored: StoredState) -> list[str]:
-    """Fills the parts of a new leader from what is stored, one after the other.
+    """Restores the parts of a new leader from the stored state, one after the other.
 
-    What is stored may be readable and still make a part of this fail: then that part begins empty,
-    as on the first day. Agents and gateways report what they hold, so nothing is lost that way but
-    what only Redis knew.
+    Stored state may be readable and still make a step fail; then its part begins empty, as in a
+    new cluster. Agents and gateways report what they hold, so only state that Redis alone knew is
+    lost.
 
     Returns:
-        What was left out and why, in words for people.
+        The state that was left out and why, in words for people.
 
     Raises:
-        InvalidInput: the plan file of our own settings is wrong.
+        InvalidInput: The plan file of our own settings is wrong.
     """
     problems: list[str] = []
     for step in steps:
@@ -102,7 +103,7 @@ async def take_over(steps: Iterable[RestoreStep], stored: StoredState) -> list[s
             if isinstance(unusable, Awaitable):
                 unusable = await unusable
             problems.extend(unusable or ())
-        except Exception as error:  # whatever it is: to go on without is better than not to lead
+        except Exception as error:  # of any kind: to lead without a part is better than not to lead
             if step.must_work:
                 raise
             _log.exception("not_taken_over", part=step.what)

@@ -1,4 +1,4 @@
-"""What of a leader goes to Redis: its changes as they come, or all of it as it is now."""
+"""Collects the state of a leader for Redis: its changes as they come, or all of it at once."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from catenary_scheduler.storage.stored_part import Collected, Recorded
 
 
 class SnapshotWriter:
-    """Moves changes into the journal; rare tables by comparing with what was written before.
+    """Writes changed records into the journal.
 
     Args:
-        journal: Takes the changes.
-        book: Changes with every request, in tables of its own.
-        collected: Parts that change often.
-        compared: Parts that change rarely; those with the same table share it.
+        journal: The journal that takes the changes.
+        book: The records of the book, which change with every request, in tables of their own.
+        collected: Parts that change often, and know which of their records changed.
+        compared: Parts that change rarely; their records are compared with those written before.
+            Several parts may share a table.
     """
 
     def __init__(
@@ -35,11 +36,11 @@ class SnapshotWriter:
         self._rare_changed = True
 
     def changed(self) -> None:
-        """One of the compared parts is perhaps not what it was."""
+        """Notes that a compared part may have changed, so that the next `collect` compares them."""
         self._rare_changed = True
 
     def collect(self) -> None:
-        """Writes what changed since the last call into the journal."""
+        """Writes the records that changed since the last call into the journal."""
         self._book.collect(self._journal)
         for part in self._collected:
             part.collect(self._journal)
@@ -48,7 +49,7 @@ class SnapshotWriter:
             self._collect_rare()
 
     def snapshot(self) -> JournalChanges:
-        """Returns everything as it is now."""
+        """Returns all present records, to replace those in Redis."""
         self._written = self._rare()
         self._rare_changed = False
         tables = self._book.tables()

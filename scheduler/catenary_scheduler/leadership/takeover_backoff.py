@@ -1,14 +1,15 @@
-"""How long a standby leaves a free lease to whoever led before Redis was away or forgot.
+"""Makes a standby leave a free lease to the last leader for a while after an outage of Redis.
 
-That leader has plan, queues and book in memory and will want its lease back; a standby that was
-quicker would begin with what Redis still knows, which may be nothing. Pure; moments are given.
+The last leader has plan, queues and book in memory and wants its lease back. A quicker standby
+would begin with the state that Redis still has, which may be none. No I/O is done; moments are
+passed in.
 """
 
 from __future__ import annotations
 
 
 class StaleLeaseDetector:
-    """Tells a lease that is renewed from one that only lasts, since Redis' clock was set back."""
+    """Detects a lease that lasts without being renewed, since the clock of Redis was set back."""
 
     def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
@@ -16,10 +17,10 @@ class StaleLeaseDetector:
         self._since_s: float | None = None
 
     def saw(self, left_s: float, now_s: float) -> bool:
-        """Takes a look at how long the lease of another lasts; True if it is frozen.
+        """Notes how many seconds the lease of another process has left; True if it is frozen.
 
-        That is: it lasts for more than twice what it is granted for, and nobody renewed it for
-        three times that. A leader that lives renews it a dozen times meanwhile.
+        A lease is frozen if it has more than twice its granted time left, and nobody has renewed
+        it for three times the granted time. A living leader renews it a dozen times meanwhile.
         """
         ends_s = now_s + left_s
         is_long = left_s > 2 * self._ttl_s
@@ -31,9 +32,9 @@ class StaleLeaseDetector:
 
 
 class TakeoverBackoff:
-    """What one standby has seen of an outage.
+    """Knowledge of one standby about an outage of Redis.
 
-    Invariant: the time runs from the first contact after the outage, not from its beginning.
+    Invariant: the grace time runs from the first contact after the outage, not from its beginning.
     """
 
     def __init__(self, grace_s: float) -> None:
@@ -47,27 +48,27 @@ class TakeoverBackoff:
         return self._backs_off
 
     def redis_lost(self) -> None:
-        """Redis did not answer."""
+        """Notes that Redis did not answer."""
         self._backs_off = True
         self._since_s = None
 
     def redis_back(self, now_s: float) -> None:
-        """It answers, and nobody holds the lease."""
+        """Notes that Redis answers, and that nobody holds the lease."""
         if self._backs_off and self._since_s is None:
             self._since_s = now_s
 
     def redis_forgot(self, now_s: float) -> None:
-        """It knows of no epoch as high as one that it told before."""
+        """Notes that Redis lost its data: it knows only epochs below one that it told before."""
         if not self._backs_off:
             self._backs_off, self._since_s = True, now_s
 
     def is_settled(self) -> None:
-        """Somebody holds the lease."""
+        """Notes that some process holds the lease, so that the outage is over."""
         self._backs_off = False
         self._since_s = None
 
     def left_s(self, now_s: float) -> float:
-        """Returns how much longer to leave the lease alone; 0: not at all."""
+        """Returns for how many seconds to leave the lease alone; 0 if there is no need."""
         if not self._backs_off:
             return 0.0
         if self._since_s is None:
@@ -75,5 +76,5 @@ class TakeoverBackoff:
         return max(0.0, self._since_s + self._grace_s - now_s)
 
     def has_waited(self, now_s: float) -> bool:
-        """True if nobody came back in all that time."""
+        """True if the grace time is over and nobody has taken the lease."""
         return self._backs_off and self.left_s(now_s) <= 0

@@ -1,4 +1,4 @@
-"""A leader that fails: how long until the next attempt, and what is said of it meanwhile."""
+"""Counts failures of a process to lead a group, and sets the pause before the next attempt."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Final
 _FIRST_PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 5.0
 _SETTLED_S: Final = 30.0
-"""A term that lasted so long owes its end to something else than its beginning."""
+"""A term that lasts this long has begun well, so earlier failures are forgotten."""
 _LONGEST_TEXT: Final = 300
 
 
 class TakeoverFailures:
-    """Failures in a row of one process to lead one group. Pure; moments are given.
+    """Failures in a row of one process to lead one group, without I/O; moments are passed in.
 
     Attributes:
-        failures: How many; 0 once a term has lasted for a while.
-        problem: The last one, in one line for people; empty without any.
+        failures: Number of failures; 0 once a term has lasted `_SETTLED_S` seconds.
+        problem: The last failure, in one line for people; empty without one.
     """
 
     def __init__(self) -> None:
@@ -26,17 +26,17 @@ class TakeoverFailures:
         self._other_since_s: float | None = None
 
     def began(self, now_s: float) -> None:
-        """A term begins to lead."""
+        """Notes that this process begins to lead."""
         self._began_s = now_s
         self._other_since_s = None
 
     def look(self, now_s: float) -> None:
-        """Forgets earlier failures once a term has lasted."""
+        """Forgets earlier failures once the present term has lasted `_SETTLED_S` seconds."""
         if self._began_s is not None and now_s - self._began_s >= _SETTLED_S:
             self.failures, self.problem = 0, ""
 
     def failed(self, error: BaseException, now_s: float) -> float:
-        """Counts a failure, and returns for how many seconds to leave the lease to others."""
+        """Counts a failure, and returns the seconds for which to leave the lease to others."""
         self.look(now_s)
         self._began_s = self._other_since_s = None
         self.failures += 1
@@ -46,19 +46,19 @@ class TakeoverFailures:
         return min(_LONGEST_PAUSE_S, doubled)
 
     def ended(self, now_s: float) -> None:
-        """A term ended as terms do: somebody else leads, or is to."""
+        """Notes that a term ended without failure: another process leads, or is to lead."""
         self.look(now_s)
         self._began_s = None
 
     def another_leads(self, now_s: float) -> None:
-        """Another process holds the lease; if it keeps it, all is well."""
+        """Notes that another process holds the lease; failures are forgotten if it keeps it."""
         if self._other_since_s is None:
             self._other_since_s = now_s
         elif now_s - self._other_since_s >= _SETTLED_S:
             self.failures, self.problem = 0, ""
 
     def in_words(self) -> str:
-        """Returns one sentence; empty without trouble, and while another process leads."""
+        """Returns the failures in one sentence; empty if none, or while another process leads."""
         if not self.failures or self._other_since_s is not None:
             return ""
         times = "once" if self.failures == 1 else f"{self.failures} times in a row"

@@ -1,1 +1,1 @@
-"""The streams of agents and gateways: reports in and checked, commands out, and news to all."""
+"""The streams of agents and gateways: reports come in and are checked, commands and news go out."""

@@ -1,4 +1,4 @@
-"""The streams of the agents: reports in, orders out."""
+"""The streams of the agents: reports come in, orders go out."""
 
 from __future__ import annotations
 
@@ -53,50 +53,50 @@ from catenary_services.telemetry.metrics import Metrics
 
 _log = get_logger(__name__)
 _OF_CONTENT = (ContentMismatch.reason, CanaryFailed.reason)
-"""Refusals to load that are about what an agent has, or how it computes; not about room."""
+"""Reasons of failed loads that are about model content or wrong results, not about memory."""
 _ORDER_S = 1.0
-"""So long the stream of an agent that was told to end stays open."""
+"""The stream of an agent that was told to end stays open this long, so that the order arrives."""
 _STUCK_NS = 60 * NANOSECONDS_PER_SECOND
-"""An agent that was told to end counts as broken for so long, unless a new process comes sooner."""
+"""An agent that was told to end counts as broken this long, unless a new process comes sooner."""
 _CAME_AGAIN = "this process was told to end, and came again"
 Message = scheduler_pb2.SchedulerToAgentMessage
 
 
 class SessionCallbacks(Protocol):
-    """What is done about sessions that generate text."""
+    """The part of a leader that follows sessions that generate text."""
 
     def held(self, record: AgentState, hello: scheduler_pb2.AgentHello) -> None:
-        """An agent that said hello holds these sessions, and no others."""
+        """Takes in the sessions that a newly connected agent holds; it holds no others."""
         ...
 
     def reported(self, record: AgentState, report: scheduler_pb2.GenerationReport) -> None:
-        """An agent says what generating cost it lately."""
+        """Takes in an agent's report of recent times of text generation."""
         ...
 
 
 class AuditAnswers(Protocol):
-    """What is done about what agents say they hold."""
+    """The part of a leader that audits the work that agents hold."""
 
     def agent_says(self, record: AgentState, message: scheduler_pb2.Holdings) -> None:
-        """An agent answers an audit."""
+        """Takes in an agent's answer to an audit."""
         ...
 
     def gone(self, who: AgentId) -> None:
-        """An agent came anew: what it said is over."""
+        """Forgets the answers of an agent that connected anew."""
         ...
 
 
 class MeasuredTransfers(Protocol):
-    """What is learned from sessions that move."""
+    """The part of a leader that learns transfer rates from moving sessions."""
 
     def caches_sent(self, agent: AgentId, message: scheduler_pb2.CachesSent) -> None:
-        """An agent says what caches it sent lately, and how long that took."""
+        """Takes in an agent's report of the caches it recently sent, and of the time that took."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AgentStreamDeps:
-    """Who is asked about agents, and who is told what they say."""
+    """The parts of a leader that agents' streams ask, and that hear the agents' reports."""
 
     cluster: ClusterController
     dispatcher: CombinedDispatcher
@@ -115,13 +115,13 @@ class AgentStreamDeps:
     epoch: Callable[[], Epoch]
     feed: Callable[[Event, Nanoseconds], None]
     joined: Callable[[Agent], None]
-    """Called when an agent is there, and said what it holds."""
+    """Called when an agent has connected and its holdings are in the book."""
     journal: Callable[[str, dict[str, str]], None]
-    """Enters what happened into the event stream, with whatever is written next."""
+    """Adds an entry to the event stream, to be written with whatever is written next."""
     note: Callable[[str, dict[str, str]], None]
-    """Enters what happened into the event stream, and has it written soon."""
+    """Adds an entry to the event stream and has it written soon."""
     silence_s: float
-    """Who says nothing for so long is gone."""
+    """Seconds without a message after which an agent counts as lost."""
 
 
 class AgentStreams:
@@ -133,10 +133,14 @@ class AgentStreams:
         self._feed = deps.feed
 
     async def serve(self, stream: GrpcStream[object, object], speaks: Speaks) -> None:
-        """Serves one stream until it ends, of an agent that `speaks` knows.
+        """Serves the stream of one agent until it ends.
+
+        Args:
+            stream: The stream.
+            speaks: Is called with the name in the hello; raises if the peer may not use that name.
 
         Raises:
-            CatenaryError: why this side ended it.
+            CatenaryError: This side ended the stream; the error says why.
         """
         pack = await first_pack(stream)
         assert isinstance(pack, scheduler_pb2.AgentMessages)
@@ -166,7 +170,7 @@ class AgentStreams:
             self._left(record, session)
 
     def tick(self, now: Nanoseconds) -> None:
-        """Ends the sessions of silent agents."""
+        """Ends the streams of agents that were silent for too long."""
         now_s, silence_s = now / NANOSECONDS_PER_SECOND, self._deps.silence_s
         for record in list(self._cluster.registry.values()):
             session = record.session
@@ -209,12 +213,12 @@ class AgentStreams:
             self._deps.joined(agent)
             self._cluster.reconcile(time.monotonic())
         except Exception:
-            self._left(record, session)  # whatever it said: nobody is left half known
+            self._left(record, session)  # an agent must not stay half known
             raise
         return record
 
     def _greet(self, record: AgentState, hello: scheduler_pb2.AgentHello) -> None:
-        """Welcomes an agent, and enters what it holds into the book."""
+        """Welcomes an agent, and enters the batches it holds into the book."""
         agent_id, dispatcher = record.agent.agent_id, self._deps.dispatcher
         self._deps.announcer.greet_agent(record, hello)
         if hello.batches:
@@ -234,7 +238,7 @@ class AgentStreams:
         for message in messages:
             kind = message.WhichOneof("kind")
             if record.session is None:
-                return  # found silent a moment ago; what it says now belongs to no session
+                return  # found silent a moment ago: this message belongs to no stream
             if not self._deps.plausibility.believes_agent(record, message, now):
                 continue
             if kind == "stage_report":
@@ -267,7 +271,7 @@ class AgentStreams:
     def _beats(
         self, record: AgentState, session: AgentStream, beat: scheduler_pb2.Heartbeat
     ) -> None:
-        """Gives an agent up whose step does not end: what it has goes elsewhere at once."""
+        """Gives up an agent whose step does not end, so that its work goes elsewhere at once."""
         agent_id = record.agent.agent_id
         why = self._deps.stuck.heard(agent_id, beat)
         if not why:
@@ -277,12 +281,12 @@ class AgentStreams:
         self._give_up(agent_id, why)
         session.send(self._end_order(why))
         self._left(record, session)
-        # Not at once: the order has to get there first.
+        # The stream ends later, as the order to end has to arrive first.
         ended = Unavailable(f"told to end: {why}")
         asyncio.get_running_loop().call_later(_ORDER_S, session.close, ended)
 
     def _give_up(self, agent: AgentId, why: str) -> None:
-        """Gives nothing to an agent that computes a step that does not end."""
+        """Marks an agent as broken for `_STUCK_NS`, so that it gets no work."""
         until = now_ns() + _STUCK_NS
         self._deps.availability.impair(agent, Impairment.BROKEN, until=until, why=why)
         self._deps.metrics.agents_stuck.inc()
@@ -339,7 +343,11 @@ class AgentStreams:
 def _loaded(
     message: scheduler_pb2.PartitionLoaded, ordered: CacheRequirement | None
 ) -> LoadedPartition:
-    """Returns what an agent hosts; it says how much cache it has, and obeys where to enter."""
+    """Returns a partition as an agent reports it.
+
+    The agent knows the size of its cache; the blocks at which chains enter are those of `ordered`,
+    or the first block if it is None.
+    """
     if not message.HasField("generation"):
         content = message.content_digest
         return LoadedPartition(message.memory_bytes, tuple(message.compute_ns), content=content)

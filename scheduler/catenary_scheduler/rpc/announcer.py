@@ -1,4 +1,4 @@
-"""What gateways and agents are told unasked: who leads, who is there, which models there are."""
+"""Announces to gateways and agents who leads, which peers there are, and which models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ToGateway = scheduler_pb2.SchedulerToGatewayMessage
 
 @dataclass(frozen=True, slots=True)
 class AnnouncerDeps:
-    """What is announced, and to whom."""
+    """The sources of announcements, and the peers that receive them."""
 
     scheduler_id: str
     lease: Lease
@@ -36,33 +36,33 @@ class AnnouncerDeps:
     gateways: GatewayRegistry
     agents: AgentSender
     heed: Callable[[], None]
-    """Has the dispatcher act on what changed of the availability."""
+    """Has the dispatcher act on changes of availability."""
     release: Callable[[], None]
-    """Hands on the requests whose models are ready now."""
+    """Passes on the requests whose models are ready now."""
     keep: Callable[[], None]
-    """Called when there is something new to write down."""
+    """Called when records may have changed and are to be written to Redis."""
 
 
 class Announcer:
-    """Greets who comes, beats like a heart, and publishes what changed."""
+    """Greets peers that connect, sends heartbeats, and publishes changes."""
 
     def __init__(self, deps: AnnouncerDeps) -> None:
         self._deps = deps
         self._directory = b""
         self._models = b""
-        """As they were published last."""
+        """The last published model table, in bytes; `_directory` holds the directory likewise."""
         self._changed = asyncio.Event()
 
     # ---- greetings ----
 
     def greet_gateway(self, session: GatewayStream) -> None:
-        """Sends welcome, directory and model table."""
+        """Sends a gateway the welcome, the directory and the model table."""
         session.send(ToGateway(welcome=self._welcome()))
         session.send(ToGateway(directory=self._everyone()))
         session.send(ToGateway(models=self._model_table()))
 
     def greet_agent(self, record: AgentState, hello: scheduler_pb2.AgentHello) -> None:
-        """Sends welcome and directory."""
+        """Enters an agent into the directory, and sends it the welcome and the directory."""
         assert record.session is not None
         deps = self._deps
         deps.peers.joined(record.agent.agent_id, record.peer)
@@ -71,19 +71,19 @@ class Announcer:
         record.session.send(ToAgent(epoch=deps.lease.epoch, directory=self._everyone()))
 
     def agent_welcome(self) -> ToAgent:
-        """Returns what greets an agent."""
+        """Returns the first message to an agent: the leader and its epoch."""
         return ToAgent(epoch=self._deps.lease.epoch, welcome=self._welcome())
 
     # ---- news ----
 
     def tick(self, now: Nanoseconds) -> None:
-        """Tells everyone that the leader lives."""
+        """Sends a heartbeat to all gateways and agents."""
         beat = scheduler_pb2.Heartbeat()
         self._deps.gateways.broadcast(ToGateway(heartbeat=beat))
         self._deps.agents.broadcast(ToAgent(epoch=self._deps.lease.epoch, heartbeat=beat))
 
     def gateways_changed(self) -> None:
-        """Called when a gateway came or went."""
+        """Enters connected and lost gateways into the directory, and publishes it."""
         now_s, peers = time.monotonic(), self._deps.peers
         for gateway in self._deps.gateways.gateways.values():
             if gateway.session is not None:
@@ -93,7 +93,7 @@ class Announcer:
         self.cluster_changed()
 
     def cluster_changed(self) -> None:
-        """Tells everyone who wants to know, if there is anything new."""
+        """Publishes directory and model table if they changed, and releases waiting requests."""
         deps, now_s = self._deps, time.monotonic()
         for agent_id, record in deps.cluster.registry.items():
             if record.session is None:
@@ -103,7 +103,7 @@ class Announcer:
         deps.release()
 
     async def changed(self, timeout_s: float) -> None:
-        """Returns when anything about the cluster changed, or after `timeout_s`."""
+        """Returns when anything about the cluster has changed, or after `timeout_s`."""
         waiter = self._changed
         try:
             async with asyncio.timeout(max(0.0, timeout_s)):

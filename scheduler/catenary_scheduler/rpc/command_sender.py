@@ -1,4 +1,4 @@
-"""Carries out the dispatcher's commands: the way from a decision to the streams."""
+"""Carries out the dispatcher's commands by messages on the streams of gateways and agents."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from catenary_services.telemetry.tracing import Tracer, parse_traceparent
 
 @dataclass(frozen=True, slots=True)
 class DispatchStamp:
-    """What every dispatch carries."""
+    """The epoch and plan id that every dispatch carries."""
 
     epoch: Epoch
     plan_id: str
@@ -56,7 +56,7 @@ class CommandSender:
         self._batch_rows: dict[ModelKey, Histogram] = {}
 
     def route(self, command: Command, now: Nanoseconds) -> None:
-        """Sends a command on its way."""
+        """Sends the messages of a command, and records it in books and metrics."""
         if isinstance(command, DispatchBatch):
             self._dispatch(command, now)
         elif isinstance(command, Reject):

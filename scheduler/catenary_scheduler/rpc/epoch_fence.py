@@ -1,4 +1,4 @@
-"""Whether an agent can be led that says which epoch it obeys."""
+"""Decides whether an agent can be led, by the epoch that it says it obeys."""
 
 from __future__ import annotations
 
@@ -14,20 +14,25 @@ from catenary_services.security.identity import Role
 
 
 class RaisesEpoch(Protocol):
-    """Whoever makes our epoch go beyond another one."""
+    """The part of a leader that raises its epoch."""
 
     def go_beyond(self, epoch: int, *, shared: bool = False) -> None:
-        """Makes the epoch exceed one that an agent obeys."""
+        """Makes the epoch exceed one that an agent obeys.
+
+        Args:
+            epoch: The epoch that the agent obeys.
+            shared: True if another leader has that epoch: then ours must exceed it even if equal.
+        """
         ...
 
 
 class EpochFence:
-    """The claims made to one leader in one term.
+    """Judges the epochs that agents claim to obey, during one term of a leader.
 
     Args:
-        lease: Ours, with our epoch.
-        peer_quarantine: Is told of who claims what cannot be true.
-        raises: Is told of a claim that is to be followed.
+        lease: The lease of this leader, with its epoch.
+        peer_quarantine: Hears of agents whose claim cannot be true.
+        raises: Raises our epoch when a claim is to be followed.
     """
 
     def __init__(self, lease: Lease, peer_quarantine: PeerQuarantine, raises: RaisesEpoch) -> None:
@@ -37,10 +42,10 @@ class EpochFence:
         self._raises = raises
 
     def refusal_of(self, claim: EpochClaim) -> CatenaryError | None:
-        """Returns why an agent cannot be led that obeys this epoch; None if it can.
+        """Returns the error for an agent that cannot be led at this epoch; None if it can be led.
 
-        A claim that is to be followed makes our own epoch go beyond it soon. Who claims what cannot
-        be true is put in quarantine for a while.
+        A claim that is to be followed makes our own epoch go beyond it soon. An agent whose claim
+        cannot be true is put in quarantine for a while.
         """
         epoch = self._lease.epoch
         verdict = self._claims.judge(claim, epoch, self._lease.token, now_ns())

@@ -1,4 +1,4 @@
-"""The gateways a leader knows, and messages to them."""
+"""The gateways that a leader knows, and messages to them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GatewayStream = PeerStream[Message]
 
 @dataclass(slots=True)
 class SampledRequest:
-    """A request whose way is traced."""
+    """A request that is traced."""
 
     traceparent: str
     arrived_unix_ns: int
@@ -25,26 +25,26 @@ class SampledRequest:
 
 @dataclass(slots=True)
 class GatewayState:
-    """One gateway process, over however many sessions it takes."""
+    """State of one gateway process; it outlives a broken stream."""
 
     gateway_id: GatewayId
     incarnation: int
     peer: common_pb2.Peer
     session: GatewayStream | None = None
     lost_s: float = 0.0
-    """When its session ended, on `time.monotonic`; meaningless while it has one."""
+    """Moment at which the last stream ended, on `time.monotonic`; unused while one is open."""
     open: set[int] = field(default_factory=set)
-    """Requests neither finished nor refused."""
+    """Numbers of the requests that are neither finished nor refused."""
     software_version: str = ""
-    """Empty: it did not say."""
+    """The release that the gateway runs; empty if it did not say."""
 
 
 class GatewayRegistry:
-    """Every gateway, there or away for a moment.
+    """All gateways that are connected, or were until recently.
 
     Attributes:
-        gateways: By their ids.
-        sampled: The requests whose way is traced.
+        gateways: The gateways by id.
+        sampled: The requests that are traced.
     """
 
     def __init__(self) -> None:
@@ -52,19 +52,22 @@ class GatewayRegistry:
         self.sampled: dict[RequestId, SampledRequest] = {}
 
     def send(self, gateway_id: GatewayId, message: Message) -> None:
-        """Sends to a gateway, if it is there; otherwise it resubmits what it has not heard of."""
+        """Sends a message to a gateway if it is connected.
+
+        Otherwise the message is lost: a gateway that comes back resubmits its open requests.
+        """
         gateway = self.gateways.get(gateway_id)
         if gateway is not None and gateway.session is not None:
             gateway.session.send(message)
 
     def broadcast(self, message: Message) -> None:
-        """Sends to every gateway that is there."""
+        """Sends a message to every connected gateway."""
         for gateway in self.gateways.values():
             if gateway.session is not None:
                 gateway.session.send(message)
 
     def refuse(self, command: Reject, now: Nanoseconds) -> None:
-        """Tells a gateway that a request fails, and forgets it."""
+        """Tells a gateway that its request failed, and forgets the request."""
         request = command.request
         self.sampled.pop(request, None)
         gateway = self.gateways.get(request.gateway)
@@ -74,25 +77,25 @@ class GatewayRegistry:
                 gateway.session.send(reject_message(command, now))
 
     def forget(self, request: RequestId) -> None:
-        """A request is not open at its gateway any more, whatever is said of it later."""
+        """Removes a request from the open and the traced ones."""
         gateway = self.gateways.get(request.gateway)
         if gateway is not None:
             gateway.open.discard(request.number)
         self.sampled.pop(request, None)
 
     def connected(self) -> list[GatewayState]:
-        """Returns those that are there."""
+        """Returns the gateways that have a stream."""
         return [gateway for gateway in self.gateways.values() if gateway.session is not None]
 
     def known(self) -> frozenset[GatewayId]:
-        """Returns every gateway, there or away for a moment."""
+        """Returns the ids of all gateways, connected or lost recently."""
         return frozenset(self.gateways)
 
     def open_requests(self) -> frozenset[RequestId]:
-        """Returns the requests neither finished nor refused."""
+        """Returns the requests that are neither finished nor refused."""
         gateways = self.gateways.values()
         return frozenset(RequestId(g.gateway_id, number) for g in gateways for number in g.open)
 
     def export(self, metrics: Metrics) -> None:
-        """Shows how many are there."""
+        """Exports the number of connected gateways."""
         metrics.gateways.set(len(self.connected()))

@@ -1,4 +1,4 @@
-"""The streams of the gateways: requests in, dispatches and refusals out."""
+"""The streams of the gateways: requests come in, dispatches and refusals go out."""
 
 from __future__ import annotations
 
@@ -56,36 +56,36 @@ _log = get_logger(__name__)
 
 
 class AuditAnswers(Protocol):
-    """What is done about what gateways say they wait for."""
+    """The part of a leader that audits the requests that gateways wait for."""
 
     def gateway_says(self, gateway: GatewayId, message: scheduler_pb2.Unanswered) -> None:
-        """A gateway answers an audit."""
+        """Takes in a gateway's answer to an audit."""
         ...
 
     def gone(self, who: GatewayId) -> None:
-        """A gateway is another one now, or came back: what it said is over."""
+        """Forgets the answers of a gateway that restarted or connected again."""
         ...
 
 
 class KnownSessions(Protocol):
-    """What is known of sessions that generate text."""
+    """The part of a leader that knows sessions that generate text."""
 
     def generates(self, model: ModelKey) -> bool:
-        """True if a deployed model generates text."""
+        """True if the deployed model generates text."""
         ...
 
     def objectives(self, model: ModelKey) -> TokenObjectives | None:
-        """Returns what requests of a model are held to that name no objectives."""
+        """Returns the objectives of requests of a model that name none; None without any."""
         ...
 
     def adopted(self, message: scheduler_pb2.SubmitSession) -> AdoptedSession | None:
-        """Returns the session a request names that generates for it already."""
+        """Returns the session that a request names as generating for it already, else None."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayStreamDeps:
-    """Who is asked about requests, and who is told of them."""
+    """The parts of a leader that gateways' streams ask, and that hear of requests."""
 
     registry: GatewayRegistry
     announcer: Announcer
@@ -98,7 +98,7 @@ class GatewayStreamDeps:
     sessions: KnownSessions
     feed: Callable[[Event, Nanoseconds], None]
     silence_s: float
-    """Who says nothing for so long is gone."""
+    """Seconds after which a silent stream ends, and a gateway without a stream counts as lost."""
 
 
 class GatewayStreams:
@@ -110,10 +110,14 @@ class GatewayStreams:
         self._feed = deps.feed
 
     async def serve(self, stream: GrpcStream[object, object], speaks: Speaks) -> None:
-        """Serves one stream until it ends, of a gateway that `speaks` knows.
+        """Serves the stream of one gateway until it ends.
+
+        Args:
+            stream: The stream.
+            speaks: Is called with the name in the hello; raises if the peer may not use that name.
 
         Raises:
-            CatenaryError: why this side ended it.
+            CatenaryError: This side ended the stream; the error says why.
         """
         pack = await first_pack(stream)
         assert isinstance(pack, scheduler_pb2.GatewayMessages)
@@ -138,7 +142,7 @@ class GatewayStreams:
             self._left(gateway, session)
 
     def tick(self, now: Nanoseconds) -> None:
-        """Ends silent sessions; gives up the requests of gateways that stayed away."""
+        """Ends silent streams, and gives up the requests of gateways that stayed away."""
         now_s, silence_s = now / NANOSECONDS_PER_SECOND, self._deps.silence_s
         for gateway in list(self._registry.gateways.values()):
             session = gateway.session
@@ -218,10 +222,13 @@ class GatewayStreams:
     def _delivery_failed(
         self, gateway: GatewayState, failed: scheduler_pb2.DeliveryFailed, now: Nanoseconds
     ) -> None:
-        """Ends a batch; a gateway that waits for none of its rows does not want them again."""
+        """Ends a batch that could not be delivered.
+
+        If the gateway no longer waits for the rows, its requests are given up, not run again.
+        """
         event = wire_messages.batch_failed(failed.batch_id, failed.failure)
         if event.reason == CallerGone.reason:
-            entry = self._deps.timelines.entry(event.batch)  # None: it is forgotten
+            entry = self._deps.timelines.entry(event.batch)  # None if it is forgotten
             requests = [piece.request for piece in entry.command.slices] if entry else ()
             gone = [
                 each.number
@@ -232,9 +239,10 @@ class GatewayStreams:
         self._feed(event, now)
 
     def _unanswered(self, gateway: GatewayState, message: scheduler_pb2.Unanswered) -> None:
-        """Hears what a gateway waits for: asked in an audit, or unasked when it has come back.
+        """Takes in the requests that a gateway waits for: its answer to an audit, or unasked.
 
-        Whatever ended while it was away, nobody could tell.
+        A gateway says so unasked when it has come back, since it could not report requests that
+        ended while it was away. They are given up.
         """
         if message.number:
             self._deps.audits.gateway_says(gateway.gateway_id, message)
@@ -291,7 +299,7 @@ class GatewayStreams:
         event: Callable[[], Arrival],
         now: Nanoseconds,
     ) -> None:
-        """Lets a request in, or refuses it."""
+        """Admits a request, or refuses it with the error that its event or its admission raises."""
         request = RequestId(gateway.gateway_id, number)
         gateway.open.add(number)
         if traceparent and is_sampled(traceparent):
@@ -314,8 +322,8 @@ class GatewayStreams:
         return model
 
     def _admit(self, event: Arrival, now: Nanoseconds) -> None:
-        # What a dispatcher holds already is resubmitted after a broken session: it compares. A
-        # session that goes on needs nothing to be ready.
+        # After a broken stream a gateway resubmits requests that the dispatcher may hold already;
+        # the dispatcher compares. A session that goes on does not need a ready model.
         goes_on = isinstance(event, SessionRequested) and event.in_flight is not None
         if goes_on or self._deps.cluster.is_ready(event.model):
             self._feed(event, now)

@@ -1,4 +1,4 @@
-"""Which leader of this process a call is for."""
+"""Finds the leader of this process that a call is for."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ Leader_co = TypeVar("Leader_co", covariant=True)
 
 
 class LeaderLookup(Protocol[Leader_co]):
-    """Finds the leader of a group in this process, or what the caller needs of one."""
+    """Finds the leader of a group in this process; the type names the part that callers need."""
 
     def leader(self, group: int | None = None) -> Leader_co:
-        """Returns the present leader of a group; without one, of the lowest that is led here.
+        """Returns the present leader of a group; of the lowest group led here if `group` is None.
 
         Raises:
-            InvalidInput: there is no such group.
-            Unavailable: this process does not lead it.
+            InvalidInput: There is no such group.
+            Unavailable: This process does not lead the group.
         """
         ...
 
 
 def group_of(context: Context) -> int | None:
-    """Returns the scheduler group a call is for, None if it does not say.
+    """Returns the scheduler group that a call is for; None if its metadata names none.
 
     Raises:
-        InvalidInput: what it says is no number.
+        InvalidInput: The metadata holds no number.
     """
     for key, value in context.invocation_metadata() or ():
         if key == GROUP_METADATA:

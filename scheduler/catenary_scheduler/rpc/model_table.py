@@ -1,4 +1,4 @@
-"""The models of the cluster as gateways are told."""
+"""The table of the cluster's models that gateways get."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from catenary_services.domain.plan import ModelPlan, Plan
 from catenary_services.domain.tensors import ANY, TensorSpec
 
 _ROWS_PER_BATCH = 64
-"""A request may have this many batches' worth of rows; they are split and merged."""
+"""A request may have the rows of this many largest batches; it is split, and its answers merged."""
 
 
 def model_table(
     deployments: Deployments, reason: Callable[[ModelKey], str], plan: Plan | None
 ) -> scheduler_pb2.ModelTable:
-    """Returns every model that is wanted, ready or not; `plan` is the one in force."""
+    """Returns the table of all models, ready or not.
+
+    Args:
+        deployments: The deployed models, and those that cannot be deployed.
+        reason: Returns why a model is not ready; empty if it is.
+        plan: The plan in force; None without one.
+    """
     table = scheduler_pb2.ModelTable(plan_id=plan.plan_id if plan is not None else "")
     workers = {model.model: _workers(model) for model in plan.models} if plan is not None else {}
     for key, deployment in deployments.ready.items():
@@ -31,7 +37,7 @@ def model_table(
 
 
 def _workers(model: ModelPlan) -> int:
-    """Returns its chains, or the agents of its pipelines."""
+    """Returns the number of a model's chains, or else of the agents of its pipelines."""
     stages = (stage for pipeline in model.pipelines for stage in pipeline.stages)
     return len(model.chains) or len({agent for stage in stages for agent in stage.agents})
 
@@ -67,7 +73,7 @@ def _served(key: ModelKey, deployment: Deployment, reason: str) -> scheduler_pb2
 
 
 def _row_limit(tensors: tuple[TensorSpec, ...], row_bytes: int) -> int:
-    """Returns the bytes of one row, or 0 if a dimension other than the batch is free."""
+    """Returns the bytes of one row; 0 if a dimension other than the batch is free."""
     free = any(ANY in tensor.shape[1:] for tensor in tensors)
     return 0 if free else row_bytes
 

@@ -1,4 +1,4 @@
-"""Peers that say what cannot be: named, counted, and kept out if they do it again and again."""
+"""Reports and counts peers whose messages cannot be true, and keeps out those that repeat it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from catenary_services.telemetry.metrics import Metrics
 
 _log = get_logger(__name__)
 _AT_ONCE_NS = 60 * NANOSECONDS_PER_SECOND
-"""Whose single lie would have harmed the cluster is avoided for so long."""
+"""Quarantine of an agent after one false message that would have harmed the cluster."""
 
 
 class PeerQuarantine:
-    """Of one term."""
+    """The offences of all peers in one term of a leader, and the quarantine that follows."""
 
     def __init__(
         self,
@@ -27,21 +27,28 @@ class PeerQuarantine:
         note: Callable[[str, dict[str, str]], None],
         metrics: Metrics,
     ) -> None:
-        """Impairs agents in `availability`, enters what happened by `note`."""
+        """Makes an empty quarantine.
+
+        Args:
+            availability: Marks agents in quarantine as impaired.
+            note: Adds an entry to the event stream and has it written soon.
+            metrics: Counts false messages and peers in quarantine.
+        """
         self._availability = availability
         self._note = note
         self._metrics = metrics
         self._offences = OffenceLog()
         self._obstinate = OffenceLog()
-        """Agents that go on while they are held: nothing of theirs is heard any more."""
+        """Offences of peers during their quarantine; after several, an agent may not connect."""
 
     def admit(self, role: Role, name: str) -> None:
-        """Returns if a peer may open a stream.
+        """Refuses the stream of a peer in quarantine.
 
-        An agent that is held may, to be given work by nobody else's loss only; unless it goes on.
+        An agent in quarantine may still connect, as it gets work only when other agents do not
+        suffice. It is refused once it has offended several times during its quarantine.
 
         Raises:
-            Unavailable: it is held; says when to come back.
+            Unavailable: The peer is in quarantine; `retry_after_ns` says how much longer.
         """
         held = self._obstinate if role is Role.AGENT else self._offences
         left_ns = held.held_ns(_key(role, name), now_ns())
@@ -53,13 +60,13 @@ class PeerQuarantine:
     def accuse(
         self, role: Role, name: str, error: InvalidMessage, *, at_once: bool = False
     ) -> None:
-        """A peer said what cannot be.
+        """Counts a message that cannot be true, and puts a peer that repeats this in quarantine.
 
         Args:
-            role: What it is.
-            name: By its certificate or, without TLS, by its own word; empty: it has not said.
-            error: What it said.
-            at_once: An agent is in quarantine for this alone, and not only if it goes on.
+            role: The role of the peer.
+            name: The name in its certificate, or without TLS its own word; empty if unknown.
+            error: The error that describes the message.
+            at_once: True puts an agent in quarantine for this message alone.
         """
         now = now_ns()
         facts = {"role": str(role), "peer": name, "field": error.details["field"]}
@@ -69,7 +76,7 @@ class PeerQuarantine:
         was_held = self._is_held(role, name, now)
         if was_held:
             self._obstinate.add(key, now)
-        else:  # of one that goes on and on, one line in the event stream is enough
+        else:  # one entry in the event stream is enough for a peer that goes on
             self._note("invalid_message", facts)
         until = self._offences.add(key, now)
         if at_once:

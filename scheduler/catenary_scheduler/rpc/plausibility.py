@@ -1,9 +1,10 @@
-"""Whether what a peer says can be true, as far as this scheduler knows it.
+"""Checks whether messages of peers can be true, as far as this scheduler knows.
 
-Rules of messages (`catenary_services.rules`) see a message alone; here it is held against what was
-ordered and what is known: a peer speaks for its own batches, sessions and partitions only, and
-nothing ends before it began. What cannot be true is left out and its sender accused; what may be
-late, or of a predecessor's time, is left to whoever handles it, who ignores what nobody waits for.
+The rules of messages (`catenary_services.rules`) see a message alone. Here a message is compared
+with orders and other knowledge: a peer speaks only for its own batches, sessions and partitions,
+and nothing ends before it began. A message that cannot be true is left out, and its sender accused.
+A message that may be late, or of a predecessor's time, passes; its handler ignores reports that
+nobody waits for.
 """
 
 from __future__ import annotations
@@ -37,21 +38,22 @@ from catenary_services.errors import InvalidMessage
 from catenary_services.security.identity import Role
 
 _SLACK_NS = 50_000_000
-"""Clocks of two machines, and how long a message may wait to be read, differ by less."""
+"""Tolerance for clocks of two machines that differ, and for messages that wait to be read."""
 _DRIFT = 1_000
-"""Between two machines a second differs by less than one part in so many."""
+"""The clocks of two machines run at the same speed to within one part in this many."""
 _FASTEST_BYTES_PER_NS = 1_000
 """No link carries a terabyte per second."""
 _MOST_OFF = 10_000
-"""What was measured when it was loaded is not off by such a factor."""
+"""Real work differs by less than this factor from what was measured when the partition loaded."""
 _LEAST_WORK_NS = 10_000_000
+"""Reports of less work than this are too noisy to judge."""
 _MOST_PARTITIONS = 4_096
-"""On one agent."""
+"""More partitions than this on one agent cannot be true."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlausibilityDeps:
-    """What is known, and who is told of those who say other."""
+    """The knowledge that messages are compared with, and the quarantine for false ones."""
 
     peer_quarantine: PeerQuarantine
     dispatcher: CombinedDispatcher
@@ -64,7 +66,7 @@ class PlausibilityDeps:
 
 
 class PlausibilityChecks:
-    """What the peers of a leader say, held against what it knows."""
+    """Compares the messages of agents and gateways with the knowledge of the leader."""
 
     def __init__(self, deps: PlausibilityDeps) -> None:
         self._deps = deps
@@ -82,7 +84,7 @@ class PlausibilityChecks:
     def believes_agent(
         self, record: AgentState, message: scheduler_pb2.AgentMessage, now: Nanoseconds
     ) -> bool:
-        """Returns whether what an agent says may be true; if not, it is accused."""
+        """Returns whether a message of an agent may be true; if not, the agent is accused."""
         kind = message.WhichOneof("kind")
         question = self._of_agents.get(kind or "")
         if question is None or kind is None:
@@ -95,7 +97,7 @@ class PlausibilityChecks:
         return True
 
     def believes_gateway(self, gateway: GatewayId, message: scheduler_pb2.GatewayMessage) -> bool:
-        """Returns whether what a gateway says may be true; if not, it is accused."""
+        """Returns whether a message of a gateway may be true; if not, the gateway is accused."""
         kind = message.WhichOneof("kind")
         try:
             if kind == "submit" and message.submit.in_flight:
@@ -113,10 +115,10 @@ class PlausibilityChecks:
         return True
 
     def check_hello(self, hello: scheduler_pb2.AgentHello) -> None:
-        """Returns if what an agent says that it holds was given out.
+        """Checks that the work in the hello of an agent was given out by some leader.
 
         Raises:
-            InvalidMessage: an id was not, or it has more memory in use than there is.
+            InvalidMessage: An id was never given out, or a partition exceeds the agent's memory.
         """
         for batch in hello.batches:
             self._is_given_out("BatchInAgent", batch.batch_id)
@@ -196,7 +198,7 @@ class PlausibilityChecks:
     def _generation_report(
         self, record: AgentState, report: scheduler_pb2.GenerationReport, _: Nanoseconds
     ) -> None:
-        """Work that cannot have taken so long, or so little, would spoil the latency lines."""
+        """Refuses implausible times of text generation, which would spoil the latency lines."""
         observed = self._deps.measured.observed_at(record.agent.agent_id, partition_of(report.key))
         if observed is None:
             return
@@ -215,7 +217,7 @@ class PlausibilityChecks:
         self, record: AgentState, sent: scheduler_pb2.CachesSent, _: Nanoseconds
     ) -> None:
         registry = self._deps.registry
-        # An agent that was just forgotten is no lie; links to nobody are of no use either.
+        # A link to an agent that was just forgotten is no lie, but of no use either.
         known = [link for link in sent.links if AgentId(link.peer_id) in registry]
         for link in known:
             if link.bytes > max(1, link.sending_ns) * _FASTEST_BYTES_PER_NS + _SLACK_NS:
@@ -258,9 +260,9 @@ class PlausibilityChecks:
             raise InvalidMessage(kind, "session_id", f"{session} was never given out")
 
     def _agents_of(self, session: SessionId) -> set[AgentId]:
-        """Returns who may speak of a session: its agents and those of what it moves from or to.
+        """Returns the agents of a session, and of the sessions it moved from or moves to.
 
-        Empty: nothing is known of it.
+        These may send messages about it. Empty if the session is unknown.
         """
         live, chained = self._deps.live, self._deps.dispatcher.chained
         request = live.request_of(session)
@@ -283,7 +285,11 @@ def _fits(loaded: scheduler_pb2.PartitionLoaded, memory_bytes: int) -> None:
 
 
 def _is_blamable(kind: str, failure: common_pb2.Failure, batch: DispatchBatch) -> None:
-    """Returns if a failure blames an agent or a gateway of its batch, or nobody."""
+    """Checks that a failure blames an agent or a gateway of its batch, or nobody.
+
+    Raises:
+        InvalidMessage: It blames a peer that has no part in the batch.
+    """
     known = {hop.agent for hop in batch.path} | {p.request.gateway for p in batch.slices}
     if failure.agent_id and failure.agent_id not in known:
         raise InvalidMessage(kind, "failure.agent_id", "has no part in it")

@@ -1,4 +1,4 @@
-"""The Scheduler service: two streams. Thin: whoever leads serves them, a standby refuses."""
+"""The Scheduler service with its two streams: the leader serves them, a standby refuses them."""
 
 from __future__ import annotations
 
@@ -18,37 +18,33 @@ from catenary_services.security.roles import RoleAuthorizer
 
 
 class ServesStreams(Protocol):
-    """A leader, as far as its streams are concerned."""
+    """The part of a leader that serves streams."""
 
     @property
-    def gateway_streams(self) -> GatewayStreams:
-        """The streams of gateways."""
-        ...
+    def gateway_streams(self) -> GatewayStreams: ...
 
     @property
-    def agent_streams(self) -> AgentStreams:
-        """The streams of agents."""
-        ...
+    def agent_streams(self) -> AgentStreams: ...
 
     @property
     def peer_quarantine(self) -> PeerQuarantine:
-        """Peers that said what cannot be."""
+        """The quarantine of peers whose messages cannot be true."""
         ...
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
-    """Long-lived streams of gateways and agents."""
+    """Implements the Scheduler service: long-lived streams of gateways and agents."""
 
     def __init__(self, leaders: LeaderLookup[ServesStreams], authorizer: RoleAuthorizer) -> None:
         self._leaders = leaders
         self._authorizer = authorizer
 
     async def GatewaySession(self, _: object, context: Context) -> None:  # type: ignore[override]  # noqa: N802
-        """Requests up, dispatches down."""
+        """Serves a gateway's stream: requests come in, dispatches go out."""
         await self._serve(context, Role.GATEWAY, lambda leader: leader.gateway_streams.serve)
 
     async def AgentSession(self, _: object, context: Context) -> None:  # type: ignore[override]  # noqa: N802
-        """Reports up, orders down."""
+        """Serves an agent's stream: reports come in, orders go out."""
         await self._serve(context, Role.AGENT, lambda leader: leader.agent_streams.serve)
 
     async def _serve(
