@@ -39,6 +39,8 @@ from catenary_services.security.identity import Role
 
 _SLACK_NS = 50_000_000
 """Tolerance for clocks of two machines that differ, and for messages that wait to be read."""
+_SLACK_BYTES = 50_000_000
+"""Tolerance for bytes that a link counts before the time it took to send them."""
 _DRIFT = 1_000
 """The clocks of two machines run at the same speed to within one part in this many."""
 _FASTEST_BYTES_PER_NS = 1_000
@@ -220,7 +222,7 @@ class PlausibilityChecks:
         # A link to an agent that was just forgotten is no lie, but of no use either.
         known = [link for link in sent.links if AgentId(link.peer_id) in registry]
         for link in known:
-            if link.bytes > max(1, link.sending_ns) * _FASTEST_BYTES_PER_NS + _SLACK_NS:
+            if link.bytes > max(1, link.sending_ns) * _FASTEST_BYTES_PER_NS + _SLACK_BYTES:
                 raise InvalidMessage("Link", "bytes", "no link is as fast as that")
             if link.peer_id == record.agent.agent_id:
                 raise InvalidMessage("Link", "peer_id", "nobody sends caches to itself")
