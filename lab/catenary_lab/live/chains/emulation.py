@@ -3,7 +3,7 @@
 The emulated agents keep the paper's service model. A pass of a session through an agent takes the
 way there (tau_c per output token) and then the time of its blocks (tau_p), whoever else is there:
 the first pass `overhead + F / f * inputs` per block, every later one `s_m / b`. A session that is
-alone so takes exactly what the simulator says (`catenary_simulator.chains.loop.Durations`).
+alone so takes exactly what the simulator says (`catenary_simulator.chains.loop.SessionDurations`).
 """
 
 from __future__ import annotations
