@@ -70,7 +70,7 @@ def policy_named(name: str, random_below: RandomBelow) -> PolicyFactory:
 
 
 def seeded(name: str, seed: int) -> PolicyFactory:
-    """Returns the factory of a policy that breaks ties by a seed, from which each policy draws anew.
+    """Returns the factory of a policy that breaks ties by a seed; each policy made draws anew.
 
     Args:
         name: One of `POLICIES`.
