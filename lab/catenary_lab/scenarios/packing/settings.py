@@ -181,7 +181,7 @@ def jobs_of(scenario: Simulated, *, timed: bool = False) -> list[PackingJob]:
 
 
 def _beginning(workload: WorkloadSpec, number: int, seed: int) -> tuple[int, int]:
-    """Returns the seed and the number of requests to skip, which numbers the parts of a trace."""
+    """Returns the seed and the requests to skip; runs on a trace differ by where they start."""
     trace = workload.trace
     return (seed, 0) if trace is None else (0, trace.first + number * trace.stride)
 
