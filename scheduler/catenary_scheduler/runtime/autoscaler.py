@@ -55,8 +55,8 @@ from catenary_services.telemetry.metrics import Metrics
 _log = get_logger(__name__)
 _TICK_NS = NANOSECONDS_PER_SECOND
 _STOPPED_NS = 10 * NANOSECONDS_PER_SECOND
-"""A drained agent that is still connected after this time is used again: nobody is about to stop
-it."""
+"""A drained agent that is still connected after this time may be used again: nobody is about to
+stop it."""
 _DIGITS = 2
 """Number of decimals of rates and ratios in an advice, which is sent whenever it differs from the
 previous one."""
@@ -147,7 +147,10 @@ class Autoscaler:
         return self._advice
 
     def attainment(self, model: ModelKey, now: Nanoseconds) -> float:
-        """Returns the share of a model's last sessions that met their objectives, or -1."""
+        """Returns the share of a model's last sessions that met their objectives.
+
+        The share is -1 if there are no such sessions.
+        """
         scaling = self.models.get(model)
         return scaling.attainment_of_any(now) if scaling is not None else -1.0
 
