@@ -1,4 +1,4 @@
-"""What the lab adds to `catenaryd simulate`: scenario files, a command for each kind."""
+"""The lab's additions to `catenaryd simulate`: scenario files, a command for each kind."""
 
 from __future__ import annotations
 

@@ -21,28 +21,31 @@ from catenary_services.errors import InternalError
 
 GATEWAY = GatewayId("simulated")
 NEVER: Nanoseconds = 1 << 60
-"""Longer than any simulation: a deadline that does not bind, a wake-up that need not come."""
+"""Time in nanoseconds beyond the end of any simulation: a deadline that does not bind, a wake-up
+that need not come."""
 _SWEPT = 1024
-"""Arrivals between two sweeps."""
+"""Number of arrivals between two sweeps."""
 _MOST_IDLE = 10_000
-"""Wake-ups and periodic entries in a row after which a simulation is taken for stuck."""
+"""Number of wake-ups and periodic entries in a row after which a simulation is taken to be
+stuck."""
 
 
 class Kernel:
-    """Lets requests arrive and everything run out.
+    """The virtual clock of a simulation, which handles events in the order of their times.
 
     Args:
-        dispatcher: Decides; has its agents and its plan already. None: nobody is told anything.
-        arrivals_ns: When each request arrives, ascending.
-        ticks: Of the clock in a nanosecond.
+        dispatcher: The dispatcher, with its agents and its plan; None: nobody is told anything.
+        arrivals_ns: Arrival time of each request, ascending.
+        ticks: Number of ticks of the clock in a nanosecond.
         periodic_from: Entries of this order or a later one come again and again, whatever happens;
             a simulation in which nothing else happens any more is stuck.
 
     Attributes:
-        now: The moment, in ticks.
-        told: Events the dispatcher has handled.
-        arrived: Requests that have arrived.
-        sweep: Called every 1024 arrivals, to throw away what a dispatcher keeps for others.
+        now: The virtual time, in ticks.
+        told: Number of events that the dispatcher has handled.
+        arrived: Number of requests that have arrived.
+        sweep: Called every 1024 arrivals, to drop records that a dispatcher keeps for others; None:
+            nothing is called.
     """
 
     __slots__ = (
@@ -76,66 +79,67 @@ class Kernel:
         self.sweep: Callable[[], object] | None = None
         self._periodic_from = periodic_from
         self._heap: list[tuple[int, int, int, object]] = []
-        """Moment, order at one moment, sequence, what is due."""
+        """Entries that are due, as (time in ticks, order within the same tick, sequence number,
+        content)."""
         self._sequence = 0
         self._is_stopped = False
         self._events: list[Event] = []
-        """What the dispatcher is to be told now."""
+        """Events that the dispatcher is told of once the present entry is handled."""
 
-    # What a kind of simulation says of itself
+    # The methods that a kind of simulation overrides
 
     def arrive(self, number: int) -> None:
-        """Has the request of this number, counted from 0, arrive now."""
+        """Handles the arrival of the request with this number, counted from 0."""
         raise NotImplementedError
 
     def happen(self, order: int, what: object) -> None:
-        """Has an entry happen that is due now."""
+        """Handles an entry that is due now."""
         raise NotImplementedError
 
     def carry_out(self, commands: list[Command]) -> None:
-        """Does what the dispatcher orders."""
+        """Executes the dispatcher's commands."""
         raise NotImplementedError
 
     def unanswered(self) -> int:
-        """Returns how many requests are not answered yet, as far as they have arrived."""
+        """Returns the number of requests that have arrived and are not answered yet."""
         raise NotImplementedError
 
     def is_over(self) -> bool:
-        """Returns whether the simulation ends; asked once everything has arrived."""
+        """Returns whether the simulation ends; asked once all requests have arrived."""
         raise NotImplementedError
 
-    # What it does for them
+    # The methods that a kind of simulation calls
 
     def at(self, moment: int, order: int, what: object) -> None:
-        """Enters what is due at a moment, in ticks; at one moment the least order comes first."""
+        """Enters what is due at a time, in ticks; within one tick the least order comes first."""
         self._sequence += 1
         heappush(self._heap, (moment, order, self._sequence, what))
 
     def tell(self, event: Event) -> None:
-        """Tells the dispatcher something, after what happens now."""
+        """Queues an event for the dispatcher, which handles it after the present entry."""
         self._events.append(event)
 
     def now_ns(self) -> Nanoseconds:
-        """Returns the moment, rounded up to a nanosecond."""
+        """Returns the virtual time, rounded up to a whole nanosecond."""
         return -(-self.now // self._ticks)
 
     def has_arrivals(self) -> bool:
-        """Returns whether requests are still to arrive."""
+        """Returns whether there are requests that have yet to arrive."""
         return self.arrived < len(self._arrivals_ns)
 
     def is_empty(self) -> bool:
-        """Returns whether nothing is due any more."""
+        """Returns whether no entry is due any more."""
         return not self._heap
 
     def stop(self) -> None:
-        """Ends the simulation, whatever is open: its outcome is known."""
+        """Ends the simulation early, because its outcome is known."""
         self._is_stopped = True
 
     def run(self) -> None:
-        """Runs until all is over, or the simulation was stopped.
+        """Handles entries, arrivals and wake-ups in turn, until the simulation is over or stopped.
 
         Raises:
-            InternalError: If requests are left that nothing will ever answer.
+            InternalError: Requests are left that nothing will ever answer.
         """
         heap, events, ticks = self._heap, self._events, self._ticks
         arrivals, count, never = self._arrivals_ns, len(self._arrivals_ns), NEVER * self._ticks
@@ -171,11 +175,11 @@ class Kernel:
                 raise InternalError(f"{self.unanswered()} requests wait and nothing happens")
 
     def _tell(self) -> int:
-        """Tells the dispatcher what there is to tell; returns when it wants to be woken."""
+        """Has the dispatcher handle the queued events; returns its next wake-up, in ticks."""
         dispatcher, events = self._dispatcher, self._events
-        assert dispatcher is not None  # nobody tells anything where there is none
+        assert dispatcher is not None  # without a dispatcher, no event is queued
         now = self.now if self._ticks == 1 else self.now_ns()
-        for event in events:  # and what is told meanwhile, which comes behind
+        for event in events:  # includes events that are queued meanwhile, behind these
             commands = dispatcher.handle(event, now)
             if commands:
                 self.carry_out(commands)

@@ -20,7 +20,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """How the largest load factor is looked for: from `highest` down in steps of `step`."""
+    """The load factors that a search tries: from `highest` down in steps of `step`."""
 
     target: float = TARGET
     highest: float = 1.0
@@ -38,9 +38,9 @@ class Found:
     """The outcome of a search."""
 
     models: Mapping[str, ModelResult]
-    """Per model its figures at the largest factor with enough of its requests in time."""
+    """Figures of each model at its largest load factor with enough of its requests in time."""
     utilisation: Mapping[str, float]
-    """Per GPU class, at the smallest of these factors."""
+    """Utilisation of each GPU class, 0 to 1, at the smallest of these load factors."""
 
 
 def max_load_factor(
@@ -48,8 +48,8 @@ def max_load_factor(
 ) -> Mapping[str, ModelResult]:
     """Returns the figures of each model at the largest load factor with enough requests in time.
 
-    Tried are factors from `options.load` down in steps of 0.05, all models at the same one, until
-    every model has had a run with `target` of its requests in time. A model that never has gets its
+    The search goes from `options.load` down in steps of 0.05, the same for all models, until every
+    model has had a run with `target` of its requests in time. A model that never has gets the
     figures of a run with load factor 0, which is empty.
     """
     return search(set_up(problem, plan), options, Search(target, options.load)).models

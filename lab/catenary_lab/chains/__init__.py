@@ -1,1 +1,1 @@
-"""PETALS and BPRR: where they put blocks and how they route; exact response times."""
+"""The baselines PETALS and BPRR, with their placements and routing, and exact response times."""

@@ -36,30 +36,31 @@ MODEL = ModelKey("simulated", "1")
 
 @dataclass(frozen=True, slots=True)
 class PetalsOptions:
-    """What is taken from PETALS."""
+    """Variants of PETALS."""
 
     rule: Rule = "sorted"
     capped: bool = False
-    """Keep to the caps of the GPU slices on hosted blocks (the authors' program does)."""
+    """Whether the caps of GPU slices on hosted blocks hold, as they do in the authors' program."""
     session_cache_gb: float | None = None
-    """Cache of a session in one block as PETALS counts it; None: the model's."""
+    """Cache of a session in one block, in GB, as PETALS counts it; None: the model's."""
 
 
 @dataclass(frozen=True, slots=True)
 class BprrOptions:
-    """What is taken from BPRR."""
+    """Variants of BPRR."""
 
     by_ends: bool = False
-    """Route by expected ends, as the original; else as the server-chain paper's authors."""
+    """Whether to route by expected ends, as the original does, instead of as the server-chain
+    paper's authors do."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedPaths:
-    """Where blocks are, and who routes over them."""
+    """A placement of blocks, and the dispatcher that routes over it."""
 
     windows: tuple[Window, ...]
     dispatcher: PathDispatcher | None
-    """None: some block has no host."""
+    """The dispatcher; None if some block has no host."""
 
 
 def serve_petals(
@@ -71,8 +72,8 @@ def serve_petals(
     """Returns how PETALS serves a workload; None if it leaves a block without host.
 
     Args:
-        cluster: Who serves.
-        workload: What is served.
+        cluster: The servers.
+        workload: The sessions to serve.
         seed: Decides the order in which servers join.
         options: Variants.
     """
@@ -88,9 +89,9 @@ def serve_bprr(
     """Returns how BPRR serves a workload; None if it leaves a block without host.
 
     Args:
-        cluster: Who serves.
-        workload: What is served.
-        rate_per_s: Rate it is placed for.
+        cluster: The servers.
+        workload: The sessions to serve.
+        rate_per_s: Arrival rate that the blocks are placed for.
         options: Variants.
     """
     return _serve(cluster, workload, bprr_paths(cluster, rate_per_s, options or BprrOptions()))
@@ -181,7 +182,7 @@ def _serve(
 def _path_servers(
     cluster: ChainsCluster, windows: Sequence[Window], slots: Sequence[int]
 ) -> tuple[list[int], list[PathServer]]:
-    """Returns the numbers of the servers that host something, and these for the graph."""
+    """Returns the numbers of the servers that host blocks, and these servers for the graph."""
     numbers = [number for number, window in enumerate(windows) if window.blocks]
     return numbers, [
         PathServer(

@@ -1,9 +1,9 @@
 """The baseline BPRR: waiting-penalised shortest-path request routing (WS-RR).
 
 Sun, He, Ji, Parag (Performance Evaluation 170, 2025): a server costs its communication time, its
-computation and the time until it has slots. How long that is, the original reads off the expected
-ends of the sessions there; as ends are not known, the server-chain paper's authors take the time of
-a whole session on that server over the number of sessions it has.
+computation and the time until it has slots. The original reads this time off the expected ends of
+the sessions there. As ends are not known, the server-chain paper's authors take the time of a whole
+session on that server over the number of sessions that run there.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from catenary_services.domain.ids import ModelKey, Nanoseconds
 
 @dataclass(frozen=True, slots=True)
 class BprrMetric:
-    """Costs of servers, and of waiting for them."""
+    """The costs of servers, and of waiting for them."""
 
     communication_ns: Sequence[Nanoseconds]
-    """tau_c, by server."""
+    """Communication time tau_c of each server."""
     block_ns: Sequence[Nanoseconds]
-    """tau_p, by server."""
+    """Computation time per block, tau_p, of each server."""
     hosted: Sequence[int]
-    """Blocks, by server."""
+    """Number of blocks that each server hosts."""
     by_ends: bool = False
-    """Wait by expected ends instead of by the number of sessions."""
+    """Whether to derive waiting times from expected ends instead of from the number of sessions."""
 
     def link_ns(self, before: int, server: int, blocks: int) -> Nanoseconds:
-        """Returns tau_c + tau_p per block; who came before plays no part."""
+        """Returns tau_c + tau_p per block; the server before does not matter."""
         return self.communication_ns[server] + self.block_ns[server] * blocks
 
     def back_ns(self, server: int) -> Nanoseconds:
-        """Returns 0: tau_c is there and back."""
+        """Returns 0: tau_c covers both ways."""
         return 0
 
     def extra_ns(self, server: int, blocks: int, occupancy: Occupancy, now: Nanoseconds) -> int:
-        """Returns how long a session is expected to wait for its slots there."""
+        """Returns how long a session is expected to wait for its slots on a server."""
         missing = blocks - (occupancy.slots - occupancy.held)
         if missing <= 0:
             return 0
@@ -62,7 +62,7 @@ class BprrMetric:
 
 
 def _until_free(occupancy: Occupancy, missing: int, now: Nanoseconds) -> Nanoseconds:
-    """Returns the time until so many more slots will have been given back."""
+    """Returns the time until `missing` more slots will have been given back."""
     wait = 0
     for end, blocks in sorted(occupancy.ends.values()):
         wait = max(0, end - now)
@@ -78,10 +78,10 @@ def bprr_dispatcher(
     """Returns a dispatcher that routes as BPRR does.
 
     Args:
-        model: What is served.
-        servers: All that host something, numbered as in `metric`.
-        blocks: Of the model.
-        metric: Costs.
+        model: The model to serve.
+        servers: The servers that host blocks, numbered as in `metric`.
+        blocks: Number of blocks of the model.
+        metric: The costs.
     """
     finder = PathFinder(servers, blocks, links_between(servers, blocks, metric))
     expected: Callable[[Path], Nanoseconds] | None = metric.path_ns if metric.by_ends else None

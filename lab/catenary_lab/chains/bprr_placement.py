@@ -31,43 +31,43 @@ _SHARE_FAST, _SHARE_SLOW = 0.7, 0.3
 
 @dataclass(frozen=True, slots=True)
 class BprrServer:
-    """What the placement knows of a server."""
+    """A server as the placement sees it."""
 
     memory: Number
-    """In the unit of `BprrTask.block_memory`."""
+    """Memory, in the unit of `BprrTask.block_memory`."""
     rtt_ms: float
-    """Between it and the orchestrator: communication time per output token."""
+    """Round trip to the orchestrator, which is the communication time per output token."""
     block_ms: float
     """Computation time of a whole job per block, tau_p."""
 
 
 @dataclass(frozen=True, slots=True)
 class BprrTask:
-    """A model, its load, its servers."""
+    """The model, load and servers of a placement task."""
 
     servers: tuple[BprrServer, ...]
     blocks: int
     block_memory: Number
     cache_memory: Number
-    """Of one job in one block."""
+    """Cache of one job in one block, in the unit of `block_memory`."""
     rate_per_s: float
     output_tokens: float
-    """Mean per job."""
+    """Mean number of output tokens of a job."""
 
 
 @dataclass(frozen=True, slots=True)
 class BprrPlacement:
-    """Who hosts what."""
+    """The blocks and block slots of every server."""
 
     concurrency: int
-    """Jobs at a time it was made for, R."""
+    """Number of simultaneous jobs that the placement is made for, R."""
     windows: tuple[Window, ...]
     slots: tuple[int, ...]
     """Block slots of each server."""
 
 
 def target_concurrency(task: BprrTask) -> int:
-    """Returns R: jobs at a time by a square-root rule, no more than memory can hold, 1 or more."""
+    """Returns R, the concurrency by a square-root rule: at least 1, at most what fits in memory."""
     guessed = min(
         max(ceil(task.blocks / _BLOCKS_PER_GUESSED_SERVER), _FEWEST_GUESSED), _MOST_GUESSED
     )
@@ -86,11 +86,11 @@ def bprr_placement(task: BprrTask, concurrency: int | None = None) -> BprrPlacem
     """Returns the placement of CG-BP.
 
     Args:
-        task: What is to be placed.
-        concurrency: Jobs at a time to place for; None: `target_concurrency`.
+        task: The model, load and servers.
+        concurrency: Number of simultaneous jobs to place for; None: `target_concurrency`.
 
     Raises:
-        InvalidInput: If there is no server.
+        InvalidInput: There is no server.
     """
     if not task.servers:
         raise InvalidInput("servers", "must not be empty")
@@ -136,7 +136,7 @@ def _time_per_block(task: BprrTask, index: int, count: int) -> Fraction:
 
 
 def _window(capacity: list[int], times: list[int], count: int, wanted: int) -> int:
-    """Returns the first block of the window a server with so many blocks takes."""
+    """Returns the first block of the window that a server with `count` blocks takes."""
     lacking = [int(each < wanted) for each in capacity]
     if not any(lacking):
         return least_sorted(capacity, count)

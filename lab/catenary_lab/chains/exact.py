@@ -1,4 +1,4 @@
-"""Exact mean response times: M/M/C for one chain, Appendix A.3 for two. They test the bounds."""
+"""Exact mean response times to test bounds by: M/M/C for one chain, Appendix A.3 for two."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def one_chain_response_s(capacity: int, rate_per_s: float, arrivals_per_s: float
     """Returns the mean response time of M/M/C: one chain with `capacity` job servers.
 
     Raises:
-        InvalidInput: If the load is 1 or more.
+        InvalidInput: The load is 1 or more.
     """
     total = capacity * rate_per_s
     if arrivals_per_s >= total:
@@ -32,12 +32,12 @@ def two_chains_response_s(
     """Returns the mean response time of two chains under JFFC (Appendix A.3), without rounding.
 
     Args:
-        capacities: c_1 and c_2.
-        rates_per_s: mu_1 >= mu_2.
-        arrivals_per_s: lambda.
+        capacities: The capacities c_1 and c_2.
+        rates_per_s: The rates mu_1 >= mu_2.
+        arrivals_per_s: The arrival rate lambda.
 
     Raises:
-        InvalidInput: If the load is 1 or more, or the second chain is the faster one.
+        InvalidInput: The load is 1 or more, or the second chain is the faster one.
     """
     (c1, c2), (mu1, mu2), arrivals = capacities, rates_per_s, arrivals_per_s
     total = c1 * mu1 + c2 * mu2

@@ -1,12 +1,12 @@
 """Serving without chains: a path per request, slots in the order of arrival.
 
-No cache is reserved: a request keeps the path it got when it arrived and waits until the block
-slots it needs are free on every server of it, where requests that came earlier hold theirs, also
-while they wait. So every server grants its slots in the order of arrival, and a request starts when
-all servers of its path have granted; as all see the same order, nobody waits for ever.
+No cache is reserved. A request keeps the path it got when it arrived and waits until the block
+slots it needs are free on every server of it. Requests that came earlier hold their slots there,
+even while they wait. So every server grants its slots in the order of arrival, and a request starts
+when all servers of its path have granted theirs; as all see the same order, there is no deadlock.
 
-For comparison in the simulator: a path needs a map of the network that a cluster in service does
-not have, and whoever waits for one server keeps the slots of the others idle.
+The dispatcher is for comparison in the simulator: a path needs a map of the network that a cluster
+in service does not have, and a request that waits for one server keeps slots of the others idle.
 """
 
 from __future__ import annotations
@@ -45,20 +45,21 @@ class _Session:
         self.request = request
         self.path = path
         self.missing = len(path.servers)
-        """Servers that have not granted its slots yet."""
+        """Number of servers of the path that have not granted their slots yet."""
         self.session: SessionId | None = None
         self.closing: dict[AgentId, int] = {}
-        """Agents that hold its slots, by position of the server; filled when it starts."""
+        """Agents that hold slots of the session, by position of the server; filled when it
+        starts."""
 
 
 class PathDispatcher:
-    """Implements `Dispatcher`: a path per request, slots in the order of arrival.
+    """A dispatcher that gives each request a path, and grants slots in the order of arrival.
 
     Args:
-        model: The only one it serves.
-        servers: All that host something, in the order the metric numbers them.
+        model: The only model it serves.
+        servers: The servers that host blocks, in the order in which the metric numbers them.
         finder: The graph of these servers.
-        metric: Of the policy.
+        metric: The metric of the policy.
         expected_ns: Expected time of a session on a path, for metrics that look at ends.
     """
 
@@ -75,14 +76,14 @@ class PathDispatcher:
         self._finder = finder
         self._metric = metric
         self.occupancy = [Occupancy(server.slots) for server in servers]
-        """Of every server, as `servers` numbers them."""
+        """Occupancy of each server, numbered as in `servers`."""
         self._queues: list[deque[tuple[_Session, int]]] = [deque() for _ in servers]
         self._sessions: dict[RequestId, _Session] = {}
         self._started: dict[SessionId, _Session] = {}
         self._next = 1
 
     def handle(self, event: Event, now: Nanoseconds) -> list[Command]:
-        """Folds one event into the state and returns what is to be done."""
+        """Updates the state by one event and returns the commands that follow from it."""
         if isinstance(event, SessionRequested):
             return self._requested(event, now)
         if isinstance(event, SessionsClosed):
@@ -112,7 +113,7 @@ class PathDispatcher:
         return self._grant(servers, now)
 
     def _grant(self, servers: Sequence[int], now: Nanoseconds) -> list[Command]:
-        """Gives what is free on these servers to the heads of their queues."""
+        """Grants free slots on these servers to the heads of their queues."""
         commands: list[Command] = []
         for server in servers:
             state = self.occupancy[server]
@@ -166,7 +167,7 @@ class PathDispatcher:
         return self._withdraw(session, now)
 
     def _withdraw(self, session: _Session, now: Nanoseconds) -> list[Command]:
-        """Takes a request that still waits out of every queue."""
+        """Removes a waiting request from all queues."""
         for server, hop in zip(session.path.servers, session.path.hops, strict=True):
             left = deque(each for each in self._queues[server] if each[0] is not session)
             if len(left) == len(self._queues[server]):

@@ -1,4 +1,4 @@
-"""Routing without chains: what the baselines PETALS and BPRR have in common.
+"""Routing without chains: the common part of the baselines PETALS and BPRR.
 
 The servers are a graph: one can follow another if it hosts the block at which the other's range
 ends. A request takes the path that is cheapest by the metric of a policy when it arrives.
@@ -22,50 +22,50 @@ class PathServer:
     first_block: int
     last_block: int
     slots: int
-    """Block slots: caches of one session in one block it has room for."""
+    """Number of block slots; a block slot is the cache of one session in one block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A way into a server, and what processing there from that block on needs."""
+    """A way into a server, with the blocks to process there."""
 
     before: int
     """Position of the server before; -1: the orchestrator."""
     blocks: int
-    """Processed at the server entered."""
+    """Number of blocks processed at the server entered."""
     cost_ns: Nanoseconds
 
 
 class Occupancy:
-    """Who holds block slots of one server."""
+    """The block slots of one server in use, and the sessions that use them."""
 
     __slots__ = ("assigned", "ends", "free", "held", "running", "slots")
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.free = slots
-        """Not granted to anybody."""
+        """Number of slots that are granted to nobody."""
         self.held = 0
-        """Granted, or asked for by requests that wait."""
+        """Number of slots that are granted, or that waiting requests ask for."""
         self.running = 0
-        """Sessions that go on here."""
+        """Number of sessions that run here."""
         self.assigned = 0
-        """Requests whose path leads here and that have not finished."""
+        """Number of unfinished requests whose path leads here."""
         self.ends: dict[SessionId, tuple[Nanoseconds, int]] = {}
-        """Of sessions that go on: when they are expected to end, and their slots."""
+        """Expected end and number of slots of each running session."""
 
 
 class Metric(Protocol):
-    """What a policy pays for a server on a path besides the cost of its links."""
+    """A policy's price for a server on a path, besides the cost of its links."""
 
     def extra_ns(self, server: int, blocks: int, occupancy: Occupancy, now: Nanoseconds) -> int:
-        """Returns what to add for processing so many blocks on this server now."""
+        """Returns the price of processing `blocks` blocks on a server from now on."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Servers in order and the blocks processed at each."""
+    """A path: its servers in order, with the blocks processed at each."""
 
     chain_id: str
     servers: tuple[int, ...]
@@ -76,17 +76,16 @@ class PathFinder:
     """The servers as a graph: j follows i if j hosts the block that i's range ends at.
 
     Args:
-        servers: All that host something.
-        blocks: Of the model.
-        links: For every server the ways into it; those that need more slots than it has are left
-            out.
+        servers: The servers that host blocks.
+        blocks: Number of blocks of the model.
+        links: The ways into each server; those that need more slots than it has are left out.
     """
 
     def __init__(
         self, servers: Sequence[PathServer], blocks: int, links: Sequence[Sequence[Link]]
     ) -> None:
-        # Ranges end later from server to server, so in this order every server comes after those
-        # that may precede it.
+        # Ranges end later from server to server, so in this order every server comes after all that
+        # may precede it.
         self._order = sorted(range(len(servers)), key=lambda each: servers[each].last_block)
         self._servers = servers
         self._blocks = blocks
@@ -101,7 +100,7 @@ class PathFinder:
     ) -> tuple[int, ...] | None:
         """Returns the cheapest path through all blocks; None if there is none.
 
-        Of several, the one that is found first in the order of servers.
+        Of several cheapest paths, it is the one that is found first in the order of servers.
         """
         reached: list[Nanoseconds | None] = [None] * len(self._servers)
         before = [-1] * len(self._servers)
@@ -122,7 +121,7 @@ class PathFinder:
         return None if best is None else self._walk(before, last)
 
     def path(self, servers: tuple[int, ...], model: ModelKey) -> Path:
-        """Returns the path with its hops; the same object every time."""
+        """Returns the path over these servers with its hops; always the same object."""
         found = self._paths.get(servers)
         if found is None:
             hops, at = [], 0
@@ -144,12 +143,13 @@ class PathFinder:
 
 
 def links_between(servers: Sequence[PathServer], blocks: int, costs: LinkCosts) -> list[list[Link]]:
-    """Returns every way into every server, with what it costs.
+    """Returns all ways into every server, with their costs.
 
     Args:
-        servers: All that host something.
-        blocks: Of the model; the way back from whoever hosts the last one is added to its links.
-        costs: What links cost.
+        servers: The servers that host blocks.
+        blocks: Number of blocks of the model; the way back from a server that hosts the last block
+            is part of the links into it.
+        costs: The costs of links.
     """
     ways: list[list[Link]] = []
     for number, server in enumerate(servers):
@@ -174,7 +174,7 @@ def links_between(servers: Sequence[PathServer], blocks: int, costs: LinkCosts) 
 
 
 class LinkCosts(Protocol):
-    """What a policy counts for going on to a server and processing there."""
+    """A policy's costs of going on to a server and processing there."""
 
     def link_ns(self, before: int, server: int, blocks: int) -> Nanoseconds:
         """Returns the cost of a link; `before` is -1 at the orchestrator."""

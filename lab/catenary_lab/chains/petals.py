@@ -25,33 +25,33 @@ from catenary_services.domain.ids import (
 )
 
 OVERHEAD_NS = 18 * NANOSECONDS_PER_MILLISECOND
-"""Serialisation of one hop."""
+"""Serialisation time of one hop, in nanoseconds."""
 FULL_NS = 10 * NANOSECONDS_PER_SECOND
-"""What a server without cache for one more session costs."""
+"""Cost, in nanoseconds, of a server without cache for one more session."""
 
 
 @dataclass(frozen=True, slots=True)
 class PetalsMetric:
-    """Costs of links, and the fine for servers that are full."""
+    """The costs of links, and the penalty for servers that are full."""
 
     rtt_ns: Callable[[int, int], Nanoseconds]
-    """Round trip between two servers; -1 is the orchestrator."""
+    """Returns the round trip between two servers; -1 is the orchestrator."""
     block_token_ns: Sequence[float]
-    """Computation of one token in one block, by server."""
+    """Computation time of one token in one block, by server."""
     sessions: int
-    """A server takes at a time."""
+    """Number of sessions that a server takes at a time."""
 
     def link_ns(self, before: int, server: int, blocks: int) -> Nanoseconds:
-        """Returns half a round trip, the overhead and the computation."""
+        """Returns the sum of half a round trip, the overhead and the computation."""
         computing = round(self.block_token_ns[server] * blocks)
         return self.rtt_ns(before, server) // 2 + OVERHEAD_NS + computing
 
     def back_ns(self, server: int) -> Nanoseconds:
-        """Returns half a round trip."""
+        """Returns half a round trip, to the orchestrator."""
         return self.rtt_ns(server, -1) // 2
 
     def extra_ns(self, server: int, blocks: int, occupancy: Occupancy, now: Nanoseconds) -> int:
-        """Returns 10 s if the server runs as many sessions as it can."""
+        """Returns 10 s if the server runs as many sessions as it can, and 0 otherwise."""
         return FULL_NS if occupancy.assigned >= self.sessions else 0
 
 
@@ -61,10 +61,10 @@ def petals_dispatcher(
     """Returns a dispatcher that routes as PETALS does.
 
     Args:
-        model: What is served.
-        servers: All that host something, numbered as in `metric`.
-        blocks: Of the model.
-        metric: Costs.
+        model: The model to serve.
+        servers: The servers that host blocks, numbered as in `metric`.
+        blocks: Number of blocks of the model.
+        metric: The costs.
     """
     finder = PathFinder(servers, blocks, links_between(servers, blocks, metric))
     return PathDispatcher(model, servers, finder, metric)

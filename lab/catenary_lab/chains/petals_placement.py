@@ -1,4 +1,4 @@
-"""The baseline PETALS: which blocks a server takes when it joins.
+"""The baseline PETALS: the blocks that a server takes when it joins.
 
 Borzunov et al., "Distributed Inference and Fine-tuning of Large Language Models Over The Internet"
 (NeurIPS 2023), `block_selection` and `throughput` of its code: servers join one after another, and
@@ -26,7 +26,8 @@ from catenary_scheduler.planning.chains.problem import Number, exact
 from catenary_services.errors import InvalidInput
 
 Rule = Literal["sorted", "total"]
-"""`sorted`: least sorted vector of loads (PETALS). `total`: least sum (the paper's authors)."""
+"""Measure by which blocks are served worst. `sorted`: least sorted vector of loads (PETALS).
+`total`: least sum (the paper's authors)."""
 
 _AUTOGRAD_BYTES = 2 * 1024**3
 _AUTOGRAD_HIDDEN = 14336
@@ -39,7 +40,7 @@ _FLOAT16_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class PetalsModel:
-    """What PETALS counts with."""
+    """The model as PETALS counts its memory."""
 
     blocks: int
     hidden_size: int
@@ -49,17 +50,17 @@ class PetalsModel:
 
     @property
     def reserve_bytes(self) -> Fraction:
-        """Kept free for autograd, A."""
+        """Memory in bytes that is kept free for autograd, A."""
         return Fraction(_AUTOGRAD_BYTES * self.hidden_size, _AUTOGRAD_HIDDEN)
 
     @property
     def block_bytes(self) -> Fraction:
-        """Weights of one block in NF4, w."""
+        """Weights of one block in NF4, in bytes, w."""
         return self.parameters_per_block * _NF4_BYTES * _WEIGHT_ALLOWANCE
 
     @property
     def cache_bytes(self) -> Fraction:
-        """Attention cache a server keeps for each of its blocks, k."""
+        """Attention cache in bytes that a server keeps for each of its blocks, k."""
         groups = self.attention_heads // self.kv_heads
         multi_query = self.kv_heads == 1 and self.attention_heads > 1
         tokens = _CACHED_TOKENS_MULTI_QUERY if multi_query else _CACHED_TOKENS
@@ -70,30 +71,30 @@ class PetalsModel:
         return int(self.cache_bytes / exact(session_block_bytes))
 
     def slots(self, hosted: int, session_block_bytes: Number) -> int:
-        """Returns the block slots of a server with so many blocks, floor(m k / s_c)."""
+        """Returns the block slots of a server with `hosted` blocks, floor(m k / s_c)."""
         return int(hosted * self.cache_bytes / exact(session_block_bytes))
 
 
 @dataclass(frozen=True, slots=True)
 class PetalsServer:
-    """A server that joins."""
+    """A server that joins the swarm."""
 
     memory_bytes: Number
     forward_rps: Number
-    """Forward passes of one block it computes per second."""
+    """Number of forward passes of one block that it computes per second."""
     network_rps: Number
-    """Requests its network carries per second."""
+    """Number of requests that its network carries per second."""
     most_blocks: int | None = None
-    """Cap on what it hosts, whatever its memory."""
+    """Largest number of blocks it may host, whatever its memory; None: no limit."""
 
     def hosted(self, model: PetalsModel) -> int:
-        """Returns how many blocks it takes: min(L, floor((M - A) / (w + k)))."""
+        """Returns how many blocks the server takes: min(L, floor((M - A) / (w + k)))."""
         room = exact(self.memory_bytes) - model.reserve_bytes
         fit = max(0, int(room / (model.block_bytes + model.cache_bytes)))
         return min(model.blocks, fit if self.most_blocks is None else min(fit, self.most_blocks))
 
     def throughput(self, hosted: int) -> Fraction:
-        """Returns r = min(f / ((1 + m) / 2), n)."""
+        """Returns the throughput r = min(f / ((1 + m) / 2), n) of a server with m blocks."""
         return min(exact(self.forward_rps) * 2 / (1 + hosted), exact(self.network_rps))
 
 
@@ -103,13 +104,13 @@ def petals_placement(
     """Returns the blocks of every server, by its index.
 
     Args:
-        model: What is served.
-        servers: Who serves it.
-        order: In which order they join; a permutation of their indices.
-        rule: What "served worst" means.
+        model: The model to place.
+        servers: The servers that join.
+        order: The order in which they join, a permutation of their indices.
+        rule: The measure by which blocks are served worst.
 
     Raises:
-        InvalidInput: If `order` is not a permutation.
+        InvalidInput: `order` is not a permutation.
     """
     if sorted(order) != list(range(len(servers))):
         raise InvalidInput("order", "must name every server once")

@@ -1,4 +1,4 @@
-"""Windows of consecutive blocks: what the placements of PETALS and BPRR have in common."""
+"""Windows of consecutive blocks: the common part of the placements of PETALS and BPRR."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from math import lcm
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Blocks `[first_block, last_block)` hosted by one server; empty: it hosts nothing."""
+    """The blocks `[first_block, last_block)` that one server hosts; none if it is empty."""
 
     first_block: int
     last_block: int
 
     @property
     def blocks(self) -> int:
-        """How many."""
+        """Number of blocks in the window."""
         return self.last_block - self.first_block
 
 
@@ -37,7 +37,7 @@ def window_sums(values: Sequence[int], length: int) -> list[int]:
 def least_sorted(values: Sequence[int], length: int) -> int:
     """Returns the first block of the window whose sorted values are least, lexicographically.
 
-    Of several such windows, the first.
+    Of several such windows, it is the first.
     """
     windows = range(len(values) - length + 1)
     return min(windows, key=lambda first: sorted(values[first : first + length]))

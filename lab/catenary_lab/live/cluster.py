@@ -1,4 +1,4 @@
-"""The processes of a live scenario, and what they make of a load."""
+"""The processes of a live scenario, and the load that they serve."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from catenary_services.models.model_repository import ModelRepository
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 
 AS_SIMULATED = {"fair_share": False}
-"""Simulations have no gateway in front that refuses what might be late."""
+"""Gateway settings as in simulations, which have no gateway that refuses requests that may be
+late."""
 EMULATED = {"heartbeat_s": 2.0, "silence_s": 20.0}
-"""A dozen processes and more on two cores must not take each other for dead."""
+"""Timeouts of clusters with many emulated agents: a dozen processes and more on two cores must not
+take each other for dead."""
 REAL = {"heartbeat_s": 1.0, "silence_s": 15.0}
-"""The same where agents have a real model, and there are fewer of them."""
+"""Timeouts of clusters whose agents have a real model, of which there are fewer."""
 
 ClusterT = TypeVar("ClusterT", bound=LocalCluster)
 
@@ -32,7 +34,7 @@ ClusterT = TypeVar("ClusterT", bound=LocalCluster)
 def settings(
     patience: Mapping[str, float], scheduler: Mapping[str, Any], **agent: Any
 ) -> dict[str, dict[str, Any]]:
-    """Returns what processes of a live run are told beyond the usual, by their role."""
+    """Returns the settings of processes of a live run, beyond the usual ones, by their role."""
     return {
         "gateway": dict(AS_SIMULATED),
         "agent": {**patience, **agent},
@@ -60,15 +62,15 @@ class LiveCluster:
 
     @property
     def processes(self) -> int:
-        """How many there are, Redis included."""
+        """Number of processes, Redis included."""
         return len(self.cluster.children) + 1
 
     async def serve(self, moments: Moments, reply_allowance_ms: float) -> LoadOutcome:
-        """Returns what becomes of requests that arrive at these moments.
+        """Returns the outcome of requests that arrive at the given times.
 
         Args:
-            moments: Per model.
-            reply_allowance_ms: Clients ask for their result so much before they need it.
+            moments: Arrival times by model.
+            reply_allowance_ms: Time by which clients ask for their result before they need it.
         """
         target = f"127.0.0.1:{self.cluster.grpc_port}"
         order = LoadOrder(target, dict(self.slo_ms), reply_allowance_ms, moments)
@@ -98,11 +100,11 @@ async def running(
     """Runs a cluster of emulated agents that serves a plan.
 
     Args:
-        problem: What the plan was made for, dilated as the plan is.
-        agents: Every virtual GPU, a process each.
-        plan: Who hosts what.
-        folder: For models, logs and Redis data.
-        scheduler: Its settings beyond the usual.
+        problem: The problem that the plan was made for, dilated as the plan is.
+        agents: The agents, one process for every virtual GPU.
+        plan: The plan, which says which agent hosts what.
+        folder: Folder for models, logs and Redis data.
+        scheduler: Settings of the scheduler beyond the usual ones.
         progress: Told what is being waited for.
     """
     repository = ModelRepository(folder / "models")

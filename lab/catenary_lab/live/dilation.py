@@ -1,4 +1,4 @@
-"""Slower by one factor: what lets two cores stand for a cluster of GPUs."""
+"""Slows a problem and its plan by one factor, so that two cores can stand for many GPUs."""
 
 from __future__ import annotations
 

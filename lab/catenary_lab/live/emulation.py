@@ -1,4 +1,4 @@
-"""What the processes of a live scenario read: models without weights, device profiles, the plan."""
+"""Writes what the processes of a live scenario read: models without weights, profiles, the plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from catenary_services.models.model_repository import ModelRepository
 
 INPUT = "input"
 FEATURES = 16
-"""Requests carry one small row: inputs are not part of what is measured."""
+"""Number of features of a request's only row, which is small: inputs are not part of what is
+measured."""
 _NS_PER_US = 1_000
 
 
@@ -63,7 +64,7 @@ def _table(model: PooledModel) -> BlockTable:
 
 
 def write_profiles(folder: Path, problem: PoolingProblem) -> dict[Device, Path]:
-    """Writes the block times of each kind of virtual GPU; returns where."""
+    """Writes the block times of each kind of virtual GPU; returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {}
     devices = {device for model in problem.models for device in model.latency_us}
@@ -82,7 +83,7 @@ def write_profiles(folder: Path, problem: PoolingProblem) -> dict[Device, Path]:
 
 
 def plan_document(plan: Plan) -> dict[str, object]:
-    """Returns the plan as a placement: who hosts what; times are the agents' own."""
+    """Returns the plan as a placement, without times: those are the agents' own."""
     return placement_document(Placement(tuple(_placement(model) for model in plan.models)))
 
 
@@ -105,7 +106,7 @@ def _placement(model: ModelPlan) -> ModelPlacement:
 def agent_settings(
     agents: Sequence[Agent], profiles: Mapping[Device, Path]
 ) -> tuple[dict[str, Any], ...]:
-    """Returns what each agent process is to be, see `catenary_agent.settings.AgentSettings`."""
+    """Returns the settings of each agent process, see `catenary_agent.settings.AgentSettings`."""
     return tuple(
         {
             "agent_id": agent.agent_id,

@@ -1,7 +1,7 @@
-"""Load generators: processes of their own, open loop, that share no event loop with what they load.
+"""Load generators: processes of their own, open loop, that share no event loop with the servers.
 
 A generator's module is called as `python -m MODULE ORDER ANSWER`: it reads the one file and writes
-the other. What it sends goes at its moment, whatever became of what went before, and times count
+the other. Every request is sent when it is due, whatever became of earlier ones, and times count
 from that moment: a stalled server cannot hide behind a stalled generator.
 """
 
@@ -21,14 +21,14 @@ from catenaryd.local.supervisor import end_with_parent
 
 T = TypeVar("T")
 LEAD_S = 0.5
-"""Between the start of the process and the first arrival."""
+"""Seconds between the start of the process and the first arrival."""
 
 
 async def generate_load(module: str, order: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns what the generator wrote.
+    """Returns the document that the generator wrote.
 
     Raises:
-        Unavailable: it did not end well.
+        Unavailable: The process did not end well.
     """
     file, answer = folder / "load.json", folder / "outcome.json"
     answer.unlink(missing_ok=True)
@@ -58,11 +58,11 @@ async def generate_load(module: str, order: Mapping[str, Any], folder: Path) -> 
 async def send_all(
     due_s: Sequence[float], send: Callable[[int, float], Awaitable[T]]
 ) -> tuple[list[T], float]:
-    """Returns what became of everything that was sent, and how late it was sent (p99, seconds).
+    """Returns the outcomes of all requests, and how late they were sent (p99, seconds).
 
     Args:
-        due_s: When each is to be sent, ascending, from about now.
-        send: Sends what has this number, which is due at this moment of `time.monotonic`.
+        due_s: Time at which each is to be sent, ascending, in seconds from about now.
+        send: Sends the request of a number, which is due at a time of `time.monotonic`.
     """
     lags_s = [0.0]
 
@@ -86,7 +86,8 @@ def run_generator(generate: Callable[[dict[str, Any]], Coroutine[Any, Any, Any]]
     """Runs the process of a generator.
 
     Args:
-        generate: Sends what the order's document says; returns a dataclass of the outcome.
+        generate: Makes the load that an order's document describes; returns a dataclass of the
+            outcome.
     """
     import uvloop
 

@@ -1,6 +1,6 @@
 """The load generator of a live scenario: a process of its own, open loop, over real gRPC.
 
-A request is in time if its result is here within the SLO, counted from the moment it was due.
+A request is in time if its result arrives within the SLO, counted from the moment it was due.
 """
 
 from __future__ import annotations
@@ -19,33 +19,34 @@ from catenary_lab.live.emulation import FEATURES, INPUT
 from catenary_lab.live.generator import generate_load, run_generator, send_all
 
 Moments = Mapping[str, Sequence[float]]
-"""Per model, seconds from the start, ascending."""
+"""Arrival times by model, in seconds from the start, ascending."""
 
 _PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOrder:
-    """What to send where."""
+    """The order of a load: the requests to send, and where to."""
 
     target: str
     slo_ms: dict[str, float]
     reply_allowance_ms: float
-    """Requests name an SLO so much shorter than the one they are measured against."""
+    """Difference between the SLO that requests are measured against and the shorter one that they
+    name."""
     moments: Moments
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOutcome:
-    """What became of one model's requests."""
+    """The outcome of one model's requests."""
 
     requests: int
     on_time: int
     late: int
     refused: dict[str, int]
-    """By reason; requests that ended without a result."""
+    """Number of requests that ended without a result, by reason."""
     latencies_ms: tuple[float, ...]
-    """Of those that were answered, ascending."""
+    """Latencies of the requests that were answered, ascending."""
 
     @property
     def attainment(self) -> float:
@@ -59,18 +60,18 @@ class ModelOutcome:
 
 @dataclass(frozen=True, slots=True)
 class LoadOutcome:
-    """What became of all of them."""
+    """The outcome of all requests."""
 
     models: dict[str, ModelOutcome]
     send_lag_p99_ms: float
-    """How late the generator itself was; counts against the servers."""
+    """Delay of sending by the generator itself, 99th percentile; it counts against the servers."""
 
 
 async def run_load(order: LoadOrder, folder: Path) -> LoadOutcome:
     """Returns the outcome of a load made by a process of its own.
 
     Raises:
-        Unavailable: it did not end well.
+        Unavailable: The process did not end well.
     """
     document = await generate_load("catenary_lab.live.load", asdict(order), folder)
     models = {name: ModelOutcome(**entry) for name, entry in document["models"].items()}

@@ -1,7 +1,7 @@
-"""A scenario twice: in the simulator, and on real processes with the same plan and arrivals.
+"""Runs a scenario twice: in the simulator, and on real processes with the same plan and arrivals.
 
-The simulator runs the cluster as it is; the processes run it dilated, with the arrivals at the same
-moments times the dilation. Load factors are looked for in the same way in both.
+The simulator runs the cluster as it is; the processes run it dilated, with all arrival times
+multiplied by the dilation. Load factors are searched for in the same way in both.
 """
 
 from __future__ import annotations
@@ -24,55 +24,56 @@ from catenary_simulator.simulate import SimulationSetup, run, set_up
 
 Progress = Callable[[str], None]
 SAFETY_MARGIN_MS = 10.0
-"""Batches leave so much before the last moment: the way through the processes takes its time."""
+"""Time by which batches leave before the last moment, for their way through the processes."""
 _WARM_UP_FACTOR = 0.5
 _WARM_UP_SEED = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class LiveTask:
-    """What to serve, and how long and how slowly."""
+    """The models to serve, and for how long and how slowly."""
 
     problem: PoolingProblem
     plan: PooledPlan
     dilation: float
     duration_s: float
-    """Of a run on the wall clock; the simulated one is shorter by the dilation."""
+    """Duration of a run on the wall clock; the simulated one is shorter by the dilation."""
     warm_up_s: float
     reply_allowance_ms: float
-    """Part of the SLO, before dilation, that clients keep for the way back to them."""
+    """Part of the SLO, before dilation, that clients reserve for the way of the result back to
+    them."""
 
     def base_rps(self) -> dict[str, float]:
-        """Returns what the plan promises each model: load factor 1."""
+        """Returns the rate that the plan promises each model, which is load factor 1."""
         return {each.name: each.weight * self.plan.objective for each in self.problem.models}
 
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """Which load factors to try."""
+    """The load factors to try."""
 
     target: float
     step: float
     highest: float
     most_runs: int
-    """Of each seed, on real processes."""
+    """Largest number of runs on real processes for each seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveRun:
-    """The same load in both worlds."""
+    """The figures of one load on real processes and in the simulator."""
 
     seed: int
     load_factor: float
     simulated: SimulationResult
     live: LoadOutcome
     cpu_cores: float
-    """What all processes of the cluster used, without the load generator."""
+    """CPU cores that all processes of the cluster used on average, without the load generator."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveFindings:
-    """Everything that was run, and the largest load factors per (seed, model)."""
+    """All runs, and the largest load factors by seed and model."""
 
     processes: int
     agents: int
@@ -89,14 +90,14 @@ async def largest_factors(
 ) -> dict[str, float]:
     """Returns the largest load factor each model holds: up from `begin` if all do, else down.
 
-    Up it goes only while every model holds the factor; one that fails at a factor is not tried at
-    a larger one. A model that held none within `wanted.most_runs` runs has 0.
+    The search goes up only while every model holds the factor; a model that fails at a factor is
+    not tried at a larger one. A model that held none within `wanted.most_runs` runs has 0.
 
     Args:
         held_at: Serves a factor; returns the models that held it.
-        names: Of the models.
-        begin: Where a look is most worth while: what the simulator found.
-        wanted: Limits.
+        names: Names of the models.
+        begin: Load factor to begin with: the one that the simulator found.
+        wanted: Limits of the search.
     """
     factor = max(wanted.step, begin)
     held = dict.fromkeys(await held_at(factor), factor)
@@ -113,7 +114,7 @@ async def largest_factors(
 
 
 class LiveScenario:
-    """Both worlds of one task."""
+    """One task in the simulator and on real processes."""
 
     def __init__(self, task: LiveTask, wanted: SearchPlan) -> None:
         self._task = task
@@ -124,7 +125,7 @@ class LiveScenario:
         self._runs: list[LiveRun] = []
 
     async def compare(self, seeds: list[int], folder: Path, progress: Progress) -> LiveFindings:
-        """Returns the load factors of all seeds in both worlds."""
+        """Returns the load factors of all seeds, simulated and live."""
         task = self._task
         problem = dilate_problem(task.problem, task.dilation)
         dilated = set_up(problem, dilate_plan(task.plan, task.dilation))
@@ -155,7 +156,7 @@ class LiveScenario:
     # Simulated
 
     def simulation(self, seed: int, factor: float) -> SimulationResult:
-        """Returns a run of the simulator, made once."""
+        """Returns a run of the simulator, which is made once per seed and factor."""
         known = self._simulations.get((seed, factor))
         if known is None:
             margin_ns = SAFETY_MARGIN_MS * NANOSECONDS_PER_MILLISECOND / self._task.dilation

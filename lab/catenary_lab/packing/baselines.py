@@ -1,7 +1,7 @@
 """Best fit and worst fit: sessions stay where they were put until they end (Mell, section VIII-B).
 
-The paper does not say what becomes of sessions that outgrow their GPU. Here the youngest of them
-loses its cache and is dispatched again, its tokens read anew, as engines without migration do; the
+The paper does not say what happens to sessions that outgrow their GPU. Here the youngest of them
+loses its cache and is dispatched again, its tokens read anew, as in engines without migration. The
 rivals that reserve the final length at admission are these same policies, told final lengths.
 """
 
@@ -19,29 +19,29 @@ from catenary_scheduler.packing.validating import check_epoch, check_size
 class Baseline(ABC):
     """Frame of the plain policies: depart, grow, relieve, place in order, close.
 
-    Who cannot be placed waits; nobody overtakes (first come, first served). A preempted session
-    waits before all others.
+    A session that cannot be placed waits, and no session overtakes it (first come, first served). A
+    preempted session waits before all others.
 
     Args:
-        capacity: Of a GPU.
-        most_bins: That may be active at a time; None: any number.
+        capacity: Capacity of a GPU, in blocks.
+        most_bins: Largest number of active GPUs; None: any number.
     """
 
     def __init__(self, capacity: int, *, most_bins: int | None = None) -> None:
         self._shelves = ActiveBins(capacity, most_bins)
         self._ages: dict[Item, int] = {}
-        """Order of arrival of everyone placed or queued."""
+        """Order of arrival of every session that is placed or queued."""
         self._arrived = 0
         self._waiting: dict[Item, int] = {}
-        """Sizes of queued sessions, in their order."""
+        """Sizes of queued sessions, in the order of the queue."""
 
     def epoch(
         self, departed: Iterable[Item], sizes: Mapping[Item, int], arrived: Mapping[Item, int]
     ) -> EpochResult:
-        """Takes what happened since the last epoch and returns what changes; see `Policy`.
+        """Takes the events since the last epoch and returns the changes; see `Policy`.
 
         Raises:
-            InvalidInput: If a session is larger than a GPU, or not known, or known already; nothing
+            InvalidInput: A session is larger than a GPU, is unknown, or is known already; nothing
                 has changed then.
         """
         shelves = self._shelves
@@ -54,7 +54,7 @@ class Baseline(ABC):
             self._waiting[item] = sizes[item]
         origins: dict[Item, int] = {}
         preempted = self._relieve(origins)
-        shelves.close_empty()  # idle is idle: whoever comes in this epoch does not keep it on
+        shelves.close_empty()  # even if a session arrives in this epoch, an idle GPU closes
         self._waiting = {**preempted, **self._waiting}
         for item, size in arrived.items():
             assert 0 < size <= shelves.capacity, "a session must fit an empty gpu"
@@ -71,10 +71,10 @@ class Baseline(ABC):
         )
 
     def place(self, item: Item, size: int, gpu: int) -> None:
-        """Adopts a session that somebody else has put on a GPU, new or known.
+        """Adopts a session, new or known, that somebody else has put on a GPU.
 
         Raises:
-            InvalidInput: If it is larger than a GPU.
+            InvalidInput: The session is larger than a GPU.
         """
         check_size("size", size, self._shelves.capacity)
         if item in self._ages:
@@ -87,26 +87,26 @@ class Baseline(ABC):
         self._shelves.put(item, size, gpu)
 
     def bin_of(self, item: Item) -> int | None:
-        """Returns where a session is; None if it is queued or unknown."""
+        """Returns the GPU of a session; None if the session is queued or unknown."""
         return self._shelves.bin_of(item)
 
     def size_of(self, item: Item) -> int:
-        """Returns what a placed session holds."""
+        """Returns the number of blocks that a placed session holds."""
         return self._shelves.size_of(item)
 
     def bins(self) -> Mapping[int, Sequence[Item]]:
-        """Returns the active GPUs and their sessions."""
+        """Returns the active GPUs, each with its sessions."""
         return self._shelves.bins()
 
     @abstractmethod
     def _choose(self, size: int) -> int | None:
-        """Returns the active GPU for a session of a size; None if none has room."""
+        """Returns the active GPU for a session of this size; None if none has room."""
 
     def _relieve(self, origins: dict[Item, int]) -> dict[Item, int]:
-        """Makes overflowing GPUs fit again; returns who lost its cache, oldest first.
+        """Makes overflowing GPUs fit again; returns the sessions that lost caches, oldest first.
 
         Args:
-            origins: Where who moves came from, to be added to.
+            origins: The GPUs that moved sessions come from, to be added to.
         """
         victims: dict[Item, int] = {}
         for gpu in self._shelves.overflowing():
@@ -116,10 +116,10 @@ class Baseline(ABC):
         return {item: victims[item] for item in sorted(victims, key=self._ages.__getitem__)}
 
     def _rebalance(self, origins: dict[Item, int]) -> None:  # noqa: B027 - a hook, not a duty
-        """Moves running sessions; plain policies do not."""
+        """Moves running sessions; plain policies move none."""
 
     def _bin_for(self, size: int) -> int | None:
-        """Returns the GPU of choice, a new one if none has room; None if there may be no more."""
+        """Returns the GPU of choice, a new one if none has room; None if no more are allowed."""
         gpu = self._choose(size)
         return self._shelves.activate() if gpu is None else gpu
 
@@ -140,7 +140,7 @@ class Baseline(ABC):
     def _net_moves(
         self, origins: Mapping[Item, int], placed: Iterable[Item]
     ) -> tuple[PackingMove, ...]:
-        """Returns a move for everyone who was on another GPU before, however it got there."""
+        """Returns a move for every session that is on another GPU than before."""
         fresh = set(placed)
         moves = []
         for item, source in origins.items():

@@ -1,4 +1,4 @@
-"""Even load as a policy of its own, which Mell is measured by: worst fit, and then even loads."""
+"""Even load as a policy of its own, a rival of Mell: worst fit, then moves that even out loads."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from catenary_scheduler.packing.moves import Item, PackingMove
 
 
 class LoadBalancing(WorstFit):
-    """Worst fit with migration: what overflows moves, then the loads are made even.
+    """Worst fit with migration: overflowing sessions move, then the loads are made even.
 
     Args:
-        capacity: Of a GPU.
-        most_bins: That may be active at a time; None: any number.
+        capacity: Capacity of a GPU, in blocks.
+        most_bins: Largest number of active GPUs; None: any number.
         threshold: Loads that differ by no more than this stay; None: a tenth of the capacity.
     """
 
@@ -25,7 +25,7 @@ class LoadBalancing(WorstFit):
         self._threshold = int(THRESHOLD_SHARE * capacity) if threshold is None else threshold
 
     def _relieve(self, origins: dict[Item, int]) -> dict[Item, int]:
-        """Moves the smallest session that suffices; only where no GPU has room one is preempted."""
+        """Moves the smallest session that suffices, and preempts only where no GPU has room."""
         shelves = self._shelves
         for gpu in shelves.overflowing():
             while (excess := shelves.load_of(gpu) - shelves.capacity) > 0:
@@ -37,7 +37,7 @@ class LoadBalancing(WorstFit):
         return super()._relieve(origins)
 
     def _relieving(self, items: Iterable[Item], excess: int) -> Item:
-        """Returns the smallest session of at least the excess; the largest if none is."""
+        """Returns the smallest session of at least the excess; the largest if all are smaller."""
         ordered = sorted(items, key=lambda item: (self._shelves.size_of(item), -self._ages[item]))
         enough = (item for item in ordered if self._shelves.size_of(item) >= excess)
         return next(enough, ordered[-1])

@@ -1,4 +1,4 @@
-"""Policies of packing by the names scenarios give them."""
+"""Policies of packing by their names in scenarios."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from catenary_scheduler.packing.moves import EpochResult, Item, PackingMove
 from catenary_scheduler.packing.policies import PackingPolicy
 
 PolicyName = Literal["best-fit", "worst-fit", "load-balancing", "mell", "mell-batched", "pack"]
-"""mell: the paper's rules, one operation after the other; mell-batched: an epoch's operations
-together; pack: the same bound with few moves, as deployments run it."""
+"""Names of policies. mell: the paper's rules, one operation after the other; mell-batched: an
+epoch's operations together; pack: the same bound with few moves, as deployments run it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """Which policy, and how.
+    """A policy by its name, with its options.
 
     Attributes:
-        name: Of the policy.
-        reserve: Sessions count with their final length from the start (BF and WF of systems that
-            reserve), which no policy can know in service.
-        threshold: Of load balancing, as a share of the capacity.
+        name: Name of the policy.
+        reserve: Whether sessions count with their final length from the start (BF and WF of systems
+            that reserve), which no policy can know in service.
+        threshold: Threshold of load balancing, as a share of the capacity.
     """
 
     name: PolicyName
@@ -35,26 +35,26 @@ class PolicyChoice:
     threshold: float = THRESHOLD_SHARE
 
     def make(self, capacity: int, most_gpus: int | None) -> PackingPolicy:
-        """Returns the policy, empty.
+        """Returns the policy without sessions.
 
         Args:
-            capacity: Of a GPU, in blocks.
-            most_gpus: There are; None: any number.
+            capacity: Capacity of a GPU, in blocks.
+            most_gpus: Number of GPUs; None: any number.
         """
         return _MAKERS[self.name](self, capacity, most_gpus)
 
 
 class OneByOne(MellPool):
-    """Mell without operation batching: an epoch is a row of single operations.
+    """Mell without operation batching: an epoch is a sequence of single operations.
 
-    Every move of every operation counts, of a session that moves twice both; only sessions that
-    came or ended in this very epoch have nothing to move.
+    Every move of every operation counts, also both of a session that moves twice. Only sessions
+    that came or ended in this very epoch have nothing to move.
     """
 
     def epoch(
         self, departed: Iterable[Item], sizes: Mapping[Item, int], arrived: Mapping[Item, int]
     ) -> EpochResult:
-        """Takes what happened as operations: who ended, who grew, who came."""
+        """Takes the events of an epoch as single operations: departures, growth, arrivals."""
         moves: list[PackingMove] = []
         gone = list(departed)
         placed: set[Item] = set()

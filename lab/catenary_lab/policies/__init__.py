@@ -1,9 +1,9 @@
-"""Rivals of the policies that choose a chain for a session, by the names scenarios give them.
+"""Rivals of the policies that choose a chain for a session, by their names in scenarios.
 
 balancing            JSQ, SA-JSQ, JIQ and SED: a queue at every chain
 balancing_sessions   by number of sessions or by context, as clusters of engines are balanced
-bound_queues         where requests wait under all of these but least context
-draws                random numbers for those that settle ties by chance
+bound_queues         queues at the chains, for all of these but least context
+draws                random numbers for policies that break ties at random
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ POLICIES = (*OWN, *RIVALS)
 
 
 def policy_named(name: str, random_below: RandomBelow) -> PolicyFactory:
-    """Returns what makes a policy for each model, of a rival or of the scheduler's own.
+    """Returns the factory of a policy, be it a rival or one of the scheduler's own.
 
     Args:
         name: One of `POLICIES`.
-        random_below: Settles ties of those that draw.
+        random_below: Breaks ties of policies that draw.
 
     Raises:
-        InvalidInput: If there is no such policy.
+        InvalidInput: There is no such policy.
     """
     if name in OWN:
         return policy_factory(name)
@@ -70,14 +70,14 @@ def policy_named(name: str, random_below: RandomBelow) -> PolicyFactory:
 
 
 def seeded(name: str, seed: int) -> PolicyFactory:
-    """Returns the same, with ties settled by a seed: each policy that is made draws from the start.
+    """Returns the factory of a policy that breaks ties by a seed; each policy made draws anew.
 
     Args:
         name: One of `POLICIES`.
         seed: Decides the draws.
 
     Raises:
-        InvalidInput: If there is no such policy.
+        InvalidInput: There is no such policy.
     """
     policy_named(name, Draws(seed).below)
 

@@ -1,8 +1,8 @@
-"""Policies with a queue per chain, to compare with: JSQ, SA-JSQ, JIQ and SED.
+"""Policies with a queue per chain, for comparison: JSQ, SA-JSQ, JIQ and SED.
 
 As defined for the experiments of server-chain composition (section 4.1.2): Z_k is the number of
 sessions on a chain and waiting for it, c_k its capacity, mu_k its rate. A request is bound to its
-chain when it arrives. They look at every chain for every request.
+chain when it arrives. The policies look at every chain for every request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from catenary_scheduler.dispatch.events import SessionRequested
 
 
 class _Bound:
-    """What these policies have in common: they need not be told who leaves."""
+    """The common part of these policies, which need not be told of sessions that leave."""
 
     central = False
 
@@ -24,14 +24,14 @@ class _Bound:
         self._routes: list[ChainState] = []
 
     def rebuild(self, routes: Sequence[ChainState]) -> None:
-        """Takes the routes."""
+        """Replaces the routes to choose from."""
         self._routes = [route for route in routes if route.capacity > 0]
 
     def offer(self, route: ChainState) -> None:
-        """Nothing to do."""
+        """Ignores that a session left a route."""
 
     def freed(self, cache: Cache) -> None:
-        """Nothing to do."""
+        """Ignores that slots of a cache were freed."""
 
 
 class JoinShortestQueue(_Bound):
@@ -63,7 +63,7 @@ class JoinIdleQueue(_Bound):
         self._random_below = random_below
 
     def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
-        """Returns a chain that is not full, if there is one."""
+        """Returns a random chain that is not full; any chain if all are full."""
         free = [route for route in self._routes if route.jobs < route.capacity]
         return _any_of(free or self._routes, self._random_below)
 
@@ -72,7 +72,7 @@ class SmallestExpectedDelay(_Bound):
     """SED: the chain with the least 1/mu_k + (Z_k - c_k + 1)+ / (mu_k c_k); ties to the first."""
 
     def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
-        """Returns the chain that seems to finish it first."""
+        """Returns the chain that is expected to finish the request first."""
         return min(self._routes, key=_expected_delay) if self._routes else None
 
 

@@ -1,8 +1,8 @@
 """Policies for chains that share their time among all sessions: by number, or by context.
 
-What clusters of generation engines run by default, to compare with: join the shortest queue
-(DistServe), the better of two random ones (power of two choices, Mitzenmacher 2001), and the fewest
-tokens. They ignore c_k: an engine takes whatever comes and batches it.
+Clusters of generation engines run such policies by default: join the shortest queue (DistServe),
+the better of two random ones (power of two choices, Mitzenmacher 2001), and the fewest tokens. They
+ignore c_k: an engine takes whatever comes and batches it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FewestSessions:
         self._routes: list[ChainState] = []
 
     def rebuild(self, routes: Sequence[ChainState]) -> None:
-        """Takes the routes."""
+        """Replaces the routes to choose from."""
         self._routes = list(routes)
 
     def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
@@ -44,17 +44,17 @@ class FewestSessions:
         return shortest[self._random_below(len(shortest))]
 
     def offer(self, route: ChainState) -> None:
-        """Nothing to do."""
+        """Ignores that a session left a route."""
 
     def freed(self, cache: Cache) -> None:
-        """Nothing to do."""
+        """Ignores that slots of a cache were freed."""
 
 
 class PowerOfTwoChoices(FewestSessions):
     """Two different chains at random; the one with fewer sessions, the first drawn if equal."""
 
     def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
-        """Returns the better of two."""
+        """Returns the one of two random chains that has fewer sessions."""
         routes = self._routes
         if len(routes) < 2:
             return routes[0] if routes else None
@@ -66,13 +66,13 @@ class PowerOfTwoChoices(FewestSessions):
 
 
 class LeastContext(SloPlacer):
-    """The chain whose sessions hold the fewest tokens, as gateways report them; nobody waits.
+    """The chain whose sessions hold the fewest tokens, as gateways report them; no request waits.
 
-    A free slot is needed all the same; of equals, the first.
+    A free slot is needed all the same. Of equal chains, it is the first.
     """
 
     def fault(self, event: SessionRequested, now: Nanoseconds) -> ObjectiveViolation | None:
-        """Refuses nobody."""
+        """Returns None: no request is refused for its objectives."""
         return None
 
     def choose(self, sequence: SequenceRequest, now: Nanoseconds) -> ChainState | None:

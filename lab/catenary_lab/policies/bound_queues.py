@@ -1,4 +1,4 @@
-"""Where requests wait under policies that bind them when they arrive: each at its chain."""
+"""Queues of requests under policies that bind them on arrival: one at each chain."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ class PerChainQueues:
         self._slots = slots
         self._sequences: dict[SequenceRequest, None] = {}
         self._queues: dict[ChainState, deque[SequenceRequest]] = {}
-        """Who waits at each route, first come first; `ChainState.bound` says how many they are."""
+        """Requests that wait at each route, first come first; `ChainState.bound` is their
+        number."""
         self._look: dict[ChainState, None] = {}
-        """Routes where somebody may start."""
+        """Routes at which a waiting request may be able to start."""
         self._blocked: dict[ResourceId, list[ChainState]] = {}
         """Routes that wait for slots of a cache although they are not full."""
 
@@ -31,18 +32,18 @@ class PerChainQueues:
         return len(self._sequences)
 
     def push(self, sequence: SequenceRequest) -> None:
-        """Binds a request to the route the policy chooses and has it wait there."""
+        """Binds a request to the route that the policy chooses, and has it wait there."""
         self._sequences[sequence] = None
         self._bind(sequence)
 
     def remove(self, sequence: SequenceRequest) -> None:
-        """Has a request wait no more."""
+        """Removes a waiting request from its queue."""
         if sequence in self._sequences:
             del self._sequences[sequence]
             self._unbind(sequence)
 
     def next(self, now: Nanoseconds) -> tuple[SequenceRequest, ChainState] | None:
-        """Returns the first of a queue at a route that is free."""
+        """Returns the head of a queue and its route if it can start now; None if no head can."""
         while self._look:
             route = next(iter(self._look))
             queue = self._queues.get(route)
@@ -54,7 +55,7 @@ class PerChainQueues:
                 elif route.has_room(sequence.tokens):
                     self.remove(sequence)
                     return sequence, route
-                else:  # any of them may have too few tokens left
+                else:  # any cache of the route may have too few tokens left
                     for cache in route.claims.caches:
                         self._blocked.setdefault(cache.resource, []).append(route)
             del self._look[route]
@@ -65,11 +66,11 @@ class PerChainQueues:
         return None
 
     def sequences(self) -> list[SequenceRequest]:
-        """Returns who waits, in order of arrival."""
+        """Returns the waiting requests in order of arrival."""
         return sorted(self._sequences, key=_arrival)
 
     def rebuild(self, routes: Sequence[ChainState]) -> None:
-        """Binds everybody anew who waits at a route that is gone, or at none."""
+        """Binds requests anew that wait at a route that is gone, or at none."""
         self._policy.rebuild(routes)
         here = set(routes)
         homeless = [t for t in self.sequences() if t.route is None or t.route not in here]
@@ -81,12 +82,12 @@ class PerChainQueues:
         self._look = dict.fromkeys(routes)
 
     def offer(self, route: ChainState) -> None:
-        """A session left this route."""
+        """Notes that a session left this route."""
         self._policy.offer(route)
         self._look[route] = None
 
     def freed(self, cache: Cache) -> None:
-        """Slots of this cache were freed."""
+        """Notes that slots of this cache were freed."""
         self._policy.freed(cache)
         for route in self._blocked.pop(cache.resource, ()):
             self._look[route] = None

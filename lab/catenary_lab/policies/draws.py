@@ -1,4 +1,4 @@
-"""Random numbers for dispatchers that settle ties by chance."""
+"""Random numbers for dispatchers that break ties at random."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _DRAWN = 4096
 
 
 class Draws:
-    """Random numbers, drawn many at a time.
+    """A source of random numbers, which are drawn many at a time.
 
     Args:
         seed: Decides all of them.

@@ -1,4 +1,4 @@
-"""What pooled pipelines are compared with: planners, the artifact's rules, a dispatcher.
+"""Rivals of pooled pipelines: planners, the artifact's rules, a dispatcher.
 
 baselines, reference      NP and DART-r; the plans that PPipe's authors recorded
 planners                  these as `catenaryd plan` and `catenaryd simulate` ask them

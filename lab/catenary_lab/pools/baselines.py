@@ -1,4 +1,4 @@
-"""What pooled pipelines are compared with: NP and DART-r (PPipe, section 7.1).
+"""The baseline planners NP and DART-r (PPipe, section 7.1).
 
 NP ("no partitioning") runs every model whole, each GPU by itself. DART-r cuts a model over pairs
 of one GPU of each class, on the shares of the GPUs that NP gives the models.
@@ -32,7 +32,7 @@ from catenary_scheduler.planning.pooled.solving.exact import solve_exactly
 from catenary_services.errors import InvalidInput, PlanInfeasible
 
 Split = Mapping[str, Mapping[str, int]]
-"""Per model and class how many GPUs are the model's own."""
+"""Number of GPUs that are a model's own, by model and class."""
 
 _PARTITIONS_OF_A_PAIR = 2
 
@@ -41,7 +41,7 @@ def plan_without_partitioning(problem: PoolingProblem, *, clock: Clock | None = 
     """Returns the NP plan: one partition, whole GPUs, most throughput.
 
     Raises:
-        PlanInfeasible: As `plan_pools`; more often, since nothing may be cut.
+        PlanInfeasible: As in `plan_pools`; more often, since no model may be cut.
     """
     plan = plan_pools(_undivided(problem, 1), clock=clock)
     return replace(plan, solver=f"np/{plan.solver}")
@@ -53,14 +53,14 @@ def plan_dart_r(
     """Returns the DART-r plan.
 
     Args:
-        problem: With one or two classes of GPUs.
-        split: The GPUs of each model; NP's unless given. GPUs that no model has are divided
-            evenly, rounded down.
-        clock: For `PooledPlan.seconds`.
+        problem: A problem with one or two classes of GPUs.
+        split: The GPUs of each model; None: NP's. GPUs that no model has are divided evenly,
+            rounded down.
+        clock: Clock for `PooledPlan.seconds`.
 
     Raises:
-        InvalidInput: For more classes than a pair has GPUs.
-        PlanInfeasible: If NP, or a model on its share, has no plan.
+        InvalidInput: There are more classes than a pair has GPUs.
+        PlanInfeasible: NP, or a model on its share, has no plan.
     """
     begun = clock() if clock else 0.0
     check_problem(problem)
@@ -81,7 +81,7 @@ def _undivided(problem: PoolingProblem, max_partitions: int) -> PoolingProblem:
 
 
 def _np_split(problem: PoolingProblem) -> Split:
-    """Returns the GPUs the NP plan needs, left-over ones not spent."""
+    """Returns the GPUs that the NP plan needs, without left-over ones."""
     whole = _undivided(problem, 1)
     axes = axes_of(whole)
     tables = [FreeRateTable(_candidates(whole, model), axes) for model in whole.models]
@@ -139,7 +139,7 @@ def _best(
     counts: Sequence[int],
     times: int,
 ) -> list[ChosenPipeline]:
-    """Returns the best pipelines on a tiny cluster, so many times; none if there are none."""
+    """Returns the best pipelines on a tiny cluster, each `times` times; none if there are none."""
     classes = tuple(
         replace(gpu, count=count, levels=(1,))
         for gpu, count in zip(problem.classes, counts, strict=True)

@@ -17,10 +17,10 @@ Planner = Literal["catenary", "reference", "np", "dart-r"]
 
 
 def make(problem: PoolingProblem, planner: Planner) -> PooledPlan:
-    """Returns one of our planners' plan; the reference's are read, not made.
+    """Returns the plan of one of our planners; the reference's plans are read, not made.
 
     Raises:
-        PlanInfeasible: If no plan keeps every SLO.
+        PlanInfeasible: No plan keeps every SLO.
     """
     match planner:
         case "catenary":
@@ -36,8 +36,8 @@ def make(problem: PoolingProblem, planner: Planner) -> PooledPlan:
 def complete(problem: PoolingProblem, max_partitions: int | None) -> PoolingProblem:
     """Returns a task of our own making as the artifact would state it.
 
-    The batch building time follows from the rate of a plan without partitions; where there is no
-    such plan it is left out.
+    The batch building time follows from the rate of a plan without partitions. It is left out where
+    there is no such plan.
     """
     problem = replace(problem, max_partitions=max_partitions or DEFAULT_MAX_PARTITIONS)
     unbuilt = replace(

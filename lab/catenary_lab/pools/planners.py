@@ -1,4 +1,4 @@
-"""The planners that ours is compared with, as `catenaryd.plug_ins.Planner`."""
+"""The rivals of our planner, as `catenaryd.plug_ins.Planner`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProble
 def without_partitioning(
     dataset: PlanningDataset, instance: str, problem: PoolingProblem, clock: Clock
 ) -> PooledPlan:
-    """Returns NP's plan: every model whole."""
+    """Returns the plan of NP, in which every model is whole."""
     return plan_without_partitioning(problem, clock=clock)
 
 
 def dart_r(
     dataset: PlanningDataset, instance: str, problem: PoolingProblem, clock: Clock
 ) -> PooledPlan:
-    """Returns DART-r's plan: pairs of GPUs."""
+    """Returns the plan of DART-r, which consists of pairs of GPUs."""
     return plan_dart_r(problem, clock=clock)
 
 

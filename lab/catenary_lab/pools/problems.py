@@ -10,23 +10,23 @@ from catenary_scheduler.planning.pooled.problem import GpuClass, PooledModel, Po
 from catenary_services.errors import InvalidInput
 
 _SLO_SCALE = 5.0
-"""The data set's SLOs are so many times the latency on the fastest GPU."""
+"""Ratio of the data set's SLOs to the latency on the fastest GPU."""
 _BATCH_BUILDING = 1.3e6
-"""The artifact's batch building time: this over the rate of a plan without partitions."""
+"""Product of the artifact's batch building time and the rate of a plan without partitions."""
 
 
 def with_gpus(
     problem: PoolingProblem, gpus: Mapping[str, int], *, levels: tuple[int, ...] | None = None
 ) -> PoolingProblem:
-    """Returns the problem on a cluster of so many GPUs of each class.
+    """Returns the problem on a cluster with other numbers of GPUs.
 
     Args:
-        problem: Its classes are kept, in their order, without those of which there are none.
-        gpus: By class.
-        levels: Virtual-GPU sizes of every class; None keeps them.
+        problem: The problem; its classes keep their order, and those without GPUs are left out.
+        gpus: Number of GPUs by class.
+        levels: Virtual-GPU sizes of every class; None: those of the problem.
 
     Raises:
-        InvalidInput: If the problem has no such class.
+        InvalidInput: The problem has no such class.
     """
     known = {each.name: each for each in problem.classes}
     for name in gpus:
@@ -41,7 +41,7 @@ def with_gpus(
 
 
 def only(problem: PoolingProblem, names: Sequence[str]) -> PoolingProblem:
-    """Returns the problem with these of its models; one alone has weight 1."""
+    """Returns the problem with the named models only; one alone has weight 1."""
     models = tuple(model for model in problem.models if model.name in names)
     if len(models) == 1:
         models = (replace(models[0], weight=1.0),)
@@ -65,7 +65,7 @@ def single_model(
 
 
 def known_models(dataset: PlanningDataset) -> dict[str, PooledModel]:
-    """Returns every model that an instance serves, as the first of them states it."""
+    """Returns every model of the data set, as the first instance that serves it states it."""
     found: dict[str, PooledModel] = {}
     for instance_id, instance in dataset.instances.items():
         if any(dnn["dnn"] not in found for dnn in instance.dnns):
@@ -75,7 +75,11 @@ def known_models(dataset: PlanningDataset) -> dict[str, PooledModel]:
 
 
 def classes_of(dataset: PlanningDataset, cluster: str) -> tuple[GpuClass, ...]:
-    """Returns the classes of a cluster; raises InvalidInput if no instance is of it."""
+    """Returns the classes of a cluster.
+
+    Raises:
+        InvalidInput: No instance is of this cluster.
+    """
     for instance_id, instance in dataset.instances.items():
         if instance.cluster == cluster:
             return dataset.problem(instance_id).classes
@@ -96,17 +100,18 @@ def with_batch_building(problem: PoolingProblem, rates_rps: Mapping[str, float])
 def of_classes(
     problem: PoolingProblem, names: Sequence[str], gpus: int, first_share: float, gbps: float
 ) -> PoolingProblem:
-    """Returns the problem on a cluster of other classes, a server for each GPU.
+    """Returns the problem on a cluster of other classes, with a server for each GPU.
 
     Args:
-        problem: Its models must have profiles of the classes.
-        names: Of the classes; the first has `first_share` of the GPUs, the rest is split evenly.
-        gpus: Of all classes together.
-        first_share: As above.
-        gbps: Effective rate of a server's link.
+        problem: The problem, whose models must have profiles of the classes.
+        names: Names of the classes; the first has `first_share` of the GPUs, the others share the
+            rest evenly.
+        gpus: Number of GPUs of all classes together.
+        first_share: Share of the first class, 0 to 1.
+        gbps: Effective rate of a server's link, in Gbit/s.
 
     Raises:
-        InvalidInput: If a model has no profile of a class.
+        InvalidInput: A model has no profile of a class.
     """
     for model in problem.models:
         for name in names:

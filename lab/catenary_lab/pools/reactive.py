@@ -2,9 +2,9 @@
 
 At each stage the earliest-free virtual GPU gets the largest batch, up to the planned size, whose
 transfer and compute leave the later stages the time the plan gives them. Nothing is booked: links
-are taken to be free, and what the next stage will be busy with is found out when the rows are
-there. As in Algorithm 1, rows that are fewer than that batch wait until the last moment at which
-one more would still be in time, and a row whose batch of one would be late is dropped.
+are taken to be free, and the load of the next stage is found out only when the rows are there. As
+in Algorithm 1, rows that are fewer than that batch wait until the last moment at which one more
+would still be in time, and a row whose batch of one would be late is dropped.
 
 A batch has a path of one hop. Its rows then wait, on the agent that computed them, for the next.
 The simulator runs it for comparison with `PooledDispatcher`; agents in service are source-routed
@@ -40,7 +40,7 @@ from catenary_services.errors import DeadlineExceeded, NoActivePlan, PartitionLo
 
 
 class _Sent:
-    """A batch on its way to, or on, one agent."""
+    """A batch under way to an agent, or on it."""
 
     __slots__ = ("batch", "rows", "stage", "vgpu")
 
@@ -52,7 +52,7 @@ class _Sent:
 
 
 class ReactiveDispatcher:
-    """Implements `Dispatcher` with independent, adaptive batching in every pool."""
+    """A dispatcher with independent, adaptive batching in every pool."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class ReactiveDispatcher:
         )
 
     def handle(self, event: Event, now: Nanoseconds) -> list[Command]:
-        """Folds one event into the state and returns what is to be done, in order."""
+        """Updates the state by one event and returns the commands that follow from it, in order."""
         self._now = now
         if isinstance(event, RequestArrived):
             self._arrived(event)
@@ -111,7 +111,7 @@ class ReactiveDispatcher:
         return commands
 
     def next_wakeup(self) -> Nanoseconds | None:
-        """When to send a `Tick` at the latest; None if nothing waits for time to pass."""
+        """Returns the time by which a `Tick` is due; None if nothing waits for time to pass."""
         moments = [queue.wake for queue in self._queues if queue.wake is not None]
         while self._timers and self._timers[0][2] not in self._open:
             heappop(self._timers)
@@ -120,7 +120,7 @@ class ReactiveDispatcher:
         return min(moments, default=None)
 
     def statistics(self) -> dict[str, int]:
-        """Returns counters since the start, and present gauges."""
+        """Returns counters since the start, and gauges of the present state."""
         return {
             **self._counters,
             "queued_rows": sum(len(queue.rows) for queue in self._queues),
@@ -163,7 +163,7 @@ class ReactiveDispatcher:
                 row.at = sent.vgpu.agent
             if following in self._queues:
                 self._enqueue(following, rows)
-            else:  # of a plan that is over
+            else:  # the pool is of a plan that is over
                 self._restart(rows)
         for queue in self._queues:
             if queue.rows and sent.stage in queue.stages:
@@ -182,7 +182,7 @@ class ReactiveDispatcher:
                 self._reject(row.request, event.reason, event.message)
 
     def _lost(self, agent: AgentId) -> None:
-        """Starts again, from the gateway's copy, with all rows it held or was to compute."""
+        """Restarts all rows that a lost agent held or was to compute, from the gateway's copies."""
         self._agents.pop(agent, None)
         self._vgpus.pop(agent, None)
         rows: list[Row] = []
@@ -199,7 +199,7 @@ class ReactiveDispatcher:
         self._restart(rows)
 
     def _rebuild(self) -> None:
-        """Takes over plan and agents; rows that wait start again, batches under way go on."""
+        """Takes over plan and agents; waiting rows start again, batches under way go on."""
         waiting = [row for queue in self._queues for _, row in queue.rows]
         for vgpu in self._vgpus.values():
             vgpu.stages.clear()
@@ -229,7 +229,7 @@ class ReactiveDispatcher:
         self._dirty[queue] = None
 
     def _restart(self, rows: list[Row], *, again: bool = True) -> None:
-        """Puts rows back to the beginning; `again` if an attempt was lost."""
+        """Puts rows back to the beginning; `again` says that they lose an attempt."""
         for row in rows:
             row.queued = False
             if not row.open:
@@ -303,7 +303,7 @@ class ReactiveDispatcher:
         return False
 
     def _candidates(self, queue: Queue) -> list[tuple[Stage, Vgpu]]:
-        """Returns the earliest-free member of each pool, those with the least wait first."""
+        """Returns the earliest-free member of each pool, those with the shortest wait first."""
         found = [(stage, stage.earliest_free()) for stage in queue.stages]
         if len(found) > 1:
             found.sort(key=self._wait)

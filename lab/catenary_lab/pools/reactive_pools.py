@@ -1,4 +1,4 @@
-"""What the reactive dispatcher knows of pools: expected ends of work, and queues in front of them.
+"""The reactive dispatcher's view of pools: expected ends of work, and queues in front of them.
 
 Nothing here looks beyond one stage, and links are taken to be free: that is what makes it reactive.
 """
@@ -24,7 +24,7 @@ from catenary_services.domain.plan import Agent, ModelPlan, Pipeline
 
 
 class Row:
-    """One row of a request on its way through the stages."""
+    """One row of a request, which goes through the stages by itself."""
 
     __slots__ = ("at", "attempt", "key", "model", "number", "open", "queued", "request")
 
@@ -37,25 +37,25 @@ class Row:
     ) -> None:
         self.request = request
         self.number = number
-        """Its place in the request."""
+        """Position of the row in its request."""
         self.model = model
         self.key = key
-        """(-priority, deadline, order of arrival, row): whose turn it is."""
+        """Sort key in queues: (-priority, deadline, order of arrival, row)."""
         self.at: AgentId | None = None
-        """Who holds its feature map; None: the gateway holds its input."""
+        """Agent that holds the row's feature map; None: the gateway holds its input."""
         self.attempt = 0
         self.open = True
-        """False once its request was answered."""
+        """False once the row's request is answered."""
         self.queued = False
 
     @property
     def deadline(self) -> Nanoseconds:
-        """Of its request."""
+        """Deadline of the row's request, in nanoseconds."""
         return self.key[1]
 
 
 class Vgpu:
-    """An agent, and when it is expected to be done with what it was given."""
+    """An agent with the time at which its work is expected to be done."""
 
     __slots__ = ("agent", "bytes_per_second", "free_at", "given", "stages")
 
@@ -64,18 +64,18 @@ class Vgpu:
         self.bytes_per_second = max(1, agent.link_bytes_per_second)
         self.free_at: Nanoseconds = 0
         self.given: list[Given] = []
-        """In order of dispatch."""
+        """Batches that the agent has not reported yet, in order of dispatch."""
         self.stages: list[tuple[Stage, int]] = []
-        """Pools it is in, and its index there."""
+        """Pools that the agent is in, each with its index there."""
 
     def give(self, batch: BatchId, ready: Nanoseconds, duration: Nanoseconds) -> Nanoseconds:
-        """Notes a batch; returns when it is expected to end."""
+        """Notes a batch, and returns when it is expected to end."""
         self.given.append(Given(batch, ready, duration))
         self._free(max(ready, self.free_at) + duration)
         return self.free_at
 
     def done(self, batch: BatchId, end: Nanoseconds) -> None:
-        """A batch really ended: what was given behind it begins then, at the earliest."""
+        """Notes when a batch really ended; the batches behind it begin then, at the earliest."""
         self.given = [other for other in self.given if other.batch != batch]
         for other in self.given:
             end = max(end, other.ready) + other.duration
@@ -89,16 +89,16 @@ class Vgpu:
 
 
 class Given(NamedTuple):
-    """A batch an agent has not reported yet."""
+    """A batch that an agent has not reported yet."""
 
     batch: BatchId
     ready: Nanoseconds
-    """When its data should be there, were the links free."""
+    """Time at which its data should be there if the links are free."""
     duration: Nanoseconds
 
 
 class Stage:
-    """A pool, what a batch costs there, and how long the stages behind it take as planned."""
+    """A pool with the costs of a batch there and the planned duration of the later stages."""
 
     __slots__ = (
         "batch_size",
@@ -121,12 +121,13 @@ class Stage:
         self.partition = partition
         self.members = members
         self.compute_ns = compute_ns
-        """Index 0 is batch 1; so with `transfer_ns`."""
+        """Duration of a batch by its size, in nanoseconds; index 0 is a batch of 1, as in
+        `transfer_ns`."""
         self.transfer_ns = transfer_ns
         self.batch_size = len(compute_ns)
         self.later_ns: Nanoseconds = 0
         self.following: Queue | None = None
-        """Where its rows wait next; None behind the last stage."""
+        """Queue of the next stage; None after the last stage."""
         self.order = [(member.free_at, index) for index, member in enumerate(members)]
         heapify(self.order)
         for index, member in enumerate(members):
@@ -140,7 +141,7 @@ class Stage:
         return members[order[0][1]]
 
     def finish(self, vgpu: Vgpu, rows: int, now: Nanoseconds) -> Nanoseconds:
-        """Returns when a batch would end there, were the links free."""
+        """Returns when a batch would end on this member if the links were free."""
         ready = now + self.transfer_ns[rows - 1]
         return max(ready, vgpu.free_at) + self.compute_ns[rows - 1]
 
@@ -154,7 +155,7 @@ class Stage:
 
 
 class Queue:
-    """Rows that wait for one of some stages: the first ones of a model, or one later stage."""
+    """Rows that wait for any of some stages: the first ones of a model, or one later stage."""
 
     __slots__ = ("model", "rows", "stages", "wake")
 
@@ -165,12 +166,12 @@ class Queue:
         self.wake: Nanoseconds | None = None
 
     def push(self, row: Row) -> None:
-        """Adds a row in its place."""
+        """Inserts a row by its key."""
         row.queued = True
         insort(self.rows, (row.key, row))
 
     def take(self, count: int) -> list[Row]:
-        """Removes the most urgent rows."""
+        """Removes and returns the `count` most urgent rows."""
         taken = [row for _, row in self.rows[:count]]
         del self.rows[:count]
         for row in taken:
@@ -184,7 +185,7 @@ class Queue:
 
 
 def entry_queue(model: ModelPlan, vgpus: Mapping[AgentId, Vgpu]) -> tuple[Queue, list[Queue]]:
-    """Returns where a model's rows wait first, and all queues behind that."""
+    """Returns the queue in which a model's rows wait first, and all queues behind it."""
     first: list[Stage] = []
     behind: list[Queue] = []
     for pipeline in model.pipelines:

@@ -18,19 +18,19 @@ from catenary_scheduler.planning.pooled.timing import pipeline_latency_us
 from catenary_services.errors import InvalidInput
 
 OPTIMAL_GAP = 1e-4
-"""Gurobi's default: a plan within it was called optimal."""
+"""Gurobi's default gap; a plan within it counted as optimal."""
 
 
 def reference_plan(dataset: PlanningDataset, instance_id: str, scheduler: str = "v4") -> PooledPlan:
     """Returns the plan that the reference's authors computed.
 
     Args:
-        dataset: With `reference_plans.json`.
-        instance_id: As in `instances.json`.
-        scheduler: Whose: "v4", "bl" or "dart-r".
+        dataset: A data set with `reference_plans.json`.
+        instance_id: Id of the instance, as in `instances.json`.
+        scheduler: Planner of the plan: "v4", "bl" or "dart-r".
 
     Raises:
-        InvalidInput: If the data set has none.
+        InvalidInput: The data set has no such plan.
     """
     document = dataset.plans.get((instance_id, scheduler))
     if document is None:

@@ -31,12 +31,12 @@ Phase = tuple[int, int]
 
 
 class _Way(NamedTuple):
-    """One way to put two tables together."""
+    """One way to combine two tables."""
 
     first: Phase
     second: Phase
     shared: Cell
-    """GPUs shared between the two, by axis."""
+    """GPUs that the two share, by axis."""
 
 
 class ReferenceTable:
@@ -49,8 +49,8 @@ class ReferenceTable:
 
         Args:
             columns: The model's pipelines of up to two partitions, on all levels.
-            axes: Of the tables; one or two.
-            levels: Of each axis's class.
+            axes: Axes of the tables, one or two.
+            levels: Levels of each axis's class.
         """
         assert columns.level.shape[1] == MAX_PARTITIONS
         assert len(axes.counts) <= MAX_CLASSES
@@ -83,7 +83,7 @@ class ReferenceTable:
     def _pair_of(
         self, axis: int, phase: Phase, cell: Cell
     ) -> list[tuple[tuple[int, int], Phase, Cell]]:
-        """Returns the same for the two slots that start with a class."""
+        """Returns the slots that start with one class, with the phases and GPUs of each."""
         tables = self._slots[axis, 0].table, self._slots[axis, 1].table
         rate = float(self._same_first[axis][(*phase, *cell)])
         way, first, second = _origin(tables, self._ways_at_first(axis, phase), cell, rate)
@@ -140,9 +140,9 @@ def _lower(phase: Phase) -> Iterator[Phase]:
 
 
 def _rises(table: Floats) -> dict[Phase, Points]:
-    """Returns by phase the cells where less of anything yields less; with nothing, also cell 0.
+    """Returns by phase the cells where less of anything yields less, plus cell 0 of phase (0, 0).
 
-    Elsewhere a smaller phase or fewer GPUs do as well, and those are looked at themselves.
+    In all other cells a smaller phase or fewer GPUs do as well, and these are looked at themselves.
     """
     rises = table > 0
     for axis in range(table.ndim):
@@ -161,7 +161,7 @@ def _rises(table: Floats) -> dict[Phase, Points]:
 def _origin(
     tables: tuple[Floats, Floats], ways: Iterator[_Way], cell: Cell, rate: float
 ) -> tuple[_Way, Cell, Cell]:
-    """Returns the way and the two cells that make a rate."""
+    """Returns the way of combining two tables, and the cells of both, that make a rate."""
     for way in ways:
         room = tuple(gpus - taken for gpus, taken in zip(cell, way.shared, strict=True))
         split = split_of(tables[0][way.first], tables[1][way.second], room, rate)

@@ -1,7 +1,7 @@
 """One pipeline per slot on whole GPUs, for any number of partitions and classes.
 
-Not all that the reference's rules allow (nothing is shared), but quick: HiGHS begins its search
-with it.
+These are not all plans that the reference's rules allow, as nothing is shared. But they are found
+quickly, and HiGHS begins its search with them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SlotSums:
 
     @property
     def table(self) -> Floats:
-        """By whole GPUs of each class."""
+        """The best rate by number of whole GPUs of each class."""
         return self._sums[-1]
 
     def pipelines(self, cell: Cell, share: float = 1.0) -> list[ChosenPipeline]:

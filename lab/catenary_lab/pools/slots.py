@@ -20,7 +20,7 @@ from catenary_scheduler.planning.pooled.columns.selection import ChosenPipeline,
 from catenary_scheduler.planning.pooled.columns.tables import TOLERANCE, Cell
 
 _ALL_LEVELS = 12
-"""Of a pool that is not there: finer than any."""
+"""Level of a pool that does not exist: finer than any real one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Phases:
 
 
 def phases_of(levels: Sequence[int]) -> Phases:
-    """Returns the phases of a class that may be cut into so many virtual GPUs."""
+    """Returns the phases of a class whose GPUs may be cut into these numbers of virtual GPUs."""
     fractions = sorted({part / level for level in levels for part in range(level)})
     pairs = []
     for index, fraction in enumerate(fractions[1:], start=1):
@@ -48,7 +48,7 @@ class _Variants:
     """Pipelines with fractions of shared GPUs; all arrays have shape (variants, 2 positions)."""
 
     rate: Floats
-    """Of a GPU; inf = no such pool."""
+    """Rate of a GPU at each position; inf: there is no such pool."""
     fraction: Floats
     phase: Ints
 
@@ -68,8 +68,8 @@ class Slot:
         Args:
             columns: The model's pipelines of one or two partitions.
             slot: The axes of its classes.
-            axes: Of the table.
-            phases: By axis.
+            axes: The axes of the table.
+            phases: The phases of each axis.
         """
         classes = [axes.order[axis] for axis in slot]
         fits = (columns.gpu_class[:, 0] == classes[0]) & np.isin(
@@ -84,7 +84,7 @@ class Slot:
         variants = self._variants()
         for position, axis in enumerate(slot):
             _fill(table, variants, position, slot, shape[axis])
-        for axis in range(table.ndim):  # more of anything never yields less
+        for axis in range(table.ndim):  # more of any GPUs never yields less
             np.maximum.accumulate(table, axis=axis, out=table)
         self.table: Floats = table
 
@@ -133,7 +133,7 @@ def _undominated(rate: Floats, level: Ints) -> Ints:
     """Returns the pipelines that no other one beats with virtual GPUs at least as fine."""
     reached = (rate[:, None] <= rate[None]) & (level[None] % level[:, None] == 0)
     beaten = reached.all(axis=2)
-    earlier = np.tri(len(rate), k=-1, dtype=np.bool_)  # of equals the first stays
+    earlier = np.tri(len(rate), k=-1, dtype=np.bool_)  # of equal ones the first stays
     kept: Ints = np.flatnonzero(~(beaten & (~beaten.T | earlier)).any(axis=1))
     return kept
 

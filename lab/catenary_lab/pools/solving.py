@@ -1,4 +1,4 @@
-"""Which solver takes a task under the rules of PPipe's artifact, and what HiGHS begins with."""
+"""The choice of a solver under the rules of PPipe's artifact, and of HiGHS's starting solution."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def solve_by_reference_rules(request: SolveRequest) -> PooledSolution | None:
     axes = axes_of(problem)
     if request.takes_dp(axes):
         if problem.max_partitions == 1:
-            # Nothing to share: the best pipeline of each class is all a model can have.
+            # With nothing to share, a model can have no more than the best pipeline of each class.
             return free_exactly(request, all_candidates(problem), axes, share=False)
         if len(problem.classes) <= MAX_CLASSES and problem.max_partitions == MAX_PARTITIONS:
             levels = [problem.classes[index].levels for index in axes.order]
@@ -68,7 +68,7 @@ def reference_columns(problem: PoolingProblem, model: PooledModel) -> PipelineCo
 
 
 def all_reference_columns(problem: PoolingProblem) -> list[PipelineColumns]:
-    """Returns the same under the reference's rules, on all levels."""
+    """Returns every model's pipelines under the reference's rules, on all levels."""
     columns = []
     for model in problem.models:
         columns.append(reference_columns(problem, model))
@@ -78,7 +78,7 @@ def all_reference_columns(problem: PoolingProblem) -> list[PipelineColumns]:
 
 
 def reference_by_highs(request: SolveRequest, axes: TableAxes) -> PooledSolution | None:
-    """Solves with HiGHS, beginning with our own plan where the reference's rules allow it."""
+    """Solves with HiGHS, starting from our own plan where the reference's rules allow it."""
     pruned = [undominated_in_order(columns) for columns in all_reference_columns(request.problem)]
     task = MilpTask(request.problem, pruned, request.objective, request.rates, reference_rules=True)
     task, start = _with_start(task, _known_solutions(request, axes))
@@ -86,7 +86,7 @@ def reference_by_highs(request: SolveRequest, axes: TableAxes) -> PooledSolution
 
 
 def _known_solutions(request: SolveRequest, axes: TableAxes) -> list[PooledSolution]:
-    """Returns solutions to begin with, the best first; the rules may forbid some of them."""
+    """Returns solutions to start from, the best first; the rules may forbid some of them."""
     if not request.takes_dp(axes):
         return []
     problem, candidates = request.problem, all_candidates(request.problem)

@@ -1,4 +1,4 @@
-"""(max,+) sums of tables: the best rate of two things that divide the GPUs between them."""
+"""(max,+) sums of tables: the best rate of two parts that divide the GPUs between them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from catenary_scheduler.planning.pooled.columns.tables import TOLERANCE, Cell
 
 
 class Points(NamedTuple):
-    """Cells, shape (n, axes), and the rate there."""
+    """Cells, shape (n, axes), and the rate of each."""
 
     cells: Ints
     rates: Floats
@@ -29,13 +29,13 @@ def rises_of(table: Floats) -> Points:
 
 
 def add_sums(table: Floats, one: Points, other: Points, shared: Cell) -> None:
-    """Raises a table to all sums of two sets of points, and what more GPUs then yield at least.
+    """Raises a table to all sums of two sets of points, and to what more GPUs then yield at least.
 
     Args:
-        table: By whole GPUs of each class.
+        table: Rates by number of whole GPUs of each class.
         one: Points of the first summand.
-        other: Of the second.
-        shared: GPUs the two use together, by axis.
+        other: Points of the second summand.
+        shared: GPUs that both use together, by axis.
     """
     few, many = sorted((one, other), key=lambda points: len(points.rates))
     dense = np.full(table.shape, -np.inf)

@@ -1,13 +1,13 @@
-"""Scenario files and what they find.
+"""Scenario files and their findings.
 
     schema      the keys all scenarios have; reads files, names what is wrong in them
-    kinds       what a kind of files says of itself: `Kind`, and an `Experiment` for each class
+    kinds       the plug-in of a kind of files: `Kind`, and an `Experiment` for each class
     runner      all jobs of the files together, by a few processes; then a report of each
     report      tables, panels, notes, facts
     record      the same as committed JSON, with commit, settings, date and machine
     output      tables or JSON on the terminal; records, plots (`plots`) and pages (`document`)
     live        runs on real processes
-    data        where data are that scenarios name
+    data        the places of the data that scenarios name
 
 The folders `pools`, `chains`, `placement` and `packing` are the kinds.
 """

@@ -1,4 +1,4 @@
-"""Where the data are that scenario files name: tables, golden vectors, traces."""
+"""Finds the data that scenario files name: tables, golden vectors, traces."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _OF_THE_REPOSITORY = Path(__file__).resolve().parents[3] / "tests" / "data"
 
 
 def data_file(name: str, field: str) -> Path:
-    """Returns a file by its name below the folders of data, or of this very name.
+    """Returns a file by its path, or by its name below the folders of data.
 
     CATENARY_DATA, if set, is looked at first, then CATENARY_TRACES, the folder of whole traces,
     and then the repository's tests/data.
 
     Raises:
-        InvalidInput: If there is none; it names `field` of the scenario file.
+        InvalidInput: There is no such file; the error names `field` of the scenario file.
     """
     for path in _places(name):
         if path.is_file():
@@ -30,7 +30,7 @@ def data_folder(name: str, field: str) -> Path:
     """Returns a folder by its name, looked up like a file.
 
     Raises:
-        InvalidInput: If there is none; it names `field` of the scenario file.
+        InvalidInput: There is no such folder; the error names `field` of the scenario file.
     """
     for path in _places(name):
         if path.is_dir():

@@ -1,4 +1,4 @@
-"""A document with generated sections: prose stays, what stands between the marks is replaced.
+"""A document with generated sections: prose stays, the text between the marks is replaced.
 
 <!-- begin generated: NAME -->
 ...
@@ -28,7 +28,7 @@ def replaced(text: str, name: str, content: str) -> str:
     """Returns the document with another content of one section.
 
     Raises:
-        InvalidInput: If the document has no such section, or does not end it.
+        InvalidInput: The document has no such section, or does not end it.
     """
     begin, end = f"<!-- begin generated: {name} -->\n", f"<!-- end generated: {name} -->"
     before, found, rest = text.partition(begin)

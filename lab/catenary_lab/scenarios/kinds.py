@@ -1,4 +1,4 @@
-"""Kinds of scenario files as plug-ins: what a kind has to say so that the runner can run it."""
+"""Kinds of scenario files as plug-ins, with all that the runner needs to run them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ DOCUMENTS = {
     "placement": "slo-placement.md",
     "pools": "pooled-pipelines.md",
 }
-"""The page of each kind's results."""
+"""Page of the results of each kind."""
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 Progress = Callable[[str], None]
 
 
 class Job(Hashable, Protocol, Generic[ResultT_co]):
-    """A run: a case and a seed. It says everything by itself, so that equal ones are done once."""
+    """A run: a case and a seed. It is complete in itself, so that equal runs are done once."""
 
     def run(self) -> ResultT_co:
-        """Returns what the run found."""
+        """Returns the result of the run."""
         ...
 
 
@@ -35,15 +35,15 @@ Results = Mapping[Job[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What is done with the scenarios of one class.
+    """The way in which the scenarios of one class are simulated.
 
     Attributes:
         scenario: The class.
         jobs: Returns the runs of a scenario; raises InvalidInput if its data is not there.
-        report: Returns what the results of these runs come to.
-        alone: Times are measured: nothing may run beside these jobs.
-        with_live: Returns what real processes make of a scenario that has been simulated, to be
-            set beside; the scenario says by a section `live` whether it wants that.
+        report: Returns the findings from the results of these runs.
+        alone: Whether times are measured, so that nothing may run beside these jobs.
+        with_live: Returns the findings of real processes for a scenario that has been simulated, to
+            be set beside; a scenario asks for that by a section `live`. None: there are none.
     """
 
     scenario: type[Any]
@@ -55,11 +55,11 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class LiveExperiment:
-    """What is done with scenarios that need real processes.
+    """The way in which scenarios that need real processes are run.
 
     Attributes:
-        scenario: Their class.
-        serve: Returns what the processes make of a scenario.
+        scenario: The class of the scenarios.
+        serve: Returns the findings of the processes for a scenario.
     """
 
     scenario: type[Any]
@@ -71,9 +71,9 @@ class Kind:
     """A kind of scenario files.
 
     Attributes:
-        name: As `catenaryd simulate` has it.
-        files: Reads them.
-        experiments: By the values of `kind`.
+        name: Name of the kind in `catenaryd simulate`.
+        files: Reads the files.
+        experiments: Experiments by the values of `kind`.
     """
 
     name: str
@@ -82,15 +82,15 @@ class Kind:
 
     @property
     def document(self) -> str:
-        """The page of its results."""
+        """Name of the page with the results of this kind."""
         return DOCUMENTS[self.name]
 
     def experiment(self, scenario: Scenario) -> Experiment | LiveExperiment:
-        """Returns what is done with a scenario: that of its very class."""
+        """Returns the experiment of a scenario's class."""
         return next(each for each in self.experiments if each.scenario is type(scenario))
 
 
 def kind_named(name: str) -> Kind:
-    """Returns a kind by its name; only now is its code imported."""
+    """Returns a kind by its name, and imports its code, which is not done before."""
     kind: Kind = import_module(f"catenary_lab.scenarios.{name}.kind").KIND
     return kind

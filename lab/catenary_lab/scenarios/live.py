@@ -1,4 +1,4 @@
-"""Scenarios on real processes: a folder for them, and an end that leaves none behind."""
+"""Runs scenarios on real processes, in a folder of their own, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Found = TypeVar("Found")
 
 
 def on_processes(serve: Callable[[Path], Coroutine[Any, Any, Found]]) -> Found:
-    """Returns what `serve` finds; it is given an empty folder for the processes' files."""
+    """Returns the findings of `serve`, which is given an empty folder for the processes' files."""
     configure_logging("simulate", "local", "error", False)
     with tempfile.TemporaryDirectory(prefix="catenary-live-") as folder:
         return asyncio.run(until_told(serve(Path(folder))))

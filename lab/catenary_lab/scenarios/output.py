@@ -1,4 +1,4 @@
-"""What scenarios found, for people and programs: files, tables or JSON. All kinds share it."""
+"""Presents the findings of scenarios of all kinds, as files, tables or JSON."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def present(
     """Prints or writes reports.
 
     Args:
-        reports: One per scenario.
+        reports: The reports, one per scenario.
         document: Name of the document their sections belong to.
         out: Folder for plots, records and the document; None: tables are printed.
-        as_json: Print facts instead of tables.
+        as_json: Whether to print facts instead of tables.
         paths: Files of the scenarios.
-        quick: Their short forms were run.
+        quick: Whether their short forms were run.
     """
     if out is not None:
         settings = [settings_of(path, quick=quick) for path in paths]
@@ -64,6 +64,6 @@ def write(
 
 
 def tell(line: str) -> None:
-    """Shows progress to whoever sits at a terminal."""
+    """Shows a line of progress on the terminal."""
     if sys.stderr.isatty():
         click.echo(line, err=True)

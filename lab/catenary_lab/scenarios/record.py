@@ -1,4 +1,4 @@
-"""The record of a run, as it is committed beside a result page: what was found, and made by what.
+"""The record of a run as it is committed beside a result page: the findings and their origin.
 
 The facts of the report stand at the top. `page` holds what a page shows of them (title, tables,
 pictures, notes), `settings` the scenario, and `made` the commit of the code, the date, the machine
@@ -36,7 +36,7 @@ def made_now() -> dict[str, str]:
 
 
 def settings_of(path: Path, *, quick: bool = False) -> dict[str, Any]:
-    """Returns what a scenario file says of one form, as JSON would; of standard input nothing."""
+    """Returns one form of a scenario file as JSON values; empty for standard input."""
     if str(path) == "-":
         return {}
     document: dict[str, Any] = json.loads(json.dumps(read_mapping(path)))
@@ -50,10 +50,10 @@ def record_of(
     """Returns the record of a report.
 
     Args:
-        report: What was found.
-        settings: As `settings_of` returns them.
-        made: As `made_now` returns it.
-        folder: Where the report's pictures were drawn.
+        report: The report.
+        settings: The settings that `settings_of` returns.
+        made: The origin that `made_now` returns.
+        folder: Folder with the report's pictures.
     """
     page = {
         "title": report.title,
@@ -75,7 +75,7 @@ def record_of(
 
 
 def report_of(name: str, record: Mapping[str, Any]) -> Report:
-    """Returns the report a record was made of, its pictures without their curves."""
+    """Returns the report that a record was made of; its pictures lack their curves."""
     page = record["page"]
     tables = tuple(
         Table(each["caption"], tuple(each["header"]), tuple(tuple(row) for row in each["rows"]))
@@ -99,7 +99,7 @@ def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_of(record: Mapping[str, Any]) -> str:
-    """Returns a record as its file holds it: JSON, what fits into a line in one."""
+    """Returns a record as its file holds it: JSON, with everything on one line that fits."""
     return _json(record, "") + "\n"
 
 

@@ -1,4 +1,4 @@
-"""What a scenario found, ready to be written: tables, plots and plain facts."""
+"""Findings of a scenario in a form ready to be written: tables, plots and plain facts."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Measure:
     """A figure that is tabled and perhaps drawn.
 
     Attributes:
-        key: In the facts of a run.
-        caption: Of its table, with the unit.
-        scale: What the fact is multiplied by to be in that unit.
-        digits: Behind the point.
-        drawn: There is a panel of it.
+        key: Its key in the facts of a run.
+        caption: Caption of its table, with the unit.
+        scale: Factor that turns the fact into that unit.
+        digits: Number of digits behind the point.
+        drawn: Whether there is a panel of it.
     """
 
     key: str
@@ -46,7 +46,7 @@ class Measure:
     drawn: bool = True
 
     def text(self, value: float | None) -> str | None:
-        """Returns the fact as a cell has it."""
+        """Returns the fact as text for a cell; None if it is None."""
         return None if value is None else f"{self.scale * value:.{self.digits}f}"
 
 
@@ -69,7 +69,7 @@ class Lines:
     x_label: str
     y_label: str
     series: Mapping[str, tuple[tuple[float, float], ...]]
-    """Points (x, y) by label."""
+    """Points (x, y) of each curve, by its label."""
     log_x: bool = False
     log_y: bool = False
 
@@ -79,23 +79,23 @@ Panel = Bars | Lines
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A picture: panels side by side."""
+    """A picture that consists of panels side by side."""
 
     name: str
-    """Of its file, without suffix."""
+    """Name of the picture's file, without suffix."""
     panels: tuple[Panel, ...]
     caption: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What came of a scenario.
+    """The findings of a scenario.
 
     Attributes:
-        tables: One after the other.
-        panels: Of its picture; none: there is no picture.
+        tables: Tables, one after the other.
+        panels: Panels of its picture; none: there is no picture.
         notes: Sentences below the tables.
-        facts: What `--json` prints.
+        facts: The document that `--json` prints.
     """
 
     tables: tuple[Table, ...]
@@ -109,17 +109,17 @@ class Report:
     """One scenario's findings under its name and title."""
 
     name: str
-    """Of the scenario's file, without suffix."""
+    """Name of the scenario's file, without suffix."""
     title: str
     tables: tuple[Table, ...]
     figures: tuple[Figure, ...]
     notes: tuple[str, ...] = ()
     """Sentences below the tables."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What `--json` prints."""
+    """The document that `--json` prints."""
 
     def beside(self, more: Findings) -> Report:
-        """Returns the report with what was found in another way; its picture is the new one."""
+        """Returns the report with further findings, whose picture replaces this one's."""
         picture = (Figure(self.name, more.panels, self.title),) if more.panels else self.figures
         return replace(
             self,
@@ -135,7 +135,7 @@ class Report:
         return "\n\n".join([f"# {self.title}", *tables, *self.notes])
 
     def markdown(self) -> str:
-        """Returns the section's text; pictures are beside the document."""
+        """Returns the text of the section; pictures are beside the document."""
         parts = [table.markdown() for table in self.tables]
         parts += [f"![{each.caption or self.title}]({each.name}.png)" for each in self.figures]
         if self.notes:
@@ -147,9 +147,9 @@ def report_of(name: str, scenario: Scenario, findings: Findings) -> Report:
     """Returns the report of a scenario; sentences of its file come last.
 
     Args:
-        name: Of the scenario's file, without suffix.
-        scenario: It.
-        findings: What came of it.
+        name: Name of the scenario's file, without suffix.
+        scenario: The scenario.
+        findings: Its findings.
     """
     picture = Figure(name, findings.panels, scenario.title)
     notes = (*findings.notes, *getattr(scenario, "notes", ()))
@@ -158,7 +158,7 @@ def report_of(name: str, scenario: Scenario, findings: Findings) -> Report:
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Returns the mean; None of nothing."""
+    """Returns the mean; None if there are no values."""
     return sum(values) / len(values) if values else None
 
 

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """A scenario, the name of its file, and what is done with it."""
+    """A scenario with the name of its file and its experiment."""
 
     name: str
     scenario: Scenario
@@ -37,7 +37,7 @@ class _Named:
 
     @property
     def has_live(self) -> bool:
-        """Real processes serve it, too, if they may be started."""
+        """True if real processes serve the scenario, too, when they may be started."""
         experiment = self.experiment
         asked = isinstance(experiment, Experiment) and experiment.with_live is not None
         return asked and getattr(self.scenario, "live", None) is not None
@@ -55,17 +55,17 @@ def run_scenarios(
     """Returns a report of each scenario.
 
     Args:
-        kind: Of the files, or its name.
+        kind: Kind of the files, or its name.
         paths: YAML files; `-` is the standard input.
-        quick: The short forms.
-        workers: Simulations at a time; 0: one per CPU.
-        live: Real processes may be started: for scenarios that need them, and beside the
+        quick: Whether to run the short forms.
+        workers: Number of simultaneous simulations; 0: one per CPU.
+        live: Whether real processes may be started: for scenarios that need them, and beside the
             simulation of those that have a `live` section.
-        progress: Told what is done, line by line.
+        progress: Told line by line what is done.
 
     Raises:
-        InvalidInput: If a file is not a scenario, its data is not there, or `live` does not fit;
-            before anything is run.
+        InvalidInput: A file is not a scenario, its data is not there, or `live` does not fit;
+            nothing has been run then.
     """
     if isinstance(kind, str):
         kind = kind_named(kind)
@@ -75,7 +75,7 @@ def run_scenarios(
     alone: list[Job[Any]] = []
     for each in named:
         experiment = each.experiment
-        # Live ones are served when their turn comes, by processes that have the machine.
+        # Live scenarios are served in turn, so that each has the machine to itself.
         if isinstance(experiment, Experiment):
             (alone if experiment.alone else together).extend(experiment.jobs(each.scenario))
     results = run_all(together, workers, progress) | run_all(alone, 1, progress)
@@ -83,7 +83,7 @@ def run_scenarios(
 
 
 def findings_of(kind: str, scenario: Scenario) -> Findings:
-    """Returns what comes of a scenario that is simulated; `kind` is the name of its kind."""
+    """Returns the findings of a scenario that is simulated; `kind` is the name of its kind."""
     experiment = kind_named(kind).experiment(scenario)
     assert isinstance(experiment, Experiment)  # the others need real processes
     return experiment.report(scenario, run_all(experiment.jobs(scenario)))
@@ -95,9 +95,9 @@ def run_all(
     """Returns every job's result; equal jobs are done once.
 
     Args:
-        jobs: In the order to begin them.
-        workers: Processes; 1 does all here; 0: one per CPU.
-        progress: Told how many are done, of how many.
+        jobs: The jobs, in the order in which they begin.
+        workers: Number of processes; 1: all jobs run in this one; 0: one per CPU.
+        progress: Told how many of how many are done.
     """
     wanted = list(dict.fromkeys(jobs))
     results: dict[Job[T], T] = {}
@@ -107,7 +107,7 @@ def run_all(
             results[job] = job.run()
             progress(f"{len(results)} of {len(wanted)} simulations")
         return results
-    # Fresh processes: forking one that has started threads (gRPC, solvers) is asking for trouble.
+    # Fresh processes: a fork of a process with threads (gRPC, solvers) can deadlock.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, initializer=end_with_parent) as pool:
         futures: Mapping[Future[T], Job[T]] = {pool.submit(_run, job): job for job in wanted}

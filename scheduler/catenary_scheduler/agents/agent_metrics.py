@@ -1,4 +1,4 @@
-"""How many agents are in which state, as metrics."""
+"""Metrics of how many agents are in which state."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from catenary_services.telemetry.metrics import Metrics
 
 
 class AgentMetrics:
-    """Exports the agents of a registry by state, and by what speaks against giving them work."""
+    """Exports the number of agents in each state, and with each impairment."""
 
     def __init__(self, registry: AgentRegistry, availability: Availability) -> None:
         self._registry = registry
         self._availability = availability
 
     def export(self, metrics: Metrics) -> None:
-        """Shows them."""
+        """Sets the gauges of agents by state and by impairment."""
         availability = self._availability
         for state, count in agents_by_state(self._registry, availability).items():
             metrics.agents.labels(state).set(count)

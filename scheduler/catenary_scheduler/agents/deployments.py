@@ -1,4 +1,4 @@
-"""The models that a cluster is to serve, and what the repository says about them."""
+"""The models that a cluster is to serve, with what the repository says about them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CONTENT_S = 1.0
 """Longest time for which a deployment waits for the digest of a model, in seconds."""
 DECODER = "decoder"
 SESSIONS_PER_CHAIN = 16
-"""Most simultaneous sessions of a chain, for models that name no number."""
+"""Largest number of simultaneous sessions of a chain, for models that name none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +56,16 @@ class Deployment:
     manifest: ModelManifest
     table: BlockTable
     decoder: DecoderTable | None = None
-    """Blocks and caches of a model that generates text; `table` then follows from it. Else None."""
+    """Blocks and caches of a model that generates text, from which `table` is derived; None for
+    other models."""
     profile: ModelProfile | None = None
     """Cost of its blocks on each class of device; None if nobody measured or estimated it."""
     file_bytes: int = 0
-    """Size of the model's file; 0 if it is not in this repository."""
+    """Size of the model's file in bytes; 0 if it is not in this repository."""
     usual_packing: PackingGoal = "off"
     """Packing goal used where neither spec nor manifest name one."""
     content: str = ""
-    """Digest of its content; empty if this repository does not have all of it."""
+    """Digest of the model's content; empty if this repository does not have all of it."""
 
     @property
     def block_weight_bytes(self) -> tuple[int, ...]:
@@ -85,17 +86,17 @@ class Deployment:
 
     @property
     def packing(self) -> PackingGoal:
-        """Goal for which its sessions are moved; "off" for a model that generates no text."""
+        """Goal for which sessions of the model are moved; "off" if it generates no text."""
         if self.decoder is None:
             return "off"
         return self.spec.packing or self.manifest.packing or self.usual_packing
 
     @property
     def max_batch(self) -> int:
-        """Largest batch it is planned for; for a model that generates text, sessions per chain."""
+        """Largest batch to plan for; of a model that generates text, most sessions per chain."""
         limit = self.spec.max_batch or self.manifest.max_batch
         if self.decoder is not None and not self.spec.max_batch and limit == 1:
-            return SESSIONS_PER_CHAIN  # 1 is what a manifest has that names no number
+            return SESSIONS_PER_CHAIN  # a manifest that names no number has 1
         return limit if self.table.batched else 1
 
     def for_planning(self) -> DeployedModel:
@@ -133,18 +134,15 @@ class Deployments:
         self._packing = packing
         self.ready: dict[ModelKey, Deployment] = {}
         self.problems: dict[str, str] = {}
-        """Reasons why wanted models cannot be served, by reference."""
+        """Reasons why wanted models cannot be served, by reference ("name" or "name:version")."""
         self.profile_problems: dict[ModelKey, str] = {}
-        """Reasons why existing profiles cannot be used."""
+        """Reasons why existing profiles of models cannot be used."""
         self._wanted: dict[str, DeploymentSpec] = {}
         self._recording: dict[ModelKey, asyncio.Future[str]] = {}
         """Computations of digests that are still running."""
 
     def resolve(self, name: str, version: str) -> ModelKey | None:
-        """Returns a deployed model, of the highest version if none is given.
-
-        None if there is none.
-        """
+        """Returns a deployed model, or None; an empty `version` stands for the highest one."""
         if version:
             key = ModelKey(name, version)
             return key if key in self.ready else None
@@ -164,7 +162,7 @@ class Deployments:
             try:
                 await self.deploy(reference, spec)
                 changed = True
-            except (CatenaryError, OSError, ValueError) as error:  # a name can lead to any of these
+            except (CatenaryError, OSError, ValueError) as error:  # a bad name may raise these
                 if self.problems.get(reference) != str(error):
                     _log.warning("model_not_deployed", model=reference, error=str(error))
                 self.problems[reference] = str(error)
@@ -235,8 +233,8 @@ class Deployments:
     async def _content_in_time(self, key: ModelKey) -> str:
         """Returns the digest of a model's content; empty if computing it takes long.
 
-        The first time every byte is read, and no change of leader waits for that: the digest is
-        entered later. Until then the content that most agents have counts.
+        The first time, all of the model is read. A change of leader must not wait for that, so the
+        digest is entered once it is known; until then the content that most agents have counts.
         """
         recording = self._recording.pop(key, None)
         if recording is None:

@@ -1,8 +1,8 @@
-"""The directory: the addresses at which frames reach every agent and gateway.
+"""Keeps the directory: the addresses at which frames reach every agent and gateway.
 
-An entry outlives the peer's control stream for a while, and by way of Redis a change of leader: a
-broken control stream says nothing about the data plane, and a directory that lacked half the peers
-would cut it.
+An entry outlives the peer's control stream for a while and, by way of Redis, a change of leader. A
+broken control stream says nothing about the data plane, which a directory without half of the peers
+would cut.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class _Entry:
 
 
 class PeerDirectory:
-    """Peers that are there, or were moments ago.
+    """The peers that are connected, or were until moments ago.
 
     Args:
-        linger_s: Who is gone stays in the directory for so long.
-        clock_s: Monotonic seconds.
+        linger_s: Seconds for which a peer stays in the directory after its stream ended.
+        clock_s: Returns monotonic seconds.
     """
 
     table = RedisTable.PEERS
@@ -50,11 +50,11 @@ class PeerDirectory:
             entry.gone_s = now_s
 
     def tick(self, now: Nanoseconds) -> None:
-        """Forgets who stayed away."""
+        """Forgets the peers that stayed away too long."""
         self.sweep(now / NANOSECONDS_PER_SECOND)
 
     def sweep(self, now_s: float) -> bool:
-        """Forgets peers that stayed away too long; True if any was forgotten."""
+        """Forgets the peers that stayed away too long; returns True if any was forgotten."""
         late = [
             peer_id
             for peer_id, entry in self._entries.items()
@@ -65,7 +65,7 @@ class PeerDirectory:
         return bool(late)
 
     def directory(self) -> scheduler_pb2.Directory:
-        """Returns the directory message that all agents and gateways get."""
+        """Returns the directory as the message that all agents and gateways get."""
         return scheduler_pb2.Directory(peers=[entry.peer for entry in self._entries.values()])
 
     def records(self) -> dict[str, str | None]:
@@ -73,7 +73,7 @@ class PeerDirectory:
         return {peer_id: peer_text(entry.peer) for peer_id, entry in self._entries.items()}
 
     def restore(self, peers: Mapping[str, common_pb2.Peer]) -> None:
-        """Takes over what a predecessor knew; whoever does not connect soon is forgotten."""
+        """Takes over an earlier leader's peers; those that do not connect soon are forgotten."""
         now_s = self._clock_s()
         for peer_id, peer in peers.items():
             self._entries[peer_id] = _Entry(peer, now_s)

@@ -1,8 +1,8 @@
-"""Orders agents to load what they should host and to unload what they should not.
+"""Orders agents to load the partitions they should host, and to unload the others.
 
 Memory decides whether both plans of a switch fit side by side. The size of a partition is known if
 it was loaded somewhere; else it is estimated from the weights in the model's profile. Where neither
-is known the agent is asked to try, and its refusal tells.
+is known the agent is asked to try, and may refuse.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LoadCommands:
         self._orders = orders
         self._sizes: dict[PartitionKey, int] = {}
         self.content_of: Callable[[ModelKey], str] = lambda model: ""
-        """Returns the digest of what is served of a model; empty if it is unknown."""
+        """Returns the digest of the content that is served for a model; empty if it is unknown."""
 
     def learn(self, key: PartitionKey, memory_bytes: int) -> None:
         """Notes the size of a partition that an agent reported."""
@@ -50,12 +50,12 @@ class LoadCommands:
         now_s: float,
         epoch: Epoch,
     ) -> None:
-        """Orders the missing partitions, of crowded agents only those that fit."""
+        """Orders agents to load the partitions they lack; crowded agents only those that fit."""
         self._orders.keep(wanted, self._deployments.ready)
         self._orders.expire(now_s)
         for record in staying(registry, self._availability):
             agent_id = record.agent.agent_id
-            # What an agent failed to load is tried again, even if there is a plan without it.
+            # A partition that failed to load is tried again, even if a plan does without it.
             asked = {**self._orders.refused(agent_id), **wanted(agent_id)}
             for key, need in asked.items():
                 if record.hosts(key, need) and record.layouts.get(key) == need.cache:
@@ -72,7 +72,7 @@ class LoadCommands:
         in_use: Callable[[AgentId, PartitionKey], bool],
         epoch: Epoch,
     ) -> None:
-        """Orders agents to unload what is not wanted of them and not in use."""
+        """Orders agents to unload partitions that are neither wanted of them nor in use."""
         for record in staying(registry, self._availability):
             agent_id = record.agent.agent_id
             keep = wanted(agent_id)
@@ -94,7 +94,7 @@ class LoadCommands:
         )
 
     def fits(self, record: AgentState, key: PartitionKey, need: PartitionRequirement) -> bool:
-        """True unless a partition is known not to fit beside what an agent has or is loading."""
+        """Returns False if a partition is known not to fit beside all the agent has or loads."""
         agent_id = record.agent.agent_id
         if self._orders.lacks_memory(agent_id, key):
             return False
@@ -109,7 +109,7 @@ class LoadCommands:
         return used + coming + self._size(record, key, need) <= record.agent.memory_bytes
 
     def is_crowded(self, record: AgentState, wanted: Requirements) -> bool:
-        """True if something is missing that does not fit, and something else could be unloaded."""
+        """Returns True if a wanted partition does not fit while an unwanted one takes up memory."""
         if all(key in wanted for key in record.loaded):
             return False
         return any(
@@ -122,7 +122,7 @@ class LoadCommands:
     ) -> int:
         deployment = self._deployments.ready.get(key.model)
         if deployment is not None and deployment.decoder is not None:
-            # Computed, not remembered: it depends on the agent, and on the caches that are wanted.
+            # Computed, not remembered: it depends on the agent, and on the caches it is to hold.
             held = deployment.for_planning().held_by(record.agent)
             if need is None or need.cache is None:
                 return held.weight_bytes(key.first_block, key.last_block)

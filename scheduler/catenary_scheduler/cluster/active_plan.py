@@ -1,4 +1,4 @@
-"""The plan in force: completed from its placement, and what of it is dispatched by."""
+"""Completes placements to plans, puts them in force, and keeps the plan in force."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _log = get_logger(__name__)
 
 
 class PlanCallbacks(Protocol):
-    """What a plan is put in force on."""
+    """The parts of a term that are told of plans."""
 
     @property
     def epoch(self) -> Epoch:
-        """Part of a plan's id."""
+        """Epoch of this term, which is part of every plan's id."""
         ...
 
     def dispatch_by(self, plan: Plan) -> None:
-        """Dispatch by this plan, or this part of one, from now on."""
+        """Dispatches by this plan, which may be a part of the plan in force, from now on."""
         ...
 
     def plan_activated(self, plan: Plan) -> None:
-        """This is the plan in force from now on."""
+        """Handles a plan that has been put in force."""
         ...
 
 
@@ -46,9 +46,10 @@ class PlanActivator:
     """Puts placements in force.
 
     Attributes:
-        active: What is in force; None before the first plan.
-        restored: Placement and id a predecessor dispatched by, until something is in force again.
-        infeasible: Why models of the placement in force cannot be served.
+        active: The plan in force and its placement; None before the first plan.
+        restored: Placement and plan id an earlier leader dispatched by; None once they are
+            replaced.
+        infeasible: Reasons why models of the placement in force cannot be served.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class PlanActivator:
 
     @property
     def plan_id(self) -> str:
-        """Of the plan in force; empty without one."""
+        """Id of the plan in force; empty without one."""
         return self.active.plan.plan_id if self.active else ""
 
     @property
@@ -87,7 +88,7 @@ class PlanActivator:
         return "; ".join(problems.values())
 
     def activate(self, placement: Placement, reduced: Callable[[Plan], Plan]) -> None:
-        """Puts a placement in force, of which `reduced` may be dispatched by."""
+        """Puts a placement in force; dispatches by the part of its plan `reduced` returns."""
         plan_id = self._next_id(placement)
         self.infeasible.clear()
         plan = Plan(plan_id, tuple(self._completed(placement, plan_id, self.infeasible)))
@@ -101,7 +102,7 @@ class PlanActivator:
     def _completed(
         self, placement: Placement, plan_id: PlanId, problems: dict[ModelKey, str]
     ) -> Iterator[ModelPlan]:
-        """Yields the models that can be served; one that cannot does not hinder the others."""
+        """Yields the plans of models that can be served; enters the others in `problems`."""
         tables = {key: each.table for key, each in self._deployments.ready.items()}
         compute = self._measured.for_placement(placement)
         pace, latency = self._pace(), self._latency()

@@ -1,13 +1,13 @@
-"""Brings the agents to host what the plan says, and puts it in force: desired state to real state.
+"""Brings agents to host what the plan asks for and puts it in force: desired to real state.
 
-Everything that happens (an agent came, a partition was loaded, a plan was applied, time passed)
-ends in `reconcile`, which compares what should be with what is and does what is missing. It may be
+Every event (an agent came, a partition was loaded, a plan was applied, time passed) ends in
+`reconcile`, which compares what should be with what is and takes the missing steps. It may be
 called at any time and any number of times.
 
-    desired    what should be served by: a plan from outside, or the planner's
-    steering   from the plan in force to the one that should be, without a pause where it can
+    desired    the plan to serve by: one from outside, or the planner's
+    rollouts   the change from the plan in force to the desired one, without a pause if possible
     activator  the plan in force
-    agents      the agents, and orders to load and unload
+    hosting    the agents, and orders to load and unload
 """
 
 from __future__ import annotations
@@ -47,40 +47,40 @@ from catenary_services.log import get_logger
 _log = get_logger(__name__)
 _EMPTY = Placement(())
 _MOVE_SESSIONS_NS = 3 * NANOSECONDS_PER_SECOND
-"""Sessions are moved out of the way of a change of plan. Those that could not be are started again
-elsewhere after so long, and those that are about to move after twice as long."""
+"""Time after which sessions in the way of a change of plan that could not be moved are started
+again elsewhere; those that are being moved have twice as long."""
 
 
 class ClusterCallbacks(AgentCallbacks, PlanCallbacks, Protocol):
-    """What the cluster does to the rest of the term."""
+    """The calls by which the cluster acts on the rest of the term."""
 
     @property
     def epoch(self) -> Epoch:
-        """Stamped on orders, part of a plan's id."""
+        """Epoch of this term, which orders carry and which is part of every plan's id."""
         ...
 
     def switch_ended(self, report: RolloutReport) -> None:
-        """A change of plan is done, or was rolled back."""
+        """Handles the end of a change of plan: it is done, or was rolled back."""
         ...
 
     def move_sessions(
         self, agent: AgentId, partition: PartitionKey, *, must: bool, moving: bool
     ) -> None:
-        """Has the sessions on a partition go on elsewhere: move or, if they must, begin again."""
+        """Moves the sessions on a partition, or starts them again elsewhere if they `must` go."""
         ...
 
     def cluster_changed(self) -> None:
-        """Agents, partitions, readiness or plan are not what they were."""
+        """Handles a change of agents, partitions, readiness or plan."""
         ...
 
     def note(self, kind: str, snapshot: dict[str, str]) -> None:
-        """Enters what happened into the event stream."""
+        """Enters an event, by its kind and its facts, into the event stream."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RetryLimits:
-    """How long and how often the cluster tries."""
+    """Time limits and numbers of attempts of loading and of changes of plan."""
 
     load_timeout_s: float = 120.0
     load_attempts: int = 1
@@ -88,18 +88,18 @@ class RetryLimits:
 
     @classmethod
     def of(cls, settings: SchedulerSettings) -> RetryLimits:
-        """Returns the limits the settings say."""
+        """Returns the limits that the settings name."""
         switch_timeout_ns = int(settings.switch_timeout_s * NANOSECONDS_PER_SECOND)
         return cls(settings.load_timeout_s, settings.load_attempts, switch_timeout_ns)
 
 
 class ClusterController:
-    """Agents, orders and plans of one term. Implements `driver.RolloutActions`.
+    """The agents, orders and plans of one term. Implements `driver.RolloutActions`.
 
     Attributes:
-        desired: Who decides what should be in force.
-        target: What should be in force.
-        content: Which agents have other weights than the rest.
+        desired: Decides which placement should be in force.
+        target: The placement that should be in force; None if there cannot be one yet.
+        content: Finds agents that have other weights than the rest.
     """
 
     def __init__(
@@ -129,7 +129,8 @@ class ClusterController:
         self._rollouts = RolloutController(self, limits.switch_timeout_ns)
         self._ready: dict[ModelKey, str] = {}
         self._resume_until_s: float | None = None
-        """Until then a predecessor's plan comes first, as far as its agents report."""
+        """Time, in monotonic seconds, until which the plan of an earlier leader comes first, as far
+        as its agents report; None once it is resumed."""
         self._now_s = 0.0
         self.desired = DesiredPlan(deployments, planner, callbacks.availability)
         self.target: Placement | None = None
@@ -138,46 +139,46 @@ class ClusterController:
 
     @property
     def registry(self) -> AgentRegistry:
-        """Every agent, there or not."""
+        """All known agents, connected or not."""
         return self._hosting.registry
 
     @property
     def active(self) -> ActivePlan | None:
-        """The plan in force."""
+        """The plan in force; None before the first plan."""
         return self._activator.active
 
     @property
     def restored(self) -> tuple[Placement, PlanId] | None:
-        """What a predecessor dispatched by, until something is in force again."""
+        """Placement and plan id an earlier leader dispatched by; None once they are replaced."""
         return self._activator.restored
 
     @property
     def plan_id(self) -> str:
-        """Of the plan in force; empty without one."""
+        """Id of the plan in force; empty without one."""
         return self._activator.plan_id
 
     @property
     def is_settled(self) -> bool:
-        """True if what should be in force is."""
+        """True if the plan in force is the desired one."""
         placement = self.active.placement if self.active is not None else None
         return placement is not None and placement == self.target and not self.is_switching
 
     @property
     def is_switching(self) -> bool:
-        """True while a change of plan is under way, or is being taken back."""
+        """True while a change of plan is under way or is being rolled back."""
         return self._rollouts.rollout is not None
 
     @property
     def last_switch(self) -> RolloutReport | None:
-        """The last rollout that is over."""
+        """The last rollout that is over; None if there was none."""
         return self._rollouts.last
 
     def switch_report(self) -> RolloutReport | None:
-        """Returns the rollout under way, else the last one."""
+        """Returns the running rollout, or else the last one; None if there was none."""
         return self._rollouts.report(now_ns())
 
     def is_ready(self, model: ModelKey) -> bool:
-        """True if requests for the model can be given to the dispatcher now."""
+        """Returns True if requests for the model can be given to the dispatcher now."""
         return self._ready.get(model) == ""
 
     def reason(self, model: ModelKey) -> str:
@@ -194,25 +195,25 @@ class ClusterController:
     # ---- what happened ----
 
     def restore(self, placement: Placement, plan_id: PlanId, until_s: float) -> None:
-        """Takes over what a predecessor dispatched by; its agents are waited for until then."""
+        """Takes over an earlier leader's placement, whose agents are awaited until `until_s`."""
         self._activator.restored = (placement, plan_id)
         self._hosting.inherit(placement, until_s)
         self._resume_until_s = until_s
 
     def restore_report(self, report: RolloutReport) -> None:
-        """Takes over what is known of the last rollout."""
+        """Takes over an earlier leader's report about its last rollout."""
         self._rollouts.last = report
 
     def fix(self, placement: Placement | None) -> None:
-        """Serves by a placement from outside, or by what the planner says again."""
+        """Serves by a placement from outside; None: by the planner's proposals again."""
         self.desired.fix(placement, is_switching=self.is_switching)
 
     def agent_arrives(self, record: AgentState) -> None:
-        """An agent said hello, with what it hosts already; `reconcile` must follow."""
+        """Registers an agent with the partitions it hosts already; `reconcile` must follow."""
         self._hosting.connected(record)
 
     def agent_disconnected(self, agent_id: AgentId, now_s: float) -> None:
-        """An agent is gone, and what it held is gone with it."""
+        """Notes that an agent is gone with all that it hosted."""
         self._hosting.disconnected(agent_id, now_s)
         self.content.gone(agent_id)
         self.reconcile(now_s)
@@ -220,7 +221,7 @@ class ClusterController:
     def partition_loaded(
         self, agent_id: AgentId, key: PartitionKey, loaded: LoadedPartition, now_s: float
     ) -> None:
-        """An order was carried out."""
+        """Notes that an agent loaded a partition as ordered."""
         self._hosting.loaded(agent_id, key, loaded, now_s)
         self.content.loaded(agent_id, key)
         self.reconcile(now_s)
@@ -234,22 +235,22 @@ class ClusterController:
         out_of_memory: bool,
         now_s: float,
     ) -> None:
-        """An order could not be carried out."""
+        """Notes that an agent could not load a partition."""
         _log.warning("partition_failed", agent=agent_id, partition=str(key), error=problem)
         self._orders.failed(agent_id, key, problem, now_s, out_of_memory=out_of_memory)
         self.reconcile(now_s)
 
     def partition_lost(self, agent_id: AgentId, key: PartitionKey) -> None:
-        """An agent does not host a partition that it was thought to host; it is loaded again."""
+        """Notes that an agent does not host a partition after all; it is loaded again."""
         self._hosting.lost(agent_id, key)
         self.reconcile(self._now_s)
 
     def tick(self, now: Nanoseconds) -> None:
-        """Does what became due because time passed."""
+        """Reconciles, as deadlines may have passed."""
         self.reconcile(now / NANOSECONDS_PER_SECOND)
 
     def reconcile(self, now_s: float) -> None:
-        """Does what is missing between what should be and what is."""
+        """Takes the steps that are missing from the real to the desired state."""
         self._now_s = now_s
         self._part_unlike()
         self._resume()
@@ -273,7 +274,7 @@ class ClusterController:
         return self._hosting.snapshot(goal, self._activator.objection, now_ns(), self._now_s)
 
     def apply(self, rollout: PlanRollout) -> None:
-        """Puts the new plan in force; of models that are new, those that are loaded."""
+        """Puts the new plan in force; models that are new only take part once they are loaded."""
         running = {model.model: model for model in self._activator.placement.models}
         changed = {model.model: model for model in rollout.part.models}
         hosted = self._hosting.loaded_models(rollout.new, self._now_s)
@@ -287,14 +288,14 @@ class ClusterController:
         self.desired.accepted()
 
     def hold(self, rollout: PlanRollout) -> Collection[ModelKey]:
-        """Dispatches by what is left of the old plan; returns the models nothing is left of."""
+        """Dispatches by the rest of the old plan; returns the models that have none left."""
         assert self.active is not None
         left = rollout.reduced(self.active.plan)
         self._callbacks.dispatch_by(left)
         return [model.model for model in left.models if not model.pipelines and not model.chains]
 
     def empty(self, rollout: PlanRollout) -> None:
-        """Asks crowded agents anew: what they refused, they refused beside other partitions."""
+        """Forgets orders that crowded agents refused, as they have more memory free now."""
         for agent in rollout.crowded:
             self._hosting.forget_orders(agent)
 
@@ -304,23 +305,23 @@ class ClusterController:
         self._callbacks.dispatch_by(self.active.plan)
 
     def rejected(self, rollout: PlanRollout) -> None:
-        """Goes back to what was wanted before."""
+        """Goes back to the plan that was desired before the rollout."""
         self.desired.rejected(rollout, self._activator.placement, self._now_s)
 
     def switch_ended(self, report: RolloutReport) -> None:
-        """Tells everyone."""
+        """Tells the rest of the term that a change of plan ended."""
         self._callbacks.switch_ended(report)
 
     # ---- reconcile, step by step ----
 
     def _part_unlike(self) -> None:
-        """Serves nothing from agents whose content is not that of the others."""
+        """Takes partitions out of service whose content differs from that of the other agents."""
         for agent, key, text in self.content.unlike():
             self._hosting.give_up(agent, key, text, self._now_s)
             self.content.differs(agent, key, text)
 
     def _resume(self) -> None:
-        """After a change of leader: goes on by the old plan, as far as its agents are there."""
+        """Resumes the plan of an earlier leader, as far as its agents have reported."""
         if self._resume_until_s is None or self._activator.restored is None:
             return
         placement = self.desired.known(self._activator.restored[0])
@@ -334,7 +335,7 @@ class ClusterController:
                 self._activator.restored = None
 
     def _advance_rollout(self) -> None:
-        for _ in range(2):  # what is wanted may be another thing after a rollout that failed
+        for _ in range(2):  # after a rollout that failed, the desired plan may be another one
             self.target = self.desired.target(self.registry, self._now_s)
             if self.target is None or self._resume_until_s is not None:
                 return
@@ -345,7 +346,7 @@ class ClusterController:
                 return
 
     def _move_sessions(self) -> None:
-        """Does not wait for the end of every long session in the way of a change of plan."""
+        """Moves sessions out of the way of a change of plan, instead of awaiting their end."""
         rollout = self._rollouts.rollout
         if rollout is None or rollout.phase is not RolloutPhase.FLUSHING:
             return
@@ -357,7 +358,7 @@ class ClusterController:
                 self._callbacks.move_sessions(agent, key, must=must, moving=moving)
 
     def _activate_new_models(self) -> None:
-        """Serves models that were not served before as soon as they are loaded."""
+        """Starts to serve models that were not served before as soon as they are loaded."""
         if self.target is None or self._resume_until_s is not None:
             return
         before = self._activator.placement.models
@@ -368,7 +369,7 @@ class ClusterController:
             for model in self.target.models
             if model.model in running or model.model in hosted
         ]
-        if self.is_switching:  # what is to go in the end still serves
+        if self.is_switching:  # models that go in the end still serve
             staying = {model.model for model in models}
             models += [model for model in before if model.model not in staying]
         if tuple(models) != before:
@@ -382,7 +383,7 @@ class ClusterController:
         self._hosting.tell_loaded(placement)
 
     def _leave_drained(self) -> None:
-        """Stops sending to draining agents at once where nothing is lost by it."""
+        """Drops draining agents from the plan in force if no pipeline or chain is lost by it."""
         placement = self._activator.placement
         draining = self._hosting.draining()
         if not draining & requirements.agents_of(placement):
@@ -393,7 +394,7 @@ class ClusterController:
             self._activate(smaller)
 
     def _host(self) -> None:
-        """Has agents load and unload."""
+        """Orders agents to load and unload partitions."""
         resuming = self._resume_until_s is not None
         target = self.target
         if resuming and self._activator.restored is not None:

@@ -1,8 +1,8 @@
-"""Which agents are to go, over changes of leader.
+"""Keeps the marks of agents that are to be drained, across changes of leader.
 
-The marks are in Redis; an agent that is about to stop also says so itself. What a predecessor
-marked is drained here as soon as the plan that was in force goes on: then its sessions have been
-found, and move away as they would have before.
+The marks are in Redis; an agent that is about to stop also says so itself. An agent that an earlier
+leader marked is drained as soon as the plan that was in force is resumed: by then its sessions have
+been found, and move away as they would have before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _log = get_logger(__name__)
 
 
 class DrainMarks:
-    """The marks of one term: its own are impairments, a predecessor's wait here."""
+    """The drain marks of one term.
+
+    Marks of this term are impairments. Those of an earlier leader wait here until they are due.
+    """
 
     table = RedisTable.DRAINING
 
@@ -29,16 +32,18 @@ class DrainMarks:
         self._cluster = cluster
         self._availability = availability
         self._waiting: dict[AgentId, int] = {}
-        """Incarnation, by agent: a process that was started since is not meant."""
+        """Incarnation of each agent marked by an earlier leader; a process started since is not
+        meant."""
         self._going: set[AgentId] = set()
-        """Drained again here; whoever waited for that waited for the predecessor."""
+        """Agents drained on behalf of an earlier leader, which have yet to be told that they are
+        drained."""
 
     def restore(self, marked: Mapping[AgentId, int]) -> None:
-        """Takes over what a predecessor marked: incarnations by agent."""
+        """Takes over the marks of an earlier leader: incarnations by agent."""
         self._waiting.update(marked)
 
     def records(self) -> dict[str, str | None]:
-        """Returns what the next leader is to know."""
+        """Returns the marks for the next leader: incarnations by agent."""
         marked: dict[str, str | None] = {
             agent: str(incarnation) for agent, incarnation in self._waiting.items()
         }
@@ -48,7 +53,7 @@ class DrainMarks:
         return marked
 
     def arrived(self, record: AgentState, *, says_so: bool) -> None:
-        """An agent said hello, perhaps that it is about to stop."""
+        """Updates the marks when an agent connects, and perhaps says that it is to stop."""
         agent = record.agent.agent_id
         before = self._cluster.registry.get(agent)
         is_same = before is not None and before.incarnation == record.incarnation
@@ -61,11 +66,11 @@ class DrainMarks:
             del self._waiting[agent]
 
     def taken_back(self, agent: AgentId) -> None:
-        """An agent is to stay after all."""
+        """Removes the mark of an agent that is to stay after all."""
         self._waiting.pop(agent, None)
 
     def due(self) -> list[AgentId]:
-        """Returns the agents that can be drained now, and are not waited with any more."""
+        """Removes and returns the waiting agents that can be drained now."""
         found = [agent for agent in self._waiting if self._is_due(agent)]
         for agent in found:
             del self._waiting[agent]
@@ -74,7 +79,7 @@ class DrainMarks:
         return found
 
     def done(self, is_idle: Callable[[AgentId], bool]) -> list[AgentId]:
-        """Returns those of them that have nothing left to do now, each once."""
+        """Returns the agents returned by `due` that have nothing left to do, each once."""
         self._going &= self._availability.impaired_by(Impairment.DRAINING)
         found = [agent for agent in self._going if is_idle(agent)]
         self._going.difference_update(found)

@@ -1,7 +1,7 @@
-"""When an agent that is to go may go, and what is done about its sessions until then.
+"""Drains agents that are to go: moves their sessions away, and says when they may stop.
 
-Its sessions move to other chains at once, before there is a plan without it. It need not wait for
-that plan either: an agent that holds nothing, and without which every model is served, is idle.
+Sessions move to other chains at once, before there is a plan without the agent. The agent need not
+wait for that plan either: it is idle if it holds nothing and every model is served without it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from catenary_services.domain.plan import Chain, ModelPlan
 
 @dataclass(frozen=True, slots=True)
 class DrainingDeps:
-    """What draining looks at, and whom it tells."""
+    """The parts of a term that draining reads, and those it tells."""
 
     cluster: ClusterController
     availability: Availability
@@ -34,7 +34,7 @@ class DrainingDeps:
     agents: AgentSender
     epoch: Callable[[], Epoch]
     heed: Callable[[], None]
-    """Has the dispatcher act on what changed of the availability."""
+    """Has the dispatcher act on a changed availability at once."""
 
 
 class Draining:
@@ -44,23 +44,23 @@ class Draining:
         self._deps = deps
 
     def begin(self, agent: AgentId) -> None:
-        """Has an agent be used no more: nothing begins there, and its sessions move away."""
+        """Stops using an agent: nothing begins there any more, and its sessions move away."""
         self.mark(agent)
         self._deps.cluster.reconcile(time.monotonic())
 
     def mark(self, agent: AgentId) -> None:
-        """Has sessions leave an agent at once; `reconcile` must follow."""
+        """Marks an agent as draining, so that sessions leave it; `reconcile` must follow."""
         self._deps.availability.impair(agent, Impairment.DRAINING, why="it is to go")
         self._deps.heed()
 
     def take_back(self, agent: AgentId) -> None:
-        """Has an agent that was to go be used again; sessions that have left do not come back."""
+        """Uses an agent that was to go again; sessions that have left do not come back."""
         self._deps.availability.clear(agent, Impairment.DRAINING)
         self._deps.marks.taken_back(agent)
         self._deps.cluster.reconcile(time.monotonic())
 
     def is_idle(self, agent: AgentId) -> bool:
-        """True if an agent has nothing left to do: it holds nothing, all is served without it."""
+        """Returns True if an agent holds nothing and every model is served without it."""
         is_used = self._deps.in_flight.uses_agent(agent) or self._deps.live.uses_agent(agent)
         active = self._deps.cluster.active
         models = active.plan.models if active is not None else ()
@@ -73,22 +73,22 @@ class Draining:
         self._deps.agents.send(agent, message)
 
     def tick(self, now: Nanoseconds) -> None:
-        """Goes on with what a predecessor began."""
+        """Continues the draining that an earlier leader began."""
         for agent in self._deps.marks.due():
             self.begin(agent)
         for agent in self._deps.marks.done(self.is_idle):
             self.tell_drained(agent)
 
     def _needs(self, model: ModelPlan, agent: AgentId) -> bool:
-        """True while requests for a model may be sent to an agent that is to go."""
+        """Returns True while requests for a model may be sent to an agent that is to go."""
         if any(agent in stage.agents for line in model.pipelines for stage in line.stages):
-            return True  # batches are, until there is a plan without it
+            return True  # batches may be sent to it until there is a plan without it
         if not any(hop.agent == agent for chain in model.chains for hop in chain.hops):
             return False
         return not any(self._serves(chain) for chain in model.chains)
 
     def _serves(self, chain: Chain) -> bool:
-        """True if sessions may begin on a chain whatever agents are to go."""
+        """Returns True if sessions may begin on a chain, because none of its agents is to go."""
         availability = self._deps.availability
         return all(
             availability.can_serve(hop.agent, hop.partition)

@@ -1,4 +1,4 @@
-"""Placements from outside: a plan file, `ApplyPlan`, or what a predecessor left in Redis."""
+"""Reads placements from outside: a plan file, `ApplyPlan`, or the record of an earlier leader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def document_of(text: str) -> dict[str, object]:
     """Returns the JSON object in `text`.
 
     Raises:
-        InvalidInput: it is not one.
+        InvalidInput: The text is not a JSON object.
     """
     try:
         document = yaml.safe_load(text)  # JSON is YAML
@@ -28,11 +28,11 @@ def document_of(text: str) -> dict[str, object]:
 
 
 async def placement_of(text: str, deployments: Deployments) -> Placement:
-    """Returns the placement a document describes; its models are deployed if they were not.
+    """Returns the placement that a document describes, and deploys its models if they are not.
 
     Raises:
-        InvalidInput: naming the field that is wrong.
-        ModelNotFound: a model is not in the repository.
+        InvalidInput: A field is wrong; the error names it.
+        ModelNotFound: A model is not in the repository.
     """
     document = document_of(text)
     document.pop("last_switch", None)  # what `catenary plan show` adds for its reader
@@ -46,10 +46,10 @@ async def placement_of(text: str, deployments: Deployments) -> Placement:
 
 
 def check_blocks(placement: Placement, ready: Mapping[ModelKey, Deployment]) -> None:
-    """Compares a placement with the models it is about, as far as they are deployed.
+    """Compares a placement with those of its models that are deployed.
 
     Raises:
-        InvalidInput: naming the field that is wrong.
+        InvalidInput: A field is wrong; the error names it.
     """
     for index, model in enumerate(placement.models):
         deployment = ready.get(model.model)
@@ -74,7 +74,7 @@ def check_blocks(placement: Placement, ready: Mapping[ModelKey, Deployment]) -> 
 
 
 async def _filled(entry: object, deployments: Deployments) -> object:
-    """Returns an entry with what it leaves to the model's manifest."""
+    """Returns an entry of a document, completed by the manifest of its model."""
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
         return entry  # the parser says what is wrong with it
     name, version = str(entry["name"]), str(entry.get("version") or "")

@@ -1,4 +1,4 @@
-"""The plans of a cluster as they are stored: the one from outside, and the one in force."""
+"""Stores the plans of a cluster: the one from outside, and the one in force."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from catenary_services.log import get_logger
 
 _log = get_logger(__name__)
 _NAMELESS = "restored"
-"""Id of a plan in force whose id cannot be read."""
+"""Id of a restored plan whose own id cannot be read."""
 
 
 class FixedPlanRecords:
-    """The plan of a file or of `ApplyPlan`, and which file was read last.
+    """Records of the plan from a file or from `ApplyPlan`, and of the plan file that was last read.
 
-    That is remembered so that a plan applied later outlives a restart.
+    The file is recorded so that a plan applied later outlives a restart.
 
     Args:
-        cluster: Whose plan it is.
+        cluster: The cluster of the plan.
         deployments: The models.
-        path: The plan file of the settings, if any.
+        path: The plan file of the settings; None without one.
     """
 
     table = RedisTable.PLAN
@@ -52,7 +52,7 @@ class FixedPlanRecords:
         self._digest = ""
 
     def records(self) -> Fields:
-        """Returns what Redis keeps of it."""
+        """Returns the fields of the plan from outside and of the plan file's digest."""
         desired = self._cluster.desired
         records: Fields = {"file": self._digest}
         if desired.fixed is not None:
@@ -62,13 +62,16 @@ class FixedPlanRecords:
         return records
 
     async def restore(self, plan: StoredPlan) -> list[str]:
-        """Takes over a predecessor's, unless the plan file is another one by now.
+        """Takes over an earlier leader's plan from outside, unless the plan file has changed since.
+
+        Returns:
+            Reasons why stored plans could not be used.
 
         Raises:
-            InvalidInput: the plan file cannot be read, or is not a plan.
+            InvalidInput: The plan file cannot be read, or is not a plan.
         """
         problems: list[str] = []
-        # A mark without the plan that was read from it would keep the file from being read again.
+        # A digest without the plan that was read from the file would keep it from being read again.
         self._digest = plan.file if "fixed" not in plan.lost else ""
         desired, ready = self._cluster.desired, self._deployments.ready
         desired.fixed = _fitting(plan.fixed, ready, "fixed", problems)
@@ -80,13 +83,13 @@ class FixedPlanRecords:
             self._cluster.restore_report(report)
         if self._path is not None:
             await self._load(self._path)
-        elif self._digest:  # the file was taken away: it no longer rules
+        elif self._digest:  # the settings name no plan file any more: its plan no longer holds
             desired.fixed = desired.fixed_before = None
             self._digest = ""
         return problems
 
     async def _load(self, path: Path) -> None:
-        """Makes a plan file the plan, unless another plan was applied since it was read last."""
+        """Fixes the plan of a plan file, unless the file is the one that was last read."""
         try:
             text = await asyncio.to_thread(path.read_text, "utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -99,13 +102,13 @@ class FixedPlanRecords:
 
 
 class ActivePlanRecords:
-    """The plan in force, and the last change of plan.
+    """Records of the plan in force, and of the last change of plan.
 
     Args:
-        cluster: Whose plan it is.
-        planner: Goes on from what it proposed.
+        cluster: The cluster of the plan.
+        planner: Continues from the stored plan if it proposed it.
         deployments: The models.
-        recovery_s: The agents of a predecessor's plan are waited for as long as that.
+        recovery_s: Seconds for which the agents of an earlier leader's plan are awaited.
     """
 
     table = RedisTable.PLAN
@@ -123,7 +126,7 @@ class ActivePlanRecords:
         self._recovery_s = recovery_s
 
     def records(self) -> Fields:
-        """Returns what Redis keeps of it."""
+        """Returns the fields of the plan in force and of the last change of plan."""
         cluster = self._cluster
         records: Fields = {}
         if cluster.last_switch is not None:
@@ -137,7 +140,7 @@ class ActivePlanRecords:
         return records
 
     def restore(self, plan: StoredPlan) -> list[str]:
-        """Has the cluster go on by what a predecessor dispatched by."""
+        """Has the cluster resume an earlier leader's plan; returns why it could not."""
         problems: list[str] = []
         cluster, ready = self._cluster, self._deployments.ready
         active = _fitting(plan.active, ready, "active", problems)
@@ -159,7 +162,7 @@ def _fitting(
     what: str,
     problems: list[str],
 ) -> Placement | None:
-    """Returns a placement if the models that can be served have the blocks it speaks of."""
+    """Returns a placement if it fits the deployed models; else None, with a problem noted."""
     if placement is None:
         return None
     try:

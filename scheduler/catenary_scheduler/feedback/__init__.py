@@ -1,1 +1,1 @@
-"""What agents report, told to the dispatcher: latencies, transfers, slowness, sessions."""
+"""Agents' reports and what is learned from them: latencies, transfers, slowness, sessions."""

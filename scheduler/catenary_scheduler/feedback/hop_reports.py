@@ -1,4 +1,4 @@
-"""How hops of batches really ran beside what was booked, told to whoever learns from it."""
+"""Compares how hops of batches ran with what was booked, and tells all that learn from it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from catenary_services.telemetry.metrics import Metrics
 
 
 class HopReports:
-    """Follows the reports of agents.
+    """Passes agents' reports of hops on to all that learn from them.
 
     Args:
-        timelines: Knows what was booked.
+        timelines: Returns what was booked for a hop.
         slowdowns: Learns how slow each agent is.
-        times: Learns what is to be booked from now on.
-        slow_and_silent: Sets agents aside that became slow.
+        times: Learns the durations to be booked from now on.
+        slow_and_silent: Impairs agents that became slow.
         registry: The agents whose slowdown is shown.
     """
 
@@ -41,7 +41,7 @@ class HopReports:
         self._registry = registry
 
     def on_event(self, event: Event, now: Nanoseconds) -> None:
-        """Notes how a hop really ran."""
+        """Compares the reported duration of a hop with the booked one."""
         assert isinstance(event, StageReported)
         booked = self._timelines.reported(event)
         if booked is not None:
@@ -52,17 +52,17 @@ class HopReports:
             self._slow_and_silent.reported(booked.agent, booked.partition, rows, real_ns)
 
     def forget(self, agent: AgentId) -> None:
-        """An agent is gone; whoever comes by its name may be another."""
+        """Forgets an agent that is gone: the next one of its name may be another machine."""
         self._slow_and_silent.forget(agent)
         self._times.forget(agent)
         self._slowdowns.forget(agent)
 
     def tick(self, now: Nanoseconds) -> None:
-        """Believes less of what was not reported for a while."""
+        """Trusts durations less that were not reported for a while."""
         self._times.fade(now)
 
     def export(self, metrics: Metrics) -> None:
-        """Shows how slow each agent is."""
+        """Sets the gauge of every agent's slowdown; 0 for an agent that is not connected."""
         for agent, record in self._registry.items():
             ratio = self._slowdowns.ratio(agent, now_ns()) if record.session is not None else 0.0
             metrics.agent_slowdown.labels(agent).set(ratio)

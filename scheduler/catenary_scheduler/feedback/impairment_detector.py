@@ -17,22 +17,22 @@ _log = get_logger(__name__)
 
 
 class PeerLiveness(Protocol):
-    """What is needed of a session with an agent."""
+    """The part of a session with an agent that tells when it was last heard of."""
 
     heard_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class ImpairmentRules:
-    """When an agent counts as slow, or as silent."""
+    """Limits beyond which an agent counts as slow or as silent."""
 
     factor: float
     silent_s: float
-    """Who has said nothing for so long may be lost, and what it gets may be, too."""
+    """Seconds of silence after which an agent, and all that is sent to it, may be lost."""
 
 
 class ImpairmentDetector:
-    """Reports in, impairments out."""
+    """Turns reports and silence of agents into impairments."""
 
     def __init__(
         self,
@@ -41,13 +41,13 @@ class ImpairmentDetector:
         sessions: Callable[[], Iterable[tuple[AgentId, PeerLiveness]]],
         note: Callable[[str, dict[str, str]], None],
     ) -> None:
-        """Wires it to a term.
+        """Makes a detector that impairs nobody yet.
 
         Args:
-            rules: Limits.
-            availability: Is told.
-            sessions: Returns the agents that are connected.
-            note: Enters what happened into the event stream.
+            rules: Limits of slowness and silence.
+            availability: Is told of impairments.
+            sessions: Returns the connected agents with their sessions.
+            note: Enters an event, by its kind and its facts, into the event stream.
         """
         self._stragglers = StragglerDetector(rules.factor)
         self._silent_s = rules.silent_s
@@ -58,7 +58,7 @@ class ImpairmentDetector:
     def reported(
         self, agent: AgentId, partition: PartitionKey, rows: int, real_ns: Nanoseconds
     ) -> None:
-        """A batch of so many rows took so long."""
+        """Compares a batch's duration with earlier ones; impairs an agent that became slow."""
         found = self._stragglers.reported(agent, partition, rows, real_ns, now_ns())
         if found is not None:
             why = f"it takes {found.ratio:.1f} times as long as before, others do not"
@@ -66,13 +66,13 @@ class ImpairmentDetector:
             self._tell("straggler_set_aside", agent)
 
     def forget(self, agent: AgentId) -> None:
-        """An agent is gone."""
+        """Clears the impairments of an agent that is gone."""
         self._stragglers.forget(agent)
         self._availability.clear(agent, Impairment.STRAGGLING)
         self._availability.clear(agent, Impairment.SILENT)
 
     def tick(self, now: Nanoseconds) -> None:
-        """Tries those again that were slow, and compares who is silent with who was."""
+        """Clears slow agents whose time is over, and impairs or clears agents by their silence."""
         for agent in self._stragglers.look(now):
             self._availability.clear(agent, Impairment.STRAGGLING)
             self._tell("straggler_tried_again", agent)

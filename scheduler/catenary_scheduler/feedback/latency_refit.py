@@ -1,4 +1,4 @@
-"""The latency lines of a term: following what agents report, told to the dispatcher, shown."""
+"""Fits the latency lines of chains to agents' reports, for the dispatcher and for metrics."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ Hops = tuple[ChainHop, ...]
 
 
 class LatencyRefit:
-    """Lines of the plan in force.
+    """The latency lines of the chains of the plan in force.
 
-    Invariant: `lines` of a chain are what the dispatcher has, by the plan or by a later event.
+    Invariant: `lines` returns for a chain what the dispatcher has, from the plan or a later event.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LatencyRefit:
         self._measured = measured
         self._slots = slots
         self._refitted: dict[Hops, LatencyLines] = {}
-        """Since the plan in force was made."""
+        """Lines of chains that were fitted anew since the plan in force was made."""
         self._plan_id = ""
         self._shown: set[tuple[str, str, str]] = set()
 
@@ -71,13 +71,16 @@ class LatencyRefit:
     def reported(
         self, agent: AgentId, partition: PartitionKey, work: WorkTotals, used_block_slots: int
     ) -> LatencyRefitted | None:
-        """Takes a report in; returns what the dispatcher should know of it, if anything."""
+        """Takes a report in; returns the lines that changed by it, None if none did."""
         has_moved = self._measured.observe(agent, partition, work)
         self._note_slots(agent, partition, used_block_slots)
         return self._refit(agent, partition.model) if has_moved else None
 
     def _note_slots(self, agent: AgentId, partition: PartitionKey, used: int) -> None:
-        """Compares the caches in use with the book; sessions that come or go just now differ."""
+        """Compares the cache slots in use with the book.
+
+        Sessions that come or go at that moment make the two differ.
+        """
         observed = self._measured.observed_at(agent, partition)
         if observed is not None:
             observed.cache_errors.add(used, self._slots.cache(agent, partition).used)
@@ -101,14 +104,14 @@ class LatencyRefit:
     # ---- what is known ----
 
     def lines(self, chain: Chain) -> LatencyLines | None:
-        """Returns the lines of a chain of the plan in force, as of now."""
+        """Returns the latest lines of a chain of the plan in force; None if there are none."""
         self._forget_earlier_plan()
         return self._refitted.get(chain.hops, chain.lines)
 
     def refreshed(self, plan: Plan) -> Plan:
-        """Returns a plan, or the rest of one, with the lines as of now.
+        """Returns a plan, or the rest of one, with the latest lines.
 
-        A plan is dispatched by again when a switch holds some of it back, or lets it go.
+        The same plan is dispatched by again when a switch holds some of it back, or lets it go.
         """
         self._forget_earlier_plan()
         if not self._refitted:
@@ -121,9 +124,9 @@ class LatencyRefit:
         """Returns the mean and the largest error of predictions; -1 where nothing was seen.
 
         Args:
-            model: Which.
+            model: The model.
             kind: "prefill", "decode" or "cache".
-            agents: Of these only.
+            agents: The agents to take into account; None: all.
         """
         windows = [
             _KINDS[kind](observed)
@@ -137,7 +140,7 @@ class LatencyRefit:
         return mean, max(window.maximum for window in windows)
 
     def message(self, model: ModelKey, chain: Chain) -> admin_pb2.LatencyLines | None:
-        """Returns what operators are told of a chain's lines; None if nothing is known."""
+        """Returns a chain's lines in the form operators get; None if nothing is known."""
         lines = self.lines(chain)
         if lines is None:
             return None
@@ -149,7 +152,7 @@ class LatencyRefit:
         )
 
     def export(self, metrics: Metrics) -> None:
-        """Shows lines and errors."""
+        """Sets the gauges of latency lines and of prediction errors."""
         shown = set()
         active = self._cluster.active
         for model in active.plan.models if active is not None else ():
@@ -191,5 +194,5 @@ class LatencyRefit:
 def _known(latency: ChainLatency, model: ModelKey, hops: Hops) -> LatencyLines | None:
     try:
         return latency(model, hops)
-    except CatenaryError:  # it is not deployed any more; its sessions end
+    except CatenaryError:  # the model is not deployed any more; its sessions end
         return None

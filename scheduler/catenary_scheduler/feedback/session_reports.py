@@ -1,4 +1,4 @@
-"""What a term does about sessions beyond dispatching: adopting, moving, letting go, listening."""
+"""Handles what agents report about sessions, and adopts, moves or closes sessions accordingly."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from catenary_services.telemetry.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class SessionDeps:
-    """What is known of sessions and models, and who learns from what agents report."""
+    """The parts of a term that know sessions and models, or learn from agents' reports."""
 
     cluster: ClusterController
     deployments: Deployments
@@ -66,7 +66,7 @@ class SessionDeps:
 
 
 class SessionReports:
-    """Sessions of one term."""
+    """Handles the reports and the moves of one term's sessions."""
 
     def __init__(self, deps: SessionDeps) -> None:
         self._deps = deps
@@ -76,28 +76,28 @@ class SessionReports:
         self.latency = LatencyRefit(deps.cluster, deps.deployments, deps.measured, deps.slots)
 
     def generates(self, model: ModelKey) -> bool:
-        """True if a deployed model generates text."""
+        """Returns True if a deployed model generates text."""
         deployment = self._deps.deployments.ready.get(model)
         return deployment is not None and deployment.decoder is not None
 
     def objectives(self, model: ModelKey) -> TokenObjectives | None:
-        """Returns what requests of a model are held to that name no objectives."""
+        """Returns the objectives of a model's requests that name none; None if there are none."""
         active = self._deps.cluster.active
         for planned in active.plan.models if active is not None else ():
             if planned.model == model:
-                return planned.objectives  # a plan file may say other than the manifest
+                return planned.objectives  # those of a plan file come before the manifest's
         deployment = self._deps.deployments.ready.get(model)
         return deployment.manifest.objectives if deployment is not None else None
 
     def adopted(self, message: scheduler_pb2.SubmitSession) -> AdoptedSession | None:
-        """Returns the session a request names that generates for it already."""
+        """Returns the session that generates for a request already; None if it names none."""
         if not message.session_id:
             return None
         session = SessionId(message.session_id)
         return AdoptedSession(session, self._routes.hops(session, message.route, self._placement))
 
     def held(self, record: AgentState, hello: scheduler_pb2.AgentHello) -> None:
-        """An agent that said hello holds these sessions, and no others."""
+        """Tells the dispatcher which sessions an agent holds, all of which its hello names."""
         found = []
         for each in hello.sessions:
             session = SessionId(each.session_id)
@@ -106,9 +106,9 @@ class SessionReports:
         self._deps.feed(SessionsHeld(record.agent.agent_id, tuple(found)), now_ns())
 
     def reported(self, record: AgentState, report: scheduler_pb2.GenerationReport) -> None:
-        """An agent says what generating cost it lately."""
+        """Learns from an agent's report of the work it spent on generating."""
         self._took(record.agent.agent_id, report)
-        if report.key.first_block == 0:  # every token passes the first block once
+        if report.key.first_block == 0:  # every token passes the first block exactly once
             model = ModelKey(report.key.model, report.key.model_version)
             self._deps.planner.generated(model, report.decode_rows, now_ns())
         agent, partition = record.agent.agent_id, partition_of(report.key)
@@ -125,11 +125,11 @@ class SessionReports:
         return self._cached.get((agent, partition), 0)
 
     def let_cached(self, agent: AgentId, partition: PartitionKey, block_tokens: int) -> None:
-        """An agent says how many tokens it has cached for a partition."""
+        """Notes how many tokens, counted once per block, an agent has cached for a partition."""
         self._cached[agent, partition] = block_tokens
 
     def _took(self, agent: AgentId, report: scheduler_pb2.GenerationReport) -> None:
-        """Notes how long an agent generated, and how long that was thought to take at load."""
+        """Compares the time an agent generated for with the time its work was measured to take."""
         deps, now, partition = self._deps, now_ns(), partition_of(report.key)
         busy_ns = report.decode_ns + report.prefill_ns
         deps.utilisation.add(agent, busy_ns)
@@ -140,14 +140,14 @@ class SessionReports:
             deps.slowdowns.reported(agent, busy_ns, expected_ns, now)
 
     def move(self, agent: AgentId, partition: PartitionKey, *, must: bool, moving: bool) -> None:
-        """Has the sessions on a partition go on elsewhere.
+        """Moves the sessions on a partition to other chains.
 
         Args:
-            agent: Who hosts it.
-            partition: What is to make room.
-            must: Sessions that have not moved are started again elsewhere; else they are moved as
-                far as another chain has room.
-            moving: Those that are about to move are, too.
+            agent: The agent that hosts the partition.
+            partition: The partition that is to make room.
+            must: Whether sessions that have not moved are started again elsewhere; otherwise they
+                are moved as far as other chains have room.
+            moving: Whether `must` holds for sessions that are being moved, too.
         """
         reason, text = PartitionLost.reason, f"{partition} on {agent} is to make room"
         for session in self._live.using(agent, partition):
@@ -158,10 +158,10 @@ class SessionReports:
                 self._deps.feed(MoveRequested(session, mode=None), now_ns())
 
     def let_go(self, agent: AgentId) -> list[SessionId]:
-        """Tells an agent that is not to be used any more to close all it holds, if it hears it.
+        """Tells an agent that is given up to close all its sessions, if it still hears it.
 
         Returns:
-            What it holds by the book.
+            The sessions that the agent holds by the book.
         """
         held = self._slots.sessions_at(agent)
         if held:
@@ -169,7 +169,7 @@ class SessionReports:
         return held
 
     def export(self, metrics: Metrics) -> None:
-        """Shows the chains of the plan in force, and how many sessions each has."""
+        """Sets the gauges of capacity and sessions for the chains of the plan in force."""
         active, sessions = self._deps.cluster.active, self._live.by_chain()
         shown = set()
         for model in active.plan.models if active is not None else ():
@@ -182,7 +182,7 @@ class SessionReports:
 
     @property
     def _placement(self) -> Placement:
-        """In force, or what a predecessor dispatched by."""
+        """Placement in force, or else that of an earlier leader; empty without either."""
         cluster = self._deps.cluster
         if cluster.active is not None:
             return cluster.active.placement

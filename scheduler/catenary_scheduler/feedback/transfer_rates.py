@@ -1,10 +1,10 @@
-"""What moves take, in a term: following what agents send, told to the dispatcher, shown.
+"""Learns the rates of links from the caches agents send, for the dispatcher and for metrics.
 
-Nobody probes links beforehand. Connections between agents are made when they are first needed,
-there are as many pairs as the square of the agents, and megabytes sent only to be measured would be
-in the way of tokens. Until the first caches have gone over a link it counts as fast as the slower
-of its two network cards, by the `link_bytes_per_second` that agents say; what the first moves
-measure outlives the scheduler.
+Nobody probes links beforehand. Connections between agents are made when they are first needed, the
+number of pairs is the square of the number of agents, and megabytes sent only to be measured would
+delay tokens. Until the first caches have gone over a link it counts as fast as the slower of its
+two network cards, by the `link_bytes_per_second` that agents report. The measured rates outlive the
+scheduler.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Feed = Callable[[Event, Nanoseconds], None]
 
 
 class TransferRates:
-    """Rates of links, and sizes of caches.
+    """The measured rates of links, and the sizes of caches.
 
     Args:
-        links: What was measured so far.
+        links: The measured links.
         deployments: The models.
         feed: Gives an event to the dispatcher.
-        keep: Called when there is something new to write down.
+        keep: Called when there are new rates to store.
         registry: The agents between which links are shown.
     """
 
@@ -60,7 +60,7 @@ class TransferRates:
         self._shown: set[tuple[str, str]] = set()
 
     def planned(self, plan: Plan) -> None:
-        """A plan is about to be dispatched by: the dispatcher should know what moves take."""
+        """Tells the dispatcher the costs of moves for a plan that it is about to dispatch by."""
         cache_bytes: list[tuple[ModelKey, int]] = []
         held_bytes: list[tuple[ModelKey, str, int]] = []
         for model in plan.models:
@@ -76,7 +76,7 @@ class TransferRates:
             self._feed(MoveCostsMeasured(known, tuple(cache_bytes), tuple(held_bytes)), now_ns())
 
     def caches_sent(self, agent: AgentId, message: scheduler_pb2.CachesSent) -> None:
-        """An agent says what caches it sent lately, and how long that took."""
+        """Learns from an agent's message which caches it sent lately, and how long that took."""
         changed = []
         for sent in message.links:
             link = agent, AgentId(sent.peer_id)
@@ -91,7 +91,7 @@ class TransferRates:
             self._keep()
 
     def export(self, metrics: Metrics) -> None:
-        """Shows the links between agents that are there; called about every second."""
+        """Sets the gauges of links between known agents; called about every second."""
         registry = self._registry
         self._sending.next_round(time.monotonic())
         shown = set()

@@ -47,10 +47,10 @@ class LengthRecords:
         """Makes a writer that has written nothing.
 
         Args:
-            source: Who predicts.
-            deployed: The models there are, at any moment.
-            clock_s: Monotonic seconds.
-            period_s: Two writes are this far apart, of whichever models.
+            source: The dispatcher, which holds the predictors.
+            deployed: The deployed models, a view that follows changes.
+            clock_s: Returns monotonic seconds.
+            period_s: Seconds between two writes, whichever models they are for.
         """
         self._source = source
         self._deployed = deployed
@@ -89,7 +89,7 @@ class LengthRecords:
         return {str(model): self._record(model, each) for model, each in known.items()}
 
     def restore(self, stored: Mapping[ModelKey, LengthPredictor]) -> None:
-        """Takes over what a predecessor knew of the models that still are deployed."""
+        """Takes over the predictors of an earlier scheduler for models that are still deployed."""
         for model, predictor in stored.items():
             if model in self._deployed:
                 self._source.restore_lengths(model, predictor)

@@ -36,7 +36,7 @@ class _Entry:
 
 
 class InFlightBatches:
-    """Every batch from its dispatch until its last hop is reported or it fails."""
+    """All batches in flight, each from its dispatch until its last hop is reported or it fails."""
 
     observes = (StageReported, BatchFailed)
     table = RedisTable.BATCHES
@@ -52,7 +52,7 @@ class InFlightBatches:
         return batch in self._batches
 
     def on_event(self, event: Event, now: Nanoseconds) -> None:
-        """Follows a batch to its end."""
+        """Notes a computed hop, or the failure of a batch."""
         if isinstance(event, StageReported):
             self.stage_done(event.batch, event.position)
         elif isinstance(event, BatchFailed):
@@ -77,7 +77,7 @@ class InFlightBatches:
             self._dirty.add(batch)
 
     def tick(self, now: Nanoseconds) -> None:
-        """Forgets batches nobody reported on for long."""
+        """Forgets the batches that nobody has reported on for long."""
         late = [
             batch
             for batch, entry in self._batches.items()
@@ -87,7 +87,7 @@ class InFlightBatches:
             self.over(batch)
 
     def export(self, metrics: Metrics) -> None:
-        """Shows how many there are."""
+        """Sets the gauge of batches in flight."""
         metrics.batches_in_flight.set(len(self._batches))
 
     def batches(self) -> list[BatchId]:
@@ -103,11 +103,11 @@ class InFlightBatches:
         )
 
     def uses_agent(self, agent: AgentId) -> bool:
-        """True if a batch has yet to be computed by `agent`."""
+        """Returns True if a batch has yet to be computed by `agent`."""
         return any(hop.agent == agent for hop in self._hops_ahead())
 
     def uses_partition(self, agent: AgentId, partition: PartitionKey) -> bool:
-        """True if a batch has yet to be computed by this partition on this agent."""
+        """Returns True if a batch has yet to be computed by this partition on this agent."""
         return any(hop.agent == agent and hop.partition == partition for hop in self._hops_ahead())
 
     def lost(self, agent: AgentId) -> None:

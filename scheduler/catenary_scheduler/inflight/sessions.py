@@ -45,11 +45,11 @@ class _Entry:
 
 
 class LiveSessions:
-    """Every session that holds cache slots somewhere.
+    """All sessions that hold cache slots somewhere.
 
     Args:
-        slots: Who holds what, by the book.
-        view_of: Returns a session as the dispatcher knows it, None if it does not.
+        slots: The slots that sessions hold by the book.
+        view_of: Returns a session as the dispatcher knows it; None if it does not.
     """
 
     observes = (SessionsClosed, SessionRequested, SessionMoved)
@@ -79,7 +79,7 @@ class LiveSessions:
         elif isinstance(event, SessionRequested):
             if event.in_flight is not None:
                 self.adopted(event.in_flight.session, event.request, event.in_flight.hops)
-        elif isinstance(event, SessionMoved):  # perhaps to one that a predecessor started
+        elif isinstance(event, SessionMoved):  # perhaps one of an earlier leader
             view = self._view_of(event.session)
             if view is not None:
                 self.adopted(view.session, view.request, view.hops)
@@ -95,18 +95,18 @@ class LiveSessions:
             self._enter(session, _Entry(request, "", hops))
 
     def may_be_over(self, sessions: Iterable[SessionId]) -> None:
-        """Forgets those of these sessions that hold nothing any more."""
+        """Forgets those of the given sessions that hold nothing any more."""
         for session in sessions:
             if session in self._sessions and session not in self._slots:
                 del self._sessions[session]
                 self._dirty.add(session)
 
     def tick(self, now: Nanoseconds) -> None:
-        """Forgets every session that holds nothing any more."""
+        """Forgets the sessions that hold nothing any more."""
         self.may_be_over(list(self._sessions))
 
     def uses_agent(self, agent: AgentId) -> bool:
-        """True if a session holds cache slots at an agent."""
+        """Returns True if a session holds cache slots at an agent."""
         return any(cache.used for cache in self._slots.caches() if cache.agent == agent)
 
     def count_at(self, agent: AgentId) -> int:
@@ -114,7 +114,7 @@ class LiveSessions:
         return len(self._slots.sessions_at(agent))
 
     def uses_partition(self, agent: AgentId, partition: PartitionKey) -> bool:
-        """True if a session holds slots of a partition of an agent."""
+        """Returns True if a session holds cache slots of a partition on an agent."""
         return any(
             cache.used
             for cache in self._slots.caches()
@@ -190,14 +190,11 @@ class LiveSessions:
         return {str(session): _record(entry) for session, entry in self._sessions.items()}
 
     def restore(self, sessions: Mapping[SessionId, Hops]) -> None:
-        """Takes over what a predecessor wrote: which partitions its sessions run on."""
+        """Takes over the hops that an earlier scheduler recorded for its sessions."""
         self._remembered.update(sessions)
 
     def remembered(self, session: SessionId) -> Hops:
-        """Returns the hops of an earlier scheduler's session.
-
-        None if it did not write them down.
-        """
+        """Returns the hops that an earlier scheduler recorded for a session; () if none."""
         return self._remembered.get(session, ())
 
     def _enter(self, session: SessionId, entry: _Entry) -> None:

@@ -1,1 +1,1 @@
-"""What runs while a leader leads: the dispatch loop, periodic work, audits of the book, scaling."""
+"""The running work of a leader: dispatch loop, periodic tasks, audits of the book, and scaling."""

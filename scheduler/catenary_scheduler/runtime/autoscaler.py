@@ -1,11 +1,11 @@
-"""How many agents the cluster should have, and the draining of those it can do without.
+"""Derives the number of agents that the cluster should have, and drains those it can do without.
 
-`scheduler/catenary_scheduler/scaling` decides how many workers (chains) every model should have;
-here that becomes a number of agents. Whoever starts and stops agents (`catenaryd up --max-agents`,
-KEDA, a person) reads it from `Admin.WatchScaling` or from the metrics. Agents that are to go are
-drained one after the other, the emptiest first: plans are made without them, their sessions go on
-to their end, and when they hold nothing they are reported as drained. An agent on its way out is
-taken back first when more are wanted.
+`scheduler/catenary_scheduler/scaling` decides how many workers (chains) every model should have.
+This module turns those numbers into a number of agents. Whoever starts and stops agents
+(`catenaryd up --max-agents`, KEDA, a person) reads it from `Admin.WatchScaling` or from the
+metrics. Surplus agents are drained one after the other, the emptiest first: new plans leave them
+out, their sessions run to the end, and once they hold nothing they are reported as drained. When
+more agents are wanted, an agent that is being drained is taken back first.
 """
 
 from __future__ import annotations
@@ -55,30 +55,33 @@ from catenary_services.telemetry.metrics import Metrics
 _log = get_logger(__name__)
 _TICK_NS = NANOSECONDS_PER_SECOND
 _STOPPED_NS = 10 * NANOSECONDS_PER_SECOND
-"""A drained agent that is still there after this is stopped by nobody and may be used again."""
+"""A drained agent that is still connected after this time may be used again: nobody is about to
+stop it."""
 _DIGITS = 2
-"""Of rates and ratios in an advice: it is sent whenever it differs from the one before."""
+"""Number of decimals of rates and ratios in an advice, which is sent whenever it differs from the
+previous one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingDeps:
-    """What the autoscaler looks at, beside the workers of models, and what it does to agents."""
+    """The parts that the autoscaler reads, besides the workers of models, and those it acts on."""
 
     workers: WorkerDeps
     availability: Availability
     planner: Planner
     draining: Draining
     objectives: Callable[[ModelKey], TokenObjectives | None]
-    """Returns what requests of a model are held to that name no objectives."""
+    """Returns the objectives of requests of a model that name none; None if the model has none
+    either."""
     note: Callable[[str, dict[str, str]], None]
-    """Enters what happened into the event stream."""
+    """Enters an event, by its kind and its facts, into the event stream."""
 
 
 class Autoscaler:
-    """Scaling of one term.
+    """The autoscaler of one term.
 
     Attributes:
-        models: What decides about each model that generates text.
+        models: The scaling decisions of each model that generates text.
     """
 
     observes = (
@@ -102,21 +105,22 @@ class Autoscaler:
         self._tick_ns: Nanoseconds = 0
         self._wanted = 0
         self._drains: dict[AgentId, Nanoseconds] = {}
-        """Agents that were asked to go, and when they were told that they are drained; 0: not."""
+        """Agents that are being drained, with the time at which they were told that they are
+        drained; 0: not yet."""
         self._changed = asyncio.Event()
         self._advice: admin_pb2.ScalingAdvice | None = None
 
     # ---- what happened ----
 
     def on_event(self, event: Event, now: Nanoseconds) -> None:
-        """Follows what is asked for and what becomes of it."""
+        """Passes requests, sessions and refitted latencies on to the statistics of their model."""
         if isinstance(event, LatencyRefitted):
             self._statistics.refitted(event)
         else:
             self._watch.heard(event, now)
 
     def tick(self, now: Nanoseconds) -> None:
-        """Decides, about once a second."""
+        """Decides about every model and about the agents, at most once a second."""
         if now - self._tick_ns < _TICK_NS:
             return
         self._tick_ns = now
@@ -137,13 +141,16 @@ class Autoscaler:
     # ---- what is known ----
 
     def advice(self) -> admin_pb2.ScalingAdvice:
-        """Returns what should be brought about, as of the last decision."""
+        """Returns the scaling advice of the last decision."""
         if self._advice is None:
             self._advice = self._make_advice()
         return self._advice
 
     def attainment(self, model: ModelKey, now: Nanoseconds) -> float:
-        """Returns the share of a model's last sessions that met their objectives; -1 of none."""
+        """Returns the share of a model's last sessions that met their objectives.
+
+        The share is -1 if there are no such sessions.
+        """
         scaling = self.models.get(model)
         return scaling.attainment_of_any(now) if scaling is not None else -1.0
 
@@ -171,7 +178,7 @@ class Autoscaler:
         return advice
 
     async def changed(self, timeout_s: float) -> None:
-        """Returns after the next decision, or after `timeout_s`."""
+        """Returns after the next decision, or after `timeout_s` seconds."""
         waiter = self._changed
         try:
             async with asyncio.timeout(max(0.0, timeout_s)):
@@ -180,7 +187,7 @@ class Autoscaler:
             return
 
     def export(self, metrics: Metrics) -> None:
-        """Writes the figures that others scale by."""
+        """Sets the gauges that outside autoscalers read."""
         now = self._tick_ns
         metrics.agents_wanted.set(self._wanted or self._agents_now)
         metrics.agents_now.set(self._agents_now)
@@ -195,21 +202,21 @@ class Autoscaler:
     # ---- Redis ----
 
     def records(self) -> Fields:
-        """Returns what was learned, for the next leader."""
+        """Returns what was learned about every model, for the next leader."""
         if not self.models:
             return {}
         learned = {str(key): model.to_record() for key, model in self.models.items()}
         return {"scaling": encode_document({**self._records, **learned})}
 
     def restore(self, plan: StoredPlan) -> None:
-        """Takes over what a predecessor learned, by model."""
+        """Takes over what an earlier scheduler learned about every model."""
         self._records = {model: dict(record) for model, record in plan.scaling.items()}
 
     # ---- inside ----
 
     @property
     def _limit(self) -> int:
-        """Most agents; 0: nobody is drained here, others decide who goes."""
+        """Largest number of agents; 0: none is drained here, as somebody else decides which go."""
         return self._settings.max_agents
 
     @property
@@ -254,7 +261,7 @@ class Autoscaler:
             self._deps.note("agents_wanted", {"agents": str(wanted)})
 
     def _move(self, plans: list[ModelPlan]) -> None:
-        """Drains an agent too many, or takes one back that was to go."""
+        """Drains one surplus agent, or takes back agents that are being drained."""
         deps, cluster = self._deps, self._cluster
         registry = cluster.registry
         for agent in [a for a in self._drains if a not in registry or registry[a].session is None]:
@@ -287,7 +294,7 @@ class Autoscaler:
             if self._agents_now >= self._wanted:
                 return
             if told_ns and self._tick_ns - told_ns < _STOPPED_NS:
-                continue  # whoever stops it may be doing so this moment
+                continue  # it may be about to be stopped
             del self._drains[agent]
             self._deps.note("agent_stays", {"agent": agent})
             for scaling in self.models.values():

@@ -1,4 +1,4 @@
-"""Has the dispatcher look again when other agents can be given work than before."""
+"""Wakes the dispatcher when the set of agents that can be given work changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from catenary_services.domain.ids import Nanoseconds
 
 
 class AvailabilityWatch:
-    """Compares the version of the availability with the one the dispatcher acted on last."""
+    """Compares the version of the availability with the one that the dispatcher last acted on."""
 
     def __init__(
         self, availability: Availability, feed: Callable[[Event, Nanoseconds], None]
@@ -21,11 +21,11 @@ class AvailabilityWatch:
         self._heeded = 0
 
     def tick(self, now: Nanoseconds) -> None:
-        """Tells the dispatcher what impaired or cleared an agent, whoever said so."""
+        """Has the dispatcher decide again if the availability changed since the last call."""
         if self._availability.version != self._heeded:
             self._heeded = self._availability.version
             self._feed(Tick(), now)
 
     def heed(self) -> None:
-        """Tells the dispatcher at once, before the next tick is due."""
+        """Has the dispatcher decide again at once, before the next tick is due."""
         self.tick(now_ns())

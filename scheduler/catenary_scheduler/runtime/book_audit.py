@@ -1,7 +1,7 @@
-"""Audits of the book of one term: asks agents and gateways, and mends what leaked.
+"""Audits the reservations of one term against agents and gateways, and mends leaks.
 
-The judgement is `catenary_scheduler.dispatch.auditing`'s; here questions are sent, answers read,
-remedies carried out, and everything found is logged once and counted.
+`catenary_scheduler.dispatch.auditing` judges. This module sends the questions, reads the answers
+and carries out the remedies; everything found is logged once and counted.
 """
 
 from __future__ import annotations
@@ -50,34 +50,34 @@ from catenary_services.telemetry.metrics import Metrics
 
 _log = get_logger(__name__)
 _PATIENCE_NS = NANOSECONDS_PER_SECOND
-"""Who has not answered by then is not judged in this audit."""
+"""Time that agents and gateways have to answer; an audit does not judge those that are later."""
 _CLAIMS_NS = 10 * NANOSECONDS_PER_SECOND
-"""After a change of leader gateways and agents have so long to say what is theirs."""
+"""Time that gateways and agents have after a change of leader to say which sessions are theirs."""
 
 
 class AuditedGateways(Protocol):
-    """The gateways as an audit sees them."""
+    """The part of the gateway registry that audits use."""
 
     def broadcast(self, message: scheduler_pb2.SchedulerToGatewayMessage) -> None:
-        """Sends to every gateway that is there."""
+        """Sends a message to every connected gateway."""
         ...
 
     def forget(self, request: RequestId) -> None:
-        """A request is not open at its gateway any more, whatever is said of it later."""
+        """Stops counting a request as open at its gateway, whatever is said of it later."""
         ...
 
     def known(self) -> frozenset[GatewayId]:
-        """Returns every gateway, there or away for a moment."""
+        """Returns every gateway, including those whose stream broke only recently."""
         ...
 
     def open_requests(self) -> frozenset[RequestId]:
-        """Returns the requests neither finished nor refused."""
+        """Returns the requests that are neither finished nor refused."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AuditDeps:
-    """What an audit compares, and whom it asks."""
+    """The parts of a term that an audit compares, and the peers that it asks."""
 
     settings: SchedulerSettings
     cluster: ClusterController
@@ -90,21 +90,23 @@ class AuditDeps:
     agents: AgentSender
     epoch: Callable[[], Epoch]
     first_id: int
-    """Of the batches and sessions of this deps."""
+    """Smallest id of the batches and sessions of this term; smaller ids are those of earlier
+    terms."""
     feed: Callable[[Event, Nanoseconds], None]
     let_cached: Callable[[AgentId, PartitionKey, int], None]
-    """Called with the tokens an agent says that it has cached for a partition."""
+    """Called with the number of tokens, counted once per block, that an agent has cached for a
+    partition."""
 
 
 class BookAudits:
-    """The audits of one deps.
+    """The audits of one term.
 
     Attributes:
-        leaks_mended: How many leaks were found and are gone.
+        leaks_mended: Number of leaks that were found and are gone.
     """
 
     def __init__(self, deps: AuditDeps, metrics: Metrics) -> None:
-        """The first audit is due one interval from now."""
+        """Schedules the first audit one interval from now."""
         settings = deps.settings
         self.leaks_mended = 0
         self._deps = deps
@@ -116,11 +118,11 @@ class BookAudits:
 
     @property
     def audits(self) -> int:
-        """How many are done."""
+        """Number of audits that are over."""
         return self._auditor.audits
 
     def tick(self, now: Nanoseconds) -> None:
-        """Asks, or judges what was answered, if it is time."""
+        """Begins an audit when one is due, and ends it when all have answered or the time is up."""
         auditor = self._auditor
         waited_ns = now - self._asked_ns
         if auditor.is_open:
@@ -131,7 +133,7 @@ class BookAudits:
             self._ask(now)
 
     def agent_says(self, record: AgentState, message: scheduler_pb2.Holdings) -> None:
-        """An agent answers."""
+        """Handles an agent's answer; answers to earlier audits only update its cached tokens."""
         agent = record.agent.agent_id
         for each in message.partitions:
             partition = partition_of(each.key)
@@ -141,12 +143,12 @@ class BookAudits:
             self._auditor.agent_says(agent, holdings_of(agent, message))
 
     def gateway_says(self, gateway: GatewayId, message: scheduler_pb2.Unanswered) -> None:
-        """A gateway answers."""
+        """Handles a gateway's answer; answers to earlier audits are ignored."""
         if message.number == self._number:
             self._auditor.gateway_says(gateway, _wants(message))
 
     def gone(self, who: AgentId | GatewayId) -> None:
-        """An agent or a gateway went away: what it said is over."""
+        """Drops the answers of an agent or a gateway that went away."""
         self._auditor.gone(who)
 
     # ---- inside ----
@@ -193,7 +195,7 @@ class BookAudits:
 
 
 def scheduler_holdings(deps: AuditDeps, *, settled: bool) -> SchedulerHoldings:
-    """Returns what a leader believes at this moment."""
+    """Returns what the scheduler believes that agents and gateways hold at this moment."""
     dispatcher, book = deps.dispatcher, deps.book
     followed = frozenset(dispatcher.pooled.followed())
     registry = deps.cluster.registry
@@ -219,7 +221,7 @@ def scheduler_holdings(deps: AuditDeps, *, settled: bool) -> SchedulerHoldings:
 def holdings_of(agent: AgentId, message: scheduler_pb2.Holdings) -> AgentHoldings:
     """Returns what an agent says it holds."""
     sessions: dict[SessionId, tuple[ChainHop, ...]] = {}
-    known: dict[tuple[object, ...], tuple[ChainHop, ...]] = {}  # most are in the same blocks
+    known: dict[tuple[object, ...], tuple[ChainHop, ...]] = {}  # most sessions share a few routes
     for each in message.sessions:
         key, route = each.partition, [(hop.first_block, hop.last_block) for hop in each.route]
         where = (key.model, key.model_version, key.first_block, key.last_block, *route)

@@ -1,4 +1,4 @@
-"""Tries models again that could not be deployed."""
+"""Retries the deployment of models that could not be deployed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PERIOD_NS = 5 * NANOSECONDS_PER_SECOND
 
 
 class DeploymentRetries:
-    """Attempts, one at a time and beside the rest: of a large model every byte is read."""
+    """Retries failed deployments in one task at a time, as a large model takes long to read."""
 
     def __init__(self, deployments: Deployments) -> None:
         self._deployments = deployments
@@ -21,14 +21,14 @@ class DeploymentRetries:
         self._attempt: asyncio.Task[None] | None = None
 
     def tick(self, now: Nanoseconds) -> None:
-        """Begins an attempt if one is due."""
+        """Begins an attempt if one is due and none is running."""
         is_trying = self._attempt is not None and not self._attempt.done()
         if now >= self._next_ns and self._deployments.problems and not is_trying:
             self._next_ns = now + _PERIOD_NS
             self._attempt = asyncio.create_task(self._retry(), name="retry-deployments")
 
     def close(self) -> None:
-        """Gives up the attempt under way. Idempotent."""
+        """Cancels the running attempt. Idempotent."""
         if self._attempt is not None:
             self._attempt.cancel()
 

@@ -1,7 +1,7 @@
-"""Drives the dispatcher: feeds it events and its own wake-ups, hands its commands on at once.
+"""Drives the dispatcher: feeds it events and wake-ups, and carries out its commands at once.
 
-Everything here is synchronous: a request that arrives in a packed message is decided, and its
-dispatch queued on the way out, before the next message is looked at. No tasks, no queues.
+Everything here is synchronous. A request that arrives in a packed message is decided on, and its
+dispatch is queued for sending, before the next message is read. There are no tasks and no queues.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from catenary_services.log import get_logger
 from catenary_services.telemetry.metrics import Metrics
 
 _SHORTEST_SLEEP_NS = 100_000
-"""A dispatcher that asks to be woken in the past must not keep the loop from its sockets."""
+"""Shortest sleep in nanoseconds: a dispatcher that asks to be woken in the past must not keep the
+loop from its sockets."""
 
 _log = get_logger(__name__)
 Route = Callable[[Command, Nanoseconds], None]
@@ -34,20 +35,20 @@ Handler = Callable[[Event, Nanoseconds], None]
 
 
 class EventObserver(Protocol):
-    """Whoever follows what happens, beside the dispatcher."""
+    """A part that follows events beside the dispatcher."""
 
     @property
     def observes(self) -> tuple[type[Event], ...]:
-        """The kinds of events it is told of."""
+        """The kinds of events that the observer is told of."""
         ...
 
     def on_event(self, event: Event, now: Nanoseconds) -> None:
-        """An event of one of these kinds happened."""
+        """Handles an event of one of the observed kinds."""
         ...
 
 
 class DispatchLoop:
-    """One dispatcher on one event loop, and those who follow its events."""
+    """Runs one dispatcher on one event loop, and tells observers of its events."""
 
     def __init__(self, dispatcher: Dispatcher, route: Route, metrics: Metrics) -> None:
         self._dispatcher = dispatcher
@@ -69,11 +70,11 @@ class DispatchLoop:
         after: Iterable[EventObserver] = (),
         fed: Callable[[], object] = lambda: None,
     ) -> None:
-        """Has observers join; each is told of an event in this order.
+        """Replaces the observers; each list is called in its order.
 
         Args:
-            before: Those who are told before the dispatcher decides.
-            after: Those who are told when its commands are carried out.
+            before: Observers that are told before the dispatcher decides.
+            after: Observers that are told once the dispatcher's commands are carried out.
             fed: Called after every event that came from outside.
         """
         self._before = _by_kind(before)
@@ -81,11 +82,11 @@ class DispatchLoop:
         self._fed = fed
 
     def feed(self, event: Event, now: Nanoseconds) -> None:
-        """Gives one event to observers and dispatcher, and carries out what it asks for.
+        """Gives one event to observers and dispatcher, and carries out the dispatcher's commands.
 
         Args:
-            event: What happened.
-            now: The moment it is handled.
+            event: The event.
+            now: The time at which it is handled.
         """
         kind = type(event)
         for on_event in self._before.get(kind, ()):
@@ -96,7 +97,7 @@ class DispatchLoop:
         self._fed()
 
     def close(self) -> None:
-        """Stops the timer; the dispatcher hears of no later event."""
+        """Stops the timer; the dispatcher is given no later event."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -107,7 +108,7 @@ class DispatchLoop:
         try:
             commands = self._dispatcher.handle(event, now)
         except Exception:
-            # A bug, but one of a single event: the others of this session must not suffer.
+            # A bug, but in the handling of a single event: all other requests must go on.
             _log.error("dispatcher_failed", event_kind=type(event).__name__, exc_info=True)
             self._refuse(event, now)
             return
@@ -116,9 +117,9 @@ class DispatchLoop:
             try:
                 self._route(command, now)
             except Exception:
-                # What one peer is not told must not keep others from being told theirs.
+                # A command that fails for one peer must not keep the others from theirs.
                 _log.error("command_failed", kind=type(command).__name__, exc_info=True)
-        if not self._rearming:  # once for all the events of a packed message
+        if not self._rearming:  # one call serves all events of a packed message
             self._rearming = True
             self._loop.call_soon(self._rearm)
 
@@ -150,7 +151,7 @@ class DispatchLoop:
 
 
 def _by_kind(observers: Iterable[EventObserver]) -> dict[type[Event], tuple[Handler, ...]]:
-    """Returns who is told of each kind of event: looked up once an event, and never made anew."""
+    """Returns the handlers of each kind of event, so that an event costs one look-up."""
     found: dict[type[Event], list[Handler]] = {}
     for observer in observers:
         for kind in observer.observes:

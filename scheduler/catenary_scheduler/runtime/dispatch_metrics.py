@@ -1,4 +1,7 @@
-"""What the dispatcher counts, as metrics: it counts by itself, and is asked now and then."""
+"""Exports the counters of the dispatcher as metrics.
+
+The dispatcher counts in plain integers, which are read here at every heartbeat.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _PLACEMENTS = {
     "rebalanced": "rebalanced_sessions",
     "preempted": "preempted_sessions",
 }
-"""Label of the metric: counter of the dispatcher."""
+"""Counter of the dispatcher for each label of the metric."""
 _PACKING = {
     "begun": "packing_moves",
     "full": "packing_full",
@@ -31,26 +34,26 @@ _MIGRATION_FAILURES = {
 
 
 class Counting(Protocol):
-    """A dispatcher, as far as it is counted."""
+    """The part of a dispatcher that is exported."""
 
     def statistics(self) -> dict[str, int]:
-        """Returns everything it counted so far, and some figures of now."""
+        """Returns all counters since the start, and some figures that hold now."""
         ...
 
     def snapshot(self) -> list[Reservation]:
-        """Returns every reservation there is."""
+        """Returns every reservation in the book."""
         ...
 
 
 class DispatchMetrics:
-    """Exports the counters of one dispatcher; what was exported once is not added again."""
+    """Exports the counters of one dispatcher, each time by what was added since the last time."""
 
     def __init__(self, dispatcher: Counting) -> None:
         self._dispatcher = dispatcher
         self._told: dict[str, int] = {}
 
     def export(self, metrics: Metrics) -> None:
-        """Adds what was counted since the last call, and shows what there is now."""
+        """Adds what was counted since the last call to the metrics, and sets the gauges."""
         metrics.live_reservations.set(len(self._dispatcher.snapshot()))
         now = self._dispatcher.statistics()
         _add(now, self._told, metrics)
@@ -58,7 +61,7 @@ class DispatchMetrics:
 
 
 def _add(now: Mapping[str, int], told: Mapping[str, int], metrics: Metrics) -> None:
-    """Adds what the dispatcher counted since it was last asked."""
+    """Adds the difference between two readings of the dispatcher's counters to the metrics."""
 
     def since(name: str) -> int:
         return now.get(name, 0) - told.get(name, 0)

@@ -1,4 +1,4 @@
-"""A dispatcher as the settings want it."""
+"""Builds the dispatcher that the settings describe."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def dispatcher_of(
 
     Args:
         settings: Limits and policies.
-        book: Where it books.
-        availability: Who can be given what.
-        times: How long work takes of late.
-        first_id: Of its batches, and of its sessions.
+        book: The book that its reservations are entered in.
+        availability: Says which agents can be given work.
+        times: Recent durations of work, which reservations are made for.
+        first_id: Smallest id of its batches and of its sessions.
     """
     pooled = PooledDispatcher(
         settings.dispatching(),

@@ -1,4 +1,4 @@
-"""Requests for models that are not ready: handed on when these are, refused when it is too late."""
+"""Releases requests that wait for their model to be ready, or refuses them when time is up."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from catenary_services.telemetry.metrics import Metrics
 
 
 class HeldRequests:
-    """Empties the queue of those who wait for a model.
+    """Empties the queue of requests that wait for their model to be ready.
 
     Args:
         waiting: The queue.
-        cluster: Knows which models are ready, and why others are not.
+        cluster: Says which models are ready, and why others are not.
         feed: Gives an event to the dispatcher.
-        route: Sends a refusal on its way.
+        route: Sends a refusal to its gateway.
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class HeldRequests:
         self._route = route
 
     def release(self) -> None:
-        """Hands on the requests whose models are ready now."""
+        """Gives the dispatcher the requests whose models are ready now."""
         now = now_ns()
         for event in self._waiting.release(self._cluster.is_ready):
             self._feed(event, now)
 
     def tick(self, now: Nanoseconds) -> None:
-        """Refuses the requests that waited as long as they may."""
+        """Refuses the requests that have waited as long as they may."""
         for event in self._waiting.expire(now):
             reason = self._cluster.reason(event.model) or "the deadline is over"
             text = f"model {event.model} is not ready: {reason}"
@@ -54,7 +54,7 @@ class HeldRequests:
 
 
 class QueuedRequests:
-    """How many requests wait for each model: until it is ready, and for a chain."""
+    """Counts the requests of each model that wait for the model to be ready or for a chain."""
 
     def __init__(
         self, waiting: NotReadyQueue, chained: ChainedDispatcher, deployments: Deployments
@@ -64,10 +64,10 @@ class QueuedRequests:
         self._deployments = deployments
 
     def of(self, model: ModelKey) -> int:
-        """Returns how many wait for a model."""
+        """Returns how many requests wait for a model."""
         return self._waiting.count(model) + self._chained.queued(model)
 
     def export(self, metrics: Metrics) -> None:
-        """Shows them, of every model there is."""
+        """Sets the gauge of waiting requests for every deployed model."""
         for model in self._deployments.ready:
             metrics.queued_requests.labels(model.name).set(self.of(model))

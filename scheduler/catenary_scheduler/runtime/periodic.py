@@ -1,6 +1,6 @@
-"""What a leader does because time passed: heartbeats, silence, deadlines of those who wait.
+"""Runs the periodic tasks of a leader: heartbeats, silence, deadlines of waiting requests.
 
-Every part has a `tick`, an `export` or both; here is the loop that calls them.
+Every part has a `tick`, an `export` or both; the loop that calls them is here.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ _SAY_AGAIN_S = 60.0
 
 
 class Ticking(Protocol):
-    """A part that has something to do because time passed."""
+    """A part with work that becomes due as time passes."""
 
     def tick(self, now: Nanoseconds) -> None:
-        """Does what is due."""
+        """Does the work that is due at `now`."""
         ...
 
 
 class Exporting(Protocol):
-    """A part that has figures to show."""
+    """A part that shows metrics."""
 
     def export(self, metrics: Metrics) -> None:
-        """Writes them."""
+        """Sets the metrics of this part."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PeriodicTasks:
-    """Parts that are called again and again, in this order.
+    """Parts that are called again and again, in the order given.
 
     Attributes:
-        period_s: So much time lies between two calls; 0: a turn of the loop.
+        period_s: Seconds between two calls; 0: every turn of the loop, 50 ms.
         ticking: Parts whose `tick` is called.
         exporting: Parts whose `export` is called after that.
     """
@@ -54,7 +54,7 @@ class PeriodicTasks:
 
 
 async def run_periodic_tasks(schedule: Sequence[PeriodicTasks], metrics: Metrics) -> None:
-    """Runs until cancelled."""
+    """Calls the parts of a schedule until cancelled."""
     due_s = [0.0] * len(schedule)
     calls = _Calls()
     while True:
@@ -71,11 +71,11 @@ async def run_periodic_tasks(schedule: Sequence[PeriodicTasks], metrics: Metrics
 
 
 class _Calls:
-    """Calls parts one by one: if one fails, for whatever reason, all others still are called."""
+    """Calls parts one by one; a failure of one, whatever its cause, does not stop the others."""
 
     def __init__(self) -> None:
         self._said_s: dict[str, float] = {}
-        """When each kind of failure was logged last."""
+        """Monotonic seconds at which each kind of failure was last logged."""
 
     def tick(self, part: Ticking) -> None:
         try:
@@ -90,7 +90,7 @@ class _Calls:
             self._failed(part.export, error)
 
     def _failed(self, call: Callable[..., None], error: Exception) -> None:
-        """Logs a failure; one that goes on, once a minute."""
+        """Logs a failure; one that repeats is logged once a minute."""
         kind, now_s = f"{call.__qualname__}: {error!r}"[:200], time.monotonic()
         if now_s - self._said_s.get(kind, -math.inf) >= _SAY_AGAIN_S:
             self._said_s = {k: s for k, s in self._said_s.items() if now_s - s < _SAY_AGAIN_S}
@@ -99,7 +99,7 @@ class _Calls:
 
 
 def show_nothing(metrics: Metrics) -> None:
-    """Takes back what only a leader knows, so that sums over all schedulers are right."""
+    """Resets the metrics that only a leader sets, so that sums over all schedulers are right."""
     for gauge in (
         metrics.redis_pending,
         metrics.batches_in_flight,

@@ -1,4 +1,7 @@
-"""Tells what scales a model what becomes of its sessions: a few dictionary operations each."""
+"""Reports arrivals, tokens and ends of sessions to the scaling of their model.
+
+An event costs a few dictionary operations.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from catenary_services.domain.ids import ModelKey, Nanoseconds, RequestId
 from catenary_services.domain.latency import TokenObjectives
 
 _MOST_OPEN = 100_000
-"""A request that is refused is heard of no more; more than these are never open at a time."""
+"""Largest number of requests that are followed. The end of a refused request is not seen here, so
+entries of such requests stay until newer ones push them out."""
 
 
 @dataclass(slots=True)
@@ -30,11 +34,11 @@ class _Open:
 
 
 class SessionOutcomes:
-    """Requests that generate text and are not finished.
+    """Follows the requests that generate text until they are finished.
 
     Args:
-        scaling_of: Finds, or makes, what decides about a model.
-        usual: What sessions of a model are held to that name no objectives.
+        scaling_of: Returns the scaling of a model, which is made if there is none.
+        usual: Returns the objectives of sessions of a model that name none.
     """
 
     def __init__(
@@ -50,7 +54,7 @@ class SessionOutcomes:
         return len(self._open)
 
     def heard(self, event: Event, now: Nanoseconds) -> None:
-        """Takes from an event what scaling needs of it."""
+        """Updates the scaling of the models that an event is about."""
         if isinstance(event, SessionsProgressed):
             for progress in event.sessions:
                 self._progressed(progress)
@@ -66,7 +70,7 @@ class SessionOutcomes:
 
     def _requested(self, event: SessionRequested, now: Nanoseconds) -> None:
         if event.request in self._open:
-            return  # submitted again after a broken stream
+            return  # submitted again after its stream broke
         scaling = self._scaling_of(event.model)
         arrived = event.arrived_ns if event.arrived_ns is not None else now
         entry = _Open(scaling, arrived, event.objectives or self._usual(event.model))

@@ -1,4 +1,4 @@
-"""What is known of the workers of a model at one moment."""
+"""Collects the statistics of a model's workers that scaling decisions are based on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNLIMITED = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class WorkerDeps:
-    """What is looked at to know the workers of a model."""
+    """The parts of a term from which worker statistics are collected."""
 
     settings: SchedulerSettings
     cluster: ClusterController
@@ -32,24 +32,24 @@ class WorkerDeps:
 
 
 class StatisticsCollector:
-    """Figures of models that generate text."""
+    """Collects the statistics of models that generate text."""
 
     def __init__(self, deps: WorkerDeps) -> None:
         self._deps = deps
         self._refits: dict[ModelKey, dict[tuple[ChainHop, ...], LatencyLines]] = {}
-        """Lines of chains that were fitted anew since the plan was made."""
+        """Latency lines of chains, by model, that were fitted anew since the plan was made."""
 
     def refitted(self, event: LatencyRefitted) -> None:
-        """Takes the lines of chains that were fitted anew."""
+        """Replaces the lines of a model's chains by newly fitted ones."""
         self._refits[event.model] = dict(event.lines)
 
     def plans(self) -> list[ModelPlan]:
-        """Returns the models that generate text, as they are served now."""
+        """Returns the active plans of the models that generate text."""
         active = self._deps.cluster.active
         return [model for model in active.plan.models if workers_of(model)] if active else []
 
     def others(self, workers_of_models: Iterable[ModelWorkers]) -> set[AgentId]:
-        """Returns the agents that are needed for something else than these crews' chains."""
+        """Returns the agents that are needed for anything but the workers of these models."""
         active = self._deps.cluster.active
         generating = {
             agent for model_workers in workers_of_models for agent in model_workers.agents
@@ -57,7 +57,7 @@ class StatisticsCollector:
         return requirements.agents_of(active.placement) - generating if active else set()
 
     def of(self, plan: ModelPlan) -> WorkerStatistics:
-        """Returns what is known of the workers of a model."""
+        """Returns the statistics of a model's workers at this moment."""
         deps, settings = self._deps, self._deps.settings
         workers = workers_of(plan)
         expected = SessionLengths(settings.expected_prompt_tokens, settings.expected_output_tokens)
@@ -78,7 +78,7 @@ class StatisticsCollector:
         )
 
     def _lines(self, model: ModelKey, workers: list[Chain]) -> LatencyLines | None:
-        """Returns the latest lines of the first worker of which any are known."""
+        """Returns the latest lines of the first worker that has any; None if none has."""
         refits = self._refits.get(model, {})
         for chain in workers:
             lines = refits.get(chain.hops, chain.lines)
@@ -87,7 +87,7 @@ class StatisticsCollector:
         return None
 
     def _most(self, plan: ModelPlan) -> int:
-        """Returns how many workers there may be beside what others need."""
+        """Returns how many workers of a model fit on the agents that other models leave."""
         if not self._deps.settings.max_agents:
             return _UNLIMITED
         model_workers = model_workers_of(plan)
@@ -96,16 +96,16 @@ class StatisticsCollector:
 
 
 def workers_of(plan: ModelPlan) -> list[Chain]:
-    """Returns the chains that generate; how many only run prompts is a setting of its own."""
+    """Returns the chains that generate tokens, without those that only run prompts."""
     return [chain for chain in plan.chains if chain.role != "prefill"]
 
 
 def sessions_of(chain: Chain, session_tokens: int, expected: SessionLengths) -> int:
-    """Returns how many sessions a chain has room for: fewer than slots if these would not fit.
+    """Returns how many sessions a chain has room for: less than its slots if its cache is small.
 
     Args:
         chain: The chain.
-        session_tokens: Most tokens of a session.
+        session_tokens: Largest number of tokens of a session.
         expected: Lengths of a usual session.
     """
     if not 0 < chain.cache_tokens < chain.capacity * session_tokens:
@@ -115,13 +115,13 @@ def sessions_of(chain: Chain, session_tokens: int, expected: SessionLengths) -> 
 
 
 def _without_prompts(lines: LatencyLines, chain: Chain) -> LatencyLines:
-    """Returns what generating costs a chain: in the split phase another one runs the prompts."""
+    """Returns a chain's lines without prompts if, in the split phase, another chain runs them."""
     if chain.role != "decode":
         return lines
     return replace(lines, prefill_token_ns=0.0, prefill_ns=0.0, prefill_floor_ns=0.0)
 
 
 def model_workers_of(plan: ModelPlan, wanted: int = 0) -> ModelWorkers:
-    """Returns the workers of a model, and how many there should be; 0: as many as there are."""
+    """Returns the workers of a model and how many there should be; 0: as many as there are."""
     workers = [frozenset(hop.agent for hop in chain.hops) for chain in workers_of(plan)]
     return ModelWorkers(workers, wanted or len(workers))

@@ -1,4 +1,4 @@
-"""The book of reservations as it is stored: a table for each resource, and one that lists them."""
+"""Stores the book of reservations: one table for each resource, and one that lists these tables."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ _log = get_logger(__name__)
 
 
 class KeepsBook(Protocol):
-    """Whoever books, and notes every change."""
+    """The dispatcher as the holder of a book that notes every change."""
 
     def take_changes(self) -> list[ReservationChange]:
-        """Returns what changed in the book since the last call."""
+        """Returns the changes in the book since the last call."""
         ...
 
     def snapshot(self) -> list[Reservation]:
-        """Returns every reservation there is."""
+        """Returns every reservation in the book."""
         ...
 
     def restore(self, reservations: Iterable[Reservation]) -> None:
-        """Enters reservations that somebody else made."""
+        """Enters reservations that another scheduler made."""
         ...
 
 
 class BookRecords:
-    """Writes and restores what one dispatcher booked."""
+    """Writes and restores the reservations of one dispatcher."""
 
     def __init__(self, keeper: KeepsBook) -> None:
         self._keeper = keeper
 
     def collect(self, journal: Journal) -> None:
-        """Writes what changed since the last call into the journal."""
+        """Writes the reservations that changed since the last call into the journal."""
         write_reservations(journal, self._keeper.take_changes())
 
     def tables(self) -> dict[str, Fields]:
-        """Returns every table of the book as it is now; what changed until now is in them."""
+        """Returns every table of the book as it is now, and marks all changes so far as written."""
         self._keeper.take_changes()
         return tables_of(self._keeper.snapshot())
 
     def restore(self, stored: StoredState) -> None:
-        """Enters what a predecessor had booked, translated to our clock."""
+        """Enters the reservations of an earlier scheduler, translated to this machine's clock."""
         if stored.anchor is None:
             return
         shift = translation_ns(stored.anchor, stored.now)

@@ -1,6 +1,7 @@
-"""How the parts of a leader outlive it: each has a table, its records, and a way back from them.
+"""Protocols of the parts of a leader that outlive it: a table, records, and a way to restore them.
 
-Whoever writes a snapshot or takes over from a predecessor knows these protocols, and no part.
+The code that writes a snapshot or takes over from an earlier leader knows these protocols only, not
+the parts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from catenary_scheduler.storage.keys import RedisTable
 
 Stored_contra = TypeVar("Stored_contra", contravariant=True)
 Unusable = Sequence[str] | None
-"""What of the stored could not be used and why, in words for people; None: all of it was."""
+"""Reasons, in words for people, why some stored records could not be used; None: all of them
+were."""
 
 
 class Recorded(Protocol):
@@ -21,25 +23,25 @@ class Recorded(Protocol):
 
     @property
     def table(self) -> RedisTable:
-        """Where its records are."""
+        """The Redis table that holds the records."""
         ...
 
     def records(self) -> Fields:
-        """Returns all of it as Redis keeps it."""
+        """Returns all records in the form in which Redis keeps them."""
         ...
 
 
 class Collected(Recorded, Protocol):
-    """A part that changes often, and knows what of it did."""
+    """A part that changes often, and knows which of its records changed."""
 
     def collect(self, journal: Journal) -> None:
-        """Writes what changed since the last call into the journal."""
+        """Writes the records that changed since the last call into the journal."""
         ...
 
 
 class StoredPart(Recorded, Protocol[Stored_contra]):
-    """A part that is restored from what a predecessor's records said."""
+    """A part that can be restored from the records of an earlier leader."""
 
     def restore(self, stored: Stored_contra, /) -> Awaitable[Unusable] | Unusable:
-        """Takes over what a predecessor had; returns what of it could not be used."""
+        """Takes over the records of an earlier leader; returns what of them could not be used."""
         ...

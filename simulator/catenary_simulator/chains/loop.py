@@ -85,7 +85,7 @@ class _Running(NamedTuple):
 
 
 class SessionLoop(Kernel):
-    """Lets sessions arrive and everything run out.
+    """The kernel's subclass for sessions on chains.
 
     Args:
         dispatcher: The dispatcher, which has its plan already.
@@ -109,14 +109,14 @@ class SessionLoop(Kernel):
         self._workload = workload
         self._durations = durations
         self._running: dict[int, _Running] = {}
-        """By the id of the session."""
+        """Running sessions by the id that the dispatcher gave them."""
         self.started_ns: list[Nanoseconds] = [-1] * len(workload)
         """Start of each session by number; -1 for one that has not started or was rejected."""
         self.ended_ns: list[Nanoseconds] = [-1] * len(workload)
         self.rejected = 0
 
     def arrive(self, number: int) -> None:
-        """Asks for a session."""
+        """Requests a session from the dispatcher."""
         work = self._workload
         self.tell(
             SessionRequested(
@@ -129,16 +129,16 @@ class SessionLoop(Kernel):
         )
 
     def happen(self, order: int, what: object) -> None:
-        """Reports or ends the session whose id the order is."""
+        """Reports or ends the session whose id is `order`."""
         now = self.now
         running = self._running.get(order)
-        if running is None:  # it was closed, and its request started again
+        if running is None:  # the session was closed, and its request started again
             return
         if now < running.end_ns:
             self.tell(SessionsProgressed((self._progress(running, now),)))
             self.at(min(now + _REPORT_NS, running.end_ns), order, None)
             return
-        # The last token is out: the gateway has everything, every agent will free its slots.
+        # The last token is out: the gateway has all tokens, and every agent will free its slots.
         del self._running[order]
         self.ended_ns[running.number] = now
         self.tell(RequestCompleted(RequestId(GATEWAY, running.number)))
@@ -156,7 +156,7 @@ class SessionLoop(Kernel):
                 self.rejected += 1
 
     def unanswered(self) -> int:
-        """Returns how many requests were neither started nor rejected."""
+        """Returns the number of requests that were neither started nor rejected."""
         return self.started_ns.count(-1) - self.rejected
 
     def is_over(self) -> bool:

@@ -50,12 +50,12 @@ class NoiseFactors:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How what happens differs from what was profiled.
+    """Differences between real and profiled durations.
 
     Attributes:
         compute: Factors of compute times.
         transfer: Factors of transfer times.
-        report_delay_ns: How long reports and results take to reach the dispatcher.
+        report_delay_ns: Delay of reports and results on their way to the dispatcher.
     """
 
     compute: NoiseFactors

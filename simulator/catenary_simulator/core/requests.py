@@ -45,7 +45,7 @@ class SimulatedRequests:
         ]
         self.state = bytearray(len(arrived))
         self.finished_at: list[Nanoseconds] = [0] * len(arrived)
-        """-1 for requests that were answered with an error."""
+        """End of each request; -1 for requests that were answered with an error."""
         self.ended = 0
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class SimulatedRequests:
             self.state[number] = IN_FLIGHT
 
     def computed(self, number: int, now: Nanoseconds) -> bool:
-        """Notes that a request's result is there; returns False if it had ended before."""
+        """Notes that a request's result is there; returns False if the request had ended before."""
         if self.state[number] > IN_FLIGHT:
             return False
         self._end(number, FINISHED if now <= self.deadlines[number] else LATE)

@@ -40,11 +40,11 @@ class SimulatedCluster(Kernel):
     """Devices, links and the batches on them.
 
     Args:
-        dispatcher: Has its agents and its plan already.
-        devices: By the name of their agent.
-        requests: What arrives, and what becomes of it.
-        noise: How durations differ from the profiled ones.
-        duration_ns: Later computing does not count as use of a device.
+        dispatcher: The dispatcher, with its agents and its plan.
+        devices: The devices by the names of their agents.
+        requests: The requests of the run, whose states are kept up to date.
+        noise: Differences between real and profiled durations.
+        duration_ns: Time after which computing no longer counts as use of a device.
     """
 
     __slots__ = (
@@ -74,7 +74,7 @@ class SimulatedCluster(Kernel):
         self.devices = devices
         self.requests = requests
         self.ends = 0
-        """Of transfers and computes that happened."""
+        """Number of transfers and computes that have ended."""
         self.batches: list[int] = [0] * len(requests.models)
         self.rows_of: list[int] = [0] * len(requests.models)
         self._compute_noise = noise.compute
@@ -85,7 +85,7 @@ class SimulatedCluster(Kernel):
         self._jobs: dict[int, SimulatedBatch] = {}
         self._located: dict[int, SimulatedDevice] = {}
 
-    # The kernel
+    # The kernel's methods
 
     def arrive(self, number: int) -> None:
         """Tells the dispatcher of a request of one row."""
@@ -94,7 +94,7 @@ class SimulatedCluster(Kernel):
         self.tell(RequestArrived(RequestId(GATEWAY, number), model, 1, requests.deadlines[number]))
 
     def happen(self, order: int, what: object) -> None:
-        """Ends a transfer or a compute, or delivers a report."""
+        """Handles the end of a transfer or a compute, or the delivery of a report."""
         if isinstance(what, SimulatedBatch):
             self.ends += 1
             self._computed(what, self.now)
@@ -105,7 +105,7 @@ class SimulatedCluster(Kernel):
             self.tell(what)
 
     def carry_out(self, commands: list[Command]) -> None:
-        """Sends batches on their way, and has requests rejected and batches forgotten."""
+        """Starts batches, and has requests rejected and batches forgotten."""
         for command in commands:
             if isinstance(command, DispatchBatch):
                 self._dispatch(command, self.now)
@@ -115,11 +115,11 @@ class SimulatedCluster(Kernel):
                 self._cancel(command)
 
     def unanswered(self) -> int:
-        """Returns how many requests have not ended."""
+        """Returns the number of requests that have not ended."""
         return len(self.requests) - self.requests.ended
 
     def is_over(self) -> bool:
-        """Returns whether every request has ended and nothing is on its way."""
+        """Returns whether every request has ended and no batch is under way."""
         return self.requests.ended == len(self.requests) and self.is_empty()
 
     # Orders
@@ -154,7 +154,7 @@ class SimulatedCluster(Kernel):
     # Transfers
 
     def _gather(self, job: SimulatedBatch, numbers: list[int], now: Nanoseconds) -> None:
-        """Sends rows from the devices they are on to the first hop (no path was reserved)."""
+        """Sends rows from where they are to the first hop of a batch without a reserved path."""
         senders: dict[SimulatedDevice, int] = {}
         for number in numbers:
             sender = self._located.pop(number)
@@ -182,7 +182,7 @@ class SimulatedCluster(Kernel):
             entry = (job.hops[job.position].reserved_ns, self._numbers, transfer)
             insort(up.waiting, entry)
             insort(down.waiting, entry)
-        else:  # whoever waits at one of them waits for another one
+        else:  # transfers that wait at one of these links wait for another link, too
             self._send(transfer, now)
 
     def _send(self, transfer: BatchTransfer, now: Nanoseconds) -> None:

@@ -54,12 +54,12 @@ class _Session:
     disturbed: bool = False
 
     def held_after(self, step: int) -> int:
-        """Returns the tokens in its cache after `step` more tokens."""
+        """Returns the tokens in the session's cache after `step` more tokens."""
         return self.prompt + min(self.answer, self.generated + step)
 
 
 class PackingLoop(Kernel):
-    """One run: the kernel has an epoch happen after the other.
+    """One run of a packing policy, as one kernel entry per epoch.
 
     Sizes are in blocks and are those at the end of the epoch that begins (G14). Events of an epoch
     take effect at its end: a session that arrives is placed then, and a session that ends leaves
@@ -101,7 +101,7 @@ class PackingLoop(Kernel):
         self.at(0, 0, None)
 
     def happen(self, order: int, what: object) -> None:
-        """Has the epoch of this number begin now."""
+        """Begins the epoch whose number is `order`."""
         self._measured = order >= self._pace.warm_up
         departed = self._departed()
         grown = self._grown()
@@ -117,11 +117,11 @@ class PackingLoop(Kernel):
             self.at(round(next_s * NANOSECONDS_PER_SECOND), order + 1, None)
 
     def unanswered(self) -> int:
-        """Returns how many sessions are present."""
+        """Returns the number of sessions that are present."""
         return len(self._present)
 
     def is_over(self) -> bool:
-        """Returns whether the last epoch has been."""
+        """Returns whether the last epoch is over."""
         return self.is_empty()
 
     def _departed(self) -> list[Item]:

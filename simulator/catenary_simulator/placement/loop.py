@@ -25,7 +25,7 @@ from catenary_simulator.kernel import GATEWAY, NEVER, Kernel
 from catenary_simulator.placement.engine import PICOSECONDS, SimulatedSession, SimulatedWorker
 from catenary_simulator.placement.workload import RequestWorkload
 
-# What is due; at one moment in this order. The last two come again and again.
+# Kinds of entries, in the order in which those of one moment happen. The last two are periodic.
 _STARTED = 0
 _TOLD = 1
 _BOUNDARY = 2
@@ -72,7 +72,7 @@ class ReportDelays:
 
 
 class PlacementLoop(Kernel):
-    """Lets requests arrive and everything run out; its clock counts picoseconds.
+    """The kernel's subclass for sessions on workers; its clock counts picoseconds.
 
     Args:
         dispatcher: The dispatcher, which has its agents and its plan already.
@@ -109,19 +109,19 @@ class PlacementLoop(Kernel):
         """Number of sessions that ended without meeting their objectives, and of rejected
         requests."""
         self.may_miss = len(workload)
-        """The run ends when more have missed: its outcome is decided."""
+        """Number of missed sessions above which the run ends, because its outcome is decided."""
         self.used = 0
         """Number of workers with a session."""
         self.peak_used = 0
         self.used_area = 0
-        """Integral over time of the workers with a session, in worker-picoseconds."""
+        """Integral over time of the number of workers with a session, in worker-picoseconds."""
         self.arriving_area = 0
         """The value of `used_area` at the last arrival."""
         self._used_since = 0
         self.arriving_ps = 0
-        """Time at which the last request arrived."""
+        """Time at which the last request arrived, in picoseconds."""
         self.busy_ps = 0
-        """Time that all workers computed until the last arrival, summed."""
+        """Time that all workers together computed until the last arrival, in picoseconds."""
 
     @property
     def decided(self) -> bool:
@@ -136,10 +136,10 @@ class PlacementLoop(Kernel):
             self.at(self.controller.every_ns * PICOSECONDS, _LOOKED, None)
         super().run()
 
-    # The kernel
+    # The kernel's methods
 
     def arrive(self, number: int) -> None:
-        """Asks for a session."""
+        """Requests a session from the dispatcher."""
         work = self._workload
         request = RequestId(GATEWAY, number)
         session = SimulatedSession(request, work.prompts[number], work.answers[number], self.now)
@@ -162,7 +162,7 @@ class PlacementLoop(Kernel):
             self._all_arrived()
 
     def happen(self, order: int, what: object) -> None:
-        """Lets a worker's step end, news be there, and whoever looks now and then look."""
+        """Handles the end of a worker's step, a started session, news or a periodic entry."""
         if order == _BOUNDARY:
             assert isinstance(what, SimulatedWorker)
             # A boundary that was brought forward leaves its old entry behind.
@@ -196,14 +196,14 @@ class PlacementLoop(Kernel):
                     self._miss()
 
     def unanswered(self) -> int:
-        """Returns how many requests that have arrived are not answered yet."""
+        """Returns the number of requests that have arrived and are not answered yet."""
         return len(self._open)
 
     def is_over(self) -> bool:
         """Returns whether every request has ended."""
         return not self._open
 
-    # What happens
+    # The handling of entries
 
     def _all_arrived(self) -> None:
         """Records the figures that are measured only while requests arrive."""
@@ -293,7 +293,7 @@ class PlacementLoop(Kernel):
                 self.tell(event)
             self.at(self.now + controller.every_ns * PICOSECONDS, _LOOKED, None)
 
-    # Inside
+    # Helpers
 
     def _start(self, command: StartSession) -> None:
         session = self._open.get(command.request.number)

@@ -1,9 +1,10 @@
-"""What the processes of a live run of server chains read: model, agents' times, the placement.
+"""Writes what the processes of a live run of server chains read: model, agents' times, placement.
 
 The emulated agents keep the paper's service model. A pass of a session through an agent takes the
-way there (tau_c per output token) and then the time of its blocks (tau_p), whoever else is there:
-the first pass `overhead + F / f * inputs` per block, every later one `s_m / b`. A session that is
-alone so takes exactly what the simulator says (`catenary_simulator.chains.loop.SessionDurations`).
+way there (tau_c per output token) and then the time of its blocks (tau_p), however many other
+sessions are there: the first pass takes `overhead + F / f * inputs` per block, every later one
+`s_m / b`. So a session that is alone takes exactly what the simulator says
+(`catenary_simulator.chains.loop.SessionDurations`).
 """
 
 from __future__ import annotations
@@ -29,26 +30,29 @@ from catenary_simulator.chains.cluster import ChainsCluster, ClusterServer
 KEY = ModelKey("emulated-decoder", "1")
 VOCABULARY = 256
 _HIDDEN_SIZE = 8
-"""Hidden states travel for real, and are no part of the paper's times: as small as may be."""
+"""Size of hidden states, which really travel but are no part of the paper's times: as small as may
+be."""
 _SLO_NS = 3_600 * NANOSECONDS_PER_SECOND
 _NS_PER_MS = 1e6
 _BYTES_PER_GB = 1e9
 _WHOLE_PROMPT = 1 << 20
-"""Tokens of a chunk: prompts are not cut, their passes would overlap from agent to agent."""
+"""Tokens of a chunk, so many that prompts are not cut: passes of chunks would overlap from agent to
+agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """How agents pretend to be the cluster's servers."""
+    """The emulation of a cluster's servers by agents."""
 
     cluster: ChainsCluster
     dilation: float
-    """So many times slower than the cluster."""
+    """Factor by which the emulation is slower than the cluster."""
     session_tokens: int
-    """Most tokens of a session; its cache takes what the cluster's model says in any case."""
+    """Largest number of tokens of a session; its cache takes what the cluster's model says in any
+    case."""
     shared_device: bool = False
-    """Sessions of an agent share it step by step, as real devices do, instead of each computing as
-    if it were alone, as the paper assumes."""
+    """Whether sessions of an agent share it step by step, as on real devices, instead of each
+    computing as if it were alone, as the paper assumes."""
 
     def write_model(self, repository: ModelRepository) -> None:
         """Writes all of a model but its weights; the tokenizer knows numbers only."""
@@ -90,7 +94,7 @@ class Emulation:
         """Writes the times of every agent; returns its settings, see `AgentSettings`.
 
         Raises:
-            NotSupported: Times that no passes make: once per session on the way to a server.
+            NotSupported: The cluster has times per session on the way to a server.
         """
         folder.mkdir(parents=True, exist_ok=True)
         settings = []

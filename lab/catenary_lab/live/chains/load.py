@@ -23,55 +23,55 @@ _QUEUE = "gateway.queue"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One session."""
+    """A session to be asked for."""
 
     due_s: float
-    """From the start."""
+    """Time at which it is due, in seconds from the start."""
     input_tokens: int
     output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class ChainsOrder:
-    """What to send where."""
+    """The order of a load: the sessions to send, and where to."""
 
     target: str
     admin_target: str
     model: str
     timeout_s: float
-    """Of each session."""
+    """Longest duration of a session, in seconds."""
     sessions: tuple[Asked, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What became of one session; times in seconds from when it was due."""
+    """The outcome of one session; times are in seconds from when it was due."""
 
     response_s: float
     first_token_s: float
     wait_s: float
-    """Until it was given a chain, as the gateway saw it."""
+    """Time until the session was given a chain, as the gateway saw it."""
     tokens: int
     problem: str = ""
-    """Why it has not all its tokens; empty if it has."""
+    """Reason why the session has not all its tokens; empty if it has."""
     starts: int = 1
-    """More than one: it was moved."""
+    """Number of times it was started; more than 1 if it was moved."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainsOutcome:
-    """What became of all of them, in the order they were sent."""
+    """The outcome of all sessions, in the order they were sent."""
 
     sessions: tuple[Answered, ...]
     send_lag_p99_s: float
-    """How late the generator itself was; counts against the servers."""
+    """Delay of sending by the generator itself, 99th percentile; it counts against the servers."""
     left_reservations: int
-    """In the scheduler's book when all was over."""
+    """Number of reservations in the scheduler's book when all was over."""
     left_sessions: int
 
     @property
     def lost(self) -> int:
-        """Sessions that do not have all their tokens."""
+        """Number of sessions that do not have all their tokens."""
         return sum(bool(each.problem) for each in self.sessions)
 
 
@@ -79,7 +79,7 @@ async def run_load(order: ChainsOrder, folder: Path) -> ChainsOutcome:
     """Returns the outcome of a load made by a process of its own.
 
     Raises:
-        Unavailable: it did not end well.
+        Unavailable: The process did not end well.
     """
     document = await generate_load("catenary_lab.live.chains.load", asdict(order), folder)
     sessions = tuple(Answered(**entry) for entry in document.pop("sessions"))
@@ -123,7 +123,7 @@ class _Generator:
         return Answered(response, first, 0.0, tokens, problem)
 
     async def _traced(self, number: int, answered: Answered) -> Answered:
-        """Returns it with the time it waited, which the gateway knows."""
+        """Returns an outcome with the time that the session waited, which the gateway knows."""
         try:
             trace = await self._client.trace(_id(number))
         except catenary.CatenaryError as error:
@@ -135,7 +135,7 @@ class _Generator:
         return Answered(**{**asdict(answered), **found})
 
     async def _left(self) -> tuple[int, int]:
-        """Returns the reservations and sessions that are not given back within a while."""
+        """Returns how many reservations and sessions are not given back within a while."""
         deadline = time.monotonic() + _SETTLE_S
         while True:
             status = await self._client.status()

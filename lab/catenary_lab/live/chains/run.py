@@ -33,7 +33,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ChainsRun:
-    """What to serve, by which chains, and how it is emulated."""
+    """A run of server chains: the workload, the chains, and their emulation."""
 
     emulation: Emulation
     composition: Composition
@@ -43,20 +43,20 @@ class ChainsRun:
 
 @dataclass(frozen=True, slots=True)
 class ChainsMeasured:
-    """What came of it, dilation taken out."""
+    """The figures of a run, with the dilation taken out."""
 
     result: ChainResult
     lost: int
     problems: tuple[str, ...]
     moved: int
-    """Sessions that were started more than once."""
+    """Number of sessions that were started more than once."""
     left_reservations: int
     left_sessions: int
     processes: int
     cpu_cores: float
-    """What all processes of the cluster used, without the load generator."""
+    """CPU cores that all processes of the cluster used on average, without the load generator."""
     send_lag_p99_s: float
-    """On the wall clock."""
+    """Delay of sending by the generator, 99th percentile, in seconds on the wall clock."""
     wall_s: float
 
 
@@ -64,8 +64,8 @@ async def run_live(run: ChainsRun, folder: Path, progress: Progress) -> ChainsMe
     """Returns what real processes make of a workload.
 
     Raises:
-        InvalidInput: a session has more tokens than `Emulation.session_tokens`, or a size.
-        Unavailable: the cluster was not ready in time.
+        InvalidInput: A session has more tokens than `Emulation.session_tokens`, or a size.
+        Unavailable: The cluster was not ready in time.
     """
     sessions = asked_of(run.workload, run.emulation)
     async with _running(run, folder, progress) as cluster:

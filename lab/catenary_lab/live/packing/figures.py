@@ -1,4 +1,4 @@
-"""Live migration on real processes: what is asked of a run, and what comes of it."""
+"""Live migration on real processes: the settings of a run, and its figures."""
 
 from __future__ import annotations
 
@@ -8,75 +8,77 @@ from statistics import median
 
 RESTART = "restart"
 _AROUND = 10
-"""A stream's pace at a token is that of so many tokens before and behind it."""
+"""Number of tokens before and behind a token over which the pace of its stream is measured."""
 
 Hops = tuple[tuple[int, int, int], ...]
-"""Agent by its number, first block and end of the blocks it processes."""
+"""Hops of a chain: the agent's number, the first block and the end of the blocks it processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which chains there are."""
+    """A set of chains, and the moves to make on it."""
 
     name: str
     chains: tuple[Hops, ...] = ()
-    """Empty: the planner makes one of each agent, with the whole model."""
+    """The chains; empty: the planner makes one of each agent, with the whole model."""
     moves: int = 200
-    """Of running sessions, half by their caches, half by their tokens."""
+    """Number of moves of running sessions, half by their caches, half by their tokens."""
     drained: int = 0
-    """Running sessions of an agent that is drained then; 0: none is. Needs the planner's chains."""
+    """Number of running sessions of an agent that is drained then; 0: none is. Needs the planner's
+    chains."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackingRun:
-    """What to do."""
+    """The settings of a run."""
 
     model: str
     agents: int
     layouts: tuple[Layout, ...]
     prompts: int
-    """Different ones; each has an undisturbed answer to compare with."""
+    """Number of different prompts; each has an undisturbed answer to compare with."""
     answer_tokens: int
     drained_answer_tokens: int
-    """Long enough that the sessions still run when their agent is drained."""
+    """Tokens of an answer that is long enough for sessions to still run when their agent is
+    drained."""
     streams: int
-    """At a time."""
+    """Number of simultaneous streams."""
     abreast: int
-    """Moves at a time."""
+    """Number of simultaneous moves."""
     session_tokens: int
     max_batch: int
     seed: int
 
     @property
     def longest_answer(self) -> int:
-        """Of all answers."""
+        """Number of tokens of the longest answer in the run."""
         return max(self.answer_tokens, self.drained_answer_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Where an answer went from one chain to another."""
+    """A point at which an answer went from one chain to another."""
 
     how: str
-    """"kv", "tokens" or "restart"."""
+    """Way of the change: "kv", "tokens" or "restart"."""
     token: int
-    """Index of the first of the new chain."""
+    """Index of the first token of the new chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer, as its client has it."""
+    """One answer as its client received it."""
 
     prompt: int
     tokens: tuple[int, ...]
     problem: str = ""
-    """Why it broke off."""
+    """Reason why it broke off; empty if it did not."""
     gaps_ns: tuple[int, ...] = ()
-    """Before each token, at the gateway; the first counts from the request."""
+    """Gap before each token, at the gateway; the first counts from the request."""
     changes: tuple[Change, ...] = ()
 
     def steps(self) -> Iterator[tuple[int, float]]:
-        """Yields each token but the first with the gap before it, in steps of its stream then."""
+        """Yields each token but the first with the gap before it, in its stream's steps."""
         moved = {change.token for change in self.changes}
         for at in range(1, len(self.gaps_ns)):
             around = [
@@ -95,11 +97,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What came of one wish to move a session."""
+    """The outcome of an attempt to move a session."""
 
     mode: str
     outcome: str
-    """"moved", "failed", or "none": it could not begin, or its answer ended first."""
+    """"moved", "failed", or "none": it could not begin, or the answer ended first."""
     problem: str = ""
     tokens: int = 0
     rounds: int = 0
@@ -109,10 +111,10 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What became of an agent's sessions when it was drained."""
+    """The fate of an agent's sessions when the agent was drained."""
 
     sessions: int
-    """It had when that began."""
+    """Number of sessions that the agent had when draining began."""
     seconds: float
     is_drained: bool
     answers: tuple[Answer, ...]
@@ -120,36 +122,36 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class LayoutMeasured:
-    """What came of a layout."""
+    """The figures of a layout."""
 
     layout: Layout
     chains: tuple[str, ...]
-    """In words."""
+    """The chains in words."""
     reference: tuple[Answer, ...]
-    """Undisturbed, one of each prompt."""
+    """Undisturbed answers, one to each prompt."""
     answers: tuple[Answer, ...]
-    """While sessions moved."""
+    """Answers that were generated while sessions moved."""
     moves: tuple[Moved, ...]
     cache_bytes: int
-    """Of caches that left agents for others."""
+    """Bytes of caches that left agents for others."""
     drained: Drained | None
     seconds: float
 
     def is_equal(self, answer: Answer) -> bool:
-        """True if an answer is the beginning of the undisturbed one, and not broken off."""
+        """Returns True if an answer did not break off and begins the undisturbed one."""
         wanted = self.reference[answer.prompt].tokens
         return not answer.problem and answer.tokens == wanted[: len(answer.tokens)]
 
 
 @dataclass(frozen=True, slots=True)
 class PackingMeasured:
-    """What came of a run."""
+    """The figures of a run."""
 
     layouts: tuple[LayoutMeasured, ...] = field(default_factory=tuple)
 
 
 def spread(values: Sequence[float]) -> dict[str, float] | None:
-    """Returns median, 99th percentile (nearest rank), largest and how many; None for none."""
+    """Returns median, 99th percentile (nearest rank), largest value and count, or None."""
     if not values:
         return None
     ordered = sorted(values)

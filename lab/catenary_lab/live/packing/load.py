@@ -1,4 +1,4 @@
-"""Streams of a live run of packing, and who moves them."""
+"""The streams of a live run of packing, and the moves of their sessions."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _WAIT_S = 60.0
 _POLL_S = 0.05
 _END_S = 0.25
 _TIMEOUT_S = 600.0
-"""Of an answer: slow machines are to lose none."""
+"""Longest duration of an answer, in seconds, so long that slow machines lose none."""
 _LONGEST_S = 5.0
-"""For each move that is wanted: what takes longer in the mean is given up."""
+"""Seconds that a run may take for each wanted move; it gives up when moves take longer on
+average."""
 _TOPICS = (
     "a sailing boat",
     "the moon",
@@ -61,7 +62,7 @@ def prompt_of(number: int) -> str:
 
 
 async def answer_of(client: catenary.AsyncClient, model: str, prompt: int, tokens: int) -> Answer:
-    """Returns the greedy answer to a prompt, of exactly so many tokens unless it breaks off."""
+    """Returns the greedy answer to a prompt, of exactly `tokens` tokens unless it breaks off."""
     stream = client.chat(
         model,
         prompt_of(prompt),
@@ -90,7 +91,7 @@ async def answer_of(client: catenary.AsyncClient, model: str, prompt: int, token
 
 
 class Streams:
-    """Asks, so many at a time."""
+    """Asks for answers, a limited number at a time."""
 
     def __init__(self, client: catenary.AsyncClient, model: str, most: int) -> None:
         self._client = client
@@ -108,7 +109,7 @@ class Streams:
 
 
 class Mover:
-    """Moves sessions at random, by their caches and by their tokens in turn."""
+    """Moves sessions at random, by turns with their caches and with their tokens."""
 
     def __init__(self, client: catenary.AsyncClient, model: str, wanted: int, seed: int) -> None:
         self.moved: list[Moved] = []
@@ -122,7 +123,7 @@ class Mover:
 
     @property
     def is_done(self) -> bool:
-        """True if enough were moved, or that takes far too long."""
+        """Returns True if enough sessions were moved, or that takes far too long."""
         if time.monotonic() > self._deadline_s:
             return True
         return all(2 * self.done(mode) >= self._wanted for mode in MODES)
@@ -158,7 +159,7 @@ class Mover:
     async def move(
         self, session: SessionInfo, chain_id: str, mode: str, *, wait_s: float = _WAIT_S
     ) -> Moved:
-        """Returns what came of moving a session."""
+        """Returns the outcome of moving a session."""
         try:
             found = await self._client.move_session(
                 session.session_id,
@@ -180,8 +181,8 @@ class Mover:
         )
 
     async def _has_ended(self, session: SessionInfo) -> bool:
-        """True if there is no such session any more: a move that failed has left it nothing."""
-        await asyncio.sleep(_END_S)  # its agents know of its end before the scheduler does
+        """Returns True if a session has ended, so that a failed move of it has no meaning."""
+        await asyncio.sleep(_END_S)  # agents know of the end before the scheduler does
         known = {each.session_id for each in await self._client.sessions()}
         return session.session_id not in known
 

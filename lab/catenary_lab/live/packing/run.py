@@ -34,7 +34,7 @@ from catenary_services.errors import Unavailable
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster, free_port
 
 _MOVE_S = 60.0
-"""A move that a slow machine makes wait is not to be given up just as it comes about."""
+"""Seconds that a move may take: one that a slow machine delays must not be given up too early."""
 _DRAIN_S = 60.0
 _GATHER_S = 60.0
 _POLL_S = 0.05
@@ -46,7 +46,7 @@ async def run_live(run: PackingRun, folder: Path, progress: Progress) -> Packing
     """Returns what real processes make of moves.
 
     Raises:
-        Unavailable: a cluster was not ready in time, or could not do what was asked of it.
+        Unavailable: A cluster was not ready in time, or could not do what was asked of it.
     """
     measured = []
     for number, layout in enumerate(run.layouts):
@@ -138,7 +138,7 @@ async def _while_moving(
 async def _drain(
     run: PackingRun, layout: Layout, client: catenary.AsyncClient, mover: Mover
 ) -> Drained:
-    """Brings sessions together on one agent, and drains it."""
+    """Gathers sessions on one agent, and drains it."""
     model = next(each for each in (await client.status()).models if each.chains)
     chain = model.chains[0]
     agent = chain.hops[0][0]
@@ -183,7 +183,7 @@ async def _gathered(
 
 
 class _Cluster(LocalCluster):
-    """A cluster whose agents show their figures."""
+    """A cluster whose agents show their metrics."""
 
     def __init__(self, options: ClusterOptions, ports: list[int]) -> None:
         super().__init__(options)

@@ -1,7 +1,7 @@
 """The load generator of live placement: a process of its own, open loop, through the SDK.
 
-A request names no objectives: those of the model hold. What was predicted, measured and met is what
-the gateway says of it at its end; that all its tokens came is checked here.
+A request names no objectives: those of the model hold. The gateway says at the end of a request
+what was predicted, measured and met; that all its tokens came is checked here.
 """
 
 from __future__ import annotations
@@ -17,67 +17,67 @@ from catenary_lab.live.generator import generate_load, run_generator, send_all
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request."""
+    """A request to be sent."""
 
     due_s: float
-    """From the start."""
+    """Time at which it is due, in seconds from the start."""
     step: int
-    """Of the load it belongs to."""
+    """Step of the load that it belongs to."""
     prompt_tokens: int
     answer_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepsOrder:
-    """What to send where."""
+    """The order of a load: the requests to send, and where to."""
 
     target: str
     model: str
     vocabulary: int
-    """Prompts are tokens `[1, vocabulary)` at random."""
+    """Size of the vocabulary: prompts are tokens `[1, vocabulary)` at random."""
     first_token_ms: float
-    """Objectives of the model, which requests leave to it; 0: none."""
+    """Objectives of the model, which requests do not name; 0: none."""
     per_token_ms: float
     timeout_s: float
-    """Of each request."""
+    """Longest duration of each request, in seconds."""
     seed: int
     requests: tuple[Asked, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What became of one request; times in milliseconds, 0: none."""
+    """The outcome of one request; times in milliseconds, 0: none."""
 
     step: int
     due_s: float
     tokens: int
     problem: str
-    """Why it does not have all its tokens; empty if it has."""
+    """Reason why it does not have all its tokens; empty if it has."""
     first_token_ms: float = 0.0
-    """As the gateway measured it, as the next."""
+    """Time to the first token as the gateway measured it; so are the next figures."""
     per_token_ms: float = 0.0
     predicted_first_token_ms: float = 0.0
     predicted_per_token_ms: float = 0.0
     met_first_token: bool = False
     met_per_token: bool = False
     held: bool = False
-    """The scheduler held it to the model's objectives."""
+    """Whether the scheduler held the request to the model's objectives."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepsOutcome:
-    """What became of all of them, in the order they were sent."""
+    """The outcome of all requests, in the order they were sent."""
 
     requests: tuple[Answered, ...]
     send_lag_p99_s: float
-    """How late the generator itself was."""
+    """Delay of sending by the generator itself, 99th percentile."""
 
 
 async def run_load(order: StepsOrder, folder: Path) -> StepsOutcome:
     """Returns the outcome of a load made by a process of its own.
 
     Raises:
-        Unavailable: it did not end well.
+        Unavailable: The process did not end well.
     """
     document = await generate_load("catenary_lab.live.placement.load", asdict(order), folder)
     requests = tuple(Answered(**entry) for entry in document["requests"])

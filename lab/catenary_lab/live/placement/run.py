@@ -1,9 +1,9 @@
 """Placement and scaling on real processes: a real language model under a load in steps.
 
-One agent serves the model and works for some seconds. What its
-latency lines say then decides the objectives and what a load of 1 is, so that the run means the
-same on any machine. The model gets its objectives by being deployed again. Then requests arrive in
-Poisson steps, through the SDK and gRPC, while agents come and go.
+One agent serves the model and works for some seconds. Its latency lines then decide the objectives
+and what a load of 1 is, so that the run means the same on any machine. The model gets its
+objectives by being deployed again. Then requests arrive in Poisson steps, through the SDK and gRPC,
+while agents come and go.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from catenaryd.demo.models import ensure_model
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 
 KEPT_MODELS = Path(".catenary") / "models"
-"""Where `catenaryd up` keeps models by default: importing one takes half a minute, once."""
+"""Folder in which `catenaryd up` keeps models by default, as importing one takes half a minute."""
 _POLL_S = 0.25
 _KNOWN_S = 30.0
 _TIMEOUT_S = 120.0
 _WARM_UP_REQUESTS = 12
 _APART_S = 0.9
 _REPORTED_S = 2.5
-"""Agents report every second or so."""
+"""Seconds within which agents have reported: they report every second or so."""
 Progress = Callable[[str], None]
 Condition = Callable[[], Awaitable[bool]]
 
@@ -56,7 +56,7 @@ async def run_live(run: StepsRun, folder: Path, progress: Progress) -> StepsMeas
     """Returns what real processes make of a stepped load.
 
     Raises:
-        Unavailable: the cluster was not ready, or nothing was known of the model, in time.
+        Unavailable: The cluster was not ready in time, or nothing was known of the model in time.
     """
     started = time.monotonic()
     progress(f"preparing {run.model}")
@@ -87,7 +87,7 @@ async def run_live(run: StepsRun, folder: Path, progress: Progress) -> StepsMeas
         progress(
             f"a load of 1 is {worker.rate_per_s:.2f} requests/s; {len(order.requests)} of them"
         )
-        async with _watched(admin) as agents:  # a slow machine may have called for company already
+        async with _watched(admin) as agents:  # a slow machine may have more than one already
             await _settled(agents, run.settle_s)
         async with _watched(admin) as agents:
             outcome = await run_load(order, folder)
@@ -105,7 +105,7 @@ async def run_live(run: StepsRun, folder: Path, progress: Progress) -> StepsMeas
 
 
 async def _warm_up(run: StepsRun, cluster: LocalCluster, folder: Path, key: ModelKey) -> None:
-    """Has the agent work for a while: lines measured at load know nothing of its company."""
+    """Has the agent work for a while: lines measured at loading ignore the other processes."""
     prompt, answer = round(run.prompt.mean), round(run.answer.mean)
     requests = tuple(Asked(_APART_S * n, 0, prompt, answer) for n in range(_WARM_UP_REQUESTS))
     target = f"127.0.0.1:{cluster.grpc_port}"
@@ -135,10 +135,10 @@ def install(model: str, root: Path, *, session_tokens: int, max_batch: int) -> M
     """Puts a demo model into a repository of its own, where its manifest may be changed.
 
     Args:
-        model: Its name.
-        root: The repository.
-        session_tokens: Most tokens of a session.
-        max_batch: Most sessions of an agent at a time.
+        model: Name of the model.
+        root: Folder of the repository.
+        session_tokens: Largest number of tokens of a session.
+        max_batch: Largest number of sessions of an agent at a time.
     """
     key = ensure_model(KEPT_MODELS, model)
     kept, own = ModelRepository(KEPT_MODELS), ModelRepository(root)
@@ -210,7 +210,7 @@ def _read(message: admin_pb2.LatencyLines) -> LatencyLines:
 
 @asynccontextmanager
 async def _watched(admin: Any) -> AsyncIterator[list[AgentsAt]]:
-    """Notes how many agents there are, all along."""
+    """Records the number of agents for as long as the context is open."""
     seen: list[AgentsAt] = []
     started = time.monotonic()
 
@@ -237,7 +237,7 @@ async def _watched(admin: Any) -> AsyncIterator[list[AgentsAt]]:
 
 
 async def _settled(agents: list[AgentsAt], settle_s: float) -> None:
-    """Waits until one agent is left, or as long as allowed."""
+    """Waits until one agent is left, but not longer than allowed."""
 
     async def one_is_left() -> bool:
         return bool(agents) and agents[-1].present <= 1
@@ -251,7 +251,7 @@ async def _until(condition: Condition, what: str) -> None:
 
 
 async def _within(seconds: float, condition: Condition) -> bool:
-    """Waits for a condition, at most so long; returns whether it holds."""
+    """Waits for a condition, at most `seconds`; returns whether it holds."""
     deadline = time.monotonic() + seconds
     while True:
         holds = await condition()

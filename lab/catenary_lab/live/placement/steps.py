@@ -1,4 +1,4 @@
-"""A load in steps: what is asked of a live run of placement, and what comes of it."""
+"""A load in steps: the settings of a live run of placement, and its figures."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _LEAST_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A lognormal distribution of lengths."""
+    """A lognormal distribution of lengths, in tokens."""
 
     median: float
     sigma: float
 
     @property
     def mean(self) -> float:
-        """Its mean, before long ones are cut."""
+        """Mean of the distribution, before long lengths are cut."""
         return float(self.median * np.exp(self.sigma**2 / 2))
 
 
@@ -34,13 +34,13 @@ class Step:
     """A stretch of time with one rate of arrivals."""
 
     load: float
-    """In workers' worth: 1 is what one worker sustains within the objectives."""
+    """Load in workers: 1 is what one worker sustains within the objectives."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class StepsRun:
-    """What to serve under what load."""
+    """The settings of a run."""
 
     model: str
     most_agents: int
@@ -49,41 +49,41 @@ class StepsRun:
     session_tokens: int
     max_batch: int
     per_token_factor: float
-    """T_dec is so many steps of a lone session."""
+    """Objective T_dec as a multiple of a lone session's decode step."""
     first_token_factor: float
-    """T_pre is so many times as long as running a prompt as long as a session may be."""
+    """Objective T_pre as a multiple of the time of the longest prompt that a session may have."""
     theta: float
     """Share of T_dec that a load of 1 uses."""
     steps: tuple[Step, ...]
     settle_s: float
-    """Longest wait for the last agent to go, behind the last answer."""
+    """Longest wait, after the last answer, for all agents but one to go, in seconds."""
     seed: int
     scheduler: dict[str, Any]
-    """Settings beyond the usual."""
+    """Settings of the scheduler beyond the usual ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentsAt:
-    """How many agents there were at a moment."""
+    """The number of agents at one time."""
 
     at_s: float
-    """From the first arrival, about."""
+    """Time in seconds, from about the first arrival."""
     ready: int
-    """That take new sessions."""
+    """Number of agents that take new sessions."""
     present: int
-    """Those that drain included."""
+    """Number of all agents, with those that drain."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepsMeasured:
-    """What came of it."""
+    """The figures of a run."""
 
     lines: LatencyLines
-    """At the start, of one agent alone."""
+    """Latency lines at the start, of one agent alone."""
     lines_after: LatencyLines
     objectives: TokenObjectives
     worker: WorkerCapability
-    """What one worker sustains: a load of 1."""
+    """Load that one worker sustains, which is a load of 1."""
     requests: tuple[Answered, ...]
     agents: tuple[AgentsAt, ...]
     send_lag_p99_s: float
@@ -91,7 +91,7 @@ class StepsMeasured:
 
 
 def drawn(run: StepsRun, rate_per_s: float) -> tuple[Asked, ...]:
-    """Returns the requests of all steps; `rate_per_s` is that of a load of 1."""
+    """Returns the requests of all steps; `rate_per_s` is the arrival rate of a load of 1."""
     random = np.random.default_rng(run.seed)
     most = run.session_tokens // 2
 
@@ -119,10 +119,10 @@ def changes(agents: Sequence[AgentsAt]) -> tuple[int, int]:
 
 
 def objectives_for(run: StepsRun, lines: LatencyLines) -> TokenObjectives:
-    """Returns what a run's sessions are held to, from what one agent measured of itself."""
+    """Returns the objectives of a run's sessions, from what one agent measured of itself."""
     context = run.prompt.mean + run.answer.mean / 2
     lone_ns = max(lines.decode_lone_ns, lines.decode(1, context))
-    # As the paper's Table 2: about what a prompt of a full context takes.
+    # As in the paper's Table 2: about the time of a prompt of a full context.
     longest_ns = lines.prefill(run.session_tokens)
     return TokenObjectives(
         round(run.first_token_factor * longest_ns), round(run.per_token_factor * lone_ns)

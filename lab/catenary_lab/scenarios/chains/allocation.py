@@ -31,15 +31,15 @@ _ILP_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """Job servers for one rate; None: not reached."""
+    """Numbers of job servers for one rate; None: the rate is not reached."""
 
     reserved: int | None
-    """By the disjoint chains of GBP-CR alone, c K(c)."""
+    """Number with the disjoint chains of GBP-CR alone, c K(c)."""
     gca: int | None
     optimal: int | None
-    """The fewest with the chains of GCA, capacities free."""
+    """Least number with the chains of GCA, whose capacities are free."""
     lower: int
-    """As if all were as fast as the fastest chain."""
+    """Lower bound: the number if all were as fast as the fastest chain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,6 @@ class AllocationJob:
     target_load: float
 
     def run(self) -> Needed:
-        """Does it."""
         cluster = self.setting.cluster()
         composition = compose(cluster.task(1.0, self.target_load, "all"), self.c)
         rate = self.load * composition.total_rate_per_s
@@ -68,7 +67,7 @@ class AllocationJob:
 
 
 def fewest_in_order(composition: Composition, needed_per_s: float) -> int | None:
-    """Returns how many job servers, the fastest first, have a rate; None if all have not."""
+    """Returns how many job servers, the fastest first, reach a rate; None if all do not."""
     rate, count = 0.0, 0
     for chain in sorted(composition.chains, key=lambda each: each.service_s):
         take = math.ceil((needed_per_s - rate) / chain.rate_per_s - _NEAR)

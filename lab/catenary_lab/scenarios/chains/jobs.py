@@ -1,4 +1,4 @@
-"""Pieces of work of a scenario of server chains; equal ones are done once (`run_all`)."""
+"""Jobs of scenarios of server chains; equal ones are done once (`run_all`)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Draw:
 
     anchors: Path
     gpus: tuple[GpuSlice, GpuSlice]
-    """The big kind and the small one."""
+    """The big kind of GPU slice and the small one."""
     count: int
     big_share: float
     seed: int
@@ -60,7 +60,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A model and who serves it."""
+    """A model and the servers that serve it."""
 
     model: DecoderModel
     servers: Draw | tuple[ServerSite, ...]
@@ -74,7 +74,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What is asked of the servers."""
+    """The requests that the servers are to serve."""
 
     count: int
     arrivals: str
@@ -88,7 +88,7 @@ class Requests:
         """Returns the sessions."""
         tokens = (model.input_tokens, model.output_tokens)
         if self.trace is None:
-            assert self.rate_per_s is not None  # the schema sees to it
+            assert self.rate_per_s is not None  # the schema makes sure of it
             arrivals = parse_arrivals(self.arrivals)
             return exponential(arrivals, self.rate_per_s, tokens, self.count, self.seed)
         trace = _trace(self.trace)
@@ -103,21 +103,21 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one system made of one workload."""
+    """The outcome of one workload on one system."""
 
     result: ChainResult | None
-    """None: it could not place every block."""
+    """The result; None if the system could not place every block."""
     c: int | None = None
     bounds: ResponseBounds | None = None
     capacity: int = 0
-    """Sessions at a time, C."""
+    """Total capacity C of the chains, in simultaneous sessions."""
     chains: int = 0
     rate_per_s: float = 0.0
-    """nu of the chains."""
+    """Total rate nu of the chains."""
 
     @property
     def mean_response_s(self) -> float | None:
-        """None if not everything was served."""
+        """Mean response time; None if not everything was served."""
         if self.result is None or self.result.rejected:
             return None
         return self.result.mean_response_s
@@ -132,7 +132,6 @@ class SystemJob:
     system: System
 
     def run(self) -> Outcome:
-        """Does it."""
         system = self.system
         cluster, workload, rate = self._task()
         if system.planner == "petals":
@@ -155,13 +154,13 @@ class SystemJob:
         """Returns our chains and what they serve, for a run on real processes.
 
         Raises:
-            PlanInfeasible: If blocks are left without host.
+            PlanInfeasible: Blocks are left without host.
         """
         cluster, workload, rate = self._task()
         return cluster, workload, self._composed(cluster, workload, rate)
 
     def _task(self) -> tuple[ChainsCluster, SessionWorkload, float]:
-        """Returns who serves what, and the rate to plan for."""
+        """Returns the servers, the workload, and the rate to plan for."""
         cluster, cache_gb = self.setting.cluster(), self.system.cache_gb
         if cache_gb is not None:
             cluster = replace(cluster, model=replace(cluster.model, cache_gb=cache_gb))
@@ -195,7 +194,6 @@ class PolicyJob:
     seed: int
 
     def run(self) -> Outcome:
-        """Does it."""
         cluster = self.setting.cluster()
         composition = _composition(self.setting, self.c)
         rate = self.load * composition.total_rate_per_s

@@ -34,7 +34,7 @@ _SHARES = (10, 50, 90)
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One system on one workload in both worlds."""
+    """One system on one workload, simulated and live."""
 
     label: str
     simulated: ChainResult
@@ -53,12 +53,12 @@ def beside(scenario: Serve, results: Results, progress: Progress) -> Findings:
     """Returns what real processes make of a scenario with a `live` section.
 
     Args:
-        scenario: It.
-        results: Its simulations.
+        scenario: The scenario.
+        results: The results of its simulations.
         progress: Told what is going on.
     """
     spec = scenario.live
-    assert spec is not None  # the runner sees to it
+    assert spec is not None  # the runner makes sure of it
     pairs = list(_pairs(scenario, spec, results, progress))
     return Findings(
         (_beside(pairs), _accounts(pairs)),

@@ -23,12 +23,12 @@ _SERIES = {"GBP-CR": None, "random: least": 0, "random: median": 2, "random: mos
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """c K(c) of one topology."""
+    """The numbers c K(c) of one topology."""
 
     greedy: int | None
-    """None: all servers together do not reach the rate."""
+    """The number of GBP-CR; None if all servers together do not reach the rate."""
     random: tuple[int, ...]
-    """Of the random placements that reach the rate."""
+    """Numbers of the random placements that reach the rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,6 @@ class PlacementJob:
     seed: int
 
     def run(self) -> Compared:
-        """Does it."""
         task = self.setting.cluster().task(self.rate_per_s, self.target_load, "rate")
         placed = gbp_cr(task, self.c)
         blocks = np.array(placed.max_blocks)
@@ -66,9 +65,9 @@ def groups_in_order(
 
     Args:
         task: Times and the rate needed.
-        c: Sessions at a time.
-        blocks: Of every server, m_j(c).
-        order: Of the servers.
+        c: Number of simultaneous sessions.
+        blocks: Number of blocks of every server, m_j(c).
+        order: Order of the servers.
     """
     needed = float(task.rate_per_s) / (float(task.load) * c)
     groups, hosted, service_s, rate = 0, 0, 0.0, 0.0

@@ -1,4 +1,4 @@
-"""What scenarios of server chains are made of: models, servers, systems, workloads."""
+"""The parts of scenarios of server chains: models, servers, systems, workloads."""
 
 from __future__ import annotations
 

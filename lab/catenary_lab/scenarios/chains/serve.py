@@ -21,7 +21,7 @@ _LOGARITHMIC = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One case and workload."""
+    """A row of a table: one case and workload."""
 
     label: str
     case: Case

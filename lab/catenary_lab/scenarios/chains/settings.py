@@ -1,4 +1,4 @@
-"""From what a scenario file says to what is simulated."""
+"""Turns a scenario file's keys into settings of simulations."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Case:
     count: int
     big_share: float | None
     settings: tuple[Setting, ...]
-    """One per topology."""
+    """Settings, one per topology."""
     seeds: tuple[int, ...]
-    """Of the run on each topology."""
+    """Seed of the run on each topology."""
 
 
 def cases_of(scenario: ChainsScenario, seeds: list[int], factor: float = 1.0) -> list[Case]:
     """Returns every case of a scenario.
 
     Args:
-        scenario: Its servers and model.
-        seeds: Of the runs on fixed servers; random ones have a run per topology.
+        scenario: The scenario, with its servers and model.
+        seeds: Seeds of the runs on fixed servers; random ones have a run per topology.
         factor: Multiplies all computation times.
     """
     model = DecoderModel(**scenario.model.model_dump())
@@ -69,7 +69,7 @@ def runs_of(scenario: ChainsScenario) -> list[tuple[Setting, int]]:
 
 
 def requests_of(spec: WorkloadSpec, seed: int) -> Requests:
-    """Returns what is asked in one run."""
+    """Returns the requests of one run."""
     trace = spec.trace
     if trace is None:
         return Requests(spec.requests, spec.arrivals, spec.rate_per_s, seed)

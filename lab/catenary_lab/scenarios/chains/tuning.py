@@ -1,4 +1,4 @@
-"""What c is best, and what c each measure would choose: Fig. 6 and 7."""
+"""The best c, and the c that each measure would choose: Fig. 6 and 7."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from catenary_lab.scenarios.kinds import Results
 from catenary_lab.scenarios.report import Cell, Findings, Lines, Panel, Table
 
 _CURVE_TOP = 3.0
-"""The plot of the curve ends at so many times its least simulated response."""
+"""Factor of the least simulated response time at which the plot of the curve ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """What all topologies say about one load."""
+    """The results of all topologies under one load."""
 
     rate_per_s: float
     tuned: list[Tuned]
@@ -35,7 +35,7 @@ class _Load:
         return sum(each.chosen[measure] is None for each in self.tuned)
 
     def regret(self, measure: str) -> float | None:
-        """Returns by which share the simulated response exceeds the best, on average."""
+        """Returns the share by which the simulated response exceeds the best, on average."""
         known = [regret for each in self.tuned if (regret := each.regret(measure)) is not None]
         return statistics.fmean(known) if known else None
 

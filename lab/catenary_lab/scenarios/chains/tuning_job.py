@@ -23,12 +23,12 @@ _TIED = 1e-12
 
 @dataclass(slots=True)
 class Point:
-    """One placement, by the smallest c that gives it."""
+    """One placement, named by the smallest c that gives it."""
 
     c: int
     composition: Composition
     surrogate_s: float | None
-    """c K(c) / lambda."""
+    """The surrogate response time, c K(c) / lambda."""
     lower_s: float | None
     upper_s: float | None
     simulated_s: float | None = None
@@ -41,14 +41,14 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What was found for one load."""
+    """The points found for one load."""
 
     points: tuple[Point, ...]
     chosen: Mapping[str, int | None]
 
     @property
     def best_s(self) -> float:
-        """The least simulated response."""
+        """Least simulated response time."""
         return min(each.simulated_s for each in self.points if each.simulated_s is not None)
 
     def regret(self, measure: str) -> float | None:
@@ -79,10 +79,9 @@ class TuningJob:
     requests: int
     seed: int
     whole: bool
-    """Simulate every placement that can bear the load, also those that cannot be best."""
+    """Whether to simulate every placement that can bear the load, even if it cannot be best."""
 
     def run(self) -> Tuned:
-        """Does it."""
         cluster = self.setting.cluster()
         task = cluster.task(self.rate_per_s, self.target_load, self.stop)
         points = _points(task)
@@ -98,7 +97,7 @@ class TuningJob:
         needed = [_at(points, c) for c in chosen.values() if c is not None]
         _simulate(points, needed, cluster, workload, whole=self.whole)
         chosen["simulated"] = _least(points, "simulated")
-        # What a composition says has been simulated; leaving it out makes the result small.
+        # The simulation has used all of the composition; without it the result is small.
         return Tuned(tuple(points), chosen)
 
 
@@ -161,5 +160,5 @@ def _least(points: list[Point], label: str) -> int | None:
 
 
 def _at(points: tuple[Point, ...] | list[Point], c: int) -> Point:
-    """Returns the placement that this c gives too."""
+    """Returns the placement that this c gives, too."""
     return max((point for point in points if point.c <= c), key=lambda point: point.c)

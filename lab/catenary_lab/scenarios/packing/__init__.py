@@ -1,1 +1,1 @@
-"""Scenarios of packing (Mell): how many GPUs a policy takes, and how many moves it makes."""
+"""Scenarios of packing (Mell): the numbers of GPUs and of moves that a policy takes."""

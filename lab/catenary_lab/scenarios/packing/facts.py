@@ -104,7 +104,7 @@ def seeds_note(scenario: Simulated) -> str:
 
 
 def violations_of(facts: Iterable[Facts]) -> int:
-    """Returns how often an invariant did not hold in any run."""
+    """Returns how many times an invariant did not hold, over all runs."""
     return sum(each["violations"] for each in facts)
 
 

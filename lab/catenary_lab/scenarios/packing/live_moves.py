@@ -29,7 +29,7 @@ def serve(scenario: LiveMoves, progress: Progress) -> Findings:
     """Returns what real processes made of a scenario.
 
     Raises:
-        Unavailable: they were not ready in time, or lost an answer that nothing disturbed.
+        Unavailable: They were not ready in time, or lost an answer that nothing disturbed.
     """
     run = _run_of(scenario)
     return report(scenario, on_processes(lambda folder: run_live(run, folder, progress)))
@@ -88,7 +88,7 @@ def layout_facts(measured: LayoutMeasured) -> Facts:
         "moves": {mode: _moves_facts(measured, mode, stalls) for mode in MODES},
         "cache_bytes": measured.cache_bytes,
         "step_ms": spread([gap / 1e6 for each in measured.answers for gap in each.gaps_ns[1:]]),
-        # What such a stream shows anyway, without a move.
+        # Stalls that such a stream shows without a move.
         "undisturbed_steps": spread(_other_steps(measured.reference)),
         "steps_between_moves": spread(_other_steps(measured.answers)),
         "drain": None if measured.drained is None else _drain_facts(measured, measured.drained),
@@ -143,7 +143,7 @@ def _drain_facts(measured: LayoutMeasured, drained: Drained) -> Facts:
 
 
 def targets(scenario: LiveMoves, layouts: Sequence[Facts]) -> list[Facts]:
-    """Returns what has to be reached, beside what was measured."""
+    """Returns the targets, each with the measured figure."""
     found: list[Facts] = []
 
     def add(what: str, layout: Facts, measured: float | None, wanted: str, *, met: bool) -> None:

@@ -12,7 +12,7 @@ from catenary_lab.scenarios.report import Findings, Lines, Table
 from catenary_simulator.packing.result import PackingResult
 
 _POINTS = 200
-"""At most so many of a curve are drawn; each is the mean of its stretch."""
+"""Largest number of points of a curve; each is the mean of its stretch."""
 
 
 def report(scenario: OverTime, results: Results) -> Findings:
@@ -63,7 +63,7 @@ def _curve(gpus: tuple[int, ...], epoch_s: float) -> tuple[tuple[float, float], 
 
 
 def _fewest(scenario: OverTime, series: Mapping[tuple[str, str, str], tuple[int, ...]]) -> Table:
-    """Returns in which share of the epochs after the warm-up a policy has the fewest GPUs."""
+    """Returns the share of the epochs after the warm-up in which a policy has the fewest GPUs."""
     begin = round(scenario.warm_up_s / scenario.epoch_s)
     labels = [each.label for each in scenario.policies]
     rows = []

@@ -1,4 +1,4 @@
-"""What scenarios of packing are made of: GPUs, workloads, policies, limits."""
+"""The parts of scenarios of packing: GPUs, workloads, policies, limits."""
 
 from __future__ import annotations
 

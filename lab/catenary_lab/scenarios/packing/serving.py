@@ -1,4 +1,4 @@
-"""Who can be served on a fixed number of GPUs, with and without migration: Fig. 6."""
+"""Shares of requests served on a fixed number of GPUs, with and without migration: Fig. 6."""
 
 from __future__ import annotations
 

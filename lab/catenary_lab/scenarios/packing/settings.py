@@ -1,4 +1,4 @@
-"""From a scenario's keys to what the simulator takes: a job for each run."""
+"""Turns a scenario's keys into the simulator's input: a job for each run."""
 
 from __future__ import annotations
 
@@ -29,27 +29,26 @@ _GIGA = 1e9
 
 @dataclass(frozen=True, slots=True)
 class PackingJob:
-    """Everything that decides a run, so that equal ones are done once."""
+    """All settings that decide a run, so that equal runs are done once."""
 
     gpu: GpuSpec
     workload: WorkloadSpec
     data: Path | None
-    """The file that the workload's trace names."""
+    """File that the workload's trace names; None without one."""
     policy: PolicySpec
     seed: int
-    """Decides drawn requests."""
+    """Seed that decides drawn requests."""
     skip: int
-    """Requests of a trace before the first."""
+    """Number of requests of a trace to skip."""
     warm_up_s: float
     duration_s: float
     epoch_s: float
     most_gpus: int | None
     patience_s: float | None
     timed: bool
-    """Have every epoch's decision timed."""
+    """Whether to time every epoch's decision."""
 
     def run(self) -> PackingResult:
-        """Does it."""
         gpu, policy = self.gpu, self.policy
         chosen = PolicyChoice(policy.policy, policy.reserve, policy.threshold)
         run = PackingRun(
@@ -70,7 +69,7 @@ class PackingJob:
         """Returns the requests.
 
         Raises:
-            InvalidInput: If the trace is too short.
+            InvalidInput: The trace is too short.
         """
         spec, lasts_s = self.workload, self.warm_up_s + self.duration_s
         if spec.trace is not None:
@@ -79,7 +78,7 @@ class PackingJob:
             return traced_sessions(
                 _lengths(self.data), lasts_s, every=trace.every, scale=trace.scale, first=self.skip
             )
-        # The schema sees to it that these are there.
+        # The schema makes sure that these are there.
         assert spec.prompt is not None
         assert spec.answer is not None
         assert spec.rate_per_s is not None
@@ -106,7 +105,7 @@ class PackingJob:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A job by its names."""
+    """A job with its names."""
 
     gpu: str
     workload: str
@@ -116,7 +115,7 @@ class Row:
 
     @property
     def case(self) -> str:
-        """Name of what is served, for tables."""
+        """Name of the case, for tables."""
         return case_of(self.gpu, self.workload)
 
 
@@ -134,11 +133,11 @@ def rows_of(scenario: Simulated, *, timed: bool = False) -> list[Row]:
     """Returns every run of a scenario.
 
     Args:
-        scenario: Validated.
-        timed: Have every epoch's decision timed.
+        scenario: The scenario, validated.
+        timed: Whether to time every epoch's decision.
 
     Raises:
-        InvalidInput: If the file of a trace is not there, or a process of arrivals is none.
+        InvalidInput: The file of a trace is not there, or a process of arrivals does not exist.
     """
     data = {each.label: _file(number, each) for number, each in enumerate(scenario.workloads)}
     return [
@@ -169,7 +168,11 @@ def rows_of(scenario: Simulated, *, timed: bool = False) -> list[Row]:
 
 
 def jobs_of(scenario: Simulated, *, timed: bool = False) -> list[PackingJob]:
-    """Returns the jobs of all runs; raises InvalidInput also where a trace is too short."""
+    """Returns the jobs of all runs.
+
+    Raises:
+        InvalidInput: As in `rows_of`, or a trace is too short.
+    """
     jobs = [row.job for row in rows_of(scenario, timed=timed)]
     for job in dict.fromkeys(jobs):
         if job.data is not None:
@@ -178,13 +181,13 @@ def jobs_of(scenario: Simulated, *, timed: bool = False) -> list[PackingJob]:
 
 
 def _beginning(workload: WorkloadSpec, number: int, seed: int) -> tuple[int, int]:
-    """Returns what the seed decides, and the requests to skip: a trace's for its number."""
+    """Returns the seed and the requests to skip; runs on a trace differ by where they start."""
     trace = workload.trace
     return (seed, 0) if trace is None else (0, trace.first + number * trace.stride)
 
 
 def _file(number: int, workload: WorkloadSpec) -> Path | None:
-    """Returns the file of a workload's trace, and sees to its arrivals while nothing has run."""
+    """Returns the file of a workload's trace, and checks its arrivals before anything is run."""
     if workload.trace is not None:
         return data_file(workload.trace.file, f"workloads.{number}.trace.file")
     try:

@@ -1,4 +1,4 @@
-"""What a policy has to reach beside others, and whether it does."""
+"""Limits that a policy has to keep relative to others, and whether it does."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _TABLES = ("gpus_mean", "gpus_peak", "utilisation", "migrations_per_s", "preempt
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One limit in one case.
+    """The verdict on one limit in one case.
 
     Attributes:
         case: Kind of GPU and workload.
-        measure: Which figure.
-        ours: Of the policy that has to reach it.
+        measure: Name of the figure.
+        ours: Figure of the policy that has to keep the limit.
         beside: Label of the other policy.
-        theirs: Its figure.
-        ratio: Ours by theirs; None if theirs is 0.
-        at_most: The limit.
-        met: It is reached.
+        theirs: Figure of the other policy.
+        ratio: The ratio `ours` / `theirs`; None if `theirs` is 0.
+        at_most: The limit of the ratio.
+        met: Whether the limit is kept.
     """
 
     case: str

@@ -15,7 +15,7 @@ from catenary_lab.scenarios.placement.settings import Row, rows_of
 from catenary_lab.scenarios.report import Cell, Findings, Lines, Panel, Table
 
 Found = dict[tuple[str, str, float, int], Figures | None]
-"""By engine, policy, rate and seed."""
+"""Figures by engine, policy, rate and seed; None where no number of workers suffices."""
 
 
 def jobs(scenario: Fewest) -> Iterator[FewestJob]:
@@ -57,7 +57,7 @@ def _job(scenario: Fewest, row: Row) -> FewestJob:
 
 
 def _most_workers(scenario: Fewest, label: str) -> int:
-    """Returns where the search of a policy gives up."""
+    """Returns the number of workers at which the search of a policy gives up."""
     own = next(each.most_workers for each in scenario.policies if each.label == label)
     return min(scenario.most_workers, own or scenario.most_workers)
 

@@ -1,4 +1,4 @@
-"""Pieces of work of a scenario of placement; equal ones are done once (`run_all`)."""
+"""Jobs of scenarios of placement; equal ones are done once (`run_all`)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from catenary_simulator.placement.serve import PlacementRun, serve_placement
 _ROUNDING = 1e-9
 
 _BY_SESSIONS = {"jsq": "fewest-sessions"}
-"""Names of scenarios that mean another policy: engines are balanced by sessions, not by slots."""
+"""Names of policies that mean another one: engines are balanced by sessions, not by slots."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a run found, small enough to be sent between processes."""
+    """The figures of a run, small enough to be sent between processes."""
 
     workers: int
     gpus: int
@@ -51,7 +51,7 @@ class FewestJob:
     most_workers: int
 
     def run(self) -> Figures | None:
-        """Does it; None if there is no such number."""
+        """Returns the figures for the least number of workers; None if no number suffices."""
         case = self.case
         workload, kind = case.workload(), case.kind
         may_miss = int((1.0 - self.target) * len(workload) + _ROUNDING)
@@ -66,21 +66,20 @@ class FewestJob:
 
 @dataclass(frozen=True, slots=True)
 class ServeJob:
-    """Serves a workload on so many workers."""
+    """Serves a workload on a given number of workers."""
 
     case: Case
     workers: int
     timed: bool = False
-    """Have every decision timed."""
+    """Whether to time every decision."""
 
     def run(self) -> Figures:
-        """Does it."""
         run = run_of(self.case, self.workers, None, timed=self.timed)
         return figures_of(self.case, serve_placement(run, self.case.workload()))
 
 
 def run_of(case: Case, workers: int, may_miss: int | None, *, timed: bool = False) -> PlacementRun:
-    """Returns a run of a case on so many workers; policies are fresh, and have learned."""
+    """Returns a run of a case on `workers` workers; its policy is new, and has learned."""
     return PlacementRun(
         case.kind,
         workers,

@@ -23,7 +23,7 @@ def serve(scenario: LiveSteps, progress: Progress) -> Findings:
     """Returns what real processes made of a scenario.
 
     Raises:
-        Unavailable: they were not ready in time.
+        Unavailable: They were not ready in time.
     """
     run = _run_of(scenario)
     return report(scenario, on_processes(lambda folder: run_live(run, folder, progress)))
@@ -131,7 +131,7 @@ def _share(met: Sequence[bool]) -> float | None:
 
 
 def _spread(values: Sequence[float]) -> dict[str, float] | None:
-    """Returns quantiles by name, and of how many; None if there is nothing."""
+    """Returns quantiles by name, and the number of values; None if there are none."""
     if not values:
         return None
     found = np.percentile(values, _QUANTILES)

@@ -25,7 +25,7 @@ from catenary_simulator.placement.workload import RequestWorkload, stepped_workl
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """What a run found."""
+    """The figures of a run."""
 
     figures: Figures
     worker_s: float
@@ -45,7 +45,6 @@ class ScalingJob:
     most_workers: int
 
     def run(self) -> Scaled:
-        """Does it."""
         case, workload = self.case, self.workload()
         if self.cluster.scaling == "fixed":
             workers = self._workers(max(self.steps))
@@ -71,7 +70,7 @@ class ScalingJob:
         )
 
     def _workers(self, step: float) -> int:
-        """Eq. 7 at a rate."""
+        """Returns the number of workers at a rate by eq. 7."""
         needed = self.workers_per_rps * step * self.case.rate_per_s + self.workers_base
         return max(1, min(self.most_workers, math.ceil(needed)))
 

@@ -1,4 +1,4 @@
-"""What scenarios of placement are made of: workers, engines, lengths, policies."""
+"""The parts of scenarios of placement: workers, engines, lengths, policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a scenario's keys to what the simulator takes."""
+"""Turns a scenario's keys into the simulator's input."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from catenary_simulator.placement.workload import (
 )
 
 _LENGTHS_SEED = 7
-"""Decides the population of lognormal lengths; the requests of a run are drawn from it."""
+"""Seed of the population of lognormal lengths, from which the requests of a run are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Everything that decides a run but the number of workers."""
+    """All settings that decide a run, except the number of workers."""
 
     worker: WorkerSpec
     engine: EngineSpec
     objectives: ObjectivesSpec
     lengths: LengthsSpec
     data: Path | None
-    """The file that `lengths` names."""
+    """File that `lengths` names; None without one."""
     arrivals: str
     rate_per_s: float
     duration_s: float
@@ -54,7 +54,7 @@ class Case:
 
     @property
     def kind(self) -> WorkerKind:
-        """What all workers are."""
+        """Kind of all workers."""
         worker, engine = self.worker, self.engine
         lines = LatencyLines(
             worker.prefill_token_ms * NANOSECONDS_PER_MILLISECOND,
@@ -67,19 +67,19 @@ class Case:
         )
         if not engine.decode_only:
             return WorkerKind(lines, worker.cache_tokens)
-        # Prompts hold nobody up here; only who is preempted runs one again.
+        # Prompts hold nothing up here; only preempted sessions run theirs again.
         believed = replace(lines, prefill_token_ns=0.0, prefill_ns=0.0)
         return WorkerKind(lines, worker.cache_tokens, True, believed)
 
     @property
     def held_to(self) -> TokenObjectives:
-        """What requests are held to; TTFT is the prompt workers' affair in the split phase."""
+        """Objectives of requests; in the split phase TTFT is left to the prompt workers."""
         ttft_ms = 0.0 if self.engine.decode_only else self.objectives.ttft_ms
         return TokenObjectives(_ns(ttft_ms), _ns(self.objectives.atgt_ms))
 
     @property
     def delays(self) -> ReportDelays:
-        """How long news take; policies that look at nothing but sessions need no progress."""
+        """Delays of messages; policies that only look at sessions need no progress reports."""
         news = self.news
         told = self.policy in ("slo", "least-loaded")
         return ReportDelays(
@@ -91,7 +91,7 @@ class Case:
 
     @property
     def halves(self) -> tuple[LengthPopulation, LengthPopulation]:
-        """What is learned from, and what is served."""
+        """The lengths to learn from, and those to serve."""
         return _halves(self.lengths, self.data)
 
     def workload(self) -> RequestWorkload:
@@ -105,10 +105,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A case by its names."""
+    """A case with its names."""
 
     policy: str
-    """Label."""
+    """Label of the policy."""
     engine: str
     rate_per_s: float
     seed: int
@@ -119,7 +119,7 @@ def rows_of(scenario: Simulated) -> list[Row]:
     """Returns every case of a scenario.
 
     Raises:
-        InvalidInput: If the file of lengths is not there.
+        InvalidInput: The file of lengths is not there.
     """
     file = scenario.lengths.file
     data = None if file is None else data_file(file, "lengths.file")
@@ -155,7 +155,7 @@ def _halves(spec: LengthsSpec, data: Path | None) -> tuple[LengthPopulation, Len
     if data is not None:
         lengths = read_lengths(data)
     else:
-        assert spec.prompt is not None  # the schema sees to it
+        assert spec.prompt is not None  # the schema makes sure of it
         assert spec.answer is not None
         prompt = (spec.prompt.median, spec.prompt.sigma)
         answer = (spec.answer.median, spec.answer.sigma)

@@ -1,4 +1,4 @@
-"""Figure 7: how many requests are in time as the load grows."""
+"""The share of requests in time as the load grows: Figure 7."""
 
 from __future__ import annotations
 

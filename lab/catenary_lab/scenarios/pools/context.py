@@ -1,4 +1,4 @@
-"""Where a scenario finds its data, and how its parts are named in reports."""
+"""Finds the data of a scenario, and names its parts for reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Context:
     dataset: Path
 
     def instances(self, patterns: list[str]) -> list[str]:
-        """Returns the ids that match."""
+        """Returns the ids of the instances that match a pattern."""
         return matching(patterns, list(dataset_at(self.dataset).instances), "instances")
 
     def cluster_of(self, instance: str) -> str:
@@ -32,17 +32,17 @@ class Context:
         return dataset_at(self.dataset).instance(instance).cluster
 
     def measured(self) -> list[Measured]:
-        """Returns what was measured with the paper's artifact."""
+        """Returns the load factors measured with the paper's artifact."""
         return read_measured(self.dataset)
 
 
 def context_of(scenario: PoolsScenario) -> Context:
-    """Returns where a scenario finds its data; raises InvalidInput if there is no such folder."""
+    """Returns the data set of a scenario; raises InvalidInput if there is no such folder."""
     return Context(data_folder(scenario.dataset, "dataset"))
 
 
 def plan_of(context: Context, instance: str, policy: Policy) -> Plan:
-    """Returns which plan a policy serves an instance by."""
+    """Returns the choice of the plan by which a policy serves an instance."""
     task = OfInstance(instance)
     return Plan(context.dataset, task, policy.planner, policy.max_partitions, policy.margin)
 
@@ -56,7 +56,7 @@ def loads_of(scenario: LoadFactors | Attainment, policy: Policy, arrivals: str) 
 
 
 def arrivals_name(arrivals: str) -> str:
-    """Returns what a kind of arrivals is called in tables."""
+    """Returns the name of a kind of arrivals in tables."""
     kind, _, rest = arrivals.partition(":")
     names = {"poisson": "Poisson", "gamma": f"Gamma, cv {rest}", "onoff": f"on/off {rest} s"}
     return names.get(kind, Path(arrivals).stem)

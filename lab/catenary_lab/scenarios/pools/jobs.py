@@ -1,4 +1,4 @@
-"""Runs of pooled pipelines: a plan, a load, and what is looked for."""
+"""Jobs of scenarios of pooled pipelines: a plan, a load, and the figures to find."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ class OfModel:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which plan of the task."""
+    """The choice of a plan for a task."""
 
     dataset: Path
     task: OfInstance | OfModel
     planner: compared.Planner
     max_partitions: int | None = None
     margin: float | None = None
-    """Of our planner on an instance; None: its usual one."""
+    """Margin of our planner on an instance; None: its usual one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +103,9 @@ class LoadFactorJob:
     dispatch: Dispatch
     search: Search
     feasible: bool = True
-    """There must be a plan; otherwise no figures mean that there is none."""
+    """Whether there must be a plan; otherwise a result without figures means that there is none."""
 
     def run(self) -> Served:
-        """Does it."""
         try:
             setting, options = prepared(self.plan, self.load, self.dispatch)
         except PlanInfeasible:
@@ -128,7 +127,6 @@ class AttainmentJob:
     factor: float
 
     def run(self) -> Served:
-        """Does it."""
         setting, options = prepared(self.plan, self.load, self.dispatch)
         result = run(setting, replace(options, load=self.factor))
         return Served(result.models, options.base_rps, result.utilisation)
@@ -137,7 +135,7 @@ class AttainmentJob:
 def prepared(
     plan: Plan, load: Load, dispatch: Dispatch
 ) -> tuple[SimulationSetup, SimulationOptions]:
-    """Returns the laid out plan, and what a run is asked."""
+    """Returns the plan, laid out, and the options of its run."""
     setting = _setting(plan)
     names = [model.model.name for model in setting.plan.models]
     base = base_rps(plan, load.base)

@@ -39,7 +39,7 @@ def _task(scenario: Live, problem: PoolingProblem, names: list[str]) -> LiveTask
 
 
 def serve(scenario: Live, progress: Progress) -> Findings:
-    """Returns what a scenario comes to in the simulator and on real processes, side by side."""
+    """Returns the findings of a scenario in the simulator and on real processes, side by side."""
     wanted = SearchPlan(scenario.target, scenario.step, scenario.highest, scenario.runs)
     seeds = list(scenario.seeds)
     findings = [

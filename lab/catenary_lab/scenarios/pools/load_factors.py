@@ -1,4 +1,4 @@
-"""Figures 6, 8 and 10: the load each policy carries, and how busy the GPUs are then."""
+"""The load that each policy carries, and the utilisation of the GPUs then: Figures 6, 8 and 10."""
 
 from __future__ import annotations
 

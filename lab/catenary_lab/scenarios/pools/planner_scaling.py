@@ -1,4 +1,4 @@
-"""Figure 14: how long planning takes as the cluster gets larger and more mixed."""
+"""The duration of planning as the cluster gets larger and more mixed: Figure 14."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from catenary_lab.scenarios.report import Cell, Findings, Lines, Table
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What planning a cluster came to."""
+    """The figures of planning one cluster."""
 
     seconds: float
     objective: float
     gap: float
-    """How far the plan may be below the best there is: bound / objective - 1."""
+    """Bound on how far the plan is below the best one: bound / objective - 1."""
     solver: str
 
 
@@ -39,7 +39,6 @@ class PlanningJob:
     max_partitions: int
 
     def run(self) -> Planned:
-        """Does it."""
         problem = dataset_at(self.dataset).problem(self.instance, self.max_partitions)
         problem = of_classes(problem, self.classes, self.gpus, self.first_share, self.server_gbps)
         plan = compared.make(problem, "catenary")

@@ -1,4 +1,4 @@
-"""Numbers to lay ours beside: those the paper states, and those measured with its artifact."""
+"""Published numbers to compare ours with: the paper's, and those measured with its artifact."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ PAPER_LOAD_FACTORS = {
     "poisson": {"NP": 0.668, "DART-r": 0.749, "PPipe": 0.965},
     "bursty": {"NP": 0.611, "DART-r": 0.694, "PPipe": 0.903},
 }
-"""Section 7.2, means over clusters and groups."""
+"""Load factors of section 7.2, as means over clusters and groups."""
 PAPER_OVER_NP = {
     "poisson": dict(zip(CLUSTERS, (64.9, 34.8, 46.7, 45.5), strict=True)),
     "bursty": dict(zip(CLUSTERS, (161.6, 34.1, 50.4, 54.1), strict=True)),
 }
-"""Section 7.2, per cent more load than NP."""
+"""Load beyond that of NP, in per cent, of section 7.2."""
 PAPER_OVER_DART = {
     "poisson": dict(zip(CLUSTERS, (47.2, 17.3, 34.8, 29.3), strict=True)),
     "bursty": dict(zip(CLUSTERS, (50.4, 18.1, 40.2, 34.5), strict=True)),
 }
 PAPER_LOW_CLASS_UTILISATION = {"NP": 0.081, "DART-r": 0.295, "PPipe": 0.736}
-"""Figure 8, section 7.2."""
+"""Utilisation of the low class of GPUs, Figure 8 in section 7.2."""
 PAPER_ABLATION = {"reservation": 0.92, "reactive": 0.71}
-"""Section 7.4, HC2-L."""
+"""Load factors of the ablation on HC2-L, section 7.4."""
 PAPER_PLANNER_SECONDS = {2: 3.5, 3: 35.3, 4: 77.0}
-"""Sections 7.2 and 7.6, by number of GPU classes."""
+"""Seconds of planning by number of GPU classes, sections 7.2 and 7.6."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Measured:
 
 
 def scheduler_of(policy: Policy) -> str | None:
-    """Returns the artifact's name of what a policy is like; None if it has no such thing."""
+    """Returns the artifact's name of a policy's equivalent; None if there is none."""
     if policy.dispatch == "reactive":
         return "reactive" if policy.planner == "reference" else None
     return {"reference": "v4", "np": "bl", "dart-r": "dart-r"}.get(policy.planner)

@@ -1,4 +1,4 @@
-"""Figure 13: our load over NP's as the SLO, the mix of GPUs or the planner's margin changes."""
+"""Our load over NP's as the SLO, the mix of GPUs or the planner's margin changes: Figure 13."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _X_LABELS = {
     "margin": "margin / SLO",
 }
 _HIGHEST = 1.5
-"""NP without a margin of its own can carry more than our plan promises."""
+"""Largest load factor to try: NP without a margin of its own can carry more than our plan
+promises."""
 
 
 def jobs(scenario: Sensitivity) -> list[Job[Served]]:
