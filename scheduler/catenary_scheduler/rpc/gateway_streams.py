@@ -55,7 +55,7 @@ from catenary_services.telemetry.tracing import is_sampled
 _log = get_logger(__name__)
 
 
-class AuditAnswers(Protocol):
+class GatewayAudit(Protocol):
     """The part of a leader that audits the requests that gateways wait for."""
 
     def gateway_says(self, gateway: GatewayId, message: scheduler_pb2.Unanswered) -> None:
@@ -94,7 +94,7 @@ class GatewayStreamDeps:
     deployments: Deployments
     timelines: Timelines
     waiting: NotReadyQueue
-    audits: AuditAnswers
+    audits: GatewayAudit
     sessions: KnownSessions
     feed: Callable[[Event, Nanoseconds], None]
     silence_s: float
