@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -27,16 +28,24 @@ def held_to(tmp_path: Path, objectives: TokenObjectives) -> None:
     repository.write_manifest(replace(repository.manifest(LLM), objectives=objectives))
 
 
+class Noting:
+    """A dispatcher that keeps the events it is told; a compiled one lets nobody replace a method."""
+
+    def __init__(self, dispatcher: events.Dispatcher, heard: list[events.Event]) -> None:
+        self._dispatcher, self._heard = dispatcher, heard
+
+    def handle(self, event: events.Event, now: int) -> list[events.Command]:
+        self._heard.append(event)
+        return self._dispatcher.handle(event, now)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dispatcher, name)
+
+
 def listening(process: SchedulerProcess) -> list[events.Event]:
     """Everything the dispatcher is told from now on."""
-    dispatcher, heard = process.leader().dispatcher, list[events.Event]()
-    handle = dispatcher.handle
-
-    def noting(event: events.Event, now: int) -> list[events.Command]:
-        heard.append(event)
-        return handle(event, now)
-
-    dispatcher.handle = noting  # type: ignore[method-assign]
+    loop, heard = process.leader().loop, list[events.Event]()
+    loop._dispatcher = Noting(loop._dispatcher, heard)
     return heard
 
 
