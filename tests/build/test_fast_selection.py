@@ -10,12 +10,19 @@ from fast_selection import SLOW_FOLDERS, TESTS, fast_files, is_fast
 
 PURE = (
     "client",
+    "client/rpc",
     "gateway",
+    "gateway/admission",
     "gateway/dashboard",
     "gateway/fairness",
     "gateway/generation",
+    "gateway/groups",
+    "gateway/scaling",
+    "gpu_agent/devices",
     "gpu_agent/engine",
     "gpu_agent/generation",
+    "gpu_agent/hosting",
+    "gpu_agent/supervision",
     "scheduler/book",
     "scheduler/dispatch",
     "scheduler/dispatch/auditing",
@@ -29,6 +36,8 @@ PURE = (
     "scheduler/scaling",
     "services/content",
     "services/domain",
+    "services/grpc",
+    "services/models",
     "services/rules",
     "services/security",
     "services/telemetry",
@@ -60,6 +69,9 @@ def test_what_is_named_as_slow_is_there(folder: str) -> None:
 
 
 def test_a_file_that_starts_processes_is_not_fast() -> None:
-    pure, starts = TESTS / "scheduler/book/test_probe.py", TESTS / "services/test_embedded_redis.py"
+    pure, starts = (
+        TESTS / "scheduler/book/test_probe.py",
+        TESTS / "services/redis/test_embedded_redis.py",
+    )
     assert is_fast(pure)
     assert not is_fast(starts)

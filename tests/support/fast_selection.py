@@ -30,6 +30,7 @@ SLOW_FOLDERS = (
     "scheduler/service",
     "scheduler/storage",
     "services/jail",
+    "services/redis",
     "services/transport",
     "system",
 )

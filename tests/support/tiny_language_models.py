@@ -88,6 +88,13 @@ def write_folder(folder: Path, family: str, *, dtype: str = "float32", shards: b
     return model.float()
 
 
+def copied_llama(target: Path) -> tuple[ModelRepository, ModelKey]:
+    """Copies the repository of `imported_llama` to `target`, for a test that changes it."""
+    source, key, _ = imported_llama()
+    shutil.copytree(source.root, target, ignore=shutil.ignore_patterns(".*"))
+    return ModelRepository(target), key
+
+
 @contextmanager
 def worker_in_this_process() -> Iterator[None]:
     """The jail of imports as a call: no process that loads PyTorch again for each model."""

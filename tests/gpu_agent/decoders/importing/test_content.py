@@ -20,7 +20,7 @@ from catenary_services.content.record import RECORD_FILE
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import CatenaryError, ContentMismatch
 from catenary_services.models.model_repository import ModelRepository
-from tiny_language_models import LAYERS, imported_llama, worker_in_this_process
+from tiny_language_models import LAYERS, copied_llama, worker_in_this_process
 
 for _module in ("torch", "transformers", "onnxruntime_genai"):
     pytest.importorskip(_module, reason="the extra [generation] is not installed")
@@ -71,12 +71,6 @@ READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
 }
 
 
-def copied(target: Path) -> tuple[ModelRepository, ModelKey]:
-    source, key, _ = imported_llama()
-    shutil.copytree(source.root, target, ignore=shutil.ignore_patterns(".*"))
-    return ModelRepository(target), key
-
-
 def alter(path: Path, share: float, bits: int) -> None:
     content = bytearray(path.read_bytes())
     content[min(len(content) - 1, int(share * len(content)))] ^= bits
@@ -85,7 +79,7 @@ def alter(path: Path, share: float, bits: int) -> None:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_an_unaltered_copy_is_loaded(tmp_path: Path, reader: str) -> None:
-    READERS[reader][0](*copied(tmp_path / "models"))
+    READERS[reader][0](*copied_llama(tmp_path / "models"))
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -101,7 +95,7 @@ def test_a_copy_with_one_byte_altered_is_not_loaded(
     bits: int,
 ) -> None:
     load, files = READERS[reader]
-    repository, key = copied(tmp_path_factory.mktemp("altered") / "models")
+    repository, key = copied_llama(tmp_path_factory.mktemp("altered") / "models")
     name = data.draw(st.sampled_from(files))
     alter(repository.folder(key) / name, share, bits)
     with pytest.raises(ContentMismatch) as raised:
@@ -112,7 +106,7 @@ def test_a_copy_with_one_byte_altered_is_not_loaded(
 
 @pytest.mark.parametrize("name", ["model.yaml", "decoder.json", RECORD_FILE])
 async def test_a_scheduler_deploys_no_altered_copy(tmp_path: Path, name: str) -> None:
-    repository, key = copied(tmp_path / "models")
+    repository, key = copied_llama(tmp_path / "models")
     await deployed(repository, key)
     alter(repository.folder(key) / name, 0.5, 1)
     with pytest.raises(ContentMismatch, match=name.replace(".", r"\.")):
@@ -120,7 +114,7 @@ async def test_a_scheduler_deploys_no_altered_copy(tmp_path: Path, name: str) ->
 
 
 def test_a_copy_without_its_record_has_another_digest(tmp_path: Path) -> None:
-    repository, key = copied(tmp_path / "models")
+    repository, key = copied_llama(tmp_path / "models")
     digest = repository.content_digest(key)
     (repository.folder(key) / RECORD_FILE).unlink()
     assert repository.content_digest(key) == digest
@@ -130,7 +124,7 @@ def test_a_copy_without_its_record_has_another_digest(tmp_path: Path) -> None:
 
 
 def test_weights_that_were_added_later_are_not_loaded(tmp_path: Path) -> None:
-    repository, key = copied(tmp_path / "models")
+    repository, key = copied_llama(tmp_path / "models")
     folder = repository.folder(key)
     shutil.copy(folder / "model.safetensors", folder / "model-2.safetensors")
     with pytest.raises(ContentMismatch, match="added later"):
@@ -138,7 +132,7 @@ def test_weights_that_were_added_later_are_not_loaded(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_said_to_be_missing_here(tmp_path: Path) -> None:
-    repository, key = copied(tmp_path / "models")
+    repository, key = copied_llama(tmp_path / "models")
     (repository.folder(key) / "onnx-fp32" / "model.onnx.data").unlink()
     with pytest.raises(CatenaryError, match=r"model\.onnx"):
         by_onnx(repository, key)
@@ -147,7 +141,7 @@ def test_a_missing_file_is_said_to_be_missing_here(tmp_path: Path) -> None:
 def test_a_graph_made_on_demand_is_recorded_and_one_left_half_made_is_made_anew(
     tmp_path: Path,
 ) -> None:
-    repository, key = copied(tmp_path / "models")
+    repository, key = copied_llama(tmp_path / "models")
     digest = repository.content_digest(key)
     left = repository.folder(key) / "onnx-int8"
     left.mkdir()
@@ -168,7 +162,7 @@ def test_a_graph_made_on_demand_is_recorded_and_one_left_half_made_is_made_anew(
 
 
 def test_a_graph_is_not_made_of_altered_weights(tmp_path: Path) -> None:
-    repository, key = copied(tmp_path / "models")
+    repository, key = copied_llama(tmp_path / "models")
     alter(repository.folder(key) / "model.safetensors", 0.5, 1)
     with worker_in_this_process(), pytest.raises(ContentMismatch, match=r"model\.safetensors"):
         ensure_graph(repository, key, "int8")

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from decoder_ring import DecoderRing
 from tiny_language_models import (
     LAYERS,
     VOCABULARY,
+    copied_llama,
     greedy,
     imported_llama,
     worker_in_this_process,
@@ -322,27 +324,23 @@ def test_memory_of_caches_is_committed_late_and_given_back(repository: ModelRepo
 
 @pytest.mark.parametrize(("precision", "likeness"), [("int8", 0.99), ("int4", 0.5)])
 def test_another_precision_is_made_on_demand(
-    precision: str, likeness: float, model: tuple[ModelRepository, Any], whole: OnnxDecoder
+    precision: str, likeness: float, tmp_path: Path, whole: OnnxDecoder
 ) -> None:
     """Quantised weights give nearly the same logits, and the same tokens whatever the cut."""
-    repository = model[0]
-    manifest, table = repository.manifest(KEY), repository.decoder_table(KEY)
-    repository.write_manifest(replace(manifest, precision=precision))
-    try:
-        with worker_in_this_process():
-            one, three = ring(repository, ()), ring(repository, (2, 4))
-        assert (repository.folder(KEY) / f"onnx-{precision}").is_dir()
-        assert repository.decoder_table(KEY).block_bytes < 0.6 * table.block_bytes
-        assert three.generate(PROMPTS, 8, chunk=4) == one.generate(PROMPTS, 8)
-        prompt = StepItem(1, 0, np.array(PROMPTS[6]), "logits")
-        rows = []
-        for executor in (whole, one.executors[0]):
-            executor.open_session(1, 0)
-            rows.append(executor.step([prompt])[0])
-        assert np.corrcoef(rows)[0, 1] > likeness
-    finally:
-        repository.write_manifest(manifest)
-        repository.write_decoder_table(KEY, table)
+    repository, _ = copied_llama(tmp_path / "models")
+    table = repository.decoder_table(KEY)
+    repository.write_manifest(replace(repository.manifest(KEY), precision=precision))
+    with worker_in_this_process():
+        one, three = ring(repository, ()), ring(repository, (2, 4))
+    assert (repository.folder(KEY) / f"onnx-{precision}").is_dir()
+    assert repository.decoder_table(KEY).block_bytes < 0.6 * table.block_bytes
+    assert three.generate(PROMPTS, 8, chunk=4) == one.generate(PROMPTS, 8)
+    prompt = StepItem(1, 0, np.array(PROMPTS[6]), "logits")
+    rows = []
+    for executor in (whole, one.executors[0]):
+        executor.open_session(1, 0)
+        rows.append(executor.step([prompt])[0])
+    assert np.corrcoef(rows)[0, 1] > likeness
 
 
 async def test_cost_is_measured_without_a_trace(whole: OnnxDecoder) -> None:
