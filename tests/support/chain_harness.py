@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
+from catenary_scheduler.dispatch import events
+from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_scheduler.process import SchedulerProcess
 from scheduler_harness import AgentScript, Crowd, FakeAgent, FakeGateway, until
 
@@ -78,3 +80,24 @@ async def plan_is_stored(process: SchedulerProcess) -> None:
             stored = await leader._store.load()
             if stored.plan.active_id == leader.cluster.plan_id:
                 return
+
+
+class Noting:
+    """A dispatcher that keeps the events it is told; a compiled one lets nobody replace a method."""
+
+    def __init__(self, dispatcher: events.Dispatcher, heard: list[events.Event]) -> None:
+        self._dispatcher, self._heard = dispatcher, heard
+
+    def handle(self, event: events.Event, now: int) -> list[events.Command]:
+        self._heard.append(event)
+        return self._dispatcher.handle(event, now)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dispatcher, name)
+
+
+def listening(leader: LeaderRuntime) -> list[events.Event]:
+    """Returns a list that gets every event the dispatcher is told from now on."""
+    loop, heard = leader.loop, list[events.Event]()
+    loop._dispatcher = Noting(loop._dispatcher, heard)
+    return heard

@@ -33,7 +33,7 @@ class Side:
         }
         self.gpus = [make(ResourceId(f"gpu/{i}")) for i in range(len(servers))]
         members = [
-            classes.Member(
+            classes.PoolMember(
                 AgentId(f"a{i}"), self.gpus[i], self.links["up", s], self.links["down", s], speed
             )
             for i, (s, speed) in enumerate(zip(servers, speeds, strict=True))
@@ -139,17 +139,17 @@ def test_both_twins_find_the_same_paths_in_the_same_book(
 
 def test_a_compiled_timeline_refuses_a_double_booking_and_stays_as_it_was() -> None:
     line = native.Timeline(ResourceId("gpu/a"))
-    line.insert(native.Use(BatchId(1), 0, (line,), 10, 20))
+    line.insert(native.BookedInterval(BatchId(1), 0, (line,), 10, 20))
     for start, end in ((5, 11), (19, 25), (12, 14), (5, 30)):
         with pytest.raises(InternalError, match="booked twice at 10"):
-            line.insert(native.Use(BatchId(2), 0, (line,), start, end))
+            line.insert(native.BookedInterval(BatchId(2), 0, (line,), start, end))
     assert (line.starts, line.ends) == ([10], [20])
 
 
 def test_a_compiled_timeline_grows_beyond_its_first_room() -> None:
     line = native.Timeline(ResourceId("gpu/a"))
     for i in reversed(range(100)):
-        line.insert(native.Use(BatchId(i), 0, (line,), 10 * i, 10 * i + 4))
+        line.insert(native.BookedInterval(BatchId(i), 0, (line,), 10 * i, 10 * i + 4))
     assert line.starts == [10 * i for i in range(100)]
     assert native.earliest_slot([line], 0, 6) == 4
     assert native.earliest_slot([line], 0, 7) == 994

@@ -13,7 +13,7 @@ from catenary_scheduler.dispatch.events import LatencyRefitted, PlanActivated
 from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.telemetry.metrics import Metrics
-from chain_harness import chains, file_of, serving
+from chain_harness import chains, file_of, listening, serving
 from scheduler_harness import LLM, MS, AgentScript, Crowd, FakeAgent, admin, scheduler, until
 
 Configured = Callable[..., SchedulerSettings]
@@ -40,19 +40,6 @@ def report_of(first: int, last: int, lone_ns: int, steps: int = 100) -> schedule
             lone_ns=steps * lone_ns,
         )
     )
-
-
-def events_of(leader: LeaderRuntime, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Returns a list that gets every event the dispatcher is given from now on."""
-    fed: list[Any] = []
-    handle = leader.dispatcher.handle
-
-    def noting(event: Any, now: int) -> Any:
-        fed.append(event)
-        return handle(event, now)
-
-    monkeypatch.setattr(leader.dispatcher, "handle", noting)
-    return fed
 
 
 async def slower(agent: FakeAgent, first: int, last: int, lone_ns: int) -> None:
@@ -82,7 +69,7 @@ async def test_a_slower_agent_changes_the_lines_of_its_chain(
     async with scheduler(generating()) as process, admin(process.port) as stub:
         _, (agent,) = await serving(process, crowd, AgentScript())
         leader = process.leader()
-        fed = events_of(leader, monkeypatch)
+        fed = listening(leader)
         await slower(agent, 0, BLOCKS, 200 * MS)
 
         def refits() -> list[LatencyRefitted]:
@@ -161,7 +148,7 @@ async def test_hops_of_a_ring_add_up_and_one_report_moves_all_of_it(
         assert lines.decode(1, 0) == pytest.approx(
             script.decode_ns * BLOCKS + 2 * WAYS_NS, rel=1e-5
         )
-        fed = events_of(leader, monkeypatch)
+        fed = listening(leader)
         await slower(agents[1], 3, 6, 300 * MS)
 
         def latest() -> float:

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import grpc.aio
 import pytest
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
 from catenary_scheduler.dispatch import events
-from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.latency import TokenObjectives
 from catenary_services.models.model_repository import ModelRepository
-from chain_harness import RING, file_of, nothing_is_left, request, serving
+from chain_harness import RING, file_of, listening, nothing_is_left, request, serving
 from scheduler_harness import LLM, MS, AgentScript, Crowd, admin, scheduler, until
 
 Configured = Callable[..., SchedulerSettings]
@@ -26,27 +24,6 @@ Configured = Callable[..., SchedulerSettings]
 def held_to(tmp_path: Path, objectives: TokenObjectives) -> None:
     repository = ModelRepository(tmp_path / "models")
     repository.write_manifest(replace(repository.manifest(LLM), objectives=objectives))
-
-
-class Noting:
-    """A dispatcher that keeps the events it is told; a compiled one lets nobody replace a method."""
-
-    def __init__(self, dispatcher: events.Dispatcher, heard: list[events.Event]) -> None:
-        self._dispatcher, self._heard = dispatcher, heard
-
-    def handle(self, event: events.Event, now: int) -> list[events.Command]:
-        self._heard.append(event)
-        return self._dispatcher.handle(event, now)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._dispatcher, name)
-
-
-def listening(process: SchedulerProcess) -> list[events.Event]:
-    """Everything the dispatcher is told from now on."""
-    loop, heard = process.leader().loop, list[events.Event]()
-    loop._dispatcher = Noting(loop._dispatcher, heard)
-    return heard
 
 
 def requested(heard: list[events.Event], number: int) -> list[events.SessionRequested]:
@@ -66,7 +43,7 @@ async def test_the_models_objectives_hold_where_a_request_names_none(
         assert process.leader().cluster.active is not None
         (model,) = process.leader().cluster.active.plan.models
         assert model.objectives == TokenObjectives(800 * MS, 80 * MS)
-        heard = listening(process)
+        heard = listening(process.leader())
         await gateway.submit_session(1)
         await gateway.submit_session(2, first_token_slo_ns=700 * MS, waited_ns=3 * MS)
         for number in (1, 2):
@@ -138,7 +115,7 @@ async def test_a_plan_may_name_other_objectives_and_shows_them_again(
 async def test_progress_and_ends_reach_the_dispatcher(generating: Configured, crowd: Crowd) -> None:
     async with scheduler(generating()) as process:
         gateway, _ = await serving(process, crowd, AgentScript())
-        heard = listening(process)
+        heard = listening(process.leader())
         await gateway.submit_session(1)
         await gateway.started(1)
         said = scheduler_pb2.SessionProgress(
@@ -166,7 +143,7 @@ async def test_what_a_session_generated_before_comes_with_its_resubmission(
 ) -> None:
     async with scheduler(generating()) as process:
         gateway, _ = await serving(process, crowd, AgentScript())
-        heard = listening(process)
+        heard = listening(process.leader())
         progress = scheduler_pb2.SessionProgress(generated_tokens=2, first_token_ns=7, decode_ns=5)
         await gateway.submit_session(1, waited_ns=20, progress=progress)
         await gateway.started(1)

@@ -96,7 +96,7 @@ async def test_the_dispatcher_knows_links_and_caches_also_after_a_restart(
             lambda: migration_budget(leader).rate("agent-0>agent-1") == 100 * MIB, "measured"
         )
         metrics = Metrics()
-        leader.migration_budget.export(metrics)
+        leader.transfer_rates.export(metrics)
         link: dict[str, str] = {"source": A, "target": B}
         shown = metrics.registry.get_sample_value
         assert shown("catenary_link_bytes_per_second", link) == 100 * MIB
