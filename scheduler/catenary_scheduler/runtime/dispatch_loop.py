@@ -75,7 +75,7 @@ class DispatchLoop:
         Args:
             before: Observers that are told before the dispatcher decides.
             after: Observers that are told once the dispatcher's commands are carried out.
-            fed: Called after every event that came from outside.
+            fed: Called after every event, and after every wake-up of the loop itself.
         """
         self._before = _by_kind(before)
         self._after = _by_kind(after)
@@ -146,6 +146,7 @@ class DispatchLoop:
         now, wakeup = now_ns(), self._dispatcher.next_wakeup()
         if wakeup is not None and wakeup <= now:
             self._dispatch(Tick(), now)
+            self._fed()  # batches that waited for rows are reserved here
         else:
             self._rearm()
 
