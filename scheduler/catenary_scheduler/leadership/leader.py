@@ -465,7 +465,7 @@ class LeaderRuntime:
         parts = {
             asyncio.create_task(self.write_behind.run(), name="write-behind"),
             asyncio.create_task(
-                run_periodic_tasks(self._schedule, self.metrics), name="keep-house"
+                run_periodic_tasks(self._schedule, self.metrics), name="periodic-tasks"
             ),
         }
         try:

@@ -155,7 +155,7 @@ def test_an_agent_takes_as_many_sessions_as_its_own_form_has_room_for(runtime: s
                 planned(model(), less)
 
 
-def test_a_wish_for_rings_counts_each_agent_in_its_own_numbers() -> None:
+def test_a_request_for_rings_counts_each_agent_in_its_own_numbers() -> None:
     small = TABLE.held_by(DecoderRuntime.TORCH_BFLOAT16, "int4")
     large = TABLE.held_by(DecoderRuntime.TORCH_FLOAT32, "int4")
 

@@ -21,7 +21,7 @@ from scheduler_harness import AgentScript, Crowd, admin, scheduler, until
 Configured = Callable[..., SchedulerSettings]
 QUICK: dict[str, Any] = {
     "max_agents": 3,
-    "scale_patience_s": 0.2,
+    "scale_down_window_s": 0.2,
     "scale_cold_start_s": 0.1,
     "chain_agents": 1,
     "chain_policy": "jffc",  # the first chain is filled first
@@ -115,7 +115,7 @@ async def test_an_agent_on_its_way_out_is_taken_back_when_load_returns(
     generating: Configured, crowd: Crowd
 ) -> None:
     # One worker is filled before the other gets anything.
-    patient = generating(**{**QUICK, "scale_patience_s": 1.0})
+    patient = generating(**{**QUICK, "scale_down_window_s": 1.0})
     async with scheduler(patient) as process, watching(process) as watcher:
         gateway, _ = await serving(process, crowd, AgentScript(), AgentScript())
         for number in range(5):

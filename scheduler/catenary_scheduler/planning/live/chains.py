@@ -256,7 +256,9 @@ def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
     load, model = job.load, placed(job, composition)
     capacity = sum(chain.capacity for chain in model.chains)
     agents = len({host.agent for host in model.hosts})
-    how = f"of {job.per_chain} agents each, as wished" if job.per_chain else f"c = {composition.c}"
+    how = (
+        f"of {job.per_chain} agents each, as asked for" if job.per_chain else f"c = {composition.c}"
+    )
     kind = "" if job.role == "mixed" else f"{job.role} "
     tokens = sum(chain.cache_tokens for chain in model.chains)
     lines = [

@@ -274,7 +274,7 @@ class ModelScaling:
         while self._needs and self._needs[-1][1] <= needed:
             self._needs.pop()
         self._needs.append((now, needed))
-        while now - self._needs[0][0] > self.policy.patience_ns:
+        while now - self._needs[0][0] > self.policy.scale_down_window_ns:
             self._needs.popleft()
 
     def _shrink(self, statistics: WorkerStatistics, rate: float, now: Nanoseconds) -> None:
@@ -285,7 +285,7 @@ class ModelScaling:
         if enough >= self.wanted or statistics.workers < self.wanted:
             return
         if now - max(self._scaled_ns, self._safety.ready_ns) < max(
-            policy.cooldown_ns, policy.patience_ns
+            policy.cooldown_ns, policy.scale_down_window_ns
         ):
             return
         # At most a quarter of the workers goes at a time, so that the effect shows before the next
