@@ -96,8 +96,8 @@ def test_tokens_are_read_between_the_steps_of_the_others() -> None:
         (MoveTimes(None, None), []),
     ],
 )
-def test_the_faster_way_comes_first(times: MoveTimes, ways: list[str]) -> None:
-    assert times.ways() == ways
+def test_the_faster_way_comes_first(times: MoveTimes, kinds: list[str]) -> None:
+    assert times.kinds() == kinds
 
 
 def test_an_idle_chain_reads_all_the_time() -> None:

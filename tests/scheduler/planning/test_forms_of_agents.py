@@ -22,7 +22,7 @@ from catenary_scheduler.planning.live import (
     placed,
     solve_job,
 )
-from catenary_scheduler.planning.live.agent_memory import rooms_of, within_memory
+from catenary_scheduler.planning.live.agent_memory import memories_of, within_memory
 from catenary_scheduler.planning.requirements import hosts_of
 from catenary_scheduler.replanning.chain_builder import compose
 from catenary_services.domain.decoder import (
@@ -215,8 +215,8 @@ def test_the_slowest_chain_makes_room_for_rows_and_entries_beyond_what_was_kept_
         return held.partition_bytes((0, BLOCKS), tokens, step)
 
     for memory in range(bytes_of(chains[:1]), bytes_of(chains) + 1, 61):
-        rooms = rooms_of(deployed, [replace(at, memory_bytes=memory)], [deployed], {})
-        found = within_memory(deployed, rooms, chains)
+        memories = memories_of(deployed, [replace(at, memory_bytes=memory)], [deployed], {})
+        found = within_memory(deployed, memories, chains)
         assert found[0] == chains[0]
         assert bytes_of(found) <= memory or len(found) == 1
         if bytes_of(chains) <= memory:

@@ -141,7 +141,7 @@ async def test_without_a_limit_no_agent_is_drained(generating: Configured, crowd
             lambda: (watcher.advice.agents_now, watcher.advice.agents_wanted) == (2, 1),
             "fewer are wanted",
         )
-        assert not process.leader().availability.troubles(AgentId("agent-1"))
+        assert not process.leader().availability.impairments(AgentId("agent-1"))
 
 
 async def test_a_watcher_of_a_leader_that_stops_is_sent_away(
