@@ -86,7 +86,7 @@ def test_tokens_are_read_between_the_steps_of_the_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "ways"),
+    ("times", "kinds"),
     [
         (MoveTimes(5, 6), ["kv", "tokens"]),
         (MoveTimes(6, 5), ["tokens", "kv"]),
