@@ -65,9 +65,9 @@ _OURS = {
     "api_keys_file",
     "otlp_endpoint",
     "trace_sample_ratio",
-    "doors_insecure",
-    "door_cert_file",
-    "door_key_file",
+    "endpoints_insecure",
+    "endpoint_cert_file",
+    "endpoint_key_file",
 }
 
 
@@ -176,8 +176,8 @@ def _tls() -> Schema:
             "duration": _duration(),
             "renewBefore": _duration(),
             "gatewayDnsNames": _list(_name()),
-            "doorSecret": _text(),
-            "doorsInsecure": _flag(),
+            "endpointSecret": _text(),
+            "endpointsInsecure": _flag(),
             "secrets": _object({role: _text() for role in ("gateway", "scheduler", "agent")}),
             "operators": _list(_object({"name": _dns_label()}, ["name"])),
         }

@@ -26,7 +26,7 @@ from benchmarks.figures import Figure
 from catenary_lab.scenarios import document
 from catenary_lab.scenarios.record import picture_digest, report_of, sealed, settings_of
 from docs_build import truth_figures
-from docs_build.truth_settings import unlike_deployment
+from docs_build.truth_settings import named_today, unlike_deployment
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATES = Path(__file__).parent / "truth_pages"
@@ -169,7 +169,7 @@ def _of_record(name: str, record: Record, files: Mapping[str, Path], root: Path)
     if name not in files:
         yield f"the record of {name} has no scenario"
         return
-    same = settings_of(files[name]) == record["settings"]
+    same = settings_of(files[name]) == named_today(record["settings"])
     if same and name in OTHER_SETTINGS:
         yield f"OTHER_SETTINGS names {name}, whose settings are its scenario's"
     if not same and name not in OTHER_SETTINGS:

@@ -10,8 +10,20 @@ from catenary_lab.live.scenario import SAFETY_MARGIN_MS
 from catenary_lab.scenarios.pools.schema import Sensitivity
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND
+from catenary_services.settings import RENAMED
 from catenary_simulator.options import SIMULATED
 from catenary_simulator.pools import OWN_MARGIN
+
+
+def named_today(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a scenario's settings with those of the scheduler as they are called today.
+
+    A record is as old as its run, and keeps the names of that day.
+    """
+    named = dict(settings)
+    if "scheduler" in named:
+        named["scheduler"] = {RENAMED.get(k, k): v for k, v in named["scheduler"].items()}
+    return named
 
 
 def unlike_deployment(scenario: str, settings: Mapping[str, Any]) -> list[str]:
@@ -36,7 +48,7 @@ def unlike_deployment(scenario: str, settings: Mapping[str, Any]) -> list[str]:
         used["chain_policy"] = ["slo"]
     elif family == "packing":
         used["packing"] = ["off" if kind == "live" else "pack"]
-    for name, value in settings.get("scheduler", {}).items():
+    for name, value in named_today(settings).get("scheduler", {}).items():
         used[name] = [value]
     return list(_unlike(used))
 

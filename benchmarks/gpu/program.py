@@ -37,7 +37,7 @@ _LEAST_S = 5.0
 """A stage is not begun with less time than this left."""
 _DUMP_S = 2.0
 """Seconds before its limit at which a stage dumps its tracebacks."""
-_PATIENCE = 10
+_TINY_FACTOR = 10
 """Factor of time limits in a dry run, which may share its CPU with other work."""
 
 
@@ -129,7 +129,7 @@ class Runner:
             if left_s < _LEAST_S:
                 outcomes.append(Outcome(stage, NOT_RUN, 0.0))
             else:
-                limit_s = stage.limit_s * (_PATIENCE if self._tiny else 1)
+                limit_s = stage.limit_s * (_TINY_FACTOR if self._tiny else 1)
                 outcomes.append(self._one(stage, min(limit_s, left_s), log))
             last = outcomes[-1]
             print(f"{stage.name}: {last.verdict} ({last.seconds:.1f} s) {last.why}", flush=True)

@@ -43,7 +43,7 @@ class LocalCertificates:
         files = self._issue(Role(kind), name)
         own: dict[str, Any] = {"insecure": False, "cluster": self._cluster, **files}
         if kind == "gateway":
-            own["doors_insecure"] = True  # these ports listen on loopback only
+            own["endpoints_insecure"] = True  # these ports listen on loopback only
         return own
 
     def operator_keys_file(self) -> Path:

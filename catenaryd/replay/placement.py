@@ -16,15 +16,15 @@ def replay_placement(case: JsonFields) -> dict[str, Any]:
     added = read_job(case.object("request"))
     constraints = []
     for worker, jobs in [*enumerate(workers), ("new", [])]:
-        verdict = examine(lines, limits, jobs, added)
+        checked = examine(lines, limits, jobs, added)
         constraints.append(
             {
                 "worker": worker,
-                "norm": verdict.norm,
-                "b": _bound(verdict.context),
-                "c": _bound(verdict.prompts, NANOSECONDS_PER_MS),
-                "d": _bound(verdict.slack, NANOSECONDS_PER_MS),
-                "e": _bound(verdict.cache),
+                "norm": checked.norm,
+                "b": _bound(checked.context),
+                "c": _bound(checked.prompts, NANOSECONDS_PER_MS),
+                "d": _bound(checked.slack, NANOSECONDS_PER_MS),
+                "e": _bound(checked.cache),
             }
         )
     return {"worker": place(lines, limits, workers, added), "constraints": constraints}

@@ -54,7 +54,7 @@ class AsyncChannels:
                 reply = await method(call.request, metadata=metadata)
             return call.read(reply)
         except TimeoutError:
-            raise attempts.out_of_patience() from None
+            raise attempts.timeout_error() from None
         except grpc.aio.AioRpcError as error:
             raise error_of_call(error) from error
 

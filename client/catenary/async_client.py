@@ -188,7 +188,7 @@ class AsyncClient(GeneratesTextAsync):
         """
         return await self._run(calls.replan(timeout_s))
 
-    async def deploy(  # noqa: PLR0913 - the fields of one wish, all but one by name
+    async def deploy(  # noqa: PLR0913 - the fields of one deployment, all but one by name
         self,
         model: str,
         *,

@@ -50,7 +50,7 @@ class Channels:
             future = method.future(call.request, metadata=metadata)
             return call.read(future.result(timeout=attempts.remaining_s))
         except grpc.FutureTimeoutError:
-            raise attempts.out_of_patience() from None
+            raise attempts.timeout_error() from None
         except grpc.RpcError as error:
             raise error_of_call(error) from error
         finally:

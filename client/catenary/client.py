@@ -186,7 +186,7 @@ class Client(GeneratesText):
         """
         return self._run(calls.replan(timeout_s))
 
-    def deploy(  # noqa: PLR0913 - the fields of one wish, all but one by name
+    def deploy(  # noqa: PLR0913 - the fields of one deployment, all but one by name
         self,
         model: str,
         *,

@@ -12,8 +12,8 @@ _INTRO = """\
 With TLS every process has a certificate that names its role, and a server lets only those roles
 call a method that this table has for it; a method that is not in the table is refused. "With an
 operator's key" means that the call must bring an API key with the scope `admin` as well: a gateway
-hands it on, and cannot drain or plan of its own accord. Doors are for clients, who are asked for
-API keys instead."""
+hands it on, and cannot drain or plan of its own accord. Endpoints are for clients, who are asked
+for API keys instead."""
 
 
 def access_page() -> str:

@@ -16,7 +16,7 @@ OpenAI's error body (lower case), in logs, in the label `outcome` of metrics, an
 Try again exactly when you are told to: by `RetryInfo` and the trailer `grpc-retry-pushback-ms` on
 gRPC, by `Retry-After` (whole seconds) on HTTP. "As told" below means that the server computed
 when; where it has none to give, and where the column says no, the same request will fail again.
-HTTP 503 means that the fleet is full or not there, 429 that this key has used up its share."""
+HTTP 503 means that the cluster is full or not there, 429 that this key has used up its share."""
 
 _MILLISECOND_NS = 1_000_000
 

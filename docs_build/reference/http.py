@@ -45,7 +45,7 @@ DESCRIPTIONS: dict[tuple[str, str], str] = {
     ("GET", "/"): "The dashboard. The page holds no data; it asks for a key with the scope `view`.",
     ("GET", "/dashboard/assets/{name}"): "Its styles, scripts and pictures.",
     ("GET", "/dashboard/v1/status"): "Cluster, agents, models and this gateway, as JSON.",
-    ("GET", "/dashboard/v1/plan"): "The plan in force, its promises and what binds.",
+    ("GET", "/dashboard/v1/plan"): "The active plan, its promises and what binds.",
     ("GET", "/dashboard/v1/timelines"): "Reservations of devices and links, booked and real; "
     "`?seconds=` says how far back.",
     ("GET", "/dashboard/v1/requests"): "Recent requests of this gateway.",

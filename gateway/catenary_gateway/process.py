@@ -122,7 +122,7 @@ class GatewayProcess:
             Quotas(faults_per_s=settings.bad_requests_per_s),
             FairLimiters(enabled=settings.fair_share),
             self._metrics,
-            int(settings.first_token_patience_s * 1e9),
+            int(settings.max_first_token_wait_s * 1e9),
         )
         self._pipeline = RequestPipeline(
             self.name,
@@ -144,7 +144,7 @@ class GatewayProcess:
         )
         dashboard = None
         if settings.dashboard:
-            is_open = settings.insecure or settings.doors_insecure
+            is_open = settings.insecure or settings.endpoints_insecure
             dashboard = Dashboard(self._pipeline, scheduler_admin, is_open=is_open)
         self._http = HttpServer(self._pipeline, self._repository, dashboard)
         self._servers: list[grpc.aio.Server] = []
@@ -189,7 +189,7 @@ class GatewayProcess:
         )
         listener.told_gateways = self._authorizer.quotas.divide
         self._schedulers.start(listener, planes)
-        _log.info("doors_open", grpc=self.grpc_port, http=self.http_port, admin=self.admin_port)
+        _log.info("endpoints_open", grpc=self.grpc_port, http=self.http_port, admin=self.admin_port)
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Waits until a scheduler leads this gateway and every model is ready.

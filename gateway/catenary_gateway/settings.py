@@ -54,17 +54,17 @@ class GatewaySettings(ProcessSettings):
         default=True,
         description="Serve the dashboard on the HTTP port; behind TLS it needs API keys.",
     )
-    doors_insecure: bool = Field(
+    endpoints_insecure: bool = Field(
         default=False,
         description="Endpoints for clients without TLS although the inside has it: behind a "
         "proxy that ends TLS, or on this machine only.",
     )
-    door_cert_file: Path | None = Field(
+    endpoint_cert_file: Path | None = Field(
         default=None,
         description="PEM certificate chain the endpoints show to clients; unset: tls_cert_file.",
     )
-    door_key_file: Path | None = Field(
-        default=None, description="PEM private key that belongs to door_cert_file."
+    endpoint_key_file: Path | None = Field(
+        default=None, description="PEM private key that belongs to endpoint_cert_file."
     )
     max_in_flight_bytes: int = Field(
         default=256 * MEBIBYTE,
@@ -101,7 +101,7 @@ class GatewaySettings(ProcessSettings):
         description="Under overload refuse at once what cannot be answered in time, and divide the "
         "rest among API keys by their shares.",
     )
-    first_token_patience_s: float = Field(
+    max_first_token_wait_s: float = Field(
         default=60.0,
         gt=0.0,
         description="Under overload a generation that names no objective for its first token "

@@ -218,7 +218,7 @@ class SchedulerSettings(ProcessSettings):
         description="Share of the sessions that should meet their "
         "objectives; below it one more worker is asked for.",
     )
-    scale_patience_s: float = Field(
+    scale_down_window_s: float = Field(
         default=30.0,
         gt=0.0,
         description="A worker must have been one too many for so long before it goes.",
@@ -430,14 +430,14 @@ class SchedulerSettings(ProcessSettings):
 
     def scaling_policy(self) -> ScalingPolicy:
         """Returns when workers (chains) are added and removed."""
-        patience_ns = int(self.scale_patience_s * NANOSECONDS_PER_SECOND)
+        scale_down_window_ns = int(self.scale_down_window_s * NANOSECONDS_PER_SECOND)
         return ScalingPolicy(
             attainment=self.scale_attainment,
-            patience_ns=patience_ns,
-            window_ns=max(10 * NANOSECONDS_PER_SECOND, patience_ns),
-            cooldown_ns=min(20 * NANOSECONDS_PER_SECOND, patience_ns),
-            remember_ns=10 * patience_ns,
-            queue_ns=min(2 * NANOSECONDS_PER_SECOND, patience_ns),
+            scale_down_window_ns=scale_down_window_ns,
+            window_ns=max(10 * NANOSECONDS_PER_SECOND, scale_down_window_ns),
+            cooldown_ns=min(20 * NANOSECONDS_PER_SECOND, scale_down_window_ns),
+            remember_ns=10 * scale_down_window_ns,
+            queue_ns=min(2 * NANOSECONDS_PER_SECOND, scale_down_window_ns),
             cold_start_ns=int(self.scale_cold_start_s * NANOSECONDS_PER_SECOND),
         )
 

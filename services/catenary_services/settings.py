@@ -7,6 +7,7 @@ A process subclasses `ProcessSettings`, gives every field a description, and is 
 from __future__ import annotations
 
 import json
+import os
 import re
 import typing
 from collections.abc import Mapping
@@ -23,6 +24,16 @@ from catenary_services.errors import InvalidInput
 
 KNOWN_SECTIONS = frozenset({"agent", "gateway", "scheduler", "up"})
 """Sections of `catenary.yaml`; a misspelt one must not be silently ignored."""
+
+RENAMED = {
+    "door_cert_file": "endpoint_cert_file",
+    "door_key_file": "endpoint_key_file",
+    "doors_insecure": "endpoints_insecure",
+    "first_token_patience_s": "max_first_token_wait_s",
+    "scale_patience_s": "scale_down_window_s",
+}
+"""Settings by the names they once had. An old name in a file or in the environment is refused with
+the new one: ignored, it would leave a process with a default that nobody chose."""
 
 DEFAULT_CLUSTER = "main"
 _MASK = "***"
@@ -130,9 +141,10 @@ def load_settings(
         flags: Values of the command line; None for a flag that was not given.
 
     Raises:
-        InvalidInput: The file cannot be read, a key is unknown or a value is wrong. The field is
-            named with its section, e.g. "gateway.grpc_port".
+        InvalidInput: The file cannot be read, a key is unknown or renamed, or a value is wrong. The
+            field is named with its section, e.g. "gateway.grpc_port", or as a variable.
     """
+    _refuse_renamed_variables(cls)
     values: dict[str, Any] = {} if file is None else _read_section(cls, file, section)
     values.update(EnvSettingsSource(cls)())
     values.update({name: value for name, value in flags.items() if value is not None})
@@ -164,6 +176,17 @@ def _printable(value: object) -> object:
     return value if value is None or isinstance(value, bool | int | float) else str(value)
 
 
+def _refuse_renamed_variables(cls: type[ProcessSettings]) -> None:
+    """Refuses variables that name a setting of `cls` as it was called once.
+
+    Processes share an environment, so variables of other processes' settings are no error.
+    """
+    for old, new in RENAMED.items():
+        variable = f"CATENARY_{old.upper()}"
+        if new in cls.model_fields and os.environ.get(variable):
+            raise InvalidInput(variable, f"is called CATENARY_{new.upper()} now")
+
+
 def _is_sequence(field: FieldInfo) -> bool:
     choices = (field.annotation, *typing.get_args(field.annotation))
     return any(typing.get_origin(choice) in (list, tuple, set, frozenset) for choice in choices)
@@ -189,6 +212,8 @@ def _read_section(cls: type[ProcessSettings], file: Path, section: str) -> dict[
     if not isinstance(values, dict):
         raise InvalidInput(section, "must hold settings as 'name: value' lines")
     for name in values:
+        if RENAMED.get(name) in cls.model_fields:
+            raise InvalidInput(f"{section}.{name}", f"is called {RENAMED[name]} now")
         if name not in cls.model_fields:
             raise InvalidInput(f"{section}.{name}", f"unknown setting in {file.name}")
     # `null` means the same as a missing flag: the default.

@@ -268,8 +268,8 @@ def test_the_command_compares_what_was_measured_expected_and_wanted(generating_s
     assert "objectives missed" in page
     facts = json.loads(run(generating_server, *asked, "--json").stdout)
     assert facts["objectives"]["time_to_first_token_ns"] == 90_000_000
-    wish = ("--time-per-output-token-slo-ms", "7.5")
-    assert run(generating_server, "lm", "a", *wish).stdout == "A \n"
+    objective = ("--time-per-output-token-slo-ms", "7.5")
+    assert run(generating_server, "lm", "a", *objective).stdout == "A \n"
     assert generating_server.orders[-1].time_per_output_token_slo_ns == 7_500_000
 
 

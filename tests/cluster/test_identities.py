@@ -92,7 +92,7 @@ async def running(tmp_path: Path, transport: str) -> AsyncIterator[Cluster]:
             stack.push_async_callback(agent.stop)
             await agent.start()
             agents.append(agent)
-        endpoints = {"grpc_port": 0, "http_port": 0, "admin_port": 0, "doors_insecure": True}
+        endpoints = {"grpc_port": 0, "http_port": 0, "admin_port": 0, "endpoints_insecure": True}
         fields = certificates.settings("gateway", "gateway-0") | meeting | endpoints
         gateway = GatewayProcess(GatewaySettings(gateway_id="gateway-0", **fields))
         stack.push_async_callback(gateway.stop)

@@ -172,7 +172,7 @@ def test_redis_never_evicts_and_keeps_an_append_only_file(
     assert flags["aclfile"] == "/catenary/redis/users.acl"
 
 
-def test_only_doors_and_pages_for_people_are_published(
+def test_only_endpoints_and_pages_for_people_are_published(
     services: dict[str, dict[str, Any]], document: dict[str, Any]
 ) -> None:
     published = {name for name, each in services.items() if each.get("ports")}

@@ -161,7 +161,7 @@ def test_a_chat_says_what_transformers_say(client: catenary.Client, expected_tex
     assert expected_text.startswith(answer.text)
 
 
-def test_http_door_answers_with_the_same_key(cluster: ComposeCluster) -> None:
+def test_http_endpoint_answers_with_the_same_key(cluster: ComposeCluster) -> None:
     context = ssl.create_default_context(cafile=SECRETS / "ca.pem")
     key = (SECRETS / "api_key").read_text().strip()
     request = urllib.request.Request(

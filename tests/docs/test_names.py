@@ -1,15 +1,26 @@
-"""Public classes are called in words that a reader can look up: the glossary's, or programming English."""
+"""Public names are made of words that a reader can look up: the glossary's, or plain English.
+
+These are the names of classes, and what operators see: metrics, settings, options, fields of
+messages and events in the logs.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from catenary_protos.catenary.v1 import admin_pb2, agent_pb2, common_pb2, scheduler_pb2
+from catenary_services.settings import RENAMED
+from catenary_services.telemetry import names as telemetry
+from catenary_services.telemetry.names import MetricName
+from catenaryd.command_line import cli
 from cluster_harness import ROOT
+from docs_build.reference.commands import client_command, leaves
+from docs_build.reference.settings import PROCESSES
 
 PACKAGES = (
     "scheduler/catenary_scheduler",
@@ -27,10 +38,13 @@ PRIVATE = {
     "crew",
     "deference",
     "desk",
+    "door",
     "doubting",
     "fleet",
+    "guard",
     "half",
     "helm",
+    "lane",
     "made",
     "meeting",
     "office",
@@ -52,9 +66,13 @@ PRIVATE = {
     "wanted",
     "ways",
     "wish",
+    "wishes",
     "yard",
 }
 """Words that once were class names here and that nobody from outside understood."""
+ENGLISH = {"made", "wanted"}
+"""Those of them that are plain English where they are no class: `agents_wanted`, `made_ns`."""
+METRICS = [each for each in vars(telemetry).values() if isinstance(each, MetricName)]
 
 
 def public_classes(folder: Path) -> Iterator[tuple[str, str]]:
@@ -96,17 +114,68 @@ def glossary_words() -> set[str]:
     return {word for row in rows for word in re.findall(r"[a-z]+", row.lower())} - {"word", "verb"}
 
 
-def programming_words() -> set[str]:
-    """Returns the words of the list beside this file; lines that begin with # are comments."""
-    lines = (Path(__file__).parent / "programming_words.txt").read_text().splitlines()
+def listed_words(file: str) -> set[str]:
+    """Returns the words of a list beside this file; lines that begin with # are comments."""
+    lines = (Path(__file__).parent / file).read_text().splitlines()
     return {word for line in lines if not line.startswith("#") for word in line.split()}
+
+
+def programming_words() -> set[str]:
+    """Returns the words classes may have beside those of the glossary."""
+    return listed_words("programming_words.txt")
+
+
+def with_forms(words: set[str]) -> set[str]:
+    """Returns words with what each may be a form of."""
+    return words | {form for word in words for form in forms_of(word)}
 
 
 @pytest.fixture(scope="module")
 def known() -> set[str]:
     """Every word a class may be called by, with its forms."""
-    words = glossary_words() | programming_words()
-    return words | {form for word in words for form in forms_of(word)}
+    return with_forms(glossary_words() | programming_words())
+
+
+def metric_names() -> Iterator[tuple[str, str]]:
+    """Yields each metric with its name and the names of its labels."""
+    for metric in METRICS:
+        for name in (metric.name, *metric.labels):
+            yield f"metric {metric.name}", name
+
+
+def setting_names() -> Iterator[tuple[str, str]]:
+    """Yields each setting with its process."""
+    for process, cls in PROCESSES.items():
+        for name in cls.model_fields:
+            yield f"setting of the {process}", name
+
+
+def option_names() -> Iterator[tuple[str, str]]:
+    """Yields the words of every command, and its options and arguments."""
+    for program, root in (("catenaryd", cli), ("catenary", client_command())):
+        for path, command in leaves(root, program):
+            yield from ((path, word) for word in path.split())
+            yield from ((path, parameter.name) for parameter in command.params)
+
+
+def field_names() -> Iterator[tuple[str, str]]:
+    """Yields the fields of messages, which JSON has, too."""
+    for module in (admin_pb2, agent_pb2, common_pb2, scheduler_pb2):
+        for message in module.DESCRIPTOR.message_types_by_name.values():
+            yield from ((message.full_name, field.name) for field in message.fields)
+
+
+def event_names() -> Iterator[tuple[str, str]]:
+    """Yields the names of events that the product logs."""
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for name in re.findall(r'\b_log\.\w+\(\s*"([a-z_]+)"', path.read_text()):
+                yield path.relative_to(ROOT).as_posix(), name
+
+
+def parts_of(name: str) -> list[str]:
+    """Returns the words of a name with underscores or hyphens."""
+    return [word for word in re.split(r"[_-]", name.lower()) if word]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -131,8 +200,51 @@ def test_no_class_name_has_a_word_of_the_private_language(package: str) -> None:
     assert not found
 
 
-def test_the_list_of_programming_words_holds_none_of_the_private_language() -> None:
+@pytest.mark.parametrize(
+    "names", [metric_names, setting_names, option_names, field_names, event_names]
+)
+def test_nothing_that_operators_see_has_a_word_of_the_private_language(
+    names: Callable[[], Iterator[tuple[str, str]]],
+) -> None:
+    seen = list(names())
+    assert len(seen) > 90
+    private = PRIVATE - ENGLISH
+    found = [
+        f"{name} ({place})"
+        for place, name in seen
+        for word in parts_of(name)
+        if {word, word.removesuffix("s")} & private
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize("names", [metric_names, setting_names])
+def test_metrics_and_settings_are_made_of_words_a_reader_can_look_up(
+    names: Callable[[], Iterator[tuple[str, str]]],
+) -> None:
+    words = glossary_words() | programming_words() | listed_words("operating_words.txt")
+    known = with_forms(words)
+    unknown = [
+        f"{word} in {name} ({place})"
+        for place, name in names()
+        for word in parts_of(name)
+        if not forms_of(word) & known
+    ]
+    assert not unknown, "neither in docs/glossary.md nor in a list of words in tests/docs"
+
+
+def test_renamed_settings_have_their_new_names_and_no_old_one() -> None:
+    settings = {name for _, name in setting_names()}
+    assert set(RENAMED.values()) <= settings
+    assert not set(RENAMED) & settings
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    for old, new in RENAMED.items():
+        assert f"`{old}` → `{new}`" in changes
+
+
+def test_the_lists_of_words_hold_none_of_the_private_language() -> None:
     assert not programming_words() & PRIVATE
+    assert not listed_words("operating_words.txt") & (PRIVATE - ENGLISH)
 
 
 def test_two_classes_of_the_scheduler_never_have_the_same_name() -> None:

@@ -100,10 +100,12 @@ def inside(certificates: Certificates) -> dict[str, Any]:
     return {**certificates.settings("gateway", GATEWAY), "transports": ["tcp"]}
 
 
-async def test_doors_may_go_without_tls_while_the_inside_has_it(tmp_path: Path) -> None:
+async def test_endpoints_may_go_without_tls_while_the_inside_has_it(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path / "certs")
     plain, trusting = ClientSecurity(insecure=True), ClientSecurity(ca_file=certificates.ca_file)
-    async with stage(tmp_path, wait=False, **inside(certificates), doors_insecure=True) as running:
+    async with stage(
+        tmp_path, wait=False, **inside(certificates), endpoints_insecure=True
+    ) as running:
         assert await live(running.grpc, plain)
         assert not await live(running.grpc, trusting)
     async with stage(tmp_path, wait=False, **inside(certificates)) as running:
@@ -111,11 +113,11 @@ async def test_doors_may_go_without_tls_while_the_inside_has_it(tmp_path: Path) 
         assert await live(running.grpc, trusting)
 
 
-async def test_doors_may_show_another_certificate_than_the_inside(tmp_path: Path) -> None:
+async def test_endpoints_may_show_another_certificate_than_the_inside(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path / "certs")
     public = Certificates(tmp_path / "public", "public")
-    endpoint = public.files("gateway", "door")
-    files = {"door_cert_file": endpoint["cert_file"], "door_key_file": endpoint["key_file"]}
+    endpoint = public.files("gateway", "endpoint")
+    files = {"endpoint_cert_file": endpoint["cert_file"], "endpoint_key_file": endpoint["key_file"]}
     async with stage(tmp_path, wait=False, **inside(certificates), **files) as running:
         assert await live(running.grpc, ClientSecurity(ca_file=public.ca_file))
         assert not await live(running.grpc, ClientSecurity(ca_file=certificates.ca_file))
@@ -124,11 +126,11 @@ async def test_doors_may_show_another_certificate_than_the_inside(tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"door_cert_file": Path("x")}, "door_key_file"),
-        ({"door_cert_file": Path("x"), "doors_insecure": True}, "doors_insecure"),
+        ({"endpoint_cert_file": Path("x")}, "endpoint_key_file"),
+        ({"endpoint_cert_file": Path("x"), "endpoints_insecure": True}, "endpoints_insecure"),
     ],
 )
-def test_doors_that_contradict_themselves_are_refused(
+def test_endpoints_that_contradict_themselves_are_refused(
     tmp_path: Path, changes: dict[str, object], field: str
 ) -> None:
     own = Certificates(tmp_path / "certs").settings("gateway", "g")

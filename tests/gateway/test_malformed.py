@@ -138,7 +138,7 @@ def violation(error: grpc.aio.AioRpcError) -> str:
     return ""
 
 
-async def test_grpc_door_refuses_by_field(small: Stage) -> None:
+async def test_grpc_endpoint_refuses_by_field(small: Stage) -> None:
     wrong: list[str] = []
     async with grpc.aio.insecure_channel(small.grpc) as channel:
         stub = oip_grpc.GRPCInferenceServiceStub(channel)
@@ -267,7 +267,7 @@ HTTP_TABLE: list[tuple[str, str, object, int, str]] = [
 ]
 
 
-async def test_http_door_refuses_by_field(small: Stage) -> None:
+async def test_http_endpoint_refuses_by_field(small: Stage) -> None:
     wrong: list[str] = []
     async with aiohttp.ClientSession(f"http://{small.http}") as session:
         for name, model, body, status, field in HTTP_TABLE:
@@ -292,7 +292,7 @@ async def test_http_door_refuses_by_field(small: Stage) -> None:
         ({"Content-Encoding": "deflate"}, b"\xff\xff\xff\xff\xff\xff", 400, ""),
     ],
 )
-async def test_http_door_refuses_lying_headers(
+async def test_http_endpoint_refuses_lying_headers(
     small: Stage, headers: dict[str, str], body: bytes, status: int, says: str
 ) -> None:
     async with aiohttp.ClientSession(f"http://{small.http}") as session:

@@ -324,7 +324,7 @@ async def test_readiness_follows_models_scheduler_and_drain(tmp_path: Path) -> N
             await asyncio.wait_for(drained, 30)
 
 
-async def test_keys_are_asked_for_at_every_door_but_the_probes(tmp_path: Path) -> None:
+async def test_keys_are_asked_for_at_every_endpoint_but_the_probes(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     toy_only = add_key(file, "toy", ["infer:toy"])
     admin = add_key(file, "root", ["admin"])

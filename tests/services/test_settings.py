@@ -71,6 +71,30 @@ def test_wrong_file_names_the_key(tmp_path: Path, text: str, field: str) -> None
     assert caught.value.field == field
 
 
+class RenamedSettings(ExampleSettings):
+    endpoint_cert_file: Path | None = Field(default=None, description="Once door_cert_file.")
+
+
+def test_an_old_name_in_a_file_is_refused_with_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("gateway:\n  door_cert_file: a.pem\n")
+    with pytest.raises(InvalidInput, match="is called endpoint_cert_file now") as caught:
+        load_settings(RenamedSettings, file=path, section="gateway", flags={})
+    assert caught.value.field == "gateway.door_cert_file"
+
+
+def test_an_old_name_in_the_environment_is_refused_by_the_process_that_had_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CATENARY_DOOR_CERT_FILE", "a.pem")
+    with pytest.raises(InvalidInput, match="is called CATENARY_ENDPOINT_CERT_FILE now") as caught:
+        load_settings(RenamedSettings, file=None, section="gateway", flags={})
+    assert caught.value.field == "CATENARY_DOOR_CERT_FILE"
+    assert load().port == 1  # a process that never had it
+    monkeypatch.setenv("CATENARY_DOOR_CERT_FILE", "")  # as good as a missing line
+    load_settings(RenamedSettings, file=None, section="gateway", flags={})
+
+
 @pytest.mark.parametrize("text", ["- a\n", "a: [\n", "\x00"])
 def test_file_that_is_no_sections_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "c.yaml"

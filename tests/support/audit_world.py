@@ -83,7 +83,7 @@ STREAM_MS = 300
 FRAME_MS = 1_500
 GRACE_MS = 3_000
 INTERVAL_MS = 4_000
-PATIENCE_MS = 1_000
+ANSWER_TIMEOUT_MS = 1_000
 DEADLINE_MS = 600_000
 """Nothing of what leaks is mended by a deadline here."""
 LLM, CNN = ModelKey("llm", "1"), ModelKey("cnn", "1")
@@ -302,13 +302,13 @@ class World:
             self.stream("ask", ("", agent.name), self.on_ask_agent, agent, self._asked)
         for gateway in self.gateways:
             self.stream("ask", ("", gateway), self.on_ask_gateway, gateway, self._asked)
-        self.after(PATIENCE_MS, self.judge)
+        self.after(ANSWER_TIMEOUT_MS, self.judge)
 
     def judge(self) -> None:
         for leak in self.auditor.end(self.facts(), self.now):
             self.leaks.append((self.now, leak))
             self.mend(leak)
-        self.after(INTERVAL_MS - PATIENCE_MS, self.ask)
+        self.after(INTERVAL_MS - ANSWER_TIMEOUT_MS, self.ask)
 
     def mend(self, leak: Leak) -> None:
         remedy = remedy_of(leak)

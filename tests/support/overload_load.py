@@ -23,7 +23,7 @@ import numpy as np
 
 import catenary
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 LEAD_S = 0.2
 
 
@@ -55,7 +55,7 @@ class Generator:
     def __init__(self, order: dict[str, Any]) -> None:
         self._order = order
         self._clients = {
-            name: catenary.AsyncClient(order["target"], api_key=key, timeout_s=PATIENCE_S)
+            name: catenary.AsyncClient(order["target"], api_key=key, timeout_s=TIMEOUT_S)
             for name, key in order["keys"].items()
         }
         self._random = random.Random(order.get("seed", 1))
@@ -137,7 +137,7 @@ class Generator:
         request = catenary.InferRequest(
             order["model"], {order["input"]: self._row}, slo_ms=order["deadline_ms"]
         )
-        await client.send(request, timeout_s=PATIENCE_S)
+        await client.send(request, timeout_s=TIMEOUT_S)
         return 1
 
     async def _generate(self, client: catenary.AsyncClient) -> int:

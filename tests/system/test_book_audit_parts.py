@@ -153,21 +153,21 @@ async def parts(repository: ModelRepository, tmp_path: Path) -> AsyncIterator[Pa
         for agent in agents:
             slow_down(agent)
         endpoint = grpc.aio.insecure_channel(f"127.0.0.1:{gateway.grpc_port}")
-        office = grpc.aio.insecure_channel(f"127.0.0.1:{scheduler.port}")
+        admin = grpc.aio.insecure_channel(f"127.0.0.1:{scheduler.port}")
         stack.push_async_callback(endpoint.close)
-        stack.push_async_callback(office.close)
+        stack.push_async_callback(admin.close)
         yield Parts(
             scheduler,
             gateway,
             agents,
             stubs.GenerationStub(endpoint),
-            admin_pb2_grpc.AdminStub(office),
+            admin_pb2_grpc.AdminStub(admin),
         )
 
 
 def slow_down(agent: AgentProcess) -> None:
     for decoder in agent.generation.decoders:
-        executor: Any = decoder.lane.executor
+        executor: Any = decoder.batcher.executor
         step = executor.step
 
         def slow(items: Any, step: Any = step) -> Any:
@@ -195,10 +195,10 @@ async def test_a_session_that_an_agent_forgets_goes_on_elsewhere(
     engine = parts.agents[forgetful].generation
 
     def forget() -> None:
-        sessions = engine._ring.sessions
+        sessions = engine._generation_loop.sessions
         session = sessions._open.pop(session_id)
         session.closed = True
-        session.lane.executor.close_session(session_id)
+        session.batcher.executor.close_session(session_id)
 
     began_s = time.monotonic()
     await engine.on_thread(forget)
@@ -219,7 +219,7 @@ async def test_what_a_gateway_forgets_is_closed(parts: Parts) -> None:
     await any_running(parts)
     plane = parts.gateway._sessions
     number, forgotten = next(iter(plane._requests.items()))
-    plane._rings.leave(forgotten)
+    plane._starts.leave(forgotten)
     del plane._requests[number]
     await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED, timeout=20)
     await parts.idle()

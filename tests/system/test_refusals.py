@@ -83,21 +83,23 @@ def urgent(scene: Scene) -> str:
     return "OK"
 
 
-def at_door(what: str, path: str, expected: str, **how: Any) -> Attempt:
+def at_endpoint(what: str, path: str, expected: str, **how: Any) -> Attempt:
     return Attempt(f"http: {what}", lambda scene: scene.http(path, **how), expected)
 
 
 DEEP = b'{"inputs": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 HTTP = [
-    at_door("no key", INFER, "401", body=tensor()),
-    at_door("a key nobody knows", INFER, "401", key="ctn_no", body=tensor()),
-    at_door("a key of 5000 letters", INFER, "401", key="x" * 5000, body=tensor()),
-    at_door("another scheme", INFER, "401", body=tensor(), headers={"Authorization": "Basic eDp4"}),
-    at_door("an expired key", INFER, "401", key="ended", body=tensor()),
+    at_endpoint("no key", INFER, "401", body=tensor()),
+    at_endpoint("a key nobody knows", INFER, "401", key="ctn_no", body=tensor()),
+    at_endpoint("a key of 5000 letters", INFER, "401", key="x" * 5000, body=tensor()),
+    at_endpoint(
+        "another scheme", INFER, "401", body=tensor(), headers={"Authorization": "Basic eDp4"}
+    ),
+    at_endpoint("an expired key", INFER, "401", key="ended", body=tensor()),
     Attempt("http: a revoked key", gone, "401"),
-    at_door("to infer with a key that may look", INFER, "403", key="viewer", body=tensor()),
-    at_door("another model", COMPLETIONS, "403", key="one", body=chat()),
-    at_door(
+    at_endpoint("to infer with a key that may look", INFER, "403", key="viewer", body=tensor()),
+    at_endpoint("another model", COMPLETIONS, "403", key="one", body=chat()),
+    at_endpoint(
         "a model that is not there, which one may not know",
         "/v2/models/secret/infer",
         "403",
@@ -105,7 +107,7 @@ HTTP = [
         body=tensor(),
     ),
     Attempt("grpc: to be more urgent than allowed", urgent, "PermissionDeniedError"),
-    at_door(
+    at_endpoint(
         "to be more urgent than allowed, in a chat",
         COMPLETIONS,
         "403",
@@ -113,8 +115,10 @@ HTTP = [
         body=chat(priority=-7),
     ),
     Attempt("http: more than the quota", over_quota, "429"),
-    at_door("a body that is too large", INFER, "413", key="root", body=b" " * (LIMIT_BYTES + 1)),
-    at_door(
+    at_endpoint(
+        "a body that is too large", INFER, "413", key="root", body=b" " * (LIMIT_BYTES + 1)
+    ),
+    at_endpoint(
         "a body that unpacks to too much",
         INFER,
         "413",
@@ -122,38 +126,38 @@ HTTP = [
         body=bomb(LIMIT_BYTES * 20),
         headers={"Content-Encoding": "gzip"},
     ),
-    at_door("JSON of great depth", INFER, "400", key="root", body=DEEP),
-    at_door("a header that is too long", "/v2", "400", headers={"X-Long": "x" * 70_000}),
-    at_door(
+    at_endpoint("JSON of great depth", INFER, "400", key="root", body=DEEP),
+    at_endpoint("a header that is too long", "/v2", "400", headers={"X-Long": "x" * 70_000}),
+    at_endpoint(
         "a path as model",
         "/v2/models/..%2f..%2fetc%2fpasswd/infer",
         "404",
         key="root",
         body=tensor(),
     ),
-    at_door(
+    at_endpoint(
         "a path as version",
         f"/v2/models/{MODEL}/versions/..%2f..%2f1/infer",
         "404",
         key="root",
         body=tensor(),
     ),
-    at_door("a file of the dashboard's folder", "/dashboard/assets/..%2fapi.py", "404"),
-    at_door("a file of the machine", "/dashboard/assets/%2fetc%2fpasswd", "404"),
-    at_door("status without a key", "/dashboard/v1/status", "401"),
-    at_door("status with a key that infers", "/dashboard/v1/status", "403", key="one"),
-    at_door("several answers", COMPLETIONS, "400", key="root", body=chat(n=5)),
-    at_door(
+    at_endpoint("a file of the dashboard's folder", "/dashboard/assets/..%2fapi.py", "404"),
+    at_endpoint("a file of the machine", "/dashboard/assets/%2fetc%2fpasswd", "404"),
+    at_endpoint("status without a key", "/dashboard/v1/status", "401"),
+    at_endpoint("status with a key that infers", "/dashboard/v1/status", "403", key="one"),
+    at_endpoint("several answers", COMPLETIONS, "400", key="root", body=chat(n=5)),
+    at_endpoint(
         "a prompt beyond the context",
         COMPLETIONS,
         "400",
         key="root",
         body=chat(messages=[{"role": "user", "content": "word " * 20_000}]),
     ),
-    at_door(
+    at_endpoint(
         "more tokens than there can be", COMPLETIONS, "400", key="root", body=chat(max_tokens=10**9)
     ),
-    at_door(
+    at_endpoint(
         "a role that runs code in the template",
         COMPLETIONS,
         "400",
@@ -186,7 +190,7 @@ def operate(what: str, method: str, message: Any, expected: str, key: str = "") 
     return Attempt(f"admin: {what}", lambda scene: scene.admin(method, message, key), expected)
 
 
-def load_by_door(scene: Scene) -> str:
+def load_by_endpoint(scene: Scene) -> str:
     def call(channel: grpc.Channel, metadata: Any) -> object:
         stub = oip_grpc.GRPCInferenceServiceStub(channel)
         request = oip.RepositoryModelLoadRequest(model_name=MODEL)
@@ -204,7 +208,7 @@ GRPC = [
     endpoint("a path as model", "NOT_FOUND", "root", model="../../etc/passwd"),
     endpoint("a message that is too large", "RESOURCE_EXHAUSTED", "root", nbytes=LIMIT_BYTES * 2),
     endpoint("metadata that are too large", "RESOURCE_EXHAUSTED", "root", extra=200_000),
-    Attempt("grpc: to load a model with a key that infers", load_by_door, "PERMISSION_DENIED"),
+    Attempt("grpc: to load a model with a key that infers", load_by_endpoint, "PERMISSION_DENIED"),
     operate("status without a key", "GetStatus", admin_pb2.GetStatusRequest(), "UNAUTHENTICATED"),
     operate(
         "status with a key that infers",

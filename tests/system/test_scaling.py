@@ -51,7 +51,7 @@ OBJECTIVES = TokenObjectives(first_token_ns=1_500_000_000, per_token_ns=60_000_0
 QUIET_PER_S, BUSY_PER_S = 1.0, 9.0
 SCHEDULER = {
     "chain_agents": 1,
-    "scale_patience_s": 6.0,
+    "scale_down_window_s": 6.0,
     "scale_cold_start_s": 8.0,
     "expected_prompt_tokens": 40.0,
     "expected_output_tokens": float(TOKENS),

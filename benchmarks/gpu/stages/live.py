@@ -31,7 +31,7 @@ from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 
 _START_S = 100.0
 _PART_S = 60.0
-_PATIENCE = 10
+_TINY_FACTOR = 10
 """Factor of time limits in a dry run, which may share its CPU with other work."""
 _AGENTS = 2
 _MOVES = 2
@@ -101,7 +101,7 @@ async def world(
     folder = here.folder / name
     folder.mkdir()
     (folder / "models").symlink_to(repository.root)
-    patience = _PATIENCE if here.tiny else 1
+    factor = _TINY_FACTOR if here.tiny else 1
     plan = folder / "plan.json"
     blocks = repository.block_table(key).blocks
     plan.write_text(json.dumps({"models": [{"name": key.name, "chains": chains(blocks)}]}))
@@ -116,7 +116,7 @@ async def world(
             virtual_gpus=1 if devices else _AGENTS,
             each_agent=tuple(_own_settings(here, each) for each in devices),
             data_dir=folder,
-            ready_timeout_s=_START_S * patience,
+            ready_timeout_s=_START_S * factor,
             extra=_CONFIG,
         )
     )
@@ -125,7 +125,7 @@ async def world(
         facts = await cluster.start()
         here.row(f"{name}: ready", time.perf_counter() - began, "s")
         async with catenary.AsyncClient(
-            str(facts["grpc"]), admin_target=str(facts["admin"]), timeout_s=_PART_S * patience
+            str(facts["grpc"]), admin_target=str(facts["admin"]), timeout_s=_PART_S * factor
         ) as client:
             sessions = 2 if here.tiny else 16
             yield World(here, cluster, facts, client, key.name, tokens, sessions)
@@ -174,7 +174,7 @@ async def _whole(here: Context) -> None:
             ("drain", _drain),
         ):
             try:
-                async with asyncio.timeout(_PART_S * (_PATIENCE if here.tiny else 1)):
+                async with asyncio.timeout(_PART_S * (_TINY_FACTOR if here.tiny else 1)):
                     await part(there, expected)
             except Exception as error:
                 here.row(

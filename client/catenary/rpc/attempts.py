@@ -74,7 +74,7 @@ class RetryAttempts:
         if self._call.timeout_s is None:
             self._started = time.monotonic()
 
-    def out_of_patience(self) -> DeadlineExceededError:
+    def timeout_error(self) -> DeadlineExceededError:
         """Returns the error of a limit that only the client knows of."""
         return DeadlineExceededError(f"no answer within {self._limit_s:g} s")
 

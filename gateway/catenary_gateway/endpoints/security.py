@@ -26,24 +26,26 @@ def endpoint_security(settings: GatewaySettings) -> ServerSecurity:
     Raises:
         InvalidInput: The settings contradict each other.
     """
-    if settings.doors_insecure and not settings.insecure:
-        if settings.door_cert_file is not None:
-            raise InvalidInput("doors_insecure", "contradicts door_cert_file")
+    if settings.endpoints_insecure and not settings.insecure:
+        if settings.endpoint_cert_file is not None:
+            raise InvalidInput("endpoints_insecure", "contradicts endpoint_cert_file")
         return ServerSecurity(insecure=True)
     usual = ServerSecurity.from_settings(settings, mutual=False)
-    if settings.door_cert_file is None:
+    if settings.endpoint_cert_file is None:
         return usual
     if settings.insecure:
-        raise InvalidInput("insecure", "contradicts door_cert_file")
-    if settings.door_key_file is None:
-        raise InvalidInput("door_key_file", "not set, but door_cert_file is")
-    return ServerSecurity(cert_file=settings.door_cert_file, key_file=settings.door_key_file)
+        raise InvalidInput("insecure", "contradicts endpoint_cert_file")
+    if settings.endpoint_key_file is None:
+        raise InvalidInput("endpoint_key_file", "not set, but endpoint_cert_file is")
+    return ServerSecurity(
+        cert_file=settings.endpoint_cert_file, key_file=settings.endpoint_key_file
+    )
 
 
 def admin_security(
     settings: GatewaySettings, *, has_keys: bool
 ) -> tuple[ServerSecurity, RoleAuthorizer | None]:
     """Returns TLS and authorization for operators, who have keys or else certificates."""
-    if has_keys or settings.doors_insecure or settings.insecure:
+    if has_keys or settings.endpoints_insecure or settings.insecure:
         return endpoint_security(settings), None
     return ServerSecurity.from_settings(settings), RoleAuthorizer(settings.cluster, insecure=False)

@@ -32,13 +32,13 @@ ClusterT = TypeVar("ClusterT", bound=LocalCluster)
 
 
 def settings(
-    patience: Mapping[str, float], scheduler: Mapping[str, Any], **agent: Any
+    timeouts: Mapping[str, float], scheduler: Mapping[str, Any], **agent: Any
 ) -> dict[str, dict[str, Any]]:
     """Returns the settings of processes of a live run, beyond the usual ones, by their role."""
     return {
         "gateway": dict(AS_SIMULATED),
-        "agent": {**patience, **agent},
-        "scheduler": {**patience, **scheduler},
+        "agent": {**timeouts, **agent},
+        "scheduler": {**timeouts, **scheduler},
     }
 
 

@@ -21,7 +21,7 @@ from catenary_lab.live.generator import generate_load, run_generator, send_all
 Moments = Mapping[str, Sequence[float]]
 """Arrival times by model, in seconds from the start, ascending."""
 
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class _Generator:
     async def _call(self, number: int, due: float) -> None:
         name = self._sequence[number][1]
         try:
-            await self._client.send(self._requests[name], timeout_s=_PATIENCE_S)
+            await self._client.send(self._requests[name], timeout_s=_TIMEOUT_S)
         except catenary.CatenaryError as error:
             self._refused[name][error.reason] += 1
         else:

@@ -28,7 +28,7 @@ class Baseline(ABC):
     """
 
     def __init__(self, capacity: int, *, most_bins: int | None = None) -> None:
-        self._shelves = ActiveBins(capacity, most_bins)
+        self._active_bins = ActiveBins(capacity, most_bins)
         self._ages: dict[Item, int] = {}
         """Order of arrival of every session that is placed or queued."""
         self._arrived = 0
@@ -44,25 +44,25 @@ class Baseline(ABC):
             InvalidInput: A session is larger than a GPU, is unknown, or is known already; nothing
                 has changed then.
         """
-        shelves = self._shelves
+        active_bins = self._active_bins
         gone = list(departed)
-        check_epoch(gone, sizes, arrived, self._ages.__contains__, shelves.capacity)
+        check_epoch(gone, sizes, arrived, self._ages.__contains__, active_bins.capacity)
         for item in gone:
             self._forget(item)
-        shelves.resize(sizes)
+        active_bins.resize(sizes)
         for item in self._waiting.keys() & sizes.keys():
             self._waiting[item] = sizes[item]
         origins: dict[Item, int] = {}
         preempted = self._relieve(origins)
-        shelves.close_empty()  # even if a session arrives in this epoch, an idle GPU closes
+        active_bins.close_empty()  # even if a session arrives in this epoch, an idle GPU closes
         self._waiting = {**preempted, **self._waiting}
         for item, size in arrived.items():
-            assert 0 < size <= shelves.capacity, "a session must fit an empty gpu"
+            assert 0 < size <= active_bins.capacity, "a session must fit an empty gpu"
             self._ages[item] = self._arrived = self._arrived + 1
             self._waiting[item] = size
         placed = self._place_waiting()
         self._rebalance(origins)
-        shelves.close_empty()
+        active_bins.close_empty()
         return EpochResult(
             self._net_moves(origins, placed),
             {item: self._on(item) for item in placed},
@@ -76,27 +76,27 @@ class Baseline(ABC):
         Raises:
             InvalidInput: The session is larger than a GPU.
         """
-        check_size("size", size, self._shelves.capacity)
+        check_size("size", size, self._active_bins.capacity)
         if item in self._ages:
             age = self._ages[item]
             self._forget(item)
         else:
             age = self._arrived = self._arrived + 1
         self._ages[item] = age
-        self._shelves.ensure(gpu)
-        self._shelves.put(item, size, gpu)
+        self._active_bins.ensure(gpu)
+        self._active_bins.put(item, size, gpu)
 
     def bin_of(self, item: Item) -> int | None:
         """Returns the GPU of a session; None if the session is queued or unknown."""
-        return self._shelves.bin_of(item)
+        return self._active_bins.bin_of(item)
 
     def size_of(self, item: Item) -> int:
         """Returns the number of blocks that a placed session holds."""
-        return self._shelves.size_of(item)
+        return self._active_bins.size_of(item)
 
     def bins(self) -> Mapping[int, Sequence[Item]]:
         """Returns the active GPUs, each with its sessions."""
-        return self._shelves.bins()
+        return self._active_bins.bins()
 
     @abstractmethod
     def _choose(self, size: int) -> int | None:
@@ -109,10 +109,10 @@ class Baseline(ABC):
             origins: The GPUs that moved sessions come from, to be added to.
         """
         victims: dict[Item, int] = {}
-        for gpu in self._shelves.overflowing():
-            while self._shelves.load_of(gpu) > self._shelves.capacity:
-                youngest = max(self._shelves.items_of(gpu), key=self._ages.__getitem__)
-                victims[youngest] = self._shelves.take(youngest)[1]
+        for gpu in self._active_bins.overflowing():
+            while self._active_bins.load_of(gpu) > self._active_bins.capacity:
+                youngest = max(self._active_bins.items_of(gpu), key=self._ages.__getitem__)
+                victims[youngest] = self._active_bins.take(youngest)[1]
         return {item: victims[item] for item in sorted(victims, key=self._ages.__getitem__)}
 
     def _rebalance(self, origins: dict[Item, int]) -> None:  # noqa: B027 - a hook, not a duty
@@ -121,7 +121,7 @@ class Baseline(ABC):
     def _bin_for(self, size: int) -> int | None:
         """Returns the GPU of choice, a new one if none has room; None if no more are allowed."""
         gpu = self._choose(size)
-        return self._shelves.activate() if gpu is None else gpu
+        return self._active_bins.activate() if gpu is None else gpu
 
     def _place_waiting(self) -> list[Item]:
         placed: list[Item] = []
@@ -132,7 +132,7 @@ class Baseline(ABC):
             if gpu is None:
                 break
             queue.popleft()
-            self._shelves.put(item, size, gpu)
+            self._active_bins.put(item, size, gpu)
             placed.append(item)
         self._waiting = dict(queue)
         return placed
@@ -144,20 +144,20 @@ class Baseline(ABC):
         fresh = set(placed)
         moves = []
         for item, source in origins.items():
-            target = self._shelves.bin_of(item)
+            target = self._active_bins.bin_of(item)
             if target is not None and target != source and item not in fresh:
-                moves.append(PackingMove(item, source, target, self._shelves.size_of(item)))
+                moves.append(PackingMove(item, source, target, self._active_bins.size_of(item)))
         return tuple(moves)
 
     def _forget(self, item: Item) -> None:
         del self._ages[item]
-        if item in self._shelves:
-            self._shelves.take(item)
+        if item in self._active_bins:
+            self._active_bins.take(item)
         else:
             del self._waiting[item]
 
     def _on(self, item: Item) -> int:
-        gpu = self._shelves.bin_of(item)
+        gpu = self._active_bins.bin_of(item)
         assert gpu is not None
         return gpu
 
@@ -166,11 +166,11 @@ class BestFit(Baseline):
     """Every session goes to the fullest GPU that has room for it."""
 
     def _choose(self, size: int) -> int | None:
-        return self._shelves.best_fit(size)
+        return self._active_bins.best_fit(size)
 
 
 class WorstFit(Baseline):
     """Every session goes to the emptiest GPU."""
 
     def _choose(self, size: int) -> int | None:
-        return self._shelves.worst_fit(size)
+        return self._active_bins.worst_fit(size)

@@ -26,35 +26,37 @@ class LoadBalancing(WorstFit):
 
     def _relieve(self, origins: dict[Item, int]) -> dict[Item, int]:
         """Moves the smallest session that suffices, and preempts only where no GPU has room."""
-        shelves = self._shelves
-        for gpu in shelves.overflowing():
-            while (excess := shelves.load_of(gpu) - shelves.capacity) > 0:
-                item = self._relieving(shelves.items_of(gpu), excess)
-                target = self._bin_for(shelves.size_of(item))
+        active_bins = self._active_bins
+        for gpu in active_bins.overflowing():
+            while (excess := active_bins.load_of(gpu) - active_bins.capacity) > 0:
+                item = self._relieving(active_bins.items_of(gpu), excess)
+                target = self._bin_for(active_bins.size_of(item))
                 if target is None:
                     break
-                self._move(PackingMove(item, gpu, target, shelves.size_of(item)), origins)
+                self._move(PackingMove(item, gpu, target, active_bins.size_of(item)), origins)
         return super()._relieve(origins)
 
     def _relieving(self, items: Iterable[Item], excess: int) -> Item:
         """Returns the smallest session of at least the excess; the largest if all are smaller."""
-        ordered = sorted(items, key=lambda item: (self._shelves.size_of(item), -self._ages[item]))
-        enough = (item for item in ordered if self._shelves.size_of(item) >= excess)
+        ordered = sorted(
+            items, key=lambda item: (self._active_bins.size_of(item), -self._ages[item])
+        )
+        enough = (item for item in ordered if self._active_bins.size_of(item) >= excess)
         return next(enough, ordered[-1])
 
     def _rebalance(self, origins: dict[Item, int]) -> None:
-        shelves = self._shelves
-        loads = shelves.loads()
+        active_bins = self._active_bins
+        loads = active_bins.loads()
         if not loads or max(loads.values()) - min(loads.values()) <= self._threshold:
             return
         sizes = {
-            gpu: {item: shelves.size_of(item) for item in items}
-            for gpu, items in shelves.bins().items()
+            gpu: {item: active_bins.size_of(item) for item in items}
+            for gpu, items in active_bins.bins().items()
         }
         for move in balancing_moves(loads, sizes, self._threshold):
             self._move(move, origins)
 
     def _move(self, move: PackingMove, origins: dict[Item, int]) -> None:
         origins.setdefault(move.item, move.source)
-        self._shelves.take(move.item)
-        self._shelves.put(move.item, move.size, move.target)
+        self._active_bins.take(move.item)
+        self._active_bins.put(move.item, move.size, move.target)

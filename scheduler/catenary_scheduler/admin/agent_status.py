@@ -41,7 +41,7 @@ def add_agents(status: admin_pb2.GetStatusResponse, view: ClusterView) -> None:
 def _add_impairments(status: admin_pb2.AgentStatus, agent: AgentId, view: ClusterView) -> None:
     """Adds every reason not to give an agent work, with the time that it still holds if known."""
     now = now_ns()
-    for each in view.troubles(agent):
+    for each in view.impairments(agent):
         status.impairments.add(
             kind=each.kind,
             partition=str(each.partition) if each.partition is not None else "",

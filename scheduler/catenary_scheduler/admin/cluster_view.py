@@ -95,9 +95,9 @@ class ClusterView:
         """Returns the state of an agent in one word: "joining", "ready", "draining" or "lost"."""
         return record.state(self._leader.availability)
 
-    def troubles(self, agent: AgentId) -> Iterable[ImpairmentReport]:
+    def impairments(self, agent: AgentId) -> Iterable[ImpairmentReport]:
         """Returns the reasons not to give an agent work."""
-        return self._leader.availability.troubles(agent)
+        return self._leader.availability.impairments(agent)
 
     def utilisation(self, agent: AgentId) -> float:
         """Returns the share of the last seconds in which an agent was busy, 0 to 1."""
@@ -155,7 +155,7 @@ class ClusterView:
         return self._leader.cluster.plan_id
 
     @property
-    def plan_notes(self) -> PlanProvenance | None:
+    def provenance(self) -> PlanProvenance | None:
         """The planner that made the desired plan, with its reasons; None if unknown."""
         return self._leader.cluster.desired.provenance
 
@@ -169,9 +169,9 @@ class ClusterView:
         """The last change of plan that has ended; None if there was none."""
         return self._leader.cluster.last_switch
 
-    def switch_report(self) -> RolloutReport | None:
+    def rollout_report(self) -> RolloutReport | None:
         """Returns the change of plan under way, else the last one; None if there was none."""
-        return self._leader.cluster.switch_report()
+        return self._leader.cluster.rollout_report()
 
     def planned_rate(self, model: ModelKey) -> float:
         """Returns the sessions per second that the chains of a model were composed for."""

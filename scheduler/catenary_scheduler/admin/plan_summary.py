@@ -39,7 +39,7 @@ def _promise(
 
 
 def _of_pools(view: ClusterView, model: ModelPlan) -> admin_pb2.PlanPromise:
-    provenance = view.plan_notes
+    provenance = view.provenance
     agents = {agent: record.agent for agent, record in view.registry.items()}
     computed = (
         sum(_rate(pipeline) for pipeline in model.pipelines),

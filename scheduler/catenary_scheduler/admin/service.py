@@ -81,7 +81,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.GetPlanResponse:
         async def answer(leader: LeaderRuntime) -> admin_pb2.GetPlanResponse:
             view = ClusterView(leader)
-            active, report, provenance = view.active, view.switch_report(), view.plan_notes
+            active, report, provenance = view.active, view.rollout_report(), view.provenance
             if active is None:
                 raise NoActivePlan("no plan is active yet")
             return admin_pb2.GetPlanResponse(

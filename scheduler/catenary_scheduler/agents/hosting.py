@@ -57,28 +57,28 @@ class HostingGoal:
 
     active: Placement
     target: Placement
-    switch: PlanRollout | None
+    rollout: PlanRollout | None
 
-    def wanted(self) -> Callable[[AgentId], Requirements]:
+    def required(self) -> Callable[[AgentId], Requirements]:
         """Returns a function that gives what an agent must host now.
 
         Everything else may be unloaded.
         """
-        active = requirements.wanted_by_agent(self.active)
-        target = requirements.wanted_by_agent(self.target)
-        switch = self.switch
+        active = requirements.required_by_agent(self.active)
+        target = requirements.required_by_agent(self.target)
+        rollout = self.rollout
 
-        def wanted(agent: AgentId) -> Requirements:
+        def required(agent: AgentId) -> Requirements:
             new = target.get(agent, _NOTHING)
             old = active.get(agent, _NOTHING)
-            if switch is not None and agent in switch.crowded:
-                if switch.phase is RolloutPhase.MOVING:
+            if rollout is not None and agent in rollout.crowded:
+                if rollout.phase is RolloutPhase.MOVING:
                     return new
-                if switch.phase is RolloutPhase.RETURNING:
+                if rollout.phase is RolloutPhase.RETURNING:
                     return old
             return requirements.joined(old, new)
 
-        return wanted
+        return required
 
 
 class PartitionHosting:
@@ -229,7 +229,7 @@ class PartitionHosting:
         now_s: float,
     ) -> ClusterSnapshot:
         """Returns the cluster as a rollout sees it."""
-        by_agent = _remembered(requirements.wanted_by_agent)
+        by_agent = _remembered(requirements.required_by_agent)
 
         def surplus(agent: AgentId, placement: Placement) -> list[PartitionKey]:
             mine = by_agent(placement).get(agent, _NOTHING)
@@ -262,19 +262,19 @@ class PartitionHosting:
 
     def tell_loaded(self, placement: Placement) -> None:
         """Tells the availability which agents can serve which partitions of the plan in force."""
-        wanted = requirements.wanted_by_agent(placement)
+        required = requirements.required_by_agent(placement)
         for agent_id, record in self.registry.items():
             if not self._availability.is_connected(agent_id):
                 continue
-            mine = wanted.get(agent_id, _NOTHING)
+            mine = required.get(agent_id, _NOTHING)
             able = [k for k in record.loaded if k not in mine or record.hosts(k, mine[k])]
             self._availability.hosts(agent_id, able)
             record.complete = bool(mine) and all(record.hosts(k, n) for k, n in mine.items())
 
     def host(self, goal: HostingGoal, now_s: float, *, may_unload: bool) -> None:
         """Orders agents to load what is missing and, if `may_unload`, to unload the rest."""
-        wanted = goal.wanted()
-        target = requirements.wanted_by_agent(goal.target)
+        required = goal.required()
+        target = requirements.required_by_agent(goal.target)
 
         def has_surplus(record: AgentState) -> bool:
             new = target.get(record.agent.agent_id, _NOTHING)
@@ -282,8 +282,8 @@ class PartitionHosting:
 
         epoch = self._callbacks.epoch
         if may_unload:
-            self._load_commands.unload(self.registry, wanted, self._callbacks.is_in_use, epoch)
-        self._load_commands.load(self.registry, wanted, has_surplus, now_s, epoch)
+            self._load_commands.unload(self.registry, required, self._callbacks.is_in_use, epoch)
+        self._load_commands.load(self.registry, required, has_surplus, now_s, epoch)
 
     def _is_excused(self, agent: AgentId, now_s: float) -> bool:
         """True for an agent that is not waited for: a lost one, which comes back by itself.

@@ -45,37 +45,37 @@ class LoadCommands:
     def load(
         self,
         registry: AgentRegistry,
-        wanted: Callable[[AgentId], Requirements],
+        required: Callable[[AgentId], Requirements],
         crowded: Callable[[AgentState], bool],
         now_s: float,
         epoch: Epoch,
     ) -> None:
         """Orders agents to load the partitions they lack; crowded agents only those that fit."""
-        self._orders.keep(wanted, self._deployments.ready)
+        self._orders.keep(required, self._deployments.ready)
         self._orders.expire(now_s)
         for record in staying(registry, self._availability):
             agent_id = record.agent.agent_id
             # A partition that failed to load is tried again, even if a plan does without it.
-            asked = {**self._orders.refused(agent_id), **wanted(agent_id)}
-            for key, need in asked.items():
-                if record.hosts(key, need) and record.layouts.get(key) == need.cache:
+            asked = {**self._orders.refused(agent_id), **required(agent_id)}
+            for key, requirement in asked.items():
+                if record.hosts(key, requirement) and record.layouts.get(key) == requirement.cache:
                     continue
-                if not self.fits(record, key, need) and crowded(record):
+                if not self.fits(record, key, requirement) and crowded(record):
                     continue
-                if self._orders.is_due(agent_id, key, now_s, need):
-                    self._order(record, key, need, epoch)
+                if self._orders.is_due(agent_id, key, now_s, requirement):
+                    self._order(record, key, requirement, epoch)
 
     def unload(
         self,
         registry: AgentRegistry,
-        wanted: Callable[[AgentId], Requirements],
+        required: Callable[[AgentId], Requirements],
         in_use: Callable[[AgentId, PartitionKey], bool],
         epoch: Epoch,
     ) -> None:
         """Orders agents to unload partitions that are neither wanted of them nor in use."""
         for record in staying(registry, self._availability):
             agent_id = record.agent.agent_id
-            keep = wanted(agent_id)
+            keep = required(agent_id)
             for key in [key for key in record.loaded if key not in keep]:
                 if in_use(agent_id, key):
                     continue
@@ -93,7 +93,9 @@ class LoadCommands:
             )
         )
 
-    def fits(self, record: AgentState, key: PartitionKey, need: PartitionRequirement) -> bool:
+    def fits(
+        self, record: AgentState, key: PartitionKey, requirement: PartitionRequirement
+    ) -> bool:
         """Returns False if a partition is known not to fit beside all the agent has or loads."""
         agent_id = record.agent.agent_id
         if self._orders.lacks_memory(agent_id, key):
@@ -106,29 +108,29 @@ class LoadCommands:
             for other, ordered in self._orders.open_of(agent_id).items()
             if other not in record.loaded and other != key
         )
-        return used + coming + self._size(record, key, need) <= record.agent.memory_bytes
+        return used + coming + self._size(record, key, requirement) <= record.agent.memory_bytes
 
-    def is_crowded(self, record: AgentState, wanted: Requirements) -> bool:
+    def is_crowded(self, record: AgentState, required: Requirements) -> bool:
         """Returns True if a wanted partition does not fit while an unwanted one takes up memory."""
-        if all(key in wanted for key in record.loaded):
+        if all(key in required for key in record.loaded):
             return False
         return any(
-            not record.hosts(key, need) and not self.fits(record, key, need)
-            for key, need in wanted.items()
+            not record.hosts(key, requirement) and not self.fits(record, key, requirement)
+            for key, requirement in required.items()
         )
 
     def _size(
-        self, record: AgentState, key: PartitionKey, need: PartitionRequirement | None
+        self, record: AgentState, key: PartitionKey, requirement: PartitionRequirement | None
     ) -> int:
         deployment = self._deployments.ready.get(key.model)
         if deployment is not None and deployment.decoder is not None:
             # Computed, not remembered: it depends on the agent, and on the caches it is to hold.
             held = deployment.for_planning().held_by(record.agent)
-            if need is None or need.cache is None:
+            if requirement is None or requirement.cache is None:
                 return held.weight_bytes(key.first_block, key.last_block)
-            cache, chunk = need.cache, record.agent.prefill_chunk_tokens
+            cache, chunk = requirement.cache, record.agent.prefill_chunk_tokens
             entries = len(cache.entry_blocks)
-            step = LargestStep(need.batch, chunk, cache.session_tokens, max(1, entries))
+            step = LargestStep(requirement.batch, chunk, cache.session_tokens, max(1, entries))
             return held.partition_bytes((key.first_block, key.last_block), cache.tokens, step)
         known = self._sizes.get(key)
         if known is not None:
@@ -137,23 +139,23 @@ class LoadCommands:
         return sum(block_weights[key.first_block : key.last_block])
 
     def _order(
-        self, record: AgentState, key: PartitionKey, need: PartitionRequirement, epoch: Epoch
+        self, record: AgentState, key: PartitionKey, requirement: PartitionRequirement, epoch: Epoch
     ) -> None:
         deployment = self._deployments.ready.get(key.model)
         if deployment is None or record.session is None:
             return
         order = scheduler_pb2.LoadPartition(
             key=partition_message(key),
-            max_batch=need.batch,
-            float16_boundaries=need.float16,
+            max_batch=requirement.batch,
+            float16_boundaries=requirement.float16,
             block_table_hash=deployment.table.model_hash,
-            cache=cache_message(need.cache) if need.cache is not None else None,
+            cache=cache_message(requirement.cache) if requirement.cache is not None else None,
             content_digest=self.content_of(key.model),
         )
-        if need.cache is not None:
-            record.layouts[key] = need.cache
+        if requirement.cache is not None:
+            record.layouts[key] = requirement.cache
         agent = record.agent.agent_id
-        _log.info("load_ordered", agent=agent, partition=str(key), batch=need.batch)
+        _log.info("load_ordered", agent=agent, partition=str(key), batch=requirement.batch)
         record.session.send(
             scheduler_pb2.SchedulerToAgentMessage(epoch=epoch, load_partition=order)
         )

@@ -31,7 +31,7 @@ class _Order:
     provide."""
     since_s: float = 0.0
     """Moment at which an open order was first sent."""
-    need: PartitionRequirement | None = None
+    requirement: PartitionRequirement | None = None
     """The requirement with which it was last ordered."""
 
 
@@ -57,14 +57,18 @@ class LoadOrders:
         agent: AgentId,
         partition: PartitionKey,
         now_s: float,
-        need: PartitionRequirement | None = None,
+        requirement: PartitionRequirement | None = None,
     ) -> bool:
         """True if the order should be sent now; it then counts as sent.
 
         An open order is sent again at once if another cache is needed than it asked for.
         """
         order = self._of(agent, partition)
-        is_another = order is not None and order.open and _cache_of(order.need) != _cache_of(need)
+        is_another = (
+            order is not None
+            and order.open
+            and _cache_of(order.requirement) != _cache_of(requirement)
+        )
         if order is not None and now_s < order.again_s and not is_another:
             return False
         if order is None:
@@ -72,7 +76,7 @@ class LoadOrders:
         if not order.open:
             order.since_s = now_s
         order.again_s = now_s + self._timeout_s
-        order.open, order.need = True, need
+        order.open, order.requirement = True, requirement
         return True
 
     def is_open(self, agent: AgentId, partition: PartitionKey) -> bool:
@@ -82,7 +86,9 @@ class LoadOrders:
 
     def open_of(self, agent: AgentId) -> dict[PartitionKey, PartitionRequirement | None]:
         """Returns the open orders of an agent, with their requirements."""
-        return {k: order.need for k, order in self._orders.get(agent, {}).items() if order.open}
+        return {
+            k: order.requirement for k, order in self._orders.get(agent, {}).items() if order.open
+        }
 
     def lacks_memory(self, agent: AgentId, partition: PartitionKey) -> bool:
         """True if the last attempt failed for lack of memory."""
@@ -92,9 +98,9 @@ class LoadOrders:
     def refused(self, agent: AgentId) -> dict[PartitionKey, PartitionRequirement]:
         """Returns the partitions that an agent failed to load, with their requirements."""
         return {
-            key: order.need
+            key: order.requirement
             for key, order in self._orders.get(agent, {}).items()
-            if order.failures and order.need is not None
+            if order.failures and order.requirement is not None
         }
 
     def expire(self, now_s: float) -> None:
@@ -137,11 +143,13 @@ class LoadOrders:
             self._availability.may_load(agent, partition)
 
     def keep(
-        self, wanted: Callable[[AgentId], Container[PartitionKey]], models: Container[ModelKey] = ()
+        self,
+        required: Callable[[AgentId], Container[PartitionKey]],
+        models: Container[ModelKey] = (),
     ) -> None:
         """Forgets the orders that are no longer wanted, except failures of the given models."""
         for agent, orders in self._orders.items():
-            mine = wanted(agent)
+            mine = required(agent)
             for key in [key for key in orders if key not in mine]:
                 if not orders[key].failures or key.model not in models:
                     del orders[key]
@@ -169,5 +177,5 @@ class LoadOrders:
         return order
 
 
-def _cache_of(need: PartitionRequirement | None) -> CacheRequirement | None:
-    return need.cache if need is not None else None
+def _cache_of(requirement: PartitionRequirement | None) -> CacheRequirement | None:
+    return requirement.cache if requirement is not None else None

@@ -63,14 +63,14 @@ class AgentState:
             return "draining"
         return "ready" if self.complete else "joining"
 
-    def hosts(self, partition: PartitionKey, need: PartitionRequirement) -> bool:
+    def hosts(self, partition: PartitionKey, requirement: PartitionRequirement) -> bool:
         """True if it has `partition` loaded in the form that is needed."""
         loaded = self.loaded.get(partition)
         if loaded is None:
             return False
-        if need.cache is None:
-            return len(loaded.compute_ns) >= need.batch
-        return loaded.cache is not None and loaded.cache.includes(need.cache)
+        if requirement.cache is None:
+            return len(loaded.compute_ns) >= requirement.batch
+        return loaded.cache is not None and loaded.cache.includes(requirement.cache)
 
     def stored(self, availability: Availability) -> StoredAgent:
         """Returns the record that Redis keeps, for people and dashboards."""
@@ -115,8 +115,12 @@ def hosts_in(
 ) -> Callable[[AgentId, PartitionKey, PartitionRequirement], bool]:
     """Returns a predicate: an agent is connected and hosts a partition as it is needed."""
 
-    def hosts(agent: AgentId, partition: PartitionKey, need: PartitionRequirement) -> bool:
+    def hosts(agent: AgentId, partition: PartitionKey, requirement: PartitionRequirement) -> bool:
         record = registry.get(agent)
-        return record is not None and record.session is not None and record.hosts(partition, need)
+        return (
+            record is not None
+            and record.session is not None
+            and record.hosts(partition, requirement)
+        )
 
     return hosts

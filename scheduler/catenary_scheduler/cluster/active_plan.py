@@ -54,13 +54,13 @@ class PlanActivator:
 
     def __init__(
         self,
-        dispatching: PlanCallbacks,
+        callbacks: PlanCallbacks,
         deployments: Deployments,
         measured: MeasuredProfiles,
         pace: Callable[[], ServiceTime],
         latency: Callable[[], ChainLatency],
     ) -> None:
-        self._dispatching = dispatching
+        self._callbacks = callbacks
         self._deployments = deployments
         self._measured = measured
         self._pace = pace
@@ -96,8 +96,8 @@ class PlanActivator:
             _log.error("model_not_planned", model=str(model), error=problem)
         self.active = ActivePlan(plan, placement)
         _log.info("plan_activated", plan=plan.plan_id, models=[str(m.model) for m in plan.models])
-        self._dispatching.dispatch_by(reduced(plan))
-        self._dispatching.plan_activated(plan)
+        self._callbacks.dispatch_by(reduced(plan))
+        self._callbacks.plan_activated(plan)
 
     def _completed(
         self, placement: Placement, plan_id: PlanId, problems: dict[ModelKey, str]
@@ -117,4 +117,4 @@ class PlanActivator:
         if self.restored is not None and self.restored[0] == placement:
             return self.restored[1]
         self._plans += 1
-        return PlanId(f"plan-{self._dispatching.epoch}-{self._plans}")
+        return PlanId(f"plan-{self._callbacks.epoch}-{self._plans}")

@@ -173,7 +173,7 @@ class ClusterController:
         """The last rollout that is over; None if there was none."""
         return self._rollouts.last
 
-    def switch_report(self) -> RolloutReport | None:
+    def rollout_report(self) -> RolloutReport | None:
         """Returns the running rollout, or else the last one; None if there was none."""
         return self._rollouts.report(now_ns())
 

@@ -291,7 +291,7 @@ class Availability:
                 found.setdefault(partition.model, set()).add(agent)
         return {model: frozenset(agents) for model, agents in found.items()}
 
-    def troubles(self, agent: AgentId) -> list[ImpairmentReport]:
+    def impairments(self, agent: AgentId) -> list[ImpairmentReport]:
         """Returns all impairments of an agent, the most serious first."""
         known = self._agents.get(agent)
         if known is None:

@@ -20,7 +20,7 @@ class HopReports:
         timelines: Returns what was booked for a hop.
         slowdowns: Learns how slow each agent is.
         times: Learns the durations to be booked from now on.
-        slow_and_silent: Impairs agents that became slow.
+        impairment_detector: Impairs agents that became slow.
         registry: The agents whose slowdown is shown.
     """
 
@@ -31,13 +31,13 @@ class HopReports:
         timelines: Timelines,
         slowdowns: Slowdowns,
         times: BookedTimes,
-        slow_and_silent: ImpairmentDetector,
+        impairment_detector: ImpairmentDetector,
         registry: AgentRegistry,
     ) -> None:
         self._timelines = timelines
         self._slowdowns = slowdowns
         self._times = times
-        self._slow_and_silent = slow_and_silent
+        self._impairment_detector = impairment_detector
         self._registry = registry
 
     def on_event(self, event: Event, now: Nanoseconds) -> None:
@@ -49,11 +49,11 @@ class HopReports:
             self._slowdowns.reported(booked.agent, real_ns, booked.duration_ns, now)
             rows = self._timelines.rows_of(event.batch)
             self._times.reported(booked.agent, booked.partition, rows, real_ns, now)
-            self._slow_and_silent.reported(booked.agent, booked.partition, rows, real_ns)
+            self._impairment_detector.reported(booked.agent, booked.partition, rows, real_ns)
 
     def forget(self, agent: AgentId) -> None:
         """Forgets an agent that is gone: the next one of its name may be another machine."""
-        self._slow_and_silent.forget(agent)
+        self._impairment_detector.forget(agent)
         self._times.forget(agent)
         self._slowdowns.forget(agent)
 

@@ -11,7 +11,7 @@ from catenary_protos.catenary.v1 import common_pb2
 from catenary_scheduler.agents.registry import AgentRegistry
 from catenary_scheduler.inflight.sessions import LiveSessions
 from catenary_scheduler.planning import Placement
-from catenary_scheduler.planning.requirements import Requirements, wanted_by_agent
+from catenary_scheduler.planning.requirements import Requirements, required_by_agent
 from catenary_scheduler.storage.values.stored import Hops
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, SessionId
 from catenary_services.domain.plan import ChainHop
@@ -57,7 +57,7 @@ class SessionHops:
     def _wanted(self, placement: Placement) -> dict[AgentId, Requirements]:
         """Returns what each agent is to host; cached, as every session asks after a fail-over."""
         if self._known is None or self._known[0] is not placement:
-            self._known = placement, wanted_by_agent(placement)
+            self._known = placement, required_by_agent(placement)
         return self._known[1]
 
 

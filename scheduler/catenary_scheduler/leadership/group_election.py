@@ -37,11 +37,11 @@ class GroupElection:
         self._free_since_s: dict[int, float] = {}
         self._held_back_s: dict[int, float] = {}
 
-    def saw(self, group: int, sight: LeaseView, now_s: float) -> None:
+    def saw(self, group: int, view: LeaseView, now_s: float) -> None:
         """Takes the present state of a group's lease into account."""
-        self._holders[group] = sight.holder
-        self._wanted_by[group] = sight.wanted_by
-        if sight.holder:
+        self._holders[group] = view.holder
+        self._wanted_by[group] = view.wanted_by
+        if view.holder:
             self._seen_led.add(group)
             self._free_since_s.pop(group, None)
         else:
@@ -69,9 +69,9 @@ class GroupElection:
         if group == self.preferred:
             return max(0.0, held_back_s)
         free_since_s = self._free_since_s.get(group, now_s)
-        return max(0.0, held_back_s, free_since_s + self._patience_s(group) - now_s)
+        return max(0.0, held_back_s, free_since_s + self._backoff_s(group) - now_s)
 
-    def _patience_s(self, group: int) -> float:
+    def _backoff_s(self, group: int) -> float:
         wanted_by = self._wanted_by.get(group, "")
         if wanted_by == self.token:
             return 0.0
@@ -90,7 +90,7 @@ class GroupElection:
             return False
         return group == (self.preferred if self.preferred in too_many else max(too_many))
 
-    def gives(self, group: int, sight: LeaseView) -> bool:
+    def gives(self, group: int, view: LeaseView) -> bool:
         """True if this process should hand a group it leads to the process that wants it."""
-        wanted = bool(sight.wanted_by) and sight.wanted_by != self.token
+        wanted = bool(view.wanted_by) and view.wanted_by != self.token
         return wanted and group in self.led and len(self.led) >= 2

@@ -74,7 +74,7 @@ class GroupLeader:
         self._store = Store(redis, keys, lambda: spoiled.labels("key").inc())
         self.takeover_failures = TakeoverFailures()
         self._backoff = TakeoverBackoff(_LEADER_RETURNS_S)
-        self._frozen = StaleLeaseDetector(settings.lease_s)
+        self._stale_lease = StaleLeaseDetector(settings.lease_s)
         self._problem = ""
         self._leader: LeaderRuntime | None = None
         self._leading: asyncio.Task[None] | None = None
@@ -160,15 +160,15 @@ class GroupLeader:
         """Leads if that is possible, and returns the seconds to wait before the next attempt."""
         turn_s = self._lease_s / 4 * random.uniform(0.5, 1.0)
         if self._election.groups > 1:
-            sight = await self._lease.look()
+            view = await self._lease.look()
             now_s = time.monotonic()
-            self._election.saw(self.group, sight, now_s)
-            if sight.holder:
+            self._election.saw(self.group, view, now_s)
+            if view.holder:
                 self.takeover_failures.another_leads(now_s)
-                await self._break_if_frozen(sight.left_s)
+                await self._break_if_stale(view.left_s)
                 if self._election.wants(self.group):
                     await self._lease.want()
-                return min(turn_s, sight.left_s + _AFTER_EXPIRY_S)
+                return min(turn_s, view.left_s + _AFTER_EXPIRY_S)
             wait_s = self._election.wait_s(self.group, now_s)
             if wait_s > 0:
                 return min(turn_s, wait_s)
@@ -193,8 +193,8 @@ class GroupLeader:
         """
         backoff, now_s = self._backoff, time.monotonic()
         if self.contacted.is_set() and backoff.left_s(now_s) > 0:
-            sight = await self._lease.look()
-            if sight.holder:
+            view = await self._lease.look()
+            if view.holder:
                 backoff.is_settled()
             else:
                 backoff.redis_back(now_s)
@@ -205,13 +205,13 @@ class GroupLeader:
         else:
             backoff.is_settled()
         if not taken:
-            await self._break_if_frozen(self._lease.left_s)
+            await self._break_if_stale(self._lease.left_s)
         return taken
 
-    async def _break_if_frozen(self, left_s: float) -> None:
-        if self._frozen.saw(left_s, time.monotonic()):
-            _log.warning("frozen_lease_broken", left_s=left_s, group=self.group)
-            await self._lease.break_frozen()
+    async def _break_if_stale(self, left_s: float) -> None:
+        if self._stale_lease.saw(left_s, time.monotonic()):
+            _log.warning("stale_lease_broken", left_s=left_s, group=self.group)
+            await self._lease.break_stale()
 
     # ---- leading ----
 
@@ -282,11 +282,11 @@ class GroupLeader:
         while True:
             await asyncio.sleep(self._lease_s / 4)
             try:
-                sight = await self._lease.look()
+                view = await self._lease.look()
             except REDIS_FAILURES:
                 pass_cancellation()
                 continue  # the write-behind task handles the outage
-            if self._election.gives(self.group, sight):
+            if self._election.gives(self.group, view):
                 # Before any await: of two requests at the same time only one may be granted.
                 self._election.led.discard(self.group)
                 return

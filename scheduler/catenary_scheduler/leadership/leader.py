@@ -176,11 +176,11 @@ class LeaderRuntime:
             self.measured.links, self.deployments, feed, self._state_changed, registry
         )
         rules = ImpairmentRules(settings.straggler_factor, settings.silence_s / 2)
-        self.slow_and_silent = ImpairmentDetector(
+        self.impairment_detector = ImpairmentDetector(
             rules, self.availability, self._connected_agents, self.note
         )
         self.hop_reports = HopReports(
-            self.timelines, self.slowdowns, self.times, self.slow_and_silent, registry
+            self.timelines, self.slowdowns, self.times, self.impairment_detector, registry
         )
         self.sessions = SessionReports(
             SessionDeps(
@@ -249,7 +249,7 @@ class LeaderRuntime:
         self._active_plan = ActivePlanRecords(
             self.cluster, self.planner, self.deployments, settings.recovery_s
         )
-        self._persistence = SnapshotWriter(
+        self._snapshot_writer = SnapshotWriter(
             self._journal,
             self._book_records,
             (self.in_flight, self.live, self.lengths),
@@ -270,8 +270,8 @@ class LeaderRuntime:
             self._lease,
             self._journal,
             WriteSources(
-                self._persistence.collect,
-                self._persistence.snapshot,
+                self._snapshot_writer.collect,
+                self._snapshot_writer.snapshot,
                 metrics.epoch.set,
                 lambda kind: metrics.redis_failures.labels(kind).inc(),
             ),
@@ -381,7 +381,7 @@ class LeaderRuntime:
             self.hop_reports,
             DispatchMetrics(self.dispatcher),
         )
-        turn = (self.held, self.slow_and_silent, self.hop_reports, self.watch)
+        turn = (self.held, self.impairment_detector, self.hop_reports, self.watch)
         beat = (self.announcer, self.gateway_streams, self.agent_streams)
         beat_books = (self.in_flight, self.live, self.utilisation)
         self._schedule = (
@@ -465,7 +465,7 @@ class LeaderRuntime:
         parts = {
             asyncio.create_task(self.write_behind.run(), name="write-behind"),
             asyncio.create_task(
-                run_periodic_tasks(self._schedule, self.metrics), name="keep-house"
+                run_periodic_tasks(self._schedule, self.metrics), name="periodic-tasks"
             ),
         }
         try:
@@ -499,7 +499,7 @@ class LeaderRuntime:
         self._journal.event(kind, {"epoch": str(self.epoch), **facts})
 
     def _state_changed(self) -> None:
-        self._persistence.changed()
+        self._snapshot_writer.changed()
         self.write_behind.touch()
 
     def _epoch(self) -> Epoch:

@@ -17,9 +17,9 @@ class StaleLeaseDetector:
         self._since_s: float | None = None
 
     def saw(self, left_s: float, now_s: float) -> bool:
-        """Notes how many seconds the lease of another process has left; True if it is frozen.
+        """Notes how many seconds the lease of another process has left; True if it is stale.
 
-        A lease is frozen if it has more than twice its granted time left, and nobody has renewed
+        A lease is stale if it has more than twice its granted time left, and nobody has renewed
         it for three times the granted time. A living leader renews it a dozen times meanwhile.
         """
         ends_s = now_s + left_s

@@ -10,7 +10,7 @@ _WINDOW = 5
 
 
 class Utilisation:
-    """Busy time by agent, or by link, over the last few rounds of housekeeping."""
+    """Busy time by agent, or by link, over the last few rounds of periodic tasks."""
 
     def __init__(self) -> None:
         self._current: dict[str, Nanoseconds] = {}

@@ -103,10 +103,10 @@ def partition_of(model: ModelPlacement, stage: StagePlacement) -> PartitionKey:
 
 def wanted_of(placement: Placement, agent: AgentId) -> Requirements:
     """Returns the requirements on one agent; empty if the placement does not use it."""
-    return wanted_by_agent(placement).get(agent, {})
+    return required_by_agent(placement).get(agent, {})
 
 
-def wanted_by_agent(placement: Placement | None) -> dict[AgentId, Requirements]:
+def required_by_agent(placement: Placement | None) -> dict[AgentId, Requirements]:
     """Returns the requirements on every agent of a placement; empty for None."""
     wanted: dict[AgentId, Requirements] = {}
     for model, pipeline, stage in stages_of(placement or Placement(())):

@@ -38,7 +38,7 @@ class EpochFence:
     def __init__(self, lease: Lease, peer_quarantine: PeerQuarantine, raises: RaisesEpoch) -> None:
         self._claims = EpochClaims()
         self._lease = lease
-        self._offenders = peer_quarantine
+        self._peer_quarantine = peer_quarantine
         self._raises = raises
 
     def refusal_of(self, claim: EpochClaim) -> CatenaryError | None:
@@ -48,14 +48,14 @@ class EpochFence:
         cannot be true is put in quarantine for a while.
         """
         epoch = self._lease.epoch
-        verdict = self._claims.judge(claim, epoch, self._lease.token, now_ns())
-        if verdict is ClaimDecision.OBEYS:
+        decision = self._claims.judge(claim, epoch, self._lease.token, now_ns())
+        if decision is ClaimDecision.OBEYS:
             return None
-        if verdict is ClaimDecision.LIE:
+        if decision is ClaimDecision.LIE:
             why = f"it says that it obeys {claim.epoch}; ours is {epoch}"
             lie = InvalidMessage("AgentHello", "epoch", why)
-            self._offenders.accuse(Role.AGENT, claim.agent, lie, at_once=True)
+            self._peer_quarantine.accuse(Role.AGENT, claim.agent, lie, at_once=True)
             return InvalidInput(EPOCH_FIELD, f"{claim.epoch} cannot be true here; forget it")
-        if verdict is ClaimDecision.FOLLOW:
+        if decision is ClaimDecision.FOLLOW:
             self._raises.go_beyond(claim.epoch, shared=bool(claim.leader))
         return StaleEpoch(f"{claim.agent} obeys epoch {claim.epoch}, not yet ours")

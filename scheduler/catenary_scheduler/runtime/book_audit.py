@@ -49,7 +49,7 @@ from catenary_services.log import get_logger
 from catenary_services.telemetry.metrics import Metrics
 
 _log = get_logger(__name__)
-_PATIENCE_NS = NANOSECONDS_PER_SECOND
+_ANSWER_TIMEOUT_NS = NANOSECONDS_PER_SECOND
 """Time that agents and gateways have to answer; an audit does not judge those that are later."""
 _CLAIMS_NS = 10 * NANOSECONDS_PER_SECOND
 """Time that gateways and agents have after a change of leader to say which sessions are theirs."""
@@ -126,7 +126,7 @@ class BookAudits:
         auditor = self._auditor
         waited_ns = now - self._asked_ns
         if auditor.is_open:
-            if auditor.is_complete or waited_ns >= _PATIENCE_NS:
+            if auditor.is_complete or waited_ns >= _ANSWER_TIMEOUT_NS:
                 self._judge(now)
         elif self._interval_ns and waited_ns >= self._interval_ns:
             self._asked_ns = now

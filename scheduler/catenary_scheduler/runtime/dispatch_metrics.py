@@ -83,6 +83,6 @@ def _add(now: Mapping[str, int], told: Mapping[str, int], metrics: Metrics) -> N
     for reason, name in _MIGRATION_FAILURES.items():
         metrics.migration_failures.labels(reason).inc(since(name))
     metrics.sessions_moving.set(now.get("moving_sessions", 0))
-    metrics.sessions_stray.set(now.get("stray_sessions", 0))
+    metrics.sessions_misplaced.set(now.get("misplaced_sessions", 0))
     if "theta_millionths" in now:
         metrics.placement_theta.set(now["theta_millionths"] / 1e6)

@@ -95,7 +95,7 @@ class _Calls:
         if now_s - self._said_s.get(kind, -math.inf) >= _SAY_AGAIN_S:
             self._said_s = {k: s for k, s in self._said_s.items() if now_s - s < _SAY_AGAIN_S}
             self._said_s[kind] = now_s
-            _log.error("housekeeping_failed", duty=call.__qualname__, exc_info=error)
+            _log.error("periodic_task_failed", task=call.__qualname__, exc_info=error)
 
 
 def show_nothing(metrics: Metrics) -> None:
@@ -106,7 +106,7 @@ def show_nothing(metrics: Metrics) -> None:
         metrics.live_reservations,
         metrics.gateways,
         metrics.sessions_moving,
-        metrics.sessions_stray,
+        metrics.sessions_misplaced,
         metrics.stragglers,
         metrics.fragile_models,
         metrics.packed_chains,

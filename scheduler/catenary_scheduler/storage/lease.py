@@ -217,7 +217,7 @@ class Lease:
             self._spoiled()
         return _integer(answer) > 0
 
-    async def break_frozen(self) -> bool:
+    async def break_stale(self) -> bool:
         """Ends another's lease that would last longer than any renewal could make it.
 
         The caller must have seen that nobody renews it. This happens when Redis' clock was set

@@ -16,7 +16,7 @@ from pathlib import Path
 _HIGH = (0x6000_0000, 0x6FFF_FFFF)
 _LOW = (61_184, 65_519)
 """Numbers that systemd gives to dynamic users, for containers that map only 65 536 of them."""
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 
 
 def free_uid() -> int | None:
@@ -43,7 +43,7 @@ def is_open_to_all(inputs: Iterable[Path], folder: Path) -> bool:
 
 def end_all_of(uid: int) -> None:
     """Kills every process of a user repeatedly, until one that keeps forking has lost the race."""
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _TIMEOUT_S
     while (pids := _processes_of(uid)) and time.monotonic() < deadline:
         for pid in pids:
             with suppress(ProcessLookupError):

@@ -207,7 +207,7 @@ class Metrics:
         self.migration_seconds = self._histogram(names.MIGRATION_SECONDS, LATENCY_BUCKETS)
         self.migration_held_seconds = self._histogram(names.MIGRATION_HELD_SECONDS, TOKEN_BUCKETS)
         self.sessions_moving = self._gauge(names.SESSIONS_MOVING)
-        self.sessions_stray = self._gauge(names.SESSIONS_STRAY)
+        self.sessions_misplaced = self._gauge(names.SESSIONS_MISPLACED)
 
     def _define_leadership(self) -> None:
         self.gateways = self._gauge(names.GATEWAYS)

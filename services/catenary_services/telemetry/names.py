@@ -128,10 +128,10 @@ ADMISSION_REJECTED = MetricName(
 QUEUED_REQUESTS = MetricName("queued_requests", "Requests waiting for dispatch.", ("model",))
 BATCHES_IN_FLIGHT = MetricName("batches_in_flight", "Batches dispatched and not yet completed.")
 CHAIN_CAPACITY = MetricName(
-    "chain_capacity", "Sessions a chain of the plan in force takes at a time.", ("model", "chain")
+    "chain_capacity", "Sessions a chain of the active plan takes at a time.", ("model", "chain")
 )
 CHAIN_IN_FLIGHT = MetricName(
-    "chain_in_flight", "Sessions on a chain of the plan in force.", ("model", "chain")
+    "chain_in_flight", "Sessions on a chain of the active plan.", ("model", "chain")
 )
 BATCH_ROWS = MetricName("batch_rows", "Rows of dispatched batches.", ("model",))
 DISPATCH_SECONDS = MetricName(
@@ -247,8 +247,9 @@ MIGRATION_HELD_SECONDS = MetricName(
     "migration_held_seconds", "Part of a move in which no token was computed.", ("mode",)
 )
 SESSIONS_MOVING = MetricName("sessions_moving", "Sessions on their way to another chain.")
-SESSIONS_STRAY = MetricName(
-    "sessions_stray", "Sessions on agents that are to go, or on partitions no plan has any more."
+SESSIONS_MISPLACED = MetricName(
+    "sessions_misplaced",
+    "Sessions on agents that drain, or on partitions no plan has any more.",
 )
 GATEWAYS = MetricName("gateways", "Gateways connected.")
 LEADER = MetricName("scheduler_leader", "1 on the scheduler that holds the lease.")

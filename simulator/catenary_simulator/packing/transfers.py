@@ -71,7 +71,7 @@ class RequestedMove:
 class _Pending:
     """A move that is under way; `sent` are its bytes sent in earlier epochs."""
 
-    wanted: RequestedMove
+    requested: RequestedMove
     sent: int = 0
 
 
@@ -112,10 +112,10 @@ class EpochTransfers:
             self._send(pending[number], transfers[number].kv, tally)
         for number in division.tokens:
             tally.tokens += 1
-            tally.tokens_read += pending[number].wanted.held
+            tally.tokens_read += pending[number].requested.held
         for number in division.deferred:
             tally.deferred += 1
-            self._waiting[pending[number].wanted.item] = pending[number]
+            self._waiting[pending[number].requested.item] = pending[number]
 
     def _pending(
         self, moves: Iterable[RequestedMove], held: Mapping[Item, int], tally: TransferTally
@@ -128,32 +128,34 @@ class EpochTransfers:
                 pending.append(_Pending(move))
                 continue
             tally.dropped += 1
-            source = before.wanted.source  # where its cache still is
+            source = before.requested.source  # where its cache still is
             if source != move.target:
                 pending.append(_Pending(RequestedMove(move.item, source, move.target, move.held)))
         for item, before in self._waiting.items():
             if item in held:
-                pending.append(_Pending(replace(before.wanted, held=held[item]), before.sent))
+                pending.append(_Pending(replace(before.requested, held=held[item]), before.sent))
             else:
                 tally.dropped += 1
         return pending
 
     def _send(self, pending: _Pending, portion: int, tally: TransferTally) -> None:
-        wanted, sent = pending.wanted, pending.sent + portion
+        requested, sent = pending.requested, pending.sent + portion
         tally.kv_bytes += portion
-        if sent < self._token_bytes * wanted.held:
+        if sent < self._token_bytes * requested.held:
             tally.carried += 1
-            self._waiting[wanted.item] = _Pending(wanted, sent)
+            self._waiting[requested.item] = _Pending(requested, sent)
         else:
             tally.kv += 1
 
     def _transfer(self, number: int, pending: _Pending) -> TransferMove:
-        wanted = pending.wanted
-        source, target = self._machine(wanted.source), self._machine(wanted.target)
+        requested = pending.requested
+        source, target = self._machine(requested.source), self._machine(requested.target)
         links = (f"bus-{source}",) if source == target else (f"up-{source}", f"down-{target}")
-        rest = self._token_bytes * wanted.held - pending.sent
+        rest = self._token_bytes * requested.held - pending.sent
         portion = min(rest, *(self._room(link) for link in links))
-        return TransferMove(number, wanted.source, wanted.target, portion, wanted.held, links)
+        return TransferMove(
+            number, requested.source, requested.target, portion, requested.held, links
+        )
 
     def _machine(self, gpu: int) -> int:
         return gpu // self._network.gpus_per_machine

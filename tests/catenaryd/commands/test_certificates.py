@@ -84,7 +84,7 @@ def test_a_local_cluster_with_tls_has_an_identity_for_every_process(tmp_path: Pa
         "agent-1": "agent-agent-1.pem",
     }
     assert not any(own["insecure"] for _, own in children.values())
-    assert children["gateway"][1]["doors_insecure"]
+    assert children["gateway"][1]["endpoints_insecure"]
     # What proves an operator is the scheduler's; the endpoints stay as they are configured.
     assert "api_keys_file" not in children["gateway"][1]
     keys = ApiKeys.load(children["scheduler"][1]["api_keys_file"])

@@ -61,7 +61,7 @@ async def test_a_priority_that_is_allowed_reaches_the_scheduler(
         assert (await running.scheduler.hear("submit")).priority == sent
 
 
-async def test_a_priority_beyond_the_keys_is_refused_at_every_door(tmp_path: Path) -> None:
+async def test_a_priority_beyond_the_keys_is_refused_at_every_endpoint(tmp_path: Path) -> None:
     async with limited(tmp_path, max_priority=3) as (running, key):
         async with catenary.AsyncClient(running.grpc, api_key=key) as client:
             with pytest.raises(catenary.PermissionDeniedError, match="max_priority is 3"):

@@ -382,7 +382,7 @@ class FakeCalls:
 
     def __init__(self, session: int) -> None:
         self.session = session
-        self.wishes: list[admin_pb2.MoveSessionRequest] = []
+        self.requests: list[admin_pb2.MoveSessionRequest] = []
 
     async def call(self, method: str, request: object, timeout_s: float | None) -> object:
         if method == "ListSessions":
@@ -390,7 +390,7 @@ class FakeCalls:
             answer.sessions.add(session_id=self.session, chain_id="m/0", moving_to="m/1")
             return answer
         assert isinstance(request, admin_pb2.MoveSessionRequest)
-        self.wishes.append(request)
+        self.requests.append(request)
         return admin_pb2.MoveSessionResponse(outcome="moved")
 
 
@@ -403,10 +403,10 @@ async def test_sessions_of_all_groups_are_listed_and_each_is_moved_by_its_own() 
         (5, 0, "0/m/0", "0/m/1"),
         (6, 1, "1/m/0", "1/m/1"),
     ]
-    wish = admin_pb2.MoveSessionRequest(session_id=6, chain_id="1/m/1")
-    assert (await both.call("MoveSession", wish, 1.0)).outcome == "moved"
-    assert not first.wishes
-    assert [(each.session_id, each.chain_id) for each in second.wishes] == [(6, "m/1")]
+    request = admin_pb2.MoveSessionRequest(session_id=6, chain_id="1/m/1")
+    assert (await both.call("MoveSession", request, 1.0)).outcome == "moved"
+    assert not first.requests
+    assert [(each.session_id, each.chain_id) for each in second.requests] == [(6, "m/1")]
     with pytest.raises(InvalidInput, match="7"):
         await both.call("MoveSession", admin_pb2.MoveSessionRequest(session_id=7), 1.0)
 

@@ -383,14 +383,14 @@ def test_impairments_survive_a_disconnection_and_failed_loads_do_not() -> None:
     view.connected(A)
     view.impair(A, Impairment.QUARANTINED, why="it said an epoch that cannot be")
     view.cannot_load(A, key, "no such file", until=5)
-    assert [(each.kind, each.why) for each in view.troubles(A)] == [
+    assert [(each.kind, each.why) for each in view.impairments(A)] == [
         ("quarantined", "it said an epoch that cannot be"),
         ("cannot_load", "no such file"),
     ]
     assert view.unable() == {CATS: frozenset({A})}
     view.disconnected(A)
     view.connected(A)
-    assert [each.kind for each in view.troubles(A)] == ["quarantined"]
+    assert [each.kind for each in view.impairments(A)] == ["quarantined"]
 
 
 def test_nothing_is_kept_of_agents_that_are_gone() -> None:

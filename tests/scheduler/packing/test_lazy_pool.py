@@ -146,18 +146,18 @@ def test_wrong_input_changes_nothing() -> None:
 
 
 def test_the_pace_of_growth_is_learned_from_whole_epochs() -> None:
-    outlook = BinForecast(1000, LazyRules(headroom_share=1.0))
-    assert outlook.headroom(10, 5.0) == 0
-    outlook.learn(25, 10)
-    assert outlook.headroom(4, 5.0) == pytest.approx(50)
-    assert outlook.epochs_left(100, 4) == pytest.approx(10)
-    outlook.learn(0, 10)
-    assert outlook.epochs_left(100, 4) == pytest.approx(100 / 9)
-    outlook.learn(-1000, 10)
-    assert outlook.headroom(4, 5.0) == pytest.approx(2.5 * 0.81 * 20)
+    forecast = BinForecast(1000, LazyRules(headroom_share=1.0))
+    assert forecast.headroom(10, 5.0) == 0
+    forecast.learn(25, 10)
+    assert forecast.headroom(4, 5.0) == pytest.approx(50)
+    assert forecast.epochs_left(100, 4) == pytest.approx(10)
+    forecast.learn(0, 10)
+    assert forecast.epochs_left(100, 4) == pytest.approx(100 / 9)
+    forecast.learn(-1000, 10)
+    assert forecast.headroom(4, 5.0) == pytest.approx(2.5 * 0.81 * 20)
 
 
 def test_headroom_is_never_more_than_a_share() -> None:
-    outlook = BinForecast(1000, LazyRules())
-    outlook.learn(1000, 10)
-    assert outlook.headroom(8, 6.0) == 125
+    forecast = BinForecast(1000, LazyRules())
+    forecast.learn(1000, 10)
+    assert forecast.headroom(8, 6.0) == 125

@@ -136,12 +136,12 @@ def test_no_more_moves_than_boundaries_say_however_it_is_asked_for(
     for wait, sizes, together in steps:
         now += wait
         moves = [over("a1>b1", size, n, tokens) for n, (size, tokens) in enumerate(sizes)]
-        ways = dict(known.divide(now, moves, {"new": IDLE}).ways()) if together else {}
+        kinds = dict(known.divide(now, moves, {"new": IDLE}).kinds()) if together else {}
         for move in moves if not together else ():
             way = known.choose_mode(now, move, IDLE)
             if way is not None:
-                ways[move.id] = way
-        for number, way in ways.items():
+                kinds[move.id] = way
+        for number, way in kinds.items():
             size, tokens = sizes[number]
             sent, read = sent + size * (way == "kv"), read + tokens * (way == "tokens")
             largest = [max(largest[0], size), max(largest[1], tokens)]

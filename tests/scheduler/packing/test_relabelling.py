@@ -23,8 +23,8 @@ def most(gains: list[list[int]]) -> int:
     columns = len(gains[0]) if gains else 0
     choices: list[int | None] = [*range(columns), *[None] * max(0, len(gains) - columns)]
     sums: list[int] = [
-        sum(row[at] for row, at in zip(gains, ways, strict=True) if at is not None)
-        for ways in permutations(choices, len(gains))
+        sum(row[at] for row, at in zip(gains, kinds, strict=True) if at is not None)
+        for kinds in permutations(choices, len(gains))
     ]
     return max(sums)
 
@@ -51,7 +51,7 @@ def test_bytes_that_stay_are_as_many_as_any_labels_could_keep(
     sizes = {item: size for item, (_, _, size) in enumerate(drawn)}
     labels = relabel(packed, where, sizes, bins)
     assert sorted(map(str, labels)) == list(bins)
-    best = max(staying(packed, ways, where, sizes) for ways in permutations(bins))
+    best = max(staying(packed, kinds, where, sizes) for kinds in permutations(bins))
     assert staying(packed, labels, where, sizes) == best
 
 

@@ -86,7 +86,7 @@ def test_tokens_are_read_between_the_steps_of_the_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "ways"),
+    ("times", "kinds"),
     [
         (MoveTimes(5, 6), ["kv", "tokens"]),
         (MoveTimes(6, 5), ["tokens", "kv"]),
@@ -96,8 +96,8 @@ def test_tokens_are_read_between_the_steps_of_the_others() -> None:
         (MoveTimes(None, None), []),
     ],
 )
-def test_the_faster_way_comes_first(times: MoveTimes, ways: list[str]) -> None:
-    assert times.ways() == ways
+def test_the_faster_way_comes_first(times: MoveTimes, kinds: list[str]) -> None:
+    assert times.kinds() == kinds
 
 
 def test_an_idle_chain_reads_all_the_time() -> None:

@@ -120,7 +120,7 @@ def test_the_largest_goes_as_caches_while_links_have_room() -> None:
     moves = [TransferMove(1, 0, 1, 60, 30, ("l",)), TransferMove(2, 0, 1, 80, 40, ("l",))]
     done = divide(moves, {"l": 100}, {1: 100})
     assert done == TransferDivision(kv=(2,), tokens=(1,), deferred=())
-    assert done.ways() == {1: "tokens", 2: "kv"}
+    assert done.kinds() == {1: "tokens", 2: "kv"}
 
 
 def test_of_two_of_one_size_the_lower_id_comes_first() -> None:

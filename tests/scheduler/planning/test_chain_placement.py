@@ -23,7 +23,7 @@ from catenary_scheduler.planning.requirements import (
     changing,
     joined,
     missing,
-    wanted_by_agent,
+    required_by_agent,
     wanted_of,
     without,
 )
@@ -182,7 +182,7 @@ def test_agents_must_host_their_blocks_with_slots_for_every_chain() -> None:
     assert wanted_of(placement, B) == {
         key: PartitionRequirement(4, False, CacheRequirement(10, 512, (2, 4)))
     }
-    assert wanted_by_agent(placement)[A] == {
+    assert required_by_agent(placement)[A] == {
         PartitionKey(LLM, 0, 4): PartitionRequirement(3, False, CacheRequirement(12, 512, (0,)))
     }
 

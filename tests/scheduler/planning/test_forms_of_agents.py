@@ -22,7 +22,7 @@ from catenary_scheduler.planning.live import (
     placed,
     solve_job,
 )
-from catenary_scheduler.planning.live.agent_memory import rooms_of, within_memory
+from catenary_scheduler.planning.live.agent_memory import memories_of, within_memory
 from catenary_scheduler.planning.requirements import hosts_of
 from catenary_scheduler.replanning.chain_builder import compose
 from catenary_services.domain.decoder import (
@@ -155,7 +155,7 @@ def test_an_agent_takes_as_many_sessions_as_its_own_form_has_room_for(runtime: s
                 planned(model(), less)
 
 
-def test_a_wish_for_rings_counts_each_agent_in_its_own_numbers() -> None:
+def test_a_request_for_rings_counts_each_agent_in_its_own_numbers() -> None:
     small = TABLE.held_by(DecoderRuntime.TORCH_BFLOAT16, "int4")
     large = TABLE.held_by(DecoderRuntime.TORCH_FLOAT32, "int4")
 
@@ -215,8 +215,8 @@ def test_the_slowest_chain_makes_room_for_rows_and_entries_beyond_what_was_kept_
         return held.partition_bytes((0, BLOCKS), tokens, step)
 
     for memory in range(bytes_of(chains[:1]), bytes_of(chains) + 1, 61):
-        rooms = rooms_of(deployed, [replace(at, memory_bytes=memory)], [deployed], {})
-        found = within_memory(deployed, rooms, chains)
+        memories = memories_of(deployed, [replace(at, memory_bytes=memory)], [deployed], {})
+        found = within_memory(deployed, memories, chains)
         assert found[0] == chains[0]
         assert bytes_of(found) <= memory or len(found) == 1
         if bytes_of(chains) <= memory:

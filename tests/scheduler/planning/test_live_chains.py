@@ -140,7 +140,7 @@ def test_a_model_without_room_gives_its_share_to_the_others() -> None:
     ("agents", "spec", "lengths"),
     [(3, 3, [3]), (7, 3, [3, 3]), (2, 3, [2]), (4, 1, [1, 1, 1, 1])],
 )
-def test_a_wish_for_so_many_agents_per_chain_is_kept_as_far_as_they_go(
+def test_a_request_for_so_many_agents_per_chain_is_kept_as_far_as_they_go(
     agents: int, spec: int, lengths: list[int]
 ) -> None:
     there = [agent(f"a{number}", 10**6) for number in range(agents)]
@@ -282,7 +282,7 @@ def test_where_one_role_has_no_room_all_do_both_and_the_explanation_says_so() ->
     assert "no room for prefill and for decode chains" in " ".join(explain_chains(*answer))
 
 
-def test_rings_of_a_wished_length_are_made_of_either_part() -> None:
+def test_rings_of_a_requested_length_are_made_of_either_part() -> None:
     model = divided(roomy("abcdef", 2, load=deployed(partitions=2)))
     assert [(chain.role, len(chain.hops)) for chain in model.chains] == [
         ("prefill", 2),

@@ -1,4 +1,4 @@
-"""What sessions are moved for: model.yaml, wishes, settings and plan documents."""
+"""What sessions are moved for: model.yaml, deployments, settings and plan documents."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ def test_a_goal_there_is_not_names_its_key(tmp_path: Path, text: str, field: str
         ModelRepository(tmp_path).manifest(LLM)
 
 
-def test_a_wish_beats_the_manifest_and_that_the_cluster() -> None:
+def test_a_deployment_beats_the_manifest_and_that_the_cluster() -> None:
     assert deployment(spec="off", manifest="pack", usual="balance").packing == "off"
     assert deployment(spec=None, manifest="pack", usual="balance").packing == "pack"
     assert deployment(spec=None, manifest=None, usual="balance").packing == "balance"
     assert deployment(spec=None, manifest=None, usual="pack", decoder=False).packing == "off"
 
 
-def test_a_wish_outlives_the_leader_and_old_records_are_read() -> None:
+def test_a_deployment_outlives_the_leader_and_old_records_are_read() -> None:
     spec = DeploymentSpec(5, 2, 3, "balance")
     assert (
         DeploymentSpec.of(decode_document(encode_document(spec.stored()), StoredDeploymentSpec))

@@ -20,7 +20,7 @@ from catenary_scheduler.planning.live import (
     solve_job,
     solve_roles,
 )
-from catenary_scheduler.planning.live.agent_memory import rooms_of
+from catenary_scheduler.planning.live.agent_memory import memories_of
 from catenary_scheduler.replanning.chain_builder import compose, compose_cluster
 from catenary_services.domain.decoder import DecoderRuntime, DecoderTable, why_not_loaded
 from catenary_services.domain.ids import AgentId, ModelKey, ServerId
@@ -132,14 +132,14 @@ def test_where_nobody_can_load_a_model_the_plan_says_who_and_why() -> None:
 def test_memory_of_who_cannot_load_a_model_is_for_the_others() -> None:
     agents = [agent("cpu", DecoderRuntime.ONNX), agent("gpu", DecoderRuntime.TORCH_BFLOAT16)]
     both, only_gpus = model("both"), model("gpu", "large")
-    alone = rooms_of(both, agents, [both], {})
-    beside = rooms_of(both, agents, [both, only_gpus], {})
+    alone = memories_of(both, agents, [both], {})
+    beside = memories_of(both, agents, [both, only_gpus], {})
     assert beside["cpu"] == alone["cpu"]
     half, whole = beside["gpu"].memory, alone["gpu"].memory
     assert half is not None
     assert whole is not None
     assert half < whole
-    assert set(rooms_of(only_gpus, agents, [both, only_gpus], {})) == {"gpu"}
+    assert set(memories_of(only_gpus, agents, [both, only_gpus], {})) == {"gpu"}
 
 
 def test_who_runs_prompts_is_chosen_among_those_that_can_load() -> None:

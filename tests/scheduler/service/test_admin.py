@@ -105,7 +105,7 @@ async def test_a_model_is_deployed_at_run_time(
         assert absent.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-async def test_what_sessions_are_moved_for_is_a_wish_of_the_model(
+async def test_what_sessions_are_moved_for_is_said_when_the_model_is_deployed(
     generating: Configured, crowd: Crowd
 ) -> None:
     async with scheduler(generating(max_agents=2)) as process, admin(process.port) as stub:

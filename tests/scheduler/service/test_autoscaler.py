@@ -21,7 +21,7 @@ from scheduler_harness import AgentScript, Crowd, admin, scheduler, until
 Configured = Callable[..., SchedulerSettings]
 QUICK: dict[str, Any] = {
     "max_agents": 3,
-    "scale_patience_s": 0.2,
+    "scale_down_window_s": 0.2,
     "scale_cold_start_s": 0.1,
     "chain_agents": 1,
     "chain_policy": "jffc",  # the first chain is filled first
@@ -115,7 +115,7 @@ async def test_an_agent_on_its_way_out_is_taken_back_when_load_returns(
     generating: Configured, crowd: Crowd
 ) -> None:
     # One worker is filled before the other gets anything.
-    patient = generating(**{**QUICK, "scale_patience_s": 1.0})
+    patient = generating(**{**QUICK, "scale_down_window_s": 1.0})
     async with scheduler(patient) as process, watching(process) as watcher:
         gateway, _ = await serving(process, crowd, AgentScript(), AgentScript())
         for number in range(5):
@@ -141,7 +141,7 @@ async def test_without_a_limit_no_agent_is_drained(generating: Configured, crowd
             lambda: (watcher.advice.agents_now, watcher.advice.agents_wanted) == (2, 1),
             "fewer are wanted",
         )
-        assert not process.leader().availability.troubles(AgentId("agent-1"))
+        assert not process.leader().availability.impairments(AgentId("agent-1"))
 
 
 async def test_a_watcher_of_a_leader_that_stops_is_sent_away(

@@ -56,7 +56,7 @@ async def no_solver(_: PoolingProblem) -> SolverResult:
     raise Unavailable("nobody should ask for a pooled plan here")
 
 
-class Desk:
+class Bench:
     """A planner over two models, one of which generates text."""
 
     def __init__(self, deployments: Deployments, agents: AgentRegistry) -> None:
@@ -98,43 +98,43 @@ async def deployments(tmp_path: Path) -> Deployments:
 
 
 async def test_both_kinds_of_models_are_in_one_plan_at_once(deployments: Deployments) -> None:
-    desk = Desk(deployments, registry("a", "b"))
-    placement = desk.follow()
+    bench = Bench(deployments, registry("a", "b"))
+    placement = bench.follow()
     assert placement is not None
     toy, llm = placement.models
     assert (toy.model, len(toy.pipelines), toy.chains) == (TOY, 1, ())
     assert (llm.model, llm.pipelines, len(llm.chains)) == (LLM, (), 2)
-    assert desk.planner.provenance is not None
-    assert desk.planner.provenance.planner == EVEN
-    assert "2 chain(s) over 2 agent(s)" in " ".join(desk.planner.provenance.in_words())
+    assert bench.planner.provenance is not None
+    assert bench.planner.provenance.planner == EVEN
+    assert "2 chain(s) over 2 agent(s)" in " ".join(bench.planner.provenance.in_words())
 
 
 async def test_only_the_chains_are_composed_anew_when_demand_drifts(
     deployments: Deployments,
 ) -> None:
-    desk = Desk(deployments, registry("a", "b"))
-    before = desk.follow()
+    bench = Bench(deployments, registry("a", "b"))
+    before = bench.follow()
     assert before is not None
     for number in range(3_000):
-        desk.planner.session_arrived(LLM, 40, (100 + number // 50) * S)
-    after = desk.follow(160.0)
+        bench.planner.session_arrived(LLM, 40, (100 + number // 50) * S)
+    after = bench.follow(160.0)
     assert after is not None
     assert after.models[0] == before.models[0]
-    assert desk.planner.provenance is not None
-    assert "llm:1 is asked for" in desk.planner.cause
-    assert desk.planner.provenance.planner == EVEN
-    assert desk.planner.answers == 2
-    desk.follow(161.0)
-    assert desk.planner.answers == 2  # composed for this load now
+    assert bench.planner.provenance is not None
+    assert "llm:1 is asked for" in bench.planner.cause
+    assert bench.planner.provenance.planner == EVEN
+    assert bench.planner.answers == 2
+    bench.follow(161.0)
+    assert bench.planner.answers == 2  # composed for this load now
 
 
-async def test_a_wish_for_a_length_of_chains_is_a_reason_to_plan(
+async def test_a_given_length_of_chains_is_a_reason_to_plan(
     deployments: Deployments,
 ) -> None:
-    desk = Desk(deployments, registry("a", "b", "c"))
-    desk.follow()
+    bench = Bench(deployments, registry("a", "b", "c"))
+    bench.follow()
     await deployments.deploy("llm", DeploymentSpec(partitions=3))
-    placement = desk.follow()
+    placement = bench.follow()
     assert placement is not None
     (chain,) = placement.models[1].chains
     assert [hop.blocks for hop in chain.hops] == [2, 2, 2]
@@ -142,14 +142,14 @@ async def test_a_wish_for_a_length_of_chains_is_a_reason_to_plan(
 
 async def test_many_agents_are_composed_beside_the_event_loop(deployments: Deployments) -> None:
     names = [f"agent-{number:02}" for number in range(60)]
-    desk = Desk(deployments, registry(*names))
-    assert desk.follow() is None
-    assert desk.planner.is_thinking
-    await until(lambda: desk.planner.answers == 1, "an answer")
-    placement = desk.follow()
+    bench = Bench(deployments, registry(*names))
+    assert bench.follow() is None
+    assert bench.planner.is_thinking
+    await until(lambda: bench.planner.answers == 1, "an answer")
+    placement = bench.follow()
     assert placement is not None
     assert len(placement.models[1].chains) == 60
-    assert len(desk.elsewhere) == 1
+    assert len(bench.elsewhere) == 1
 
 
 async def test_chains_of_a_draining_agent_are_kept_while_the_planner_thinks(
@@ -157,23 +157,23 @@ async def test_chains_of_a_draining_agent_are_kept_while_the_planner_thinks(
 ) -> None:
     names = [f"agent-{number:02}" for number in range(130)]
     # Room for four blocks at most: every chain runs through several agents.
-    desk = Desk(deployments, registry(*names, memory_bytes=800))
-    desk.follow()
-    await until(lambda: desk.planner.answers == 1, "an answer")
-    before = desk.follow()
+    bench = Bench(deployments, registry(*names, memory_bytes=800))
+    bench.follow()
+    await until(lambda: bench.planner.answers == 1, "an answer")
+    before = bench.follow()
     assert before is not None
     for chain in before.models[1].chains:
         assert len(chain.hops) > 1
-        desk.availability.impair(chain.hops[0].agent, Impairment.DRAINING)
-    during = desk.follow(200.0)
-    assert desk.planner.is_thinking
+        bench.availability.impair(chain.hops[0].agent, Impairment.DRAINING)
+    during = bench.follow(200.0)
+    assert bench.planner.is_thinking
     assert during is not None
     assert during.models[1].chains == before.models[1].chains
-    await until(lambda: desk.planner.answers == 2, "an answer")
-    after = desk.follow(201.0)
+    await until(lambda: bench.planner.answers == 2, "an answer")
+    after = bench.follow(201.0)
     assert after is not None
     assert LLM in {model.model for model in after.models}
-    assert not any(desk.availability.rank(agent) for agent in agents_of(after))
+    assert not any(bench.availability.rank(agent) for agent in agents_of(after))
 
 
 async def test_memory_of_a_model_without_a_profile_is_taken_from_its_file(tmp_path: Path) -> None:
@@ -187,12 +187,12 @@ async def test_memory_of_a_model_without_a_profile_is_taken_from_its_file(tmp_pa
     deployments = Deployments(ModelRepository(root))
     await deployments.want(["toy", "llm"])
     one_session = 6 * (100 + 64) + 100
-    desk = Desk(deployments, registry("a", memory_bytes=1_000 + one_session - 1))
-    placement = desk.follow()
+    bench = Bench(deployments, registry("a", memory_bytes=1_000 + one_session - 1))
+    placement = bench.follow()
     assert placement is not None
     assert [model.model for model in placement.models] == [TOY]
-    desk = Desk(deployments, registry("a", memory_bytes=1_000 + one_session))
-    placement = desk.follow()
+    bench = Bench(deployments, registry("a", memory_bytes=1_000 + one_session))
+    placement = bench.follow()
     assert placement is not None
     assert [model.model for model in placement.models] == [TOY, LLM]
 
@@ -200,34 +200,34 @@ async def test_memory_of_a_model_without_a_profile_is_taken_from_its_file(tmp_pa
 async def test_a_model_without_room_is_named_and_the_others_are_served(
     deployments: Deployments,
 ) -> None:
-    desk = Desk(deployments, registry("a", memory_bytes=120))
-    placement = desk.follow()
+    bench = Bench(deployments, registry("a", memory_bytes=120))
+    placement = bench.follow()
     assert placement is not None
     assert [model.model for model in placement.models] == [TOY]
-    assert "llm:1" in desk.planner.problem
+    assert "llm:1" in bench.planner.problem
 
 
 async def test_an_agent_that_comes_is_used_and_those_there_keep_their_blocks(
     deployments: Deployments,
 ) -> None:
     agents = registry("a", "b", "c", memory_bytes=700)
-    desk = Desk(deployments, agents)
-    before = desk.follow()
+    bench = Bench(deployments, agents)
+    before = bench.follow()
     assert before is not None
-    desk.agents.update(registry("d", memory_bytes=700))
-    after = desk.follow(200.0)
+    bench.agents.update(registry("d", memory_bytes=700))
+    after = bench.follow(200.0)
     assert after is not None
     assert LLM in {model.model for model in after.models}
-    assert agents_of(after) <= {*desk.agents}
-    assert desk.planner.provenance is not None
-    assert "block(s) that they did not" in " ".join(desk.planner.provenance.in_words())
+    assert agents_of(after) <= {*bench.agents}
+    assert bench.planner.provenance is not None
+    assert "block(s) that they did not" in " ".join(bench.planner.provenance.in_words())
 
 
 async def test_the_solver_process_composes_chains(deployments: Deployments) -> None:
-    desk = Desk(deployments, registry(*[f"agent-{number}" for number in range(41)]))
-    desk.follow()
-    await until(lambda: desk.planner.answers == 1, "an answer")
-    (cluster,) = desk.elsewhere
+    bench = Bench(deployments, registry(*[f"agent-{number}" for number in range(41)]))
+    bench.follow()
+    await until(lambda: bench.planner.answers == 1, "an answer")
+    (cluster,) = bench.elsewhere
     composed = await Solver(10.0).compose(cluster)
     assert composed == compose_cluster(cluster)
     none = await Solver(10.0).compose(replace(cluster, agents=()))

@@ -80,7 +80,7 @@ async def test_chains_are_composed_loaded_and_given_to_sessions(
         assert "blocks 0 to 5 on agent-0" in shown.explanation
 
 
-async def test_an_operator_can_wish_for_three_agents_per_chain(
+async def test_an_operator_can_ask_for_three_agents_per_chain(
     generating: Configured, crowd: Crowd
 ) -> None:
     async with scheduler(generating(expected_agents=3)) as process, admin(process.port) as stub:

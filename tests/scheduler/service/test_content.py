@@ -37,8 +37,8 @@ async def problems(process: SchedulerProcess) -> dict[str, list[str]]:
 
 
 def is_unable(process: SchedulerProcess, agent: str) -> bool:
-    troubles = process.leader().availability.troubles(AgentId(agent))
-    return any(each.kind == "cannot_load" for each in troubles)
+    impairments = process.leader().availability.impairments(AgentId(agent))
+    return any(each.kind == "cannot_load" for each in impairments)
 
 
 def hosts(process: SchedulerProcess, agent: str) -> bool:

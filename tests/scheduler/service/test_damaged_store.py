@@ -145,7 +145,7 @@ async def test_a_term_that_breaks_is_followed_by_another(
         def collect() -> None:
             raise ZeroDivisionError("a nonsense figure")
 
-        # Each duty of the house is guarded by itself; what brings state to Redis is not.
+        # A failure of one periodic task stops no other; what brings state to Redis is not.
         broken = replace(leader.write_behind._sources, collect=collect)
         monkeypatch.setattr(leader.write_behind, "_sources", broken)
         leader.write_behind.touch()

@@ -76,7 +76,7 @@ def test_a_process_that_leads_one_wants_a_second_only_of_one_that_leads_three() 
     assert [group for group in range(4) if mine.wants(group)] == [3]
 
 
-def test_of_two_wishes_at_a_time_the_last_group_is_kept() -> None:
+def test_of_two_requests_at_a_time_the_last_group_is_kept() -> None:
     mine = election()
     mine.took(0)
     mine.took(1)

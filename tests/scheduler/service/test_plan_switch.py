@@ -65,7 +65,7 @@ async def serving(
 
 
 def phase(process: SchedulerProcess) -> str:
-    report = process.leader().cluster.switch_report()
+    report = process.leader().cluster.rollout_report()
     return "" if report is None else report.phase
 
 

@@ -233,7 +233,7 @@ async def test_what_was_rejected_comes_again_later_and_ever_more_rarely(tmp_path
     await bench.planner.close()
 
 
-async def test_giving_up_office_ends_the_thinking(tmp_path: Path) -> None:
+async def test_giving_up_leadership_ends_the_thinking(tmp_path: Path) -> None:
     bench = Bench(await deployed(tmp_path), whole_on())
     bench.follow()
     assert bench.planner.is_thinking

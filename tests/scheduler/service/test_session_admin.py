@@ -112,7 +112,7 @@ async def test_a_move_that_fails_says_why(generating: Configured, crowd: Crowd) 
         ({"session_id": 77, "mode": "both"}, CODE.INVALID_ARGUMENT, "none of kv, tokens"),
     ],
 )
-async def test_wrong_wishes_are_refused(
+async def test_wrong_requests_are_refused(
     generating: Configured, crowd: Crowd, spec: dict[str, object], code: CODE, said: str
 ) -> None:
     async with scheduler(generating()) as process, admin(process.port) as stub:

@@ -127,7 +127,7 @@ async def test_an_agent_whose_sessions_find_no_room_is_drained_at_their_end(
         async with admin(process.port) as stub:
             drain = stub.DrainAgent(admin_pb2.DrainAgentRequest(agent_id=name), timeout=8)
             await until(lambda: figures(process)["kv_moves"] == 1, "one finds room")
-            await until(lambda: figures(process)["stray_sessions"] == 1, "the other does not")
+            await until(lambda: figures(process)["misplaced_sessions"] == 1, "the other does not")
             stayed = [
                 s
                 for s in starts
@@ -201,37 +201,37 @@ async def test_an_operator_moves_a_session_and_hears_how_it_went(
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
         await gateway.submit_session(1)
         first = await gateway.started(1)
-        desk, number = process.leader().moves, RequestId(GatewayId("gateway-0"), 1)
+        moves, number = process.leader().moves, RequestId(GatewayId("gateway-0"), 1)
         with pytest.raises(Unavailable, match="its prompt is not done"):
-            desk.begin(number)
+            moves.begin(number)
         with pytest.raises(InvalidInput, match="has no session"):
-            desk.begin(RequestId(GatewayId("gateway-0"), 2))
+            moves.begin(RequestId(GatewayId("gateway-0"), 2))
         with pytest.raises(InvalidInput, match="no request is answered by session 5"):
-            desk.begin(SessionId(5))
+            moves.begin(SessionId(5))
         await gateway.progressed(1, tokens=3)
-        await until(lambda: desk.sessions()[0].runs, "it runs")
+        await until(lambda: moves.sessions()[0].runs, "it runs")
         with pytest.raises(Unavailable, match="has no chain 'nowhere'"):
-            desk.begin(number, "nowhere")
-        begun = desk.begin(number, mode="tokens")
-        assert (await desk.ended(begun, 0.0)).outcome == "begun"
+            moves.begin(number, "nowhere")
+        begun = moves.begin(number, mode="tokens")
+        assert (await moves.ended(begun, 0.0)).outcome == "begun"
         order = await gateway.started(1, times=2)
         assert order.moved_session_id == begun.moved == first.session_id
         assert order.session_id == begun.session
         assert order.move_mode == scheduler_pb2.MOVE_MODE_TOKENS
         old = next(agent for agent in agents if agent.name == first.route[0].agent_id)
-        ended = asyncio.create_task(desk.ended(begun, 5.0))
+        ended = asyncio.create_task(moves.ended(begun, 5.0))
         await old.moved(begun.session, begun.moved, **DETAILS)
         done = await ended
         assert (done.outcome, done.tokens, done.rounds) == ("moved", 9, 2)
         assert (done.duration_ns, done.held_ns) == (30 * MS, 4 * MS)
         # Back, but the agent cannot.
         await gateway.progressed(1, tokens=4)
-        await until(lambda: desk.sessions()[0].runs, "it runs there")
-        again = desk.begin(SessionId(begun.session))
+        await until(lambda: moves.sessions()[0].runs, "it runs there")
+        again = moves.begin(SessionId(begun.session))
         await old.fails(again.session)
-        failed = await desk.ended(again, 5.0)
+        failed = await moves.ended(again, 5.0)
         assert (failed.outcome, failed.problem != "") == ("failed", True)
-        (view,) = desk.sessions()
+        (view,) = moves.sessions()
         assert (view.session, view.was) == (begun.session, first.session_id)
         await gateway.finished(1)
         await nothing_is_left(process)

@@ -15,7 +15,7 @@ from catenary_scheduler.planning.requirements import (
     can_go_back,
     changing,
     missing,
-    wanted_by_agent,
+    required_by_agent,
 )
 from catenary_scheduler.rollout.report import RolloutReport
 from catenary_scheduler.rollout.rollout import ClusterSnapshot, PlanRollout, RolloutPhase
@@ -54,8 +54,8 @@ class World:
     now: int = 0
 
     def __post_init__(self) -> None:
-        wanted = wanted_by_agent(self.active)
-        self.hosted = {agent: set(wanted.get(agent, {})) for agent in self.room}
+        required = required_by_agent(self.active)
+        self.hosted = {agent: set(required.get(agent, {})) for agent in self.room}
         named = agents_of(self.target)
         self.rollout = PlanRollout(
             self.target,
@@ -68,8 +68,8 @@ class World:
         )
 
     def surplus(self, agent: AgentId, placement: Placement) -> list[PartitionKey]:
-        wanted = wanted_by_agent(placement).get(agent, {})
-        return sorted(key for key in self.hosted[agent] if key not in wanted)
+        required = required_by_agent(placement).get(agent, {})
+        return sorted(key for key in self.hosted[agent] if key not in required)
 
     def used(self, agent: AgentId) -> int:
         return sum(key.last_block - key.first_block for key in self.hosted[agent])
@@ -78,8 +78,8 @@ class World:
         return self.used(agent) + key.last_block - key.first_block <= self.room[agent]
 
     def is_crowded(self, agent: AgentId) -> bool:
-        wanted = wanted_by_agent(self.target).get(agent, {})
-        lacking = [key for key in wanted if key not in self.hosted[agent]]
+        required = required_by_agent(self.target).get(agent, {})
+        lacking = [key for key in required if key not in self.hosted[agent]]
         no_room = any(not self.fits(agent, key) for key in lacking)
         return no_room and bool(self.surplus(agent, self.target))
 
@@ -113,17 +113,19 @@ class World:
 
     def drop(self) -> None:
         """Unloads what is not wanted, as the hosting does."""
-        wanted = HostingGoal(self.active, self.target, self.rollout).wanted()
+        required = HostingGoal(self.active, self.target, self.rollout).required()
         for agent, keys in self.hosted.items():
-            for key in [k for k in keys if k not in wanted(agent) and (agent, k) not in self.busy]:
+            for key in [
+                k for k in keys if k not in required(agent) and (agent, k) not in self.busy
+            ]:
                 keys.remove(key)
 
     def loadable(self) -> list[tuple[AgentId, PartitionKey]]:
-        wanted = HostingGoal(self.active, self.target, self.rollout).wanted()
+        required = HostingGoal(self.active, self.target, self.rollout).required()
         return [
             (agent, key)
             for agent in sorted(self.hosted)
-            for key in sorted(wanted(agent))
+            for key in sorted(required(agent))
             if agent not in self.gone
             and key not in self.hosted[agent]
             and self.fits(agent, key)
@@ -305,7 +307,7 @@ def test_whatever_happens_it_ends_and_dispatch_never_goes_to_what_is_not_there(
             world.gone.add(lost)
             world.hosted[lost].clear()
         elif action == "busy" and not world.rollout.is_holding:
-            world.busy |= {(a, k) for a, w in wanted_by_agent(world.active).items() for k in w}
+            world.busy |= {(a, k) for a, w in required_by_agent(world.active).items() for k in w}
         else:
             world.busy.clear()
         world.advance()
@@ -325,7 +327,7 @@ def test_whatever_happens_it_ends_and_dispatch_never_goes_to_what_is_not_there(
 def dispatchable(world: World) -> None:
     """What the dispatcher may use of agents that are there is loaded."""
     rollout = world.rollout
-    for agent, wanted in wanted_by_agent(world.active).items():
+    for agent, required in required_by_agent(world.active).items():
         held = rollout.is_holding and agent in rollout.crowded
         if agent not in world.gone | world.unable and not held:
-            assert set(wanted) <= world.hosted[agent], (agent, rollout.phase)
+            assert set(required) <= world.hosted[agent], (agent, rollout.phase)

@@ -37,17 +37,17 @@ def test_it_ends_when_somebody_holds_the_lease() -> None:
     assert not backoff.has_waited(99.0)
 
 
-def test_a_lease_that_is_renewed_is_not_frozen_however_long_it_lasts() -> None:
-    frozen = StaleLeaseDetector(2.0)
-    assert not any(frozen.saw(10.0 - at % 2.5, at) for at in (n / 4 for n in range(100)))
+def test_a_lease_that_is_renewed_is_not_stale_however_long_it_lasts() -> None:
+    detector = StaleLeaseDetector(2.0)
+    assert not any(detector.saw(10.0 - at % 2.5, at) for at in (n / 4 for n in range(100)))
 
 
-def test_a_lease_that_only_lasts_is_frozen_after_three_times_that() -> None:
-    frozen = StaleLeaseDetector(2.0)
-    seen = [frozen.saw(3600.0 - at, at) for at in (0.0, 2.0, 4.0, 5.9, 6.0)]
+def test_a_lease_that_only_lasts_is_stale_after_three_times_that() -> None:
+    detector = StaleLeaseDetector(2.0)
+    seen = [detector.saw(3600.0 - at, at) for at in (0.0, 2.0, 4.0, 5.9, 6.0)]
     assert seen == [False, False, False, False, True]
 
 
 def test_a_lease_about_to_end_is_not_broken() -> None:
-    frozen = StaleLeaseDetector(2.0)
-    assert not any(frozen.saw(4.0 - at, at) for at in (0.0, 1.0, 2.0, 3.0))
+    detector = StaleLeaseDetector(2.0)
+    assert not any(detector.saw(4.0 - at, at) for at in (0.0, 1.0, 2.0, 3.0))

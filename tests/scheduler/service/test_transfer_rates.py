@@ -32,13 +32,13 @@ def sent(peer: str, size: int, sending_ns: int) -> scheduler_pb2.CachesSent:
 
 
 class Heard:
-    """A desk, and what it tells."""
+    """The rates, and what they tell."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.kept = 0
         nothing: Any = None
-        self.desk = TransferRates(MeasuredLinks(), nothing, self._feed, self._keep, {})
+        self.rates = TransferRates(MeasuredLinks(), nothing, self._feed, self._keep, {})
 
     def _feed(self, event: Event, now: int) -> None:
         self.events.append(event)
@@ -49,15 +49,15 @@ class Heard:
 
 def test_a_rate_is_told_and_written_when_it_has_changed_notably() -> None:
     heard = Heard()
-    heard.desk.caches_sent(A, sent(B, MIB, 10 * MS))
+    heard.rates.caches_sent(A, sent(B, MIB, 10 * MS))
     first = MoveCostsMeasured(links=((A, B, 100 * MIB),))
     assert (heard.events, heard.kept) == ([first], 1)
-    heard.desk.caches_sent(A, sent(B, MIB, 10 * MS - 1))
-    heard.desk.caches_sent(A, sent(B, 100, MS))  # a row or two
-    heard.desk.caches_sent(A, scheduler_pb2.CachesSent())
+    heard.rates.caches_sent(A, sent(B, MIB, 10 * MS - 1))
+    heard.rates.caches_sent(A, sent(B, 100, MS))  # a row or two
+    heard.rates.caches_sent(A, scheduler_pb2.CachesSent())
     assert (heard.events, heard.kept) == ([first], 1)
     for _ in range(3):
-        heard.desk.caches_sent(A, sent(B, MIB, 20 * MS))
+        heard.rates.caches_sent(A, sent(B, MIB, 20 * MS))
     assert heard.events[1:] == [MoveCostsMeasured(links=((A, B, 50 * MIB),))]
 
 

@@ -92,13 +92,13 @@ async def test_groups_share_no_key_and_each_has_its_own_hash_tag(redis: Redis) -
 
 async def test_a_look_shows_who_leads_for_how_long_and_who_wants_to(redis: Redis) -> None:
     lease, other = lease_of(redis, 1), lease_of(redis, 1, "another")
-    sight = await other.look()
-    assert (sight.holder, sight.left_s, sight.wanted_by) == ("", 0.0, "")
+    view = await other.look()
+    assert (view.holder, view.left_s, view.wanted_by) == ("", 0.0, "")
     assert await lease.try_acquire()
     await other.want()
-    sight = await lease.look()
-    assert (sight.holder, sight.wanted_by) == ("one", "another")
-    assert 50 < sight.left_s <= 60
+    view = await lease.look()
+    assert (view.holder, view.wanted_by) == ("one", "another")
+    assert 50 < view.left_s <= 60
     assert (await lease_of(redis, 0).look()).holder == ""
 
 

@@ -102,7 +102,7 @@ async def test_a_candidate_is_told_how_long_the_lease_of_another_lasts(redis: Re
 async def test_only_a_lease_that_lasts_too_long_can_be_broken(redis: Redis) -> None:
     leader, standby = candidate(redis, "a", ttl_s=5.0), candidate(redis, "b", ttl_s=5.0)
     assert await leader.try_acquire()
-    assert not await standby.break_frozen()
+    assert not await standby.break_stale()
     await redis.pexpire(KEYS.lease, 3_600_000)
-    assert await standby.break_frozen()
+    assert await standby.break_stale()
     assert await standby.try_acquire()

@@ -273,8 +273,8 @@ async def test_a_lease_that_is_none_keeps_nobody_out_for_long(redis: Redis) -> N
     await redis.rpush(KEYS.lease, "x")  # type: ignore[misc]
     await redis.rpush(KEYS.wanted, "x")  # type: ignore[misc]
     lease = Lease(redis, KEYS, "a", 0.2)
-    sight = await lease.look()
-    assert (sight.holder, sight.wanted_by) == ("", "")
+    view = await lease.look()
+    assert (view.holder, view.wanted_by) == ("", "")
     assert await lease.try_acquire()
     await lease.release()
     await redis.set(KEYS.lease, b"\xff for ever")

@@ -21,7 +21,7 @@ from catenary_services.redis.embedded_redis import EmbeddedRedis
 from stored_tables import raw_table
 
 KEYS = RedisKeys("test")
-RHYTHM = FlushSchedule(flush_s=0.002, renew_s=0.05, longest_backoff_s=0.05)
+SCHEDULE = FlushSchedule(flush_s=0.002, renew_s=0.05, longest_backoff_s=0.05)
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -40,7 +40,7 @@ class Leader:
         self.state: dict[str, str] = {}
         self.epochs: list[Epoch] = []
         sources = StateSources(lambda: None, self.snapshot, self.epochs.append)
-        self.write_behind = WriteBehind(self.store, self.lease, self.journal, sources, RHYTHM)
+        self.write_behind = WriteBehind(self.store, self.lease, self.journal, sources, SCHEDULE)
 
     def snapshot(self) -> JournalChanges:
         return JournalChanges({RedisTable.PLAN: dict(self.state)}, replace=True)
@@ -182,7 +182,7 @@ async def test_an_overflow_while_redis_is_away_ends_in_a_snapshot(
     leader = Leader(redis)
     leader.journal = Journal(limit=10)
     sources = StateSources(lambda: None, leader.snapshot, leader.epochs.append)
-    leader.write_behind = WriteBehind(leader.store, leader.lease, leader.journal, sources, RHYTHM)
+    leader.write_behind = WriteBehind(leader.store, leader.lease, leader.journal, sources, SCHEDULE)
     assert await leader.lease.try_acquire()
     async with running(leader):
         kill(server)
@@ -217,7 +217,7 @@ async def test_what_keeps_redis_from_writing_is_named_once(redis: Redis) -> None
     leader = Leader(redis)
     kinds: list[str] = []
     sources = StateSources(lambda: None, leader.snapshot, leader.epochs.append, kinds.append)
-    leader.write_behind = WriteBehind(leader.store, leader.lease, leader.journal, sources, RHYTHM)
+    leader.write_behind = WriteBehind(leader.store, leader.lease, leader.journal, sources, SCHEDULE)
     assert await leader.lease.try_acquire()
     await redis.config_set("maxmemory", "1")
     async with running(leader):

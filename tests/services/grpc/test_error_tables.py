@@ -320,7 +320,7 @@ def test_details_hold_the_facts() -> None:
     assert (delay.seconds, delay.nanos) == (1, 500_000_000)
 
 
-def test_a_door_asks_for_the_key_it_misses() -> None:
+def test_a_endpoint_asks_for_the_key_it_misses() -> None:
     assert error_tables.http_headers(errors.Unauthenticated("no"))["WWW-Authenticate"] == "Bearer"
 
 

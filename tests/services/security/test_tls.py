@@ -156,7 +156,7 @@ async def test_client_refuses_a_certificate_for_another_host(ours: Party, tmp_pa
             await exchange(port, client)
 
 
-async def test_public_door_takes_clients_without_a_certificate(ours: Party) -> None:
+async def test_public_endpoint_takes_clients_without_a_certificate(ours: Party) -> None:
     server = ServerSecurity.from_settings(ours.settings(), mutual=False)
     async with grpc_server(server) as port:
         assert await call(port, ClientSecurity(ca_file=ours.ca)) == b"hello"

@@ -56,8 +56,8 @@ class FrameFlood(Flood):
 
 
 @fault
-class DoorFlood(Flood):
-    name = "flood-door"
+class EndpointFlood(Flood):
+    name = "flood-endpoints"
     about = "1,500 silent connections at a gateway's gRPC and HTTP ports"
     promise = Promise(5.0)
 

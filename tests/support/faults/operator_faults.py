@@ -10,7 +10,7 @@ from faults.agent_faults import OfAnAgent
 from faults.base import Fault, Promise, fault
 from faults.world import World
 
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 
 
 class Operation(Fault):
@@ -34,7 +34,7 @@ class Drain(OfAnAgent, Operation):
 
     async def apply(self, world: World) -> None:
         world.held.add(self.agent)  # an agent that is drained may end
-        await self.command(world, world.admin.drain(self.agent, timeout_s=_PATIENCE_S))
+        await self.command(world, world.admin.drain(self.agent, timeout_s=_TIMEOUT_S))
 
     async def undo(self, world: World) -> None:
         await world.kill(self.agent)  # another incarnation is not meant
@@ -52,10 +52,10 @@ class Replan(Operation):
         return ("plan",)
 
     async def apply(self, world: World) -> None:
-        await self.command(world, world.admin.replan(timeout_s=_PATIENCE_S))
+        await self.command(world, world.admin.replan(timeout_s=_TIMEOUT_S))
 
     async def undo(self, world: World) -> None:
-        await self.command(world, world.admin.apply_plan(world.plan, timeout_s=_PATIENCE_S))
+        await self.command(world, world.admin.apply_plan(world.plan, timeout_s=_TIMEOUT_S))
 
 
 @fault
@@ -68,7 +68,7 @@ class Redeploy(Operation):
         return ("plan",)
 
     async def apply(self, world: World) -> None:
-        await self.command(world, world.admin.deploy(IMAGES, timeout_s=_PATIENCE_S))
+        await self.command(world, world.admin.deploy(IMAGES, timeout_s=_TIMEOUT_S))
 
     async def undo(self, world: World) -> None:
-        await self.command(world, world.admin.apply_plan(world.plan, timeout_s=_PATIENCE_S))
+        await self.command(world, world.admin.apply_plan(world.plan, timeout_s=_TIMEOUT_S))

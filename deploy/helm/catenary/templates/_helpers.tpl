@@ -96,11 +96,11 @@ tls_ca_file: /catenary/tls/ca.crt
 tls_ca_file: /catenary/tls/ca.pem
 {{- end -}}
 {{- if and (eq .component "gateway") (ne .root.Values.tls.mode "none") -}}
-{{- if .root.Values.tls.doorsInsecure }}
-doors_insecure: true
-{{- else if .root.Values.tls.doorSecret }}
-door_cert_file: /catenary/door/tls.crt
-door_key_file: /catenary/door/tls.key
+{{- if .root.Values.tls.endpointsInsecure }}
+endpoints_insecure: true
+{{- else if .root.Values.tls.endpointSecret }}
+endpoint_cert_file: /catenary/endpoint/tls.crt
+endpoint_key_file: /catenary/endpoint/tls.key
 {{- end }}
 {{- end -}}
 {{- end -}}
@@ -165,8 +165,8 @@ otlp_endpoint: {{ . | quote }}
 {{- if ne .root.Values.tls.mode "none" }}
 - {name: tls, mountPath: /catenary/tls, readOnly: true}
 {{- end }}
-{{- if and (eq .component "gateway") (include "catenary.ownDoor" .root) }}
-- {name: door, mountPath: /catenary/door, readOnly: true}
+{{- if and (eq .component "gateway") (include "catenary.ownEndpointCertificate" .root) }}
+- {name: endpoint, mountPath: /catenary/endpoint, readOnly: true}
 {{- end }}
 {{- if and .root.Values.apiKeys.existingSecret (has .component (list "gateway" "scheduler")) }}
 - {name: api-keys, mountPath: /catenary/keys, readOnly: true}
@@ -220,9 +220,9 @@ otlp_endpoint: {{ . | quote }}
     secretName: {{ required (printf "tls.secrets.%s: the Secret of tls.mode=secrets" .component) (index .root.Values.tls.secrets .component) }}
     defaultMode: 0440
 {{- end }}
-{{- if and (eq .component "gateway") (include "catenary.ownDoor" .root) }}
-- name: door
-  secret: {secretName: {{ .root.Values.tls.doorSecret }}, defaultMode: 0440}
+{{- if and (eq .component "gateway") (include "catenary.ownEndpointCertificate" .root) }}
+- name: endpoint
+  secret: {secretName: {{ .root.Values.tls.endpointSecret }}, defaultMode: 0440}
 {{- end }}
 {{- if and .root.Values.apiKeys.existingSecret (has .component (list "gateway" "scheduler")) }}
 - name: api-keys
@@ -382,14 +382,14 @@ checksum/config: {{ include (print .root.Template.BasePath "/configmap.yaml") .r
 
 {{/* What ports with gRPC say of themselves, for meshes and load balancers. */}}
 {{- define "catenary.grpcProtocol" -}}
-{{- ternary "https" "kubernetes.io/h2c" (eq (include "catenary.doorsHaveTls" .) "yes") -}}
+{{- ternary "https" "kubernetes.io/h2c" (eq (include "catenary.endpointsHaveTls" .) "yes") -}}
 {{- end -}}
 
-{{- define "catenary.doorsHaveTls" -}}
-{{- if and (ne .Values.tls.mode "none") (not .Values.tls.doorsInsecure) }}yes{{ end -}}
+{{- define "catenary.endpointsHaveTls" -}}
+{{- if and (ne .Values.tls.mode "none") (not .Values.tls.endpointsInsecure) }}yes{{ end -}}
 {{- end -}}
 
 {{/* An endpoint with a certificate of its own. */}}
-{{- define "catenary.ownDoor" -}}
-{{- if and (include "catenary.doorsHaveTls" .) .Values.tls.doorSecret }}yes{{ end -}}
+{{- define "catenary.ownEndpointCertificate" -}}
+{{- if and (include "catenary.endpointsHaveTls" .) .Values.tls.endpointSecret }}yes{{ end -}}
 {{- end -}}

@@ -44,7 +44,7 @@ _TOPICS = (
     "tea",
     "kites",
 )
-_WISHES = (
+_QUESTIONS = (
     "Write a short story about {}.",
     "Explain how {} came to be.",
     "Describe {} to a child.",
@@ -54,11 +54,11 @@ _WISHES = (
 
 def prompt_of(number: int) -> str:
     """Returns prompt `number`; every third one is about five times as long as the others."""
-    wish = _WISHES[number % len(_WISHES)].format(_TOPICS[number % len(_TOPICS)])
+    question = _QUESTIONS[number % len(_QUESTIONS)].format(_TOPICS[number % len(_TOPICS)])
     if number % 3:
-        return wish
+        return question
     mentioned = [_TOPICS[(number + at) % len(_TOPICS)] for at in range(1, len(_TOPICS))]
-    return f"{wish} Think of these as well, in this order: {', '.join(mentioned)}. {wish}"
+    return f"{question} Think of these as well, in this order: {', '.join(mentioned)}. {question}"
 
 
 async def answer_of(client: catenary.AsyncClient, model: str, prompt: int, tokens: int) -> Answer:

@@ -107,14 +107,14 @@ def _outcomes(measured: LayoutMeasured, answers: Sequence[Answer]) -> Facts:
 
 
 def _moves_facts(measured: LayoutMeasured, mode: str, stalls: Sequence[tuple[str, float]]) -> Facts:
-    wishes = [each for each in measured.moves if each.mode == mode]
-    done = [each for each in wishes if each.outcome == "moved"]
-    failed = [each for each in wishes if each.outcome == "failed"]
+    requested = [each for each in measured.moves if each.mode == mode]
+    done = [each for each in requested if each.outcome == "moved"]
+    failed = [each for each in requested if each.outcome == "failed"]
     return {
         "moved": len(done),
         "failed": len(failed),
-        "not_begun": len(wishes) - len(done) - len(failed),
-        "problems": sorted({each.problem for each in wishes if each.problem}),
+        "not_begun": len(requested) - len(done) - len(failed),
+        "problems": sorted({each.problem for each in requested if each.problem}),
         "stall_steps": spread([steps for how, steps in stalls if how == mode]),
         "held_ms": spread([each.held_ms for each in done]),
         "duration_ms": spread([each.duration_ms for each in done]),

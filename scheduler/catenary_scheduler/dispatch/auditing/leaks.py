@@ -95,7 +95,7 @@ class AuditAnswers:
     gateways: Mapping[GatewayId, GatewayRequests]
     grace_ns: Nanoseconds
 
-    def believed(self, request: RequestId | None) -> dict[SessionId, ExpectedSession] | None:
+    def expected(self, request: RequestId | None) -> dict[SessionId, ExpectedSession] | None:
         """Returns the starts that a gateway expects for a request; None if it does not say."""
         wants = self.gateways.get(request.gateway) if request is not None else None
         if wants is None or request is None or request.number not in wants.requests:
@@ -145,16 +145,16 @@ def _booked(
     if claim.state in ("closing", "unclaimed"):
         yield from _unheld(asked, claim, said)
         return
-    believed = said.believed(claim.request)
-    if believed is None:
+    expected = said.expected(claim.request)
+    if expected is None:
         return  # if it is not wanted any more, its request is the leak
     if claim.state == "arriving":
-        yield from _moving(claim, believed, said)
-    elif claim.session not in believed:
-        if not _moved_on(claim.session, now, believed):
+        yield from _moving(claim, expected, said)
+    elif claim.session not in expected:
+        if not _moved_on(claim.session, now, expected):
             yield Leak("start_lost", session=claim.session, request=claim.request)
     elif claim.state == "starting":
-        if _is_lost(claim, believed[claim.session], said):
+        if _is_lost(claim, expected[claim.session], said):
             yield Leak("start_lost", session=claim.session, request=claim.request)
         else:
             yield from _broken_off(claim, now, said)
@@ -212,14 +212,14 @@ def _broken_off(claim: BookedSession, now: SchedulerHoldings, said: AuditAnswers
 
 
 def _moving(
-    claim: BookedSession, believed: dict[SessionId, ExpectedSession], said: AuditAnswers
+    claim: BookedSession, expected: dict[SessionId, ExpectedSession], said: AuditAnswers
 ) -> Iterator[Leak]:
     source, old_ring = claim.source or (claim.session, ())
-    start = believed.get(claim.session)
+    start = expected.get(claim.session)
     leak = Leak("move_lost", session=claim.session, request=claim.request, source=source)
     if start is None:
         yield leak
-    elif source not in believed:  # its tokens come from there, which nobody reported
+    elif source not in expected:  # its tokens come from there, which nobody reported
         yield Leak("move_unheard", session=claim.session, request=claim.request, source=source)
     elif start.sent_ago_ns is not None and start.sent_ago_ns >= said.grace_ns:
         everywhere = {agent for agent, _, _ in claim.holds} | set(claim.ring) | set(old_ring)
@@ -228,10 +228,10 @@ def _moving(
 
 
 def _moved_on(
-    session: SessionId, now: SchedulerHoldings, believed: dict[SessionId, ExpectedSession]
+    session: SessionId, now: SchedulerHoldings, expected: dict[SessionId, ExpectedSession]
 ) -> bool:
     """True if the tokens of a session come from its successor."""
-    arriving = [now.sessions[each] for each in believed if each in now.sessions]
+    arriving = [now.sessions[each] for each in expected if each in now.sessions]
     return any(each.source is not None and each.source[0] == session for each in arriving)
 
 

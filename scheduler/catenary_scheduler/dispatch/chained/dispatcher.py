@@ -265,7 +265,7 @@ class ChainedDispatcher:
             "open_requests": len(state.sequences),
             "sessions_in_flight": len(state.sessions),
             "moving_sessions": len(state.moves),
-            "stray_sessions": len(state.misplaced),
+            "misplaced_sessions": len(state.misplaced),
             "booked_sessions": len(state.slots),
             "booked_slots": sum(cache.used for cache in caches),
             "block_slots": sum(cache.capacity for cache in caches),

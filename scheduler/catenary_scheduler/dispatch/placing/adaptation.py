@@ -29,7 +29,7 @@ class AdaptationConfig:
         least_theta: Lower bound of theta.
         step: Size of one change of theta.
         window: Number of the latest sessions that count.
-        patience: Number of sessions that end between two changes.
+        interval: Number of sessions that end between two changes.
         forced_share: The cluster counts as full from this share of forced placements on.
     """
 
@@ -38,7 +38,7 @@ class AdaptationConfig:
     least_theta: float = 0.6
     step: float = 0.05
     window: int = 400
-    patience: int = 100
+    interval: int = 100
     forced_share: float = 0.02
 
 
@@ -85,7 +85,7 @@ class Adaptation:
             self._attained -= before
             self._forced -= was_forced
         self._since_change += 1
-        if self._since_change >= self.config.patience:
+        if self._since_change >= self.config.interval:
             self._change()
 
     def _change(self) -> None:

@@ -22,8 +22,8 @@ class LazyMover:
     The bin with the least load is left alone where others will do, so that it drains.
 
     Args:
-        shelves: The bins and their sessions.
-        outlook: Forecast of how long bins last.
+        active_bins: The bins and their sessions.
+        forecast: Forecast of how long bins last.
         rules: Thresholds that decide when a move is worth its cost.
         distance: Distance between two bins, in epochs that are subtracted from the time the target
             lasts; None if all are equally near.
@@ -32,10 +32,14 @@ class LazyMover:
     """
 
     def __init__(
-        self, shelves: ActiveBins, outlook: BinForecast, rules: LazyRules, distance: Distance | None
+        self,
+        active_bins: ActiveBins,
+        forecast: BinForecast,
+        rules: LazyRules,
+        distance: Distance | None,
     ) -> None:
-        self._shelves = shelves
-        self._outlook = outlook
+        self._active_bins = active_bins
+        self._forecast = forecast
         self._rules = rules
         self._distance = distance
 
@@ -44,23 +48,23 @@ class LazyMover:
 
         A bin without headroom is preferred to a new one. The result is None if no bin has room.
         """
-        outlook, rules = self._outlook, self._rules
+        forecast, rules = self._forecast, self._rules
         places = self._roomy(size)
         lasting, longest = -1, 0.0
         any_way, most = -1, 0.0
         for number, (gpu, room, count) in enumerate(places):
-            lasts = outlook.epochs_left(room - size, count + 1)
+            lasts = forecast.epochs_left(room - size, count + 1)
             if any_way < 0 or lasts > most:
                 any_way, most = gpu, lasts
-            drains = number == 0 and len(self._shelves) > 1
-            enough = room - size >= outlook.headroom(count + 1, rules.arrival_epochs)
+            drains = number == 0 and len(self._active_bins) > 1
+            enough = room - size >= forecast.headroom(count + 1, rules.arrival_epochs)
             if enough and not drains and (lasting < 0 or lasts > longest):
                 lasting, longest = gpu, lasts
         if lasting >= 0:
             return lasting
         if not places:
             return None
-        return places[0][0] if len(self._shelves) > 1 else any_way
+        return places[0][0] if len(self._active_bins) > 1 else any_way
 
     def relief(self, gpu: int) -> PackingMove | None:
         """Returns the move that makes an overflowing bin fit, or brings it closer.
@@ -69,14 +73,14 @@ class LazyMover:
         longest. The bin that drains is taken only if no other lasts long enough. The result is None
         if no session can go.
         """
-        shelves, rules = self._shelves, self._rules
-        excess = shelves.load_of(gpu) - shelves.capacity
+        active_bins, rules = self._active_bins, self._rules
+        excess = active_bins.load_of(gpu) - active_bins.capacity
         places = [entry for entry in self._roomy(0) if entry[0] != gpu]
-        left = shelves.count_of(gpu) - 1
+        left = active_bins.count_of(gpu) - 1
         best: PackingMove | None = None
         most = (False, False, 0.0)
         for size, item in self._largest_first(gpu):
-            after = self._outlook.epochs_left(size - excess, left)
+            after = self._forecast.epochs_left(size - excess, left)
             if best is not None:
                 bound = (after >= rules.target_epochs, True, after)
                 if size < excess or bound <= most:
@@ -84,7 +88,7 @@ class LazyMover:
             for number, (target, room, count) in enumerate(places):
                 if room < size:
                     break
-                lasts = min(after, self._outlook.epochs_left(room - size, count + 1))
+                lasts = min(after, self._forecast.epochs_left(room - size, count + 1))
                 lasts -= self._far(gpu, target)
                 enough = lasts >= rules.target_epochs
                 rank = (enough, enough and number > 0, lasts)
@@ -97,7 +101,7 @@ class LazyMover:
 
         If none is enough, it is the largest.
         """
-        excess = self._shelves.load_of(gpu) - self._shelves.capacity
+        excess = self._active_bins.load_of(gpu) - self._active_bins.capacity
         sizes = self._largest_first(gpu)
         enough = [item for size, item in sizes if size >= excess]
         return enough[-1] if enough else sizes[0][1]
@@ -108,10 +112,13 @@ class LazyMover:
         Args:
             most: Largest number of sessions that may move.
         """
-        shelves = self._shelves
-        if len(shelves) < 2:
+        active_bins = self._active_bins
+        if len(active_bins) < 2:
             return []
-        low = [(shelves.count_of(gpu), gpu) for gpu in shelves.emptiest(2 * self._rules.candidates)]
+        low = [
+            (active_bins.count_of(gpu), gpu)
+            for gpu in active_bins.emptiest(2 * self._rules.candidates)
+        ]
         for count, gpu in sorted(low)[: self._rules.candidates]:
             if count <= min(most, self._rules.most_emptied):
                 moves = self._spread(gpu)
@@ -121,14 +128,14 @@ class LazyMover:
 
     def _spread(self, gpu: int) -> list[PackingMove]:
         """Returns moves of all sessions of a bin, large ones first; none if one cannot go."""
-        outlook, rules = self._outlook, self._rules
+        forecast, rules = self._forecast, self._rules
         places = [entry for entry in self._roomy(0) if entry[0] != gpu]
         moves: list[PackingMove] = []
         for size, item in self._largest_first(gpu):
             best, most = -1, 0.0
             for number, (target, room, count) in enumerate(places):
-                if room - size >= outlook.headroom(count + 1, rules.emptying_epochs):
-                    lasts = outlook.epochs_left(room - size, count + 1) - self._far(gpu, target)
+                if room - size >= forecast.headroom(count + 1, rules.emptying_epochs):
+                    lasts = forecast.epochs_left(room - size, count + 1) - self._far(gpu, target)
                     if best < 0 or lasts > most:
                         best, most = number, lasts
             if best < 0:
@@ -143,18 +150,18 @@ class LazyMover:
 
         Bins with less than `size` are left out.
         """
-        shelves = self._shelves
+        active_bins = self._active_bins
         found = []
-        for gpu in shelves.emptiest(_LOOKED_AT):
-            room = shelves.capacity - shelves.load_of(gpu)
+        for gpu in active_bins.emptiest(_LOOKED_AT):
+            room = active_bins.capacity - active_bins.load_of(gpu)
             if room < size:
                 break
-            found.append((gpu, room, shelves.count_of(gpu)))
+            found.append((gpu, room, active_bins.count_of(gpu)))
         return found
 
     def _largest_first(self, gpu: int) -> list[tuple[int, Item]]:
-        shelves = self._shelves
-        sizes = [(shelves.size_of(item), item) for item in shelves.items_of(gpu)]
+        active_bins = self._active_bins
+        sizes = [(active_bins.size_of(item), item) for item in active_bins.items_of(gpu)]
         return sorted(sizes, key=_size_of, reverse=True)
 
     def _far(self, source: int, target: int) -> float:

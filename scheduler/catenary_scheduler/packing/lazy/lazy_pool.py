@@ -50,13 +50,13 @@ class LazyPool:
         self._most_bins = most_bins
         self._config = config or PackingConfig()
         self._rules = rules or LazyRules()
-        self._shelves = ActiveBins(capacity, most_bins)
-        self._outlook = BinForecast(capacity, self._rules)
+        self._active_bins = ActiveBins(capacity, most_bins)
+        self._forecast = BinForecast(capacity, self._rules)
         self._total = 0
         self._waiting: dict[Item, int] = {}
         """Sizes of queued sessions, in the order of the queue."""
         distance = self._config.distance if self._config.distance_weight else None
-        self._mover = LazyMover(self._shelves, self._outlook, self._rules, distance)
+        self._mover = LazyMover(self._active_bins, self._forecast, self._rules, distance)
         self.repairs = 0
         """Number of times that Mell's rules had to restore the bound."""
 
@@ -75,7 +75,7 @@ class LazyPool:
         check_epoch(gone, sizes, arrived, self._knows, self._capacity)
         for item in gone:
             self._forget(item)
-        self._shelves.close_empty()
+        self._active_bins.close_empty()
         self._resize(sizes)
         origins: dict[Item, int] = {}
         preempted = self._relieve(origins)
@@ -117,9 +117,9 @@ class LazyPool:
             InvalidInput: The session does not fit a bin.
         """
         check_size("size", size, self._capacity)
-        if item in self._shelves or item in self._waiting:
+        if item in self._active_bins or item in self._waiting:
             self._forget(item)
-        self._shelves.ensure(number)
+        self._active_bins.ensure(number)
         self._put(item, size, number)
 
     def bin_for(self, size: int) -> int | None:
@@ -128,15 +128,15 @@ class LazyPool:
 
     def bin_of(self, item: Item) -> int | None:
         """Returns the bin of a session; None if it is queued or unknown."""
-        return self._shelves.bin_of(item)
+        return self._active_bins.bin_of(item)
 
     def size_of(self, item: Item) -> int:
         """Returns the memory that a placed session holds, in the unit of the capacity."""
-        return self._shelves.size_of(item)
+        return self._active_bins.size_of(item)
 
     def bins(self) -> Mapping[int, Sequence[Item]]:
         """Returns the active bins and the sessions on each of them."""
-        return {gpu: items for gpu, items in self._shelves.bins().items() if items}
+        return {gpu: items for gpu, items in self._active_bins.bins().items() if items}
 
     def queued(self) -> tuple[Item, ...]:
         """Returns the sessions that wait, in the order of their turns."""
@@ -144,7 +144,7 @@ class LazyPool:
 
     def check(self) -> list[str]:
         """Returns one sentence for each thing that is wrong; none after any epoch."""
-        loads = self._shelves.loads()
+        loads = self._active_bins.loads()
         wrong = [
             f"bin {gpu} holds {load} of {self._capacity}"
             for gpu, load in loads.items()
@@ -152,7 +152,7 @@ class LazyPool:
         ]
         used, most = (
             sum(1 for load in loads.values() if load),
-            bound_on_bins(least_bins(self._shelves)),
+            bound_on_bins(least_bins(self._active_bins)),
         )
         if used > most:
             wrong.append(f"{used} bins, where Mell promises at most {most}")
@@ -163,57 +163,57 @@ class LazyPool:
         return wrong
 
     def _knows(self, item: Item) -> bool:
-        return item in self._shelves or item in self._waiting
+        return item in self._active_bins or item in self._waiting
 
     def _forget(self, item: Item) -> None:
         if item in self._waiting:
             del self._waiting[item]
         else:
-            self._total -= self._shelves.take(item)[1]
+            self._total -= self._active_bins.take(item)[1]
 
     def _put(self, item: Item, size: int, gpu: int) -> None:
-        self._shelves.put(item, size, gpu)
+        self._active_bins.put(item, size, gpu)
         self._total += size
 
     def _resize(self, sizes: Mapping[Item, int]) -> None:
-        shelves = self._shelves
+        active_bins = self._active_bins
         changed: dict[Item, int] = {}
         grown = 0
         for item, size in sizes.items():
-            if item in shelves:
-                more = size - shelves.size_of(item)
+            if item in active_bins:
+                more = size - active_bins.size_of(item)
                 if more:
                     changed[item] = size
                     grown += more
             elif item in self._waiting:
                 self._waiting[item] = size
-        if 8 * len(changed) < len(shelves):
+        if 8 * len(changed) < len(active_bins):
             for item, size in changed.items():
-                shelves.resize_one(item, size)
+                active_bins.resize_one(item, size)
         else:
-            shelves.resize(changed)
+            active_bins.resize(changed)
         self._total += grown
-        if _LEAST_NAMED * len(sizes) >= shelves.sessions():
-            self._outlook.learn(grown, shelves.sessions())
+        if _LEAST_NAMED * len(sizes) >= active_bins.sessions():
+            self._forecast.learn(grown, active_bins.sessions())
 
     def _relieve(self, origins: dict[Item, int]) -> dict[Item, int]:
         """Moves sessions off overflowing bins.
 
         Returns the sizes of those that lost their place because no bin had room.
         """
-        shelves = self._shelves
+        active_bins = self._active_bins
         preempted: dict[Item, int] = {}
-        for gpu in reversed(shelves.overflowing()):
-            while shelves.load_of(gpu) > self._capacity:
+        for gpu in reversed(active_bins.overflowing()):
+            while active_bins.load_of(gpu) > self._capacity:
                 move = self._mover.relief(gpu)
                 if move is None:
                     item = self._mover.leaving(gpu)
-                    target = shelves.activate()
+                    target = active_bins.activate()
                     if target is None:
-                        preempted[item] = shelves.take(item)[1]
+                        preempted[item] = active_bins.take(item)[1]
                         self._total -= preempted[item]
                         continue
-                    move = PackingMove(item, gpu, target, shelves.size_of(item))
+                    move = PackingMove(item, gpu, target, active_bins.size_of(item))
                 self._move(move, origins)
         return preempted
 
@@ -232,7 +232,7 @@ class LazyPool:
             item, size = queue[0]
             gpu = self._mover.arrival(size)
             if gpu is None:
-                gpu = self._shelves.activate()
+                gpu = self._active_bins.activate()
             if gpu is None:
                 break
             queue.popleft()
@@ -241,43 +241,43 @@ class LazyPool:
 
     def _empty_bins(self, origins: dict[Item, int]) -> None:
         """Empties bins while that is worth its cost, and deactivates them."""
-        shelves = self._shelves
-        left = max(self._rules.most_emptied, len(shelves) // 8)
-        shelves.close_empty()
+        active_bins = self._active_bins
+        left = max(self._rules.most_emptied, len(active_bins) // 8)
+        active_bins.close_empty()
         while moves := self._mover.emptying(left):
             for move in moves:
                 self._move(move, origins)
             left -= len(moves)
-            shelves.close_empty()
+            active_bins.close_empty()
 
     def _move(self, move: PackingMove, origins: dict[Item, int]) -> None:
         origins.setdefault(move.item, move.source)
-        self._shelves.take(move.item)
-        self._shelves.put(move.item, move.size, move.target)
+        self._active_bins.take(move.item)
+        self._active_bins.put(move.item, move.size, move.target)
 
     def _keep_bound(self, origins: dict[Item, int]) -> None:
         """Repacks by Mell's rules, from the present state, if there are too many bins."""
-        shelves = self._shelves
-        moves = restoring_moves(shelves, self._total, self._most_bins, self._config)
+        active_bins = self._active_bins
+        moves = restoring_moves(active_bins, self._total, self._most_bins, self._config)
         if moves:
             self.repairs += 1
             for move in moves:
-                shelves.ensure(move.target)
+                active_bins.ensure(move.target)
                 self._move(move, origins)
-            shelves.close_empty()
+            active_bins.close_empty()
 
     def _result(
         self, origins: Mapping[Item, int], placed: set[Item], preempted: Mapping[Item, int]
     ) -> EpochResult:
-        shelves = self._shelves
+        active_bins = self._active_bins
         moves = []
         for item, source in origins.items():
-            target = shelves.bin_of(item)
+            target = active_bins.bin_of(item)
             if target is not None and target != source and item not in placed:
-                moves.append(PackingMove(item, source, target, shelves.size_of(item)))
+                moves.append(PackingMove(item, source, target, active_bins.size_of(item)))
         there = {}
         for item in placed:
-            target = shelves.bin_of(item)
+            target = active_bins.bin_of(item)
             if target is not None:
                 there[item] = target
         return EpochResult(tuple(moves), there, tuple(self._waiting), tuple(preempted))

@@ -28,7 +28,7 @@ from catenary_scheduler.packing.transfers.transfer_costs import (
     uplink,
 )
 from catenary_scheduler.packing.transfers.transfers import (
-    WAYS,
+    KINDS,
     TransferDivision,
     TransferKind,
     TransferMove,
@@ -172,11 +172,11 @@ class MigrationBudget:
             },
             {target: self._read.room(target, tokens, now) for target, tokens in reads.items()},
         )
-        ways = division.ways()
+        kinds = division.kinds()
         for move in usual:
-            way = chosen[move.id] = ways.get(move.id)
-            if way is not None:
-                self._take(move, way, reads.get(move.target, 0), now)
+            kind = chosen[move.id] = kinds.get(move.id)
+            if kind is not None:
+                self._take(move, kind, reads.get(move.target, 0), now)
         return TransferDivision.of(chosen)
 
     def times(self, move: TransferMove, load: ChainActivity) -> MoveTimes:
@@ -186,7 +186,7 @@ class MigrationBudget:
     def choose_mode(
         self, now: Nanoseconds, move: TransferMove, load: ChainActivity, *, must: bool = False
     ) -> TransferKind | None:
-        """Returns how a single move travels: the faster way among those within the boundaries.
+        """Returns how a single move travels: the faster kind of those within the boundaries.
 
         Args:
             now: The present moment.
@@ -196,16 +196,16 @@ class MigrationBudget:
                 go.
 
         Returns:
-            The way, or None if the move should wait. A move that must go and about which nothing is
-            known goes as caches.
+            The kind, or None if the move should wait. A move that must go and about which nothing
+            is known goes as caches.
         """
-        ways = self.times(move, load).ways()
+        kinds = self.times(move, load).kinds()
         reads = self.tokens_per_epoch(load)
-        way = self._begin(move, reads, now, ways)
-        if way is None and must:
-            way = ways[0] if ways else "kv"
-            self._take(move, way, reads, now)
-        return way
+        kind = self._begin(move, reads, now, kinds)
+        if kind is None and must:
+            kind = kinds[0] if kinds else "kv"
+            self._take(move, kind, reads, now)
+        return kind
 
     # Helpers. `reads` is the number of tokens per epoch that the target chain of a move can read
     # again.
@@ -217,28 +217,32 @@ class MigrationBudget:
         return all(size <= self.per_epoch(link) for link, size in move.link_claims())
 
     def _begin(
-        self, move: TransferMove, reads: int, now: Nanoseconds, ways: Sequence[TransferKind] = WAYS
+        self,
+        move: TransferMove,
+        reads: int,
+        now: Nanoseconds,
+        kinds: Sequence[TransferKind] = KINDS,
     ) -> TransferKind | None:
-        """Starts a single move on the first way that has room, even beyond an epoch's budget.
+        """Starts a single move by the first kind that has room, even beyond an epoch's budget.
 
-        Returns None if no way has room.
+        Returns None if no kind has room.
         """
-        for way in ways:
-            if self._fits(move, way, reads, now):
-                self._take(move, way, reads, now)
-                return way
+        for kind in kinds:
+            if self._fits(move, kind, reads, now):
+                self._take(move, kind, reads, now)
+                return kind
         return None
 
-    def _fits(self, move: TransferMove, way: TransferKind, reads: int, now: Nanoseconds) -> bool:
-        if way == "tokens":
+    def _fits(self, move: TransferMove, kind: TransferKind, reads: int, now: Nanoseconds) -> bool:
+        if kind == "tokens":
             return move.tokens <= self._read.room(move.target, reads, now, move.tokens)
         return all(
             size <= self._sent.room(link, self.per_epoch(link), now, size)
             for link, size in move.link_claims()
         )
 
-    def _take(self, move: TransferMove, way: TransferKind, reads: int, now: Nanoseconds) -> None:
-        if way == "tokens":
+    def _take(self, move: TransferMove, kind: TransferKind, reads: int, now: Nanoseconds) -> None:
+        if kind == "tokens":
             self._read.take(move.target, move.tokens, reads, now)
             return
         for link, size in move.link_claims():

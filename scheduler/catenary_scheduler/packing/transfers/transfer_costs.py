@@ -87,8 +87,8 @@ class MoveTimes:
     kv_ns: Nanoseconds | None
     tokens_ns: Nanoseconds | None
 
-    def ways(self) -> list[TransferKind]:
-        """Returns the possible ways, the faster first.
+    def kinds(self) -> list[TransferKind]:
+        """Returns the possible kinds of transfer, the faster first.
 
         If both are equally fast, caches come first.
         """
@@ -96,8 +96,8 @@ class MoveTimes:
             ("kv", self.kv_ns),
             ("tokens", self.tokens_ns),
         ]
-        possible = [(time_ns, way) for way, time_ns in times if time_ns is not None]
-        return [way for _, way in sorted(possible)]
+        possible = [(time_ns, kind) for kind, time_ns in times if time_ns is not None]
+        return [kind for _, kind in sorted(possible)]
 
 
 def move_cost(

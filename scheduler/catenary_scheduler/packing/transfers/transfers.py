@@ -19,8 +19,8 @@ from typing import Literal
 TransferKind = Literal["kv", "tokens"]
 """Ways in which a session can move: as its caches ("kv"), or as tokens to read again."""
 
-WAYS: tuple[TransferKind, TransferKind] = ("kv", "tokens")
-"""Order in which the paper tries the ways."""
+KINDS: tuple[TransferKind, TransferKind] = ("kv", "tokens")
+"""Order in which the paper tries the kinds of transfer."""
 _TOKENS_FIRST: tuple[TransferKind, TransferKind] = ("tokens", "kv")
 _OTHER: dict[TransferKind, TransferKind] = {"kv": "tokens", "tokens": "kv"}
 _MOST_LEFT = 32
@@ -56,34 +56,34 @@ class TransferMove:
             return [(link, self.kv) for link in self.links]
         return list(zip(self.links, self.link_bytes, strict=True))
 
-    def claims(self, way: TransferKind) -> Sequence[tuple[Hashable, int]]:
+    def claims(self, kind: TransferKind) -> Sequence[tuple[Hashable, int]]:
         """Returns the amounts by boundary that the move takes if it goes this way."""
-        return self.link_claims() if way == "kv" else [(self.target, self.tokens)]
+        return self.link_claims() if kind == "kv" else [(self.target, self.tokens)]
 
-    def keys(self, way: TransferKind) -> set[Hashable]:
+    def keys(self, kind: TransferKind) -> set[Hashable]:
         """Returns the boundaries of which the move takes something if it goes this way."""
-        return set(self.links) if way == "kv" else {self.target}
+        return set(self.links) if kind == "kv" else {self.target}
 
 
 @dataclass(frozen=True, slots=True)
 class TransferDivision:
-    """Ids of the moves by the way they go, or deferred; each tuple is in ascending order."""
+    """Ids of the moves by the kind of transfer, or deferred; each tuple is in ascending order."""
 
     kv: tuple[int, ...]
     tokens: tuple[int, ...]
     deferred: tuple[int, ...]
 
     @classmethod
-    def of(cls, ways: Mapping[int, TransferKind | None]) -> TransferDivision:
-        """Returns the division in which moves go these ways; None stands for waiting."""
+    def of(cls, kinds: Mapping[int, TransferKind | None]) -> TransferDivision:
+        """Returns the division in which moves take these kinds; None stands for waiting."""
 
         def put(where: TransferKind | None) -> tuple[int, ...]:
-            return tuple(sorted(move for move, way in ways.items() if way == where))
+            return tuple(sorted(move for move, kind in kinds.items() if kind == where))
 
         return cls(put("kv"), put("tokens"), put(None))
 
-    def ways(self) -> dict[int, TransferKind]:
-        """Returns the way of every move that does not wait."""
+    def kinds(self) -> dict[int, TransferKind]:
+        """Returns the kind of transfer of every move that does not wait."""
         return {**dict.fromkeys(self.kv, "kv"), **dict.fromkeys(self.tokens, "tokens")}
 
 
@@ -107,16 +107,16 @@ def divide(
             none.
     """
     ordered = sorted(moves, key=lambda move: (-move.kv, move.id))
-    first = _greedy(ordered, link_capacity, compute_capacity, WAYS)
+    first = _greedy(ordered, link_capacity, compute_capacity, KINDS)
     if not first.deferred:
         return first.division()
     tried = [first]
-    for order, ways in (
+    for order, kinds in (
         (ordered, _TOKENS_FIRST),
-        (ordered[::-1], WAYS),
+        (ordered[::-1], KINDS),
         (ordered[::-1], _TOKENS_FIRST),
     ):
-        tried.append(_greedy(order, link_capacity, compute_capacity, ways))
+        tried.append(_greedy(order, link_capacity, compute_capacity, kinds))
     for each in tried:
         each.improve(_MOST_LEFT)
     return min(tried, key=_Bins.loss).division()
@@ -134,26 +134,26 @@ class _Bins:
         self._placed: dict[int, tuple[TransferMove, TransferKind]] = {}
         self.deferred: list[TransferMove] = []
 
-    def place(self, move: TransferMove, ways: Sequence[TransferKind]) -> bool:
-        """Puts a move into the first bin of `ways` that has room for it.
+    def place(self, move: TransferMove, kinds: Sequence[TransferKind]) -> bool:
+        """Puts a move into the first bin of `kinds` that has room for it.
 
         Returns False if none has.
         """
-        for way in ways:
-            room, claims = self._room[way], move.claims(way)
+        for kind in kinds:
+            room, claims = self._room[kind], move.claims(kind)
             if all(size <= room.get(key, 0) for key, size in claims):
                 for key, size in claims:
                     room[key] = room.get(key, 0) - size
-                self._placed[move.id] = move, way
+                self._placed[move.id] = move, kind
                 return True
         return False
 
     def withdraw(self, move: TransferMove) -> TransferKind:
-        """Removes a placed move from its bin, and returns that bin's way."""
-        _, way = self._placed.pop(move.id)
-        for key, size in move.claims(way):
-            self._room[way][key] += size
-        return way
+        """Removes a placed move from its bin, and returns that bin's kind."""
+        _, kind = self._placed.pop(move.id)
+        for key, size in move.claims(kind):
+            self._room[kind][key] += size
+        return kind
 
     def improve(self, most: int) -> None:
         """Places moves that were left over, the smallest first.
@@ -162,7 +162,7 @@ class _Bins:
         """
         left, self.deferred = sorted(self.deferred, key=lambda move: (move.kv, move.id)), []
         for at, move in enumerate(left):
-            if not (self.place(move, WAYS) or (at < most and self._make_room(move))):
+            if not (self.place(move, KINDS) or (at < most and self._make_room(move))):
                 self.deferred.append(move)
 
     def loss(self) -> tuple[int, int]:
@@ -170,28 +170,28 @@ class _Bins:
         return len(self.deferred), sum(move.kv for move in self.deferred)
 
     def division(self) -> TransferDivision:
-        ways: dict[int, TransferKind | None] = {move.id: None for move in self.deferred}
-        ways.update((number, way) for number, (_, way) in self._placed.items())
-        return TransferDivision.of(ways)
+        kinds: dict[int, TransferKind | None] = {move.id: None for move in self.deferred}
+        kinds.update((number, kind) for number, (_, kind) in self._placed.items())
+        return TransferDivision.of(kinds)
 
     def _make_room(self, move: TransferMove) -> bool:
         """Places a move that fits nowhere by moving one other to the other way.
 
         Returns False if that fails.
         """
-        for way in WAYS:
-            room, other_room = self._room[way], self._room[_OTHER[way]]
-            lacking = {key: size - room.get(key, 0) for key, size in move.claims(way)}
+        for kind in KINDS:
+            room, other_room = self._room[kind], self._room[_OTHER[kind]]
+            lacking = {key: size - room.get(key, 0) for key, size in move.claims(kind)}
             lacking = {key: size for key, size in lacking.items() if size > 0}
             for other, its_way in self._placed.values():
-                if its_way != way or not lacking.keys() <= other.keys(way):
+                if its_way != kind or not lacking.keys() <= other.keys(kind):
                     continue
-                frees = dict(other.claims(way))
+                frees = dict(other.claims(kind))
                 if all(frees[key] >= size for key, size in lacking.items()) and all(
-                    size <= other_room.get(key, 0) for key, size in other.claims(_OTHER[way])
+                    size <= other_room.get(key, 0) for key, size in other.claims(_OTHER[kind])
                 ):
                     self.withdraw(other)
-                    return self.place(other, (_OTHER[way],)) and self.place(move, (way,))
+                    return self.place(other, (_OTHER[kind],)) and self.place(move, (kind,))
         return False
 
 
@@ -199,11 +199,11 @@ def _greedy(
     moves: Sequence[TransferMove],
     links: Mapping[str, int],
     targets: Mapping[Hashable, int],
-    ways: tuple[TransferKind, TransferKind],
+    kinds: tuple[TransferKind, TransferKind],
 ) -> _Bins:
     bins = _Bins(links, targets)
     for move in moves:
-        if not bins.place(move, ways):
+        if not bins.place(move, kinds):
             bins.deferred.append(move)
     return bins
 
@@ -228,8 +228,8 @@ def divide_exact(
         if at == len(moves):
             best = bins.division()
             return
-        for way in WAYS:
-            if bins.place(moves[at], (way,)):
+        for kind in KINDS:
+            if bins.place(moves[at], (kind,)):
                 search(at + 1)
                 bins.withdraw(moves[at])
         bins.deferred.append(moves[at])

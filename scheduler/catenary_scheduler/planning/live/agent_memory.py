@@ -33,7 +33,7 @@ class AgentMemory:
     batch are already subtracted. None if the agent's memory is unknown."""
 
 
-def rooms_of(
+def memories_of(
     deployed: DeployedModel,
     agents: Sequence[Agent],
     beside: Sequence[DeployedModel],
@@ -48,7 +48,7 @@ def rooms_of(
             proportion to their weights.
         taken_bytes: Memory that other models take of each agent.
     """
-    rooms: dict[str, AgentMemory] = {}
+    memories: dict[str, AgentMemory] = {}
     known: dict[str, tuple[AllocatedSizes, Fraction]] = {}
     for agent in sorted(agents, key=lambda each: each.agent_id):
         if deployed.why_not_loaded(agent):
@@ -65,13 +65,13 @@ def rooms_of(
             step = _step(deployed, agent, deployed.max_batch, _ENTRIES)
             kept = held.ends_bytes + _ENTRIES * held.entry_bytes + held.step_bytes(step)
             memory = free * share - kept
-        rooms[str(agent.agent_id)] = AgentMemory(agent, held, memory)
-    return rooms
+        memories[str(agent.agent_id)] = AgentMemory(agent, held, memory)
+    return memories
 
 
 def within_memory(
     deployed: DeployedModel,
-    rooms: Mapping[str, AgentMemory],
+    memories: Mapping[str, AgentMemory],
     chains: tuple[ChainPlacement, ...],
 ) -> tuple[ChainPlacement, ...]:
     """Returns the chains, with fewer sessions where an agent could not run all of them at once.
@@ -82,7 +82,7 @@ def within_memory(
     chain that is left alone has the memory that was kept free.
     """
     left = list(chains)
-    for at, room in rooms.items():
+    for at, room in memories.items():
         if room.memory is None:
             continue
         mine = [number for number, chain in enumerate(left) if _passes(chain, at)]
@@ -139,11 +139,11 @@ def left_out_in_words(
 
 
 def forms_in_words(
-    deployed: DeployedModel, rooms: Mapping[str, AgentMemory], agents: set[AgentId]
+    deployed: DeployedModel, memories: Mapping[str, AgentMemory], agents: set[AgentId]
 ) -> list[str]:
     """Returns sentences that say in which form the agents hold the model, and its bytes."""
     forms: dict[str, tuple[AllocatedSizes, int]] = {}
-    for name, room in rooms.items():
+    for name, room in memories.items():
         if name in agents:
             _, count = forms.get(str(room.held.form or "imported"), (room.held, 0))
             forms[str(room.held.form or "imported")] = (room.held, count + 1)

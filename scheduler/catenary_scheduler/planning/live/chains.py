@@ -28,7 +28,7 @@ from catenary_scheduler.planning.live.agent_memory import (
     forms_in_words,
     left_out,
     left_out_in_words,
-    rooms_of,
+    memories_of,
     whole_bytes,
     within_memory,
 )
@@ -99,7 +99,7 @@ class ChainJob:
     roles: tuple[ChainJob, ...] = ()
     """Jobs of the same model with its agents divided by role; empty if they are not divided."""
     oversubscription: float = 1.0
-    rooms: Mapping[str, AgentMemory] = field(default_factory=dict)
+    memories: Mapping[str, AgentMemory] = field(default_factory=dict)
     """Memory of every agent that can load the model, by agent."""
     left_out: Mapping[str, Sequence[AgentId]] = field(default_factory=dict)
     """Agents that cannot load the model, by the reason in words."""
@@ -115,13 +115,13 @@ def chain_jobs(cluster: ChainCluster) -> list[ChainJob]:
     present = {model.model: model for model in cluster.present.models}
     jobs = []
     for load in cluster.loads:
-        rooms = rooms_of(
+        memories = memories_of(
             load.deployed,
             cluster.agents,
             [each.deployed for each in cluster.loads],
             cluster.taken_bytes,
         )
-        task = _task(load, cluster, rooms)
+        task = _task(load, cluster, memories)
         before = present.get(load.deployed.key)
         previous = composition_of(before, load.rate_per_s) if before is not None else None
         per_chain = load.deployed.partitions or cluster.partitions
@@ -132,7 +132,7 @@ def chain_jobs(cluster: ChainCluster) -> list[ChainJob]:
             previous,
             per_chain,
             oversubscription=cluster.oversubscription if own is None else own,
-            rooms=rooms,
+            memories=memories,
             left_out=left_out(load.deployed, cluster.agents),
         )
         jobs.append(replace(job, roles=_by_role(job, cluster, task, before)))
@@ -221,7 +221,7 @@ def placed(job: ChainJob, composition: Composition) -> ModelPlacement:
         for chain in composition.chains
         for slots, tokens in (_slots_and_tokens(job, chain),)
     )
-    chains = within_memory(deployed, job.rooms, chains)
+    chains = within_memory(deployed, job.memories, chains)
     hosts = hosts_for(chains, deployed.session_tokens)
     return ModelPlacement(
         deployed.key,
@@ -244,7 +244,7 @@ def _slots_and_tokens(job: ChainJob, chain: ComposedChain) -> tuple[int, int]:
     deployed = job.load.deployed
     whole = min(chain.capacity, deployed.max_batch)
     if job.oversubscription <= 1.0 or not all(
-        job.rooms[hop.server].agent.commits_caches_on_use for hop in chain.hops
+        job.memories[hop.server].agent.commits_caches_on_use for hop in chain.hops
     ):
         return whole, 0
     slots = min(math.floor(whole * job.oversubscription), deployed.max_batch)
@@ -256,7 +256,9 @@ def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
     load, model = job.load, placed(job, composition)
     capacity = sum(chain.capacity for chain in model.chains)
     agents = len({host.agent for host in model.hosts})
-    how = f"of {job.per_chain} agents each, as wished" if job.per_chain else f"c = {composition.c}"
+    how = (
+        f"of {job.per_chain} agents each, as asked for" if job.per_chain else f"c = {composition.c}"
+    )
     kind = "" if job.role == "mixed" else f"{job.role} "
     tokens = sum(chain.cache_tokens for chain in model.chains)
     lines = [
@@ -264,7 +266,7 @@ def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
         f" for {capacity} sessions at a time; composed for {load.rate_per_s:.2g} sessions/s of"
         f" {load.shape.prompt_tokens:.0f} and {load.shape.output_tokens:.0f} tokens."
     ]
-    lines += forms_in_words(load.deployed, job.rooms, {host.agent for host in model.hosts})
+    lines += forms_in_words(load.deployed, job.memories, {host.agent for host in model.hosts})
     if tokens:
         lines.append(
             f"{load.deployed.key}: slots are {job.oversubscription:g} times what memory holds at"
@@ -306,11 +308,11 @@ def taken_by(
     return {agent: sum(sizes.values()) for agent, sizes in taken.items()}
 
 
-def _task(load: ChainLoad, cluster: ChainCluster, rooms: Mapping[str, AgentMemory]) -> ChainTask:
+def _task(load: ChainLoad, cluster: ChainCluster, memories: Mapping[str, AgentMemory]) -> ChainTask:
     deployed, decoder = load.deployed, _decoder(load.deployed)
     costs = _costs(load, cluster)
     servers = []
-    for name, room in rooms.items():
+    for name, room in memories.items():
         block, slot = room.held.largest_block_bytes, room.held.slot_bytes(deployed.session_tokens)
         # More memory than a whole model with the caches of all its sessions is never used.
         most = Fraction(decoder.blocks * (block + deployed.max_batch * slot))

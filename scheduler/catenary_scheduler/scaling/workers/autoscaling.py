@@ -64,7 +64,7 @@ class ModelScaling:
         self._answer = AnswerLength()
         self._hears_tokens = False
         self._trend = ArrivalTrend()
-        self._sufficiency = SufficientWorkers(policy)
+        self._sufficient_workers = SufficientWorkers(policy)
         self._safety = ScalingSafety(policy)
         self._session_ns = 10.0 * NANOSECONDS_PER_SECOND
         """Smoothed duration of a session, in nanoseconds."""
@@ -81,7 +81,7 @@ class ModelScaling:
     @property
     def line(self) -> WorkersLine:
         """Line from which the number of workers for a rate is read."""
-        return self._sufficiency.line
+        return self._sufficient_workers.line
 
     # ---- what happened ----
 
@@ -197,7 +197,7 @@ class ModelScaling:
         rate = self.rates.rate(now)
         expected = self._trend.ahead(rate, self.cold_start_ns, now)
         needed = self._bounded(self.line.needed(expected), statistics)
-        has_plenty = self._sufficiency.is_plenty(rate, statistics.workers)
+        has_plenty = self._sufficient_workers.is_plenty(rate, statistics.workers)
         problem = self._safety.problem(statistics, now, has_plenty=has_plenty)
         self._learn(statistics, rate, now)
         self._needs_at(rate, statistics.packed, now)
@@ -222,7 +222,7 @@ class ModelScaling:
         if self._ordered_ns is not None and statistics.workers >= self.wanted:
             self.cold_start_ns = (self.cold_start_ns + now - self._ordered_ns) // 2
             self._ordered_ns = None
-        self._sufficiency.note(statistics, self.lengths(statistics.expected))
+        self._sufficient_workers.note(statistics, self.lengths(statistics.expected))
 
     def _changed(self, now: Nanoseconds) -> None:
         self._trend.restart(now)
@@ -237,7 +237,7 @@ class ModelScaling:
         if more <= self.wanted or not self._may_add(statistics, now):
             return
         self._failure = _Failure(rate, statistics.workers, now)
-        self._sufficiency.failed(rate, statistics.workers)
+        self._sufficient_workers.failed(rate, statistics.workers)
         self._want(more, why, now)
 
     def _may_add(self, statistics: WorkerStatistics, now: Nanoseconds) -> bool:
@@ -259,7 +259,7 @@ class ModelScaling:
         least = least_rate(variation, window_ns / NANOSECONDS_PER_SECOND)
         if rate > least and done.finished >= self.policy.least_finished:
             self._learned_ns = now
-            self._sufficiency.lasted(statistics, rate, done)
+            self._sufficient_workers.lasted(statistics, rate, done)
 
     def _needs_at(self, rate: float, packed: int, now: Nanoseconds) -> None:
         """Records how many workers the present rate needs, with a margin.
@@ -267,25 +267,25 @@ class ModelScaling:
         The need is at least `packed`, because the caches do not fit on fewer workers, whatever the
         rate.
         """
-        needed = max(packed, self._sufficiency.with_margin(rate))
+        needed = max(packed, self._sufficient_workers.with_margin(rate))
         failure = self._failure
         if now - failure.at_ns < self.policy.remember_ns and rate > _SIMILAR * failure.rate:
             needed = max(needed, failure.workers + 1)
         while self._needs and self._needs[-1][1] <= needed:
             self._needs.pop()
         self._needs.append((now, needed))
-        while now - self._needs[0][0] > self.policy.patience_ns:
+        while now - self._needs[0][0] > self.policy.scale_down_window_ns:
             self._needs.popleft()
 
     def _shrink(self, statistics: WorkerStatistics, rate: float, now: Nanoseconds) -> None:
         policy = self.policy
         # A backlog must be worked off before workers go.
-        lately = max(self._needs[0][1], self._sufficiency.for_sessions(statistics.sessions))
+        lately = max(self._needs[0][1], self._sufficient_workers.for_sessions(statistics.sessions))
         enough = self._bounded(lately, statistics)
         if enough >= self.wanted or statistics.workers < self.wanted:
             return
         if now - max(self._scaled_ns, self._safety.ready_ns) < max(
-            policy.cooldown_ns, policy.patience_ns
+            policy.cooldown_ns, policy.scale_down_window_ns
         ):
             return
         # At most a quarter of the workers goes at a time, so that the effect shows before the next

@@ -27,7 +27,7 @@ class ScalingPolicy:
     that."""
     window_ns: Nanoseconds = 30 * _S
     """Window of the finished sessions whose attainment and pace count, in nanoseconds."""
-    patience_ns: Nanoseconds = 30 * _S
+    scale_down_window_ns: Nanoseconds = 30 * _S
     """Time for which a worker must have been one too many before it goes, in nanoseconds."""
     cooldown_ns: Nanoseconds = 20 * _S
     """Time after any change in which no worker goes, in nanoseconds."""

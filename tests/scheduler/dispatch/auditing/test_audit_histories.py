@@ -9,7 +9,7 @@ import random
 import pytest
 
 import figures
-from audit_world import AGENTS, CHAINS, INTERVAL_MS, MS, PATIENCE_MS, STREAM_MS, World
+from audit_world import AGENTS, ANSWER_TIMEOUT_MS, CHAINS, INTERVAL_MS, MS, STREAM_MS, World
 from catenary_scheduler.book import Reservation
 from catenary_scheduler.book.caches import cache_of
 from catenary_services.domain.ids import AgentId, BatchId, RequestId, ResourceId, SessionId
@@ -19,7 +19,7 @@ SMALL = 60
 LARGE = int(os.environ.get("CATENARY_AUDIT_HISTORIES", "100000"))
 BUSY_MS = 9_000
 CLAIM_MS = 6_000
-TWO_AUDITS_MS = 2 * INTERVAL_MS + PATIENCE_MS + 3_000
+TWO_AUDITS_MS = 2 * INTERVAL_MS + ANSWER_TIMEOUT_MS + 3_000
 """With the time that orders take."""
 LOSABLE = (
     "StartSession",

@@ -45,7 +45,7 @@ def test_the_sessions_of_an_agent_that_is_to_go_move_a_few_at_a_time_until_none_
     # The largest first; as many at a time as one agent may have.
     assert [each.moves for each in under_way] == [each.session for each in sessions[:3:-1]]
     assert {each.chain_id for each in under_way} == {"b", "c"}
-    assert bench.figure("stray_sessions") == 8
+    assert bench.figure("misplaced_sessions") == 8
     at_ms, done = 2.0, []
     while under_way:
         new = under_way.pop(0)
@@ -59,7 +59,7 @@ def test_the_sessions_of_an_agent_that_is_to_go_move_a_few_at_a_time_until_none_
         at_ms += 1
     assert sorted(done) == [each.session for each in sessions]
     assert bench.booked() == {"b": 24, "c": 24}
-    assert bench.figure("stray_sessions") == bench.figure("restarted_sessions") == 0
+    assert bench.figure("misplaced_sessions") == bench.figure("restarted_sessions") == 0
     assert bench.figure("kv_moves") == 8
 
 
@@ -73,7 +73,7 @@ def test_nothing_begins_on_an_agent_that_is_to_go_unless_nobody_else_serves_the_
     assert bench.figure("queued_requests") == 0 or started(bench.tick(2))
 
 
-def test_strays_take_free_slots_before_requests_that_wait() -> None:
+def test_misplaced_sessions_take_free_slots_before_requests_that_wait() -> None:
     bench = MoveBench(plan(chain("a", 2, 40), chain("b", 1, 50)))
     misplaced = [bench.running(), bench.running()]
     other = bench.running()
@@ -87,7 +87,9 @@ def test_strays_take_free_slots_before_requests_that_wait() -> None:
     assert bench.figure("restarted_sessions") == 0
 
 
-def test_a_stray_that_could_not_be_moved_is_tried_again_after_a_pause_that_doubles() -> None:
+def test_a_misplaced_session_that_could_not_be_moved_is_tried_again_after_a_pause_that_doubles() -> (
+    None
+):
     bench = MoveBench(EIGHT)
     old = bench.running()
     (new,) = draining(bench, 1, A)
@@ -101,7 +103,7 @@ def test_a_stray_that_could_not_be_moved_is_tried_again_after_a_pause_that_doubl
     assert moves(bench.tick(604))
 
 
-def test_a_stray_whose_prompt_runs_moves_when_it_has_its_first_token() -> None:
+def test_a_misplaced_session_whose_prompt_runs_moves_when_it_has_its_first_token() -> None:
     bench = MoveBench(EIGHT)
     old = bench.start(0)
     assert draining(bench, 1, A) == []
@@ -138,7 +140,7 @@ def test_sessions_stay_where_a_new_plan_has_the_partitions_but_not_the_chain() -
     bench = MoveBench(one)
     bench.running()
     assert bench.tell(1, PlanActivated(other)) == []
-    assert bench.figure("stray_sessions") == 0
+    assert bench.figure("misplaced_sessions") == 0
 
 
 def test_sessions_that_move_may_be_switched_off() -> None:
@@ -159,7 +161,7 @@ def lined(active: Plan, *, cache_tokens: float = 0.0, packed: bool = False) -> P
     return replace(active, models=(replace(model, chains=chains, packing=goal),))
 
 
-def test_packed_models_have_their_strays_go_to_the_fullest_chain_with_room() -> None:
+def test_packed_models_have_their_misplaced_sessions_go_to_the_fullest_chain_with_room() -> None:
     for packed, expected in ((False, "c"), (True, "b")):
         bench = MoveBench(lined(EIGHT, packed=packed))
         old = bench.running()
@@ -168,7 +170,7 @@ def test_packed_models_have_their_strays_go_to_the_fullest_chain_with_room() -> 
         assert new.chain_id == expected
 
 
-def test_a_stray_goes_where_nobody_misses_an_objective_if_it_can() -> None:
+def test_a_misplaced_session_goes_where_nobody_misses_an_objective_if_it_can() -> None:
     pace = TokenObjectives(0, 16_000_000)
     bench = MoveBench(
         lined(plan(chain("a", 4, 40), chain("b", 9, 50), chain("c", 2, 60))), policy="slo"
@@ -187,7 +189,7 @@ def test_a_stray_goes_where_nobody_misses_an_objective_if_it_can() -> None:
     assert new.chain_id == "c"  # by slots, b is the emptier
 
 
-def test_strays_travel_as_caches_or_as_tokens_whichever_is_faster() -> None:
+def test_misplaced_sessions_travel_as_caches_or_as_tokens_whichever_is_faster() -> None:
     def way(bytes_per_second: int) -> MoveMode:
         bench = MoveBench(
             lined(plan(chain("a", 4, 40), chain("b", 4, 50))), policy="slo", agents=""
@@ -208,7 +210,7 @@ def test_strays_travel_as_caches_or_as_tokens_whichever_is_faster() -> None:
     assert way(10**3) == "tokens"
 
 
-def test_a_session_seats_at_both_workers_until_it_has_moved() -> None:
+def test_a_session_runs_at_both_workers_until_it_has_moved() -> None:
     bench = MoveBench(lined(plan(chain("a", 4, 40), chain("b", 4, 50))), policy="slo")
     old = bench.start(0, 100_000)
     bench.progress(1, old, 2)

@@ -606,7 +606,7 @@ class Cluster(RuleBasedStateMachine):
             "sessions_in_flight",
             "booked_slots",
             "moving_sessions",
-            "stray_sessions",
+            "misplaced_sessions",
         )
         assert [figures[name] for name in gauges] == [0] * len(gauges)
         ended = figures["kv_moves"] + figures["tokens_moves"] + figures["failed_moves"]

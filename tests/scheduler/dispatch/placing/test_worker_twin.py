@@ -180,7 +180,7 @@ def ends(adaptation: Adaptation, count: int, *, attained: bool, forced: bool = F
 
 
 def test_theta_falls_while_too_many_miss_and_comes_back_when_few_do() -> None:
-    adaptation = Adaptation(AdaptationConfig(window=200, patience=50))
+    adaptation = Adaptation(AdaptationConfig(window=200, interval=50))
     for _ in range(40):
         ends(adaptation, 5, attained=False)
         ends(adaptation, 45, attained=True)
@@ -191,7 +191,7 @@ def test_theta_falls_while_too_many_miss_and_comes_back_when_few_do() -> None:
 
 
 def test_theta_does_not_fall_when_the_cluster_is_full() -> None:
-    adaptation = Adaptation(AdaptationConfig(window=200, patience=50))
+    adaptation = Adaptation(AdaptationConfig(window=200, interval=50))
     for _ in range(20):
         ends(adaptation, 5, attained=False, forced=True)
         ends(adaptation, 45, attained=True)
@@ -200,7 +200,7 @@ def test_theta_does_not_fall_when_the_cluster_is_full() -> None:
 
 
 def test_one_change_of_theta_waits_for_enough_sessions_after_the_last() -> None:
-    adaptation = Adaptation(AdaptationConfig(window=200, patience=50, step=0.1))
+    adaptation = Adaptation(AdaptationConfig(window=200, interval=50, step=0.1))
     ends(adaptation, 50, attained=False)
     assert adaptation.theta == pytest.approx(0.9)
     ends(adaptation, 49, attained=False)

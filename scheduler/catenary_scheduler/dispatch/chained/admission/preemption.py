@@ -99,7 +99,7 @@ class ChainPreemption(ChainAdoption):
         sized.sort(key=_by_fit)
         for _, _, session, sequence in sized[:_MOST_TRIED]:
             target = self._roomiest(route, model, session, sequence)
-            if target is not None and self.move(session.session_id, target, "kv", "overflow"):
+            if target is not None and self.move(session.session_id, target, "kv", "kv_pressure"):
                 self.counters["overflow_moves"] += 1
                 return
 

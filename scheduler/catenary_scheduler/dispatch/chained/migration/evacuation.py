@@ -45,7 +45,7 @@ class ChainEvacuation(ChainMigration):
         self.hosted: set[tuple[AgentId, PartitionKey]] = set()
 
     def move_requested(self, event: MoveRequested) -> None:
-        """Handles the wish for a move."""
+        """Handles the request for a move."""
         self.counters["wanted_moves"] += 1
         session = self.sessions.get(event.session)
         sequence = session.sequence if session is not None else None
@@ -60,7 +60,7 @@ class ChainEvacuation(ChainMigration):
             self.counters["refused_moves"] += 1
         else:
             mode = event.mode or self.mode_of(session, route)
-            self.move(event.session, route, mode, "wish")
+            self.move(event.session, route, mode, "requested")
 
     def problem(self, session_id: SessionId, chain_id: str) -> str:
         """Returns in words why a session cannot be moved to a chain now; empty if it can.
@@ -132,7 +132,7 @@ class ChainEvacuation(ChainMigration):
             if route is None:
                 misses += 1
             else:
-                self.move(session_id, route, self.mode_of(session, route), "stray")
+                self.move(session_id, route, self.mode_of(session, route), "evacuation")
 
     def destination(
         self, model_queue: ModelQueue, session: Session, sequence: SequenceRequest

@@ -54,21 +54,21 @@ def quickest_pipeline(columns: PipelineColumns, cell: Cell, rate: float) -> Chos
     return ChosenPipeline(columns, best, tuple((gpus[best] * columns.level[best]).tolist()))
 
 
-def quickest_half(columns: PipelineColumns, half: PairMember) -> ChosenPipeline:
+def quickest_member(columns: PipelineColumns, member: PairMember) -> ChosenPipeline:
     """Returns the pipeline of least latency for one member of a pair."""
-    place = half.place
+    place = member.place
     here = np.flatnonzero(
         (columns.gpu_class[:, place.position] == place.gpu_class)
         & (columns.level[:, place.position] == place.level)
     )
     some = columns.take(here)
-    rate = half.rate * (1 - TOLERANCE)
+    rate = member.rate * (1 - TOLERANCE)
     gpus = gpus_for_rate(some, rate)
     vgpus = np.ceil(rate / some.rate[:, place.position] - TOLERANCE).astype(np.int64)
-    gpus[:, place.position] = np.ceil((vgpus - half.vgpus).clip(0) / place.level)
-    best = quickest_that_fits(some, gpus, half.cell)
+    gpus[:, place.position] = np.ceil((vgpus - member.vgpus).clip(0) / place.level)
+    best = quickest_that_fits(some, gpus, member.cell)
     counts = gpus[best] * some.level[best]
-    counts[place.position] += half.vgpus
+    counts[place.position] += member.vgpus
     return ChosenPipeline(columns, int(here[best]), tuple(counts.tolist()))
 
 

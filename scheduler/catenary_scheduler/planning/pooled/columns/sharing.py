@@ -80,9 +80,9 @@ class PairTable:
             a, b = divmod(pair, len(other.rates))
             cell = tuple(int(index) for index in np.unravel_index(flat, shape))
             self._origin[cell] = PipelinePair(
-                _half(place, vgpus, one, a), _half(place, place.level - vgpus, other, b)
+                _member(place, vgpus, one, a), _member(place, place.level - vgpus, other, b)
             )
 
 
-def _half(place: SharedStage, vgpus: int, points: TablePoints, at: int) -> PairMember:
+def _member(place: SharedStage, vgpus: int, points: TablePoints, at: int) -> PairMember:
     return PairMember(place, vgpus, tuple(points.cells[at].tolist()), float(points.rates[at]))

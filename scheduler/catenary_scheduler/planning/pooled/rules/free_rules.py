@@ -13,7 +13,7 @@ from catenary_scheduler.planning.pooled.columns.candidates import ColumnCandidat
 from catenary_scheduler.planning.pooled.columns.device_tables import Floats
 from catenary_scheduler.planning.pooled.columns.selection import (
     ChosenPipeline,
-    quickest_half,
+    quickest_member,
     quickest_pipeline,
 )
 from catenary_scheduler.planning.pooled.columns.sharing import PairMember, PairTable
@@ -59,13 +59,16 @@ class FreeRateTable:
                 chosen.append(quickest_pipeline(self._candidates.whole, together, asked))
             else:
                 pair = self._pairs.at(part)
-                chosen += [self._half(pair.first, share), self._half(pair.second, share)] * times
+                chosen += [
+                    self._member(pair.first, share),
+                    self._member(pair.second, share),
+                ] * times
         return merged(chosen)
 
-    def _half(self, half: PairMember, share: float) -> ChosenPipeline:
-        cell = self._axes.to_classes(half.cell)
-        in_classes = replace(half, cell=cell, rate=share * half.rate)
-        return quickest_half(self._candidates.shareable, in_classes)
+    def _member(self, member: PairMember, share: float) -> ChosenPipeline:
+        cell = self._axes.to_classes(member.cell)
+        in_classes = replace(member, cell=cell, rate=share * member.rate)
+        return quickest_member(self._candidates.shareable, in_classes)
 
 
 def merged(chosen: Sequence[ChosenPipeline]) -> list[ChosenPipeline]:
