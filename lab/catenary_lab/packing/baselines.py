@@ -173,4 +173,7 @@ class WorstFit(Baseline):
     """Every session goes to the emptiest GPU."""
 
     def _choose(self, size: int) -> int | None:
-        return self._shelves.worst_fit(size)
+        emptiest = self._shelves.emptiest(1)
+        if not emptiest or self._shelves.load_of(emptiest[0]) + size > self._shelves.capacity:
+            return None
+        return emptiest[0]

@@ -116,13 +116,6 @@ class Availability:
             known.loaded.add(partition)
             self.version += 1
 
-    def unloaded(self, agent: AgentId, partition: PartitionKey) -> None:
-        """Notes that an agent does not have a partition any more."""
-        known = self._of(agent)
-        if partition in known.loaded:
-            known.loaded.discard(partition)
-            self.version += 1
-
     def hosts(self, agent: AgentId, partitions: Collection[PartitionKey]) -> None:
         """Notes that an agent has loaded these partitions, and no others."""
         known = self._of(agent)

@@ -110,12 +110,6 @@ class ActiveBins:
         at = bisect_right(self._by_load, (self.capacity - size, self._names))
         return self._by_load[at - 1][1] if at else None
 
-    def worst_fit(self, size: int) -> int | None:
-        """Returns the emptiest GPU if it has room for `size`; None if not."""
-        if not self._by_load or self._by_load[0][0] + size > self.capacity:
-            return None
-        return self._by_load[0][1]
-
     def emptiest(self, count: int) -> list[int]:
         """Returns up to `count` active GPUs with the least loads, ascending."""
         return [gpu for _, gpu in self._by_load[:count]]

@@ -101,11 +101,6 @@ def partition_of(model: ModelPlacement, stage: StagePlacement) -> PartitionKey:
     return PartitionKey(model.model, stage.first_block, stage.last_block)
 
 
-def wanted_of(placement: Placement, agent: AgentId) -> Requirements:
-    """Returns the requirements on one agent; empty if the placement does not use it."""
-    return wanted_by_agent(placement).get(agent, {})
-
-
 def wanted_by_agent(placement: Placement | None) -> dict[AgentId, Requirements]:
     """Returns the requirements on every agent of a placement; empty for None."""
     wanted: dict[AgentId, Requirements] = {}

@@ -24,7 +24,6 @@ from catenary_scheduler.planning.requirements import (
     joined,
     missing,
     wanted_by_agent,
-    wanted_of,
     without,
 )
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId
@@ -179,7 +178,7 @@ def test_agents_must_host_their_blocks_with_slots_for_every_chain() -> None:
     placement = parse_placement(DOCUMENT)
     assert agents_of(placement) == {A, B, C}
     key = PartitionKey(LLM, 2, 6)
-    assert wanted_of(placement, B) == {
+    assert wanted_by_agent(placement)[B] == {
         key: PartitionRequirement(4, False, CacheRequirement(10, 512, (2, 4)))
     }
     assert wanted_by_agent(placement)[A] == {

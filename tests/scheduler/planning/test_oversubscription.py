@@ -22,7 +22,7 @@ from catenary_scheduler.planning.live import (
 )
 from catenary_scheduler.planning.live.rings import composition_of
 from catenary_scheduler.planning.placement import parse_placement, placement_document
-from catenary_scheduler.planning.requirements import CacheRequirement, wanted_of
+from catenary_scheduler.planning.requirements import CacheRequirement, wanted_by_agent
 from catenary_scheduler.replanning.chain_builder import compose
 from catenary_scheduler.rpc.agent_streams import _loaded
 from catenary_scheduler.runtime.statistics_collector import sessions_of
@@ -177,7 +177,7 @@ def test_plans_and_orders_say_what_memory_holds() -> None:
     (planned,) = complete_plan(Placement((model,)), {LLM: TABLE}, {}, PlanId("p")).models
     assert planned.chains[0].cache_tokens == 3 * SESSION_TOKENS
     assert planned.caches[0].cache_tokens == 3 * BLOCKS * SESSION_TOKENS
-    ((key, need),) = wanted_of(Placement((model,)), AgentId("a")).items()
+    ((key, need),) = wanted_by_agent(Placement((model,)))[AgentId("a")].items()
     assert need.cache is not None
     ordered = cache_message(need.cache)
     assert ordered.cache_tokens == 3 * BLOCKS * SESSION_TOKENS

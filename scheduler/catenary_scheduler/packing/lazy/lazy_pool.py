@@ -87,27 +87,6 @@ class LazyPool:
         self._keep_bound(origins)
         return self._result(origins, placed, preempted)
 
-    def allocate(self, item: Item, size: int) -> list[PackingMove]:
-        """Places a new session, and returns the moves of others.
-
-        Raises the same errors as `epoch`.
-        """
-        return list(self.epoch((), {}, {item: size}).moves)
-
-    def depart(self, item: Item) -> list[PackingMove]:
-        """Forgets a session that is over, and returns the moves of others.
-
-        Raises the same errors as `epoch`.
-        """
-        return list(self.epoch((item,), {}, {}).moves)
-
-    def update(self, item: Item, size: int) -> list[PackingMove]:
-        """Sets the size of a session, and returns the moves that follow.
-
-        Raises the same errors as `epoch`.
-        """
-        return list(self.epoch((), {item: size}, {}).moves)
-
     def place(self, item: Item, size: int, number: int) -> None:
         """Adopts a session that another component has put on a bin, new or known.
 

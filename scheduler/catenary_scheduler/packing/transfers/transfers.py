@@ -206,35 +206,3 @@ def _greedy(
         if not bins.place(move, ways):
             bins.deferred.append(move)
     return bins
-
-
-def divide_exact(
-    moves: Sequence[TransferMove],
-    link_capacity: Mapping[str, int],
-    compute_capacity: Mapping[Hashable, int],
-) -> TransferDivision:
-    """Returns a division that defers as few moves as possible, by exhaustive search.
-
-    The search is meant for a dozen moves at most: there are 3^n divisions, and only those are
-    pruned that defer as many moves as one already found.
-    """
-    best = TransferDivision((), (), tuple(sorted(move.id for move in moves)))
-    bins = _Bins(link_capacity, compute_capacity)
-
-    def search(at: int) -> None:
-        nonlocal best
-        if len(bins.deferred) >= len(best.deferred):
-            return
-        if at == len(moves):
-            best = bins.division()
-            return
-        for way in WAYS:
-            if bins.place(moves[at], (way,)):
-                search(at + 1)
-                bins.withdraw(moves[at])
-        bins.deferred.append(moves[at])
-        search(at + 1)
-        bins.deferred.pop()
-
-    search(0)
-    return best

@@ -55,17 +55,6 @@ class _Flow(NamedTuple):
     """Least time between the booking of such a transfer and its begin, in seconds."""
 
 
-def link_cost(server: Sequence[PhysicalGpu]) -> float:
-    """Returns the cost of the links of a server with these GPUs.
-
-    Costs are comparable between servers.
-    """
-    return sum(
-        _cost([flow for gpu in server for flow in _flows(gpu, sends=sends)])
-        for sends in (True, False)
-    )
-
-
 def servers_of(gpu_class: GpuClass, gpus: Sequence[PhysicalGpu]) -> list[int]:
     """Returns the number of the server on which each GPU is placed."""
     kinds: dict[PhysicalGpu, _Kind] = {}
