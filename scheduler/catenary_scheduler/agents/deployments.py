@@ -10,7 +10,7 @@ from functools import partial
 from catenary_scheduler.planning import DeployedModel
 from catenary_scheduler.storage.keys import RedisTable
 from catenary_scheduler.storage.values.codec import encode_document
-from catenary_scheduler.storage.values.stored import StoredDeploymentSpec
+from catenary_scheduler.storage.values.stored import DeploymentSpec
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
@@ -27,25 +27,6 @@ _CONTENT_S = 1.0
 DECODER = "decoder"
 SESSIONS_PER_CHAIN = 16
 """Largest number of simultaneous sessions of a chain, for models that name none."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeploymentSpec:
-    """Options of a deployment; 0 or None leave them to the model."""
-
-    slo_ns: Nanoseconds = 0
-    max_batch: int = 0
-    partitions: int | None = None
-    packing: PackingGoal | None = None
-
-    def stored(self) -> StoredDeploymentSpec:
-        """Returns the record that Redis keeps."""
-        return StoredDeploymentSpec(self.slo_ns, self.max_batch, self.partitions, self.packing)
-
-    @classmethod
-    def of(cls, stored: StoredDeploymentSpec) -> DeploymentSpec:
-        """Returns the spec of a stored record."""
-        return cls(stored.slo_ns, stored.max_batch, stored.partitions, stored.packing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +181,10 @@ class Deployments:
             if key in self.ready:
                 self.ready[key] = replace(self.ready[key], profile=profile)
 
-    async def restore(self, stored: Mapping[str, StoredDeploymentSpec]) -> None:
+    async def restore(self, stored: Mapping[str, DeploymentSpec]) -> None:
         """Deploys what an earlier scheduler had deployed."""
         for reference, spec in stored.items():
-            self._wanted[reference] = DeploymentSpec.of(spec)
+            self._wanted[reference] = spec
         await self.retry()
 
     def records(self) -> dict[str, str | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -314,13 +314,3 @@ def _remembered(
         return done[id(placement)][1]
 
     return remembered
-
-
-def agents_by_state(
-    registry: Mapping[AgentId, AgentState], availability: Availability
-) -> dict[str, int]:
-    """Returns the number of agents in each state."""
-    counts = dict.fromkeys(("joining", "ready", "draining", "lost"), 0)
-    for record in registry.values():
-        counts[record.state(availability)] += 1
-    return counts

@@ -7,12 +7,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from catenary_scheduler.agents.agent_metrics import AgentMetrics
 from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.agents.directory import PeerDirectory
-from catenary_scheduler.agents.registry import AgentStream
+from catenary_scheduler.agents.registry import AgentMetrics, AgentStream, StoredAgents
 from catenary_scheduler.agents.sender import AgentSender
-from catenary_scheduler.agents.stored_agents import StoredAgents
 from catenary_scheduler.book import Book
 from catenary_scheduler.cluster.controller import ClusterController, RetryLimits
 from catenary_scheduler.cluster.drain_marks import DrainMarks

@@ -13,7 +13,6 @@ from catenary_scheduler.agents.deployments import Deployment, DeploymentSpec
 from catenary_scheduler.planning import parse_placement, placement_document
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.values.codec import decode_document, encode_document
-from catenary_scheduler.storage.values.stored import StoredDeploymentSpec
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
@@ -91,12 +90,9 @@ def test_a_wish_beats_the_manifest_and_that_the_cluster() -> None:
 
 def test_a_wish_outlives_the_leader_and_old_records_are_read() -> None:
     spec = DeploymentSpec(5, 2, 3, "balance")
-    assert (
-        DeploymentSpec.of(decode_document(encode_document(spec.stored()), StoredDeploymentSpec))
-        == spec
-    )
-    before = decode_document('{"slo_ns": 5, "max_batch": 2, "partitions": 3}', StoredDeploymentSpec)
-    assert DeploymentSpec.of(before) == DeploymentSpec(5, 2, 3)
+    assert decode_document(encode_document(spec), DeploymentSpec) == spec
+    before = decode_document('{"slo_ns": 5, "max_batch": 2, "partitions": 3}', DeploymentSpec)
+    assert before == DeploymentSpec(5, 2, 3)
 
 
 def settings(**said: Any) -> SchedulerSettings:

@@ -13,10 +13,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from catenary_scheduler.book import Reservation
-from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
 from catenary_scheduler.planning import Placement
-from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, SessionId
+from catenary_services.domain.ids import AgentId, PartitionKey
 from catenary_services.domain.packing import PackingGoal
 from catenary_services.domain.plan import ChainHop
 
@@ -37,8 +35,8 @@ Finite = Annotated[float, Meta(gt=-1e30, lt=1e30)]
 # ---- deployments ----
 
 
-class StoredDeploymentSpec(Struct, frozen=True):
-    """Deployment options of a model; 0 or None where nobody set one."""
+class DeploymentSpec(Struct, frozen=True):
+    """Options of a deployment; 0 or None leave them to the model."""
 
     slo_ns: Span = 0
     max_batch: Count = 0
@@ -329,8 +327,3 @@ class StoredMeasurements:
     times: Mapping[Place, list[int]] = field(default_factory=dict)
     costs: Mapping[Place, StoredCost] = field(default_factory=dict)
     links: Mapping[Link, int] = field(default_factory=dict)
-
-
-Lengths = Mapping[ModelKey, LengthPredictor]
-Sessions = Mapping[SessionId, Hops]
-Book = list[Reservation]
