@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from catenary_scheduler.agents.deployments import Deployment, DeploymentSpec
+from catenary_scheduler.agents.deployments import Deployment
 from catenary_scheduler.planning import parse_placement, placement_document
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.values.codec import decode_document, encode_document
+from catenary_scheduler.storage.values.stored import DeploymentSpec
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
