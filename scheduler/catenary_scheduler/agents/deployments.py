@@ -81,7 +81,6 @@ class Deployment:
         return limit if self.table.batched else 1
 
     def for_planning(self) -> DeployedModel:
-        """Returns the facts that the planner needs."""
         return DeployedModel(
             key=self.manifest.key,
             table=self.table,

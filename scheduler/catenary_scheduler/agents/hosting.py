@@ -166,11 +166,9 @@ class PartitionHosting:
     # ---- what is known ----
 
     def draining(self) -> frozenset[AgentId]:
-        """Returns the agents that are draining."""
         return self._availability.impaired_by(Impairment.DRAINING)
 
     def is_present(self, agent: AgentId) -> bool:
-        """True for an agent that is connected."""
         record = self.registry.get(agent)
         return record is not None and record.session is not None
 
@@ -228,7 +226,6 @@ class PartitionHosting:
         now_ns: Nanoseconds,
         now_s: float,
     ) -> ClusterSnapshot:
-        """Returns the cluster as a rollout sees it."""
         by_agent = _remembered(requirements.wanted_by_agent)
 
         def surplus(agent: AgentId, placement: Placement) -> list[PartitionKey]:

@@ -97,7 +97,6 @@ AgentRegistry = dict[AgentId, AgentState]
 
 
 def servers_of(registry: AgentRegistry) -> dict[AgentId, ServerId]:
-    """Returns the server of every agent that was ever seen."""
     return {agent: record.agent.server for agent, record in registry.items()}
 
 
@@ -136,7 +135,6 @@ class StoredAgents:
         self._availability = availability
 
     def records(self) -> Fields:
-        """Returns every agent, there or not."""
         return {
             agent: encode_document(record.stored(self._availability))
             for agent, record in self._registry.items()

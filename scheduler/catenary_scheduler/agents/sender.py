@@ -18,13 +18,11 @@ class AgentSender:
         self._registry = registry
 
     def send(self, agent: AgentId, message: Message) -> None:
-        """Sends to an agent, if it is there."""
         record = self._registry.get(agent)
         if record is not None and record.session is not None:
             record.session.send(message)
 
     def broadcast(self, message: Message) -> None:
-        """Sends to every agent that is there."""
         for record in self._registry.values():
             if record.session is not None:
                 record.session.send(message)

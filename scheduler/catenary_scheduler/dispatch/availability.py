@@ -110,7 +110,6 @@ class Availability:
         self._begins_anew(agent)
 
     def loaded(self, agent: AgentId, partition: PartitionKey) -> None:
-        """Notes that an agent has loaded a partition."""
         known = self._of(agent)
         if partition not in known.loaded:
             known.loaded.add(partition)

@@ -71,7 +71,6 @@ class LengthRecords:
         self._next_s = now_s + self._period_s
 
     def records(self) -> Fields:
-        """Returns the records of all models, for a snapshot."""
         known = self._source.length_predictors()
         self._written = {}
         return {str(model): self._record(model, each) for model, each in known.items()}

@@ -398,17 +398,14 @@ class LeaderRuntime:
 
     @property
     def metrics(self) -> Metrics:
-        """The metrics of the group that this leader leads."""
         return self._context.metrics
 
     @property
     def group(self) -> int:
-        """Number of the group that this leader leads; 0 if there is only one."""
         return self._context.group
 
     @property
     def epoch(self) -> Epoch:
-        """The fencing epoch of the lease."""
         return self._lease.epoch
 
     @property

@@ -160,7 +160,6 @@ class Timelines:
         return since >= max(self._complete_since, spans_since)
 
     def entry(self, batch: BatchId) -> TimelineEntry | None:
-        """Returns the entry of a batch; None if it is not remembered."""
         return self._by_id.get(batch)
 
     def __contains__(self, batch: BatchId) -> bool:

@@ -57,7 +57,6 @@ class ActiveBins:
         return self._loads
 
     def count_of(self, gpu: int) -> int:
-        """Returns the number of sessions on a GPU."""
         return len(self._items[gpu])
 
     def sessions(self) -> int:

@@ -97,7 +97,6 @@ def stages_of(
 
 
 def partition_of(model: ModelPlacement, stage: StagePlacement) -> PartitionKey:
-    """Returns the key of the partition that a stage runs."""
     return PartitionKey(model.model, stage.first_block, stage.last_block)
 
 

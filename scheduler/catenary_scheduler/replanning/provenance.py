@@ -72,7 +72,6 @@ class PlanProvenance:
 
     @classmethod
     def of(cls, stored: StoredProvenance) -> PlanProvenance:
-        """Returns the provenance of a stored record."""
         return cls(
             planner=stored.planner,
             cause=stored.cause,

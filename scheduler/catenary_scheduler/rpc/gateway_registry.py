@@ -61,7 +61,6 @@ class GatewayRegistry:
             gateway.session.send(message)
 
     def broadcast(self, message: Message) -> None:
-        """Sends a message to every connected gateway."""
         for gateway in self.gateways.values():
             if gateway.session is not None:
                 gateway.session.send(message)
@@ -97,5 +96,4 @@ class GatewayRegistry:
         return frozenset(RequestId(g.gateway_id, number) for g in gateways for number in g.open)
 
     def export(self, metrics: Metrics) -> None:
-        """Exports the number of connected gateways."""
         metrics.gateways.set(len(self.connected()))

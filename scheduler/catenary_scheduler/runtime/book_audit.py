@@ -219,7 +219,6 @@ def scheduler_holdings(deps: AuditDeps, *, settled: bool) -> SchedulerHoldings:
 
 
 def holdings_of(agent: AgentId, message: scheduler_pb2.Holdings) -> AgentHoldings:
-    """Returns what an agent says it holds."""
     sessions: dict[SessionId, tuple[ChainHop, ...]] = {}
     known: dict[tuple[object, ...], tuple[ChainHop, ...]] = {}  # most sessions share a few routes
     for each in message.sessions:

@@ -116,7 +116,6 @@ class SessionLoop(Kernel):
         self.rejected = 0
 
     def arrive(self, number: int) -> None:
-        """Requests a session from the dispatcher."""
         work = self._workload
         self.tell(
             SessionRequested(
@@ -160,7 +159,6 @@ class SessionLoop(Kernel):
         return self.started_ns.count(-1) - self.rejected
 
     def is_over(self) -> bool:
-        """Returns whether every session has ended or was rejected."""
         return not self._running and self.unanswered() == 0
 
     def _progress(self, running: _Running, now: Nanoseconds) -> SessionProgress:

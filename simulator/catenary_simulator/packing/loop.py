@@ -117,11 +117,9 @@ class PackingLoop(Kernel):
             self.at(round(next_s * NANOSECONDS_PER_SECOND), order + 1, None)
 
     def unanswered(self) -> int:
-        """Returns the number of sessions that are present."""
         return len(self._present)
 
     def is_over(self) -> bool:
-        """Returns whether the last epoch is over."""
         return self.is_empty()
 
     def _departed(self) -> list[Item]:

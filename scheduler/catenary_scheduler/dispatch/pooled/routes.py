@@ -60,7 +60,6 @@ class RouteTable:
         self._agents: Mapping[AgentId, Agent] = {}
 
     def rebuild(self, plan: Plan | None, agents: Mapping[AgentId, Agent]) -> None:
-        """Takes a plan and the agents that are there."""
         pools: dict[tuple[AgentId, ...], Pool] = {}
         self._planned = {model.model: model for model in (plan.models if plan else ())}
         self._agents = dict(agents)

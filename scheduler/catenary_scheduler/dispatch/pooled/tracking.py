@@ -134,7 +134,6 @@ class RequestTracker:
         self._timers_set = 0
 
     def add_batch(self, batch: Batch) -> None:
-        """Starts to follow a batch."""
         self.batches[batch.batch_id] = batch
         for rows in batch.rows:
             rows.request.batches[batch.batch_id] = batch

@@ -89,7 +89,6 @@ class RecentOutcomes:
         self._bins: deque[tuple[int, OutcomeSums]] = deque()
 
     def finished(self, outcome: OutcomeSums, now: Nanoseconds) -> None:
-        """Adds the outcome of one session."""
         second = now // NANOSECONDS_PER_SECOND
         if not self._bins or self._bins[-1][0] < second:
             self._bins.append((second, OutcomeSums()))

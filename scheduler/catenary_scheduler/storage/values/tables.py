@@ -343,7 +343,6 @@ def _reservation(resource: ResourceId, owner: tuple[int, int], text: str) -> Res
 
 
 def book_shape(resource: ResourceId) -> TableShape:
-    """Returns the parsers of the reservation table of one resource."""
     return TableShape(_owner, lambda owner, text: _reservation(resource, owner, text))
 
 
