@@ -190,7 +190,7 @@ class Deployments:
         """Returns the records that Redis keeps. Models with a problem are wanted too."""
         deployed = {str(key): each.spec for key, each in self.ready.items()}
         return {
-            name: encode_document(spec.stored())
+            name: encode_document(spec)
             for name, spec in {**self._wanted, **deployed}.items()
         }
 

@@ -28,7 +28,7 @@ POOR: Final = 5
 """List of L-bins and complete M-bins that are less than 75 % full (none while there are T-bins,
 P5)."""
 TINY_BINS: Final = 6
-"""List of all T-bins."""
+"""List of all T-bins, well-filled ones too: while there are any, no bin may stay poor (P5)."""
 _LISTS: Final = 7
 
 
