@@ -182,17 +182,13 @@ class Deployments:
 
     async def restore(self, stored: Mapping[str, DeploymentSpec]) -> None:
         """Deploys what an earlier scheduler had deployed."""
-        for reference, spec in stored.items():
-            self._wanted[reference] = spec
+        self._wanted.update(stored)
         await self.retry()
 
     def records(self) -> dict[str, str | None]:
         """Returns the records that Redis keeps. Models with a problem are wanted too."""
         deployed = {str(key): each.spec for key, each in self.ready.items()}
-        return {
-            name: encode_document(spec)
-            for name, spec in {**self._wanted, **deployed}.items()
-        }
+        return {name: encode_document(spec) for name, spec in {**self._wanted, **deployed}.items()}
 
     def _read_profile(self, key: ModelKey) -> ModelProfile | None:
         """Returns a model's profile; None, with the reason noted, if it is absent or wrong."""
