@@ -160,3 +160,20 @@ class AgentMetrics:
             impaired = availability.impaired_by(impairment) & availability.connected_agents
             metrics.impaired_agents.labels(impairment.name.lower()).set(len(impaired))
         metrics.stragglers.set(len(availability.impaired_by(Impairment.STRAGGLING)))
+
+
+class AgentSender:
+    """Sends to the agents of a registry that are connected; nobody waits until it has left."""
+
+    def __init__(self, registry: AgentRegistry) -> None:
+        self._registry = registry
+
+    def send(self, agent: AgentId, message: scheduler_pb2.SchedulerToAgentMessage) -> None:
+        record = self._registry.get(agent)
+        if record is not None and record.session is not None:
+            record.session.send(message)
+
+    def broadcast(self, message: scheduler_pb2.SchedulerToAgentMessage) -> None:
+        for record in self._registry.values():
+            if record.session is not None:
+                record.session.send(message)

@@ -142,10 +142,7 @@ class AgentStreams:
         Raises:
             CatenaryError: This side ended the stream; the error says why.
         """
-        pack = await first_pack(stream)
-        assert isinstance(pack, scheduler_pb2.AgentMessages)
-        if not pack.messages or not pack.messages[0].HasField("hello"):
-            raise InvalidInput("hello", "must be the first message of an agent")
+        pack = await first_pack(stream, scheduler_pb2.AgentMessages, "an agent")
         hello = pack.messages[0].hello
         speaks(hello.agent_id)
         if self._deps.stuck.must_end(AgentId(hello.agent_id), hello.incarnation):

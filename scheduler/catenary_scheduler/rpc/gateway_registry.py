@@ -67,13 +67,8 @@ class GatewayRegistry:
 
     def refuse(self, command: Reject, now: Nanoseconds) -> None:
         """Tells a gateway that its request failed, and forgets the request."""
-        request = command.request
-        self.sampled.pop(request, None)
-        gateway = self.gateways.get(request.gateway)
-        if gateway is not None:
-            gateway.open.discard(request.number)
-            if gateway.session is not None:
-                gateway.session.send(reject_message(command, now))
+        self.forget(command.request)
+        self.send(command.request.gateway, reject_message(command, now))
 
     def forget(self, request: RequestId) -> None:
         """Removes a request from the open and the traced ones."""

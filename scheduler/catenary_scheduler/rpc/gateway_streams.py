@@ -119,10 +119,7 @@ class GatewayStreams:
         Raises:
             CatenaryError: This side ended the stream; the error says why.
         """
-        pack = await first_pack(stream)
-        assert isinstance(pack, scheduler_pb2.GatewayMessages)
-        if not pack.messages or not pack.messages[0].HasField("hello"):
-            raise InvalidInput("hello", "must be the first message of a gateway")
+        pack = await first_pack(stream, scheduler_pb2.GatewayMessages, "a gateway")
         hello = pack.messages[0].hello
         speaks(hello.gateway_id)
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_scheduler.agents.registry import AgentState
-from catenary_scheduler.agents.sender import AgentSender
+from catenary_scheduler.agents.registry import AgentSender, AgentState
 from catenary_scheduler.book import Book
 from catenary_scheduler.book.book import agents_of
 from catenary_scheduler.cluster.controller import ClusterController
