@@ -32,13 +32,7 @@ from catenary_scheduler.rpc.plausibility import PlausibilityChecks
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire import messages as wire_messages
 from catenary_scheduler.wire import session_messages
-from catenary_scheduler.wire.streams import (
-    GrpcStream,
-    PeerStream,
-    Speaks,
-    first_pack,
-    read_packs,
-)
+from catenary_scheduler.wire.streams import GrpcStream, PeerStream, Speaks, first_pack, read_packs
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
     GatewayId,

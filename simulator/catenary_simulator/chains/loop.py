@@ -17,12 +17,7 @@ from catenary_scheduler.dispatch.events import (
     SessionsProgressed,
     StartSession,
 )
-from catenary_services.domain.ids import (
-    NANOSECONDS_PER_SECOND,
-    ModelKey,
-    Nanoseconds,
-    RequestId,
-)
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, Nanoseconds, RequestId
 from catenary_services.domain.plan import ChainHop
 from catenary_simulator.chains.cluster import ChainsCluster
 from catenary_simulator.chains.workload import SessionWorkload

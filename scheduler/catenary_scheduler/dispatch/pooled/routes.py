@@ -7,11 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from catenary_scheduler.book import Book, Pool, PoolChain, ProbeStage
 from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.dispatch.pooled.booked_times import BookedTimes
-from catenary_services.domain.ids import (
-    AgentId,
-    ModelKey,
-    PartitionKey,
-)
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey
 from catenary_services.domain.plan import Agent, ModelPlan, Pipeline, Plan
 
 

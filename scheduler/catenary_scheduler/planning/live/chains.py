@@ -16,11 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from catenary_scheduler.planning.chain_placement import (
-    ChainPlacement,
-    HopPlacement,
-    hosts_for,
-)
+from catenary_scheduler.planning.chain_placement import ChainPlacement, HopPlacement, hosts_for
 from catenary_scheduler.planning.chains import ChainTask, ComposedChain, Composition, Server
 from catenary_scheduler.planning.even_split import DeployedModel
 from catenary_scheduler.planning.live.agent_memory import (
