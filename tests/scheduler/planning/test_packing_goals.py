@@ -16,17 +16,15 @@ from catenary_scheduler.storage.values.codec import decode_document, encode_docu
 from catenary_scheduler.storage.values.stored import DeploymentSpec
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import ModelKey
-from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
+from catenary_services.domain.model import ModelManifest
 from catenary_services.domain.packing import PACKING_GOALS, PackingGoal, packing_goal
-from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
+from sized_decoders import block_table
 
 LLM = ModelKey("llm", "1")
 MANIFEST = ModelManifest(LLM, "decoder", "model.safetensors", 10**9, 4, True)
-TABLE = BlockTable(
-    "0" * 64, True, (Boundary((TensorSpec("x", "FP32", (ANY, 8)),), 32),) * 3, (0, 0)
-)
+TABLE = block_table(2)
 
 
 def deployment(
