@@ -16,12 +16,7 @@ from catenary_scheduler.inflight.batches import InFlightBatches
 from catenary_scheduler.inflight.not_ready_queue import NotReadyQueue
 from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.observed.utilisation import Utilisation
-from catenary_scheduler.planning import (
-    ModelPlacement,
-    PipelinePlacement,
-    Placement,
-    StagePlacement,
-)
+from catenary_scheduler.planning import ModelPlacement, PipelinePlacement, Placement, StagePlacement
 from catenary_scheduler.planning.latency import WorkTotals
 from catenary_scheduler.planning.live import GenerationCost
 from catenary_scheduler.planning.requirements import agents_of, missing, wanted_by_agent, without
