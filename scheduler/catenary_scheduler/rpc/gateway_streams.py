@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from catenary_protos.catenary.v1 import scheduler_pb2
@@ -255,16 +255,7 @@ class GatewayStreams:
         def event() -> RequestArrived:
             arrived = wire_messages.request_arrived(gateway.gateway_id, message, now)
             model = self._deployed(arrived.model, generates=False)
-            if model == arrived.model:
-                return arrived
-            return RequestArrived(
-                arrived.request,
-                model,
-                arrived.rows,
-                arrived.deadline_ns,
-                arrived.priority,
-                arrived.in_flight,
-            )
+            return arrived if model == arrived.model else replace(arrived, model=model)
 
         self._enter(gateway, message.request_id, message.traceparent, event, now)
 
