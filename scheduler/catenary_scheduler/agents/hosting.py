@@ -60,10 +60,7 @@ class HostingGoal:
     switch: PlanRollout | None
 
     def wanted(self) -> Callable[[AgentId], Requirements]:
-        """Returns a function that gives what an agent must host now.
-
-        Everything else may be unloaded.
-        """
+        """Returns what an agent must host now, as a function; the rest may be unloaded."""
         active = requirements.wanted_by_agent(self.active)
         target = requirements.wanted_by_agent(self.target)
         switch = self.switch

@@ -119,10 +119,7 @@ class InFlightBatches:
             self.over(batch)
 
     def collect(self, journal: Journal) -> None:
-        """Writes the batches that changed since the last call.
-
-        A batch that came and went costs nothing.
-        """
+        """Writes the batches that changed since the last call; one that came and went is free."""
         for batch in self._dirty:
             entry = self._batches.get(batch)
             journal.put(

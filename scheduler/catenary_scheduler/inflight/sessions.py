@@ -160,20 +160,14 @@ class LiveSessions:
         return found
 
     def by_model(self) -> Counter[ModelKey]:
-        """Returns the number of requests with a session by model.
-
-        A session that moves counts once.
-        """
+        """Returns the requests with a session by model; a session that moves counts once."""
         models = {each.request: each.hops[0].partition.model for each in self._sessions.values()}
         return Counter(models.values())
 
     # ---- Redis ----
 
     def collect(self, journal: Journal) -> None:
-        """Writes the sessions that changed since the last call.
-
-        One that came and went costs nothing.
-        """
+        """Writes the sessions that changed since the last call; one that came and went is free."""
         for session in self._dirty:
             entry = self._sessions.get(session)
             journal.put(

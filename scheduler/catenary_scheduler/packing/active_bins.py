@@ -87,10 +87,7 @@ class ActiveBins:
         return gpu, size
 
     def resize(self, sizes: Mapping[Item, int]) -> None:
-        """Sets the sizes of sessions, even if a GPU then overflows.
-
-        Sessions that are on no GPU are ignored.
-        """
+        """Sets the sizes of the sessions that are on a GPU, even if it then overflows."""
         for item, size in sizes.items():
             gpu = self._bin_of.get(item)
             if gpu is not None:

@@ -66,10 +66,7 @@ class PeerStream(Generic[Out]):
         return self._ended.done()
 
     def send(self, message: Out) -> None:
-        """Queues a message.
-
-        A peer that does not read loses its session, so memory stays bounded.
-        """
+        """Queues a message; a peer that does not read loses its session, which bounds memory."""
         if self._ended.done():
             return
         try:

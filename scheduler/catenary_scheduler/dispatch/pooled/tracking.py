@@ -42,10 +42,7 @@ class Request:
 
     @property
     def computed(self) -> bool:
-        """True if every row went through its last hop.
-
-        Only the gateway's confirmation is missing.
-        """
+        """True if every row went through its last hop, and only the gateway has yet to confirm."""
         return not self.queued_rows and all(batch.final for batch in self.batches.values())
 
 

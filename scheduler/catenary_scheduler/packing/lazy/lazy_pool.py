@@ -197,10 +197,7 @@ class LazyPool:
         return preempted
 
     def _in_order(self, arrived: Mapping[Item, int]) -> dict[Item, int]:
-        """Returns arrivals with the large ones first.
-
-        They keep their own order if some may have to wait.
-        """
+        """Returns arrivals, the large ones first; in their own order if some may have to wait."""
         if self._most_bins is not None:
             return dict(arrived)
         return dict(sorted(arrived.items(), key=lambda entry: -entry[1]))

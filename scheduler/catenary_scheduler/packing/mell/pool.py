@@ -204,10 +204,7 @@ class MellPool:
         homeless.append(group)
 
     def _place_waiting(self) -> bool:
-        """Places waiting sessions in their order until one finds no bin.
-
-        Returns True if any was placed.
-        """
+        """Places waiting sessions in order until one finds no bin; True if any was placed."""
         queue = deque(self._waiting.items())
         state = self._state
         while queue:

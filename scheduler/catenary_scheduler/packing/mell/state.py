@@ -152,10 +152,7 @@ class MellState:
         self.changed(source)
 
     def resize(self, unit: PackingUnit, size: int) -> None:
-        """Sets the size and class of a unit, whether or not it still fits.
-
-        Its bin is marked as dirty.
-        """
+        """Sets the size and class of a unit, whether or not it fits, and marks its bin as dirty."""
         kind = TINY if unit.grouped else kind_of(size, self.capacity)
         place = unit.bin
         if place is None:

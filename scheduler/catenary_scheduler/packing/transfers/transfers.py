@@ -135,10 +135,7 @@ class _Bins:
         self.deferred: list[TransferMove] = []
 
     def place(self, move: TransferMove, ways: Sequence[TransferKind]) -> bool:
-        """Puts a move into the first bin of `ways` that has room for it.
-
-        Returns False if none has.
-        """
+        """Puts a move into the first bin of `ways` that has room for it; False if none has."""
         for way in ways:
             room, claims = self._room[way], move.claims(way)
             if all(size <= room.get(key, 0) for key, size in claims):

@@ -286,10 +286,7 @@ def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
 def taken_by(
     placement: Placement, block_weights: Mapping[ModelKey, Sequence[int]]
 ) -> dict[AgentId, int]:
-    """Returns the bytes that pooled models take of every agent.
-
-    Models of unknown weights count as 0.
-    """
+    """Returns the bytes that pooled models take of every agent; unknown weights count as 0."""
     taken: dict[AgentId, dict[tuple[ModelKey, int, int], int]] = {}
     for model in placement.models:
         weights = block_weights.get(model.model, ())

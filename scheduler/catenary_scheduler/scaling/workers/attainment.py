@@ -74,10 +74,7 @@ class AnswerLength:
         self._finished = self._finished * self._keeps + 1.0
 
     def mean(self, expected: float, weight: float = 20.0) -> float:
-        """Returns the mean length in tokens.
-
-        It is drawn towards `expected` while few answers were seen.
-        """
+        """Returns the mean length in tokens, drawn towards `expected` while few were seen."""
         return (self._tokens + weight * expected) / (self._finished + weight)
 
 

@@ -92,10 +92,7 @@ class _StoredModel(Struct, frozen=True, omit_defaults=True):
 
 
 class StoredPlacement(Struct, frozen=True):
-    """The fields of a placement document that this version knows.
-
-    `parse_placement` reads the models.
-    """
+    """The fields of a placement document that this version knows, for `parse_placement`."""
 
     models: list[_StoredModel]
 
@@ -280,10 +277,7 @@ class StoredReservation(Struct, frozen=True, array_like=True):
 
 
 class StoredOwner(Struct, frozen=True, array_like=True):
-    """The owner of a reservation: a batch and the position of its hop.
-
-    Of a cache a session and 0.
-    """
+    """The owner of a reservation: a batch and its hop's position; of a cache a session and 0."""
 
     number: Identifier
     position: Annotated[int, Meta(ge=0, lt=1 << 16)]

@@ -68,10 +68,7 @@ def pareto_front(values: Floats) -> Ints:
 
 
 def undominated_rows(values: Floats) -> Ints:
-    """Returns the rows of `pareto_front` faster if there are few.
-
-    Very few rows are returned unpruned.
-    """
+    """Returns the rows of `pareto_front`, faster if there are few; very few rows unpruned."""
     if len(values) > _MANY_ROWS:
         return pareto_front(values)
     if len(values) <= _FEW_ROWS:

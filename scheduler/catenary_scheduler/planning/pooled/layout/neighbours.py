@@ -130,10 +130,7 @@ class _Racks:
         ]
 
     def _swap(self, servers: list[_Server]) -> bool:
-        """Performs the best exchange of two GPUs, wherever it is possible.
-
-        Returns False if none helps.
-        """
+        """Performs the best exchange of two GPUs wherever possible; False if none helps."""
         alike: dict[_Server, list[int]] = {}
         for number, server in enumerate(servers):
             alike.setdefault(server, []).append(number)
