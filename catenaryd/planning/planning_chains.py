@@ -10,10 +10,10 @@ from rich.table import Table
 
 from catenary_scheduler.planning.chains.bounds import response_bounds
 from catenary_scheduler.planning.chains.gbp_cr import BlockPlacement, placement
+from catenary_scheduler.planning.chains.gca import shortest_paths_are_unique
 from catenary_scheduler.planning.chains.problem import ChainTask, Composition
 from catenary_scheduler.planning.chains.search import compose_at, least_surrogate
 from catenary_scheduler.planning.chains.sizes import TaskSizes, sizes_of
-from catenary_scheduler.planning.chains.ties import shortest_paths_are_unique
 from catenary_scheduler.planning.chains.tuning import tune_by_bound
 from catenaryd.planning.planning_chains_input import ChainsInput
 

@@ -9,12 +9,7 @@ from collections.abc import Callable
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
-from catenary_protos.catenary.v1 import (
-    admin_pb2,
-    admin_pb2_grpc,
-    scheduler_pb2,
-    scheduler_pb2_grpc,
-)
+from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from catenary_scheduler.admin.service import AdminService
 from catenary_scheduler.leadership.group_election import GroupElection
 from catenary_scheduler.leadership.group_leader import REDIS_FAILURES, GroupLeader

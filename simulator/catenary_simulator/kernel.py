@@ -12,6 +12,7 @@ it can be compiled together with the dispatcher.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
@@ -30,7 +31,7 @@ _MOST_IDLE = 10_000
 stuck."""
 
 
-class Kernel:
+class Kernel(ABC):
     """The virtual clock of a simulation, which handles events in the order of their times.
 
     Args:
@@ -86,27 +87,27 @@ class Kernel:
         self._events: list[Event] = []
         """Events that the dispatcher is told of once the present entry is handled."""
 
-    # The methods that a kind of simulation overrides
+    # The methods that a kind of simulation has
 
+    @abstractmethod
     def arrive(self, number: int) -> None:
         """Handles the arrival of the request with this number, counted from 0."""
-        raise NotImplementedError
 
+    @abstractmethod
     def happen(self, order: int, what: object) -> None:
         """Handles an entry that is due now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def carry_out(self, commands: list[Command]) -> None:
         """Executes the dispatcher's commands."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unanswered(self) -> int:
         """Returns the number of requests that have arrived and are not answered yet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def is_over(self) -> bool:
         """Returns whether the simulation ends; asked once all requests have arrived."""
-        raise NotImplementedError
 
     # The methods that a kind of simulation calls
 

@@ -77,7 +77,6 @@ class SimulationResult:
         return self.events / self.seconds if self.seconds > 0 else 0.0
 
     def model(self, name: str) -> ModelResult:
-        """Returns the figures of the model called `name`."""
         for model in self.models:
             if model.name == name:
                 return model

@@ -173,4 +173,8 @@ class WorstFit(Baseline):
     """Every session goes to the emptiest GPU."""
 
     def _choose(self, size: int) -> int | None:
-        return self._active_bins.worst_fit(size)
+        bins = self._active_bins
+        emptiest = bins.emptiest(1)
+        if not emptiest or bins.load_of(emptiest[0]) + size > bins.capacity:
+            return None
+        return emptiest[0]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from catenary_scheduler.planning.pooled.dataset import PlanningDataset
 from catenary_scheduler.planning.pooled.dataset_files import reading
 from catenary_scheduler.planning.pooled.problem import (
+    Microseconds,
     PooledModelPlan,
     PooledPartition,
     PooledPipeline,
     PooledPlan,
     PoolingProblem,
 )
-from catenary_scheduler.planning.pooled.timing import pipeline_latency_us
+from catenary_scheduler.planning.pooled.timing import batch_building_us, compute_us, transfer_us
 from catenary_services.errors import InvalidInput
 
 OPTIMAL_GAP = 1e-4
@@ -99,3 +101,17 @@ def _pipeline(name: str, pipeline: Mapping[str, Any], problem: PoolingProblem) -
         latency_us=pipeline_latency_us(problem, name, batch, partitions),
         partitions=partitions,
     )
+
+
+def pipeline_latency_us(
+    problem: PoolingProblem, name: str, batch: int, partitions: Sequence[PooledPartition]
+) -> Microseconds:
+    """Returns the microseconds of one batch through the partitions, without the margin."""
+    model = next(model for model in problem.models if model.name == name)
+    classes = {gpu.name: gpu for gpu in problem.classes}
+    total = batch_building_us(model, batch)
+    total += sum(compute_us(model, partition, batch) for partition in partitions)
+    for before, after in pairwise(partitions):
+        size = model.cut_bytes[after.first_block]
+        total += batch * transfer_us(size, classes[before.gpu], classes[after.gpu])
+    return total

@@ -16,12 +16,13 @@ from catenary_lab.pools.slot_sums import SlotSums
 from catenary_scheduler.planning.pooled.assembly import PooledSolution
 from catenary_scheduler.planning.pooled.columns.axes import TableAxes, axes_of
 from catenary_scheduler.planning.pooled.columns.columns import (
+    NO_CLASS,
     PipelineColumns,
     concatenate,
     enumerate_columns,
 )
 from catenary_scheduler.planning.pooled.columns.device_tables import device_tables
-from catenary_scheduler.planning.pooled.columns.pruning import undominated_in_order
+from catenary_scheduler.planning.pooled.columns.pruning import groups_of_equal_rows
 from catenary_scheduler.planning.pooled.columns.selection import ChosenPipeline
 from catenary_scheduler.planning.pooled.infeasible import why_no_pipeline
 from catenary_scheduler.planning.pooled.problem import PooledModel, PoolingProblem
@@ -75,6 +76,26 @@ def all_reference_columns(problem: PoolingProblem) -> list[PipelineColumns]:
         if not len(columns[-1]):
             raise why_no_pipeline(problem, model)
     return columns
+
+
+def undominated_in_order(columns: PipelineColumns) -> PipelineColumns:
+    """Returns the columns that are of use when virtual GPUs count one by one, by position.
+
+    A pipeline is superfluous if another one is on the same classes in the same order, and each pool
+    yields at least as much per GPU with virtual GPUs at least as fine. Of equal ones the one with
+    the lower latency stays.
+    """
+    by_latency = columns.take(np.argsort(columns.latency_us, kind="stable"))
+    rate = np.where(by_latency.gpu_class == NO_CLASS, 0.0, by_latency.rate_per_gpu)
+    kept = []
+    for members in groups_of_equal_rows(by_latency.gpu_class):
+        rest = members[np.argsort(-rate[members].sum(axis=1), kind="stable")]
+        while len(rest):
+            first = rest[0]
+            kept.append(first)
+            coarser = (by_latency.level[first] % by_latency.level[rest] == 0).all(axis=1)
+            rest = rest[~(coarser & (rate[rest] <= rate[first]).all(axis=1))]
+    return by_latency.take(np.sort(np.array(kept, dtype=np.int64)))
 
 
 def reference_by_highs(request: SolveRequest, axes: TableAxes) -> PooledSolution | None:

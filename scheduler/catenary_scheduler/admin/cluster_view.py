@@ -46,7 +46,6 @@ class ClusterView:
 
     @property
     def group(self) -> int:
-        """Number of the scheduler group that the leader leads."""
         return self._leader.group
 
     @property
@@ -61,12 +60,10 @@ class ClusterView:
 
     @property
     def redis_problem(self) -> str:
-        """The reason why Redis does not answer or takes no writes, in one line; else empty."""
         return self._leader.write_behind.problem
 
     @property
     def takeover_problems(self) -> list[str]:
-        """Failed takeovers, and stored state that the leader could not use when it began."""
         return self._leader.takeover_problems
 
     @property
@@ -136,7 +133,6 @@ class ClusterView:
         return self._leader.deployments.resolve(name, version)
 
     def not_ready_reason(self, model: ModelKey) -> str:
-        """Returns why a model is not ready; empty if it is."""
         return self._leader.cluster.reason(model)
 
     @property
@@ -178,7 +174,6 @@ class ClusterView:
         return self._leader.planner.planned_rate(model)
 
     def latency_lines(self, model: ModelKey, chain: Chain) -> admin_pb2.LatencyLines | None:
-        """Returns the latency lines of a chain; None if nothing is known."""
         return self._leader.sessions.latency.message(model, chain)
 
     # ---- requests, batches, sessions ----
@@ -188,7 +183,6 @@ class ClusterView:
         return self._leader.dispatcher.statistics()
 
     def reservations(self) -> list[Reservation]:
-        """Returns every reservation in the book."""
         return self._leader.dispatcher.snapshot()
 
     @property
@@ -202,7 +196,6 @@ class ClusterView:
 
     @property
     def batches_in_flight(self) -> int:
-        """Number of batches in flight."""
         return len(self._leader.in_flight)
 
     def is_in_flight(self, batch: BatchId) -> bool:
@@ -222,7 +215,6 @@ class ClusterView:
         return self._leader.live.by_model()
 
     def sessions_by_chain(self) -> Counter[str]:
-        """Returns the number of sessions by chain id."""
         return self._leader.live.by_chain()
 
     def attainment(self, model: ModelKey) -> float:
@@ -250,7 +242,6 @@ class ClusterView:
         return self._leader.timelines.batches()
 
     def has_timeline(self, batch: BatchId) -> bool:
-        """True if a batch is remembered."""
         return batch in self._leader.timelines
 
     def is_complete(self, since: Nanoseconds) -> bool:

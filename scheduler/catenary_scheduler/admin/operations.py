@@ -6,12 +6,12 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from catenary_scheduler.agents.deployments import DeploymentSpec
 from catenary_scheduler.cluster.plan_documents import document_of, placement_of
 from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.rollout.report import RolloutReport
 from catenary_scheduler.rollout.rollout import RolloutPhase
+from catenary_scheduler.storage.values.stored import DeploymentSpec
 from catenary_services.domain.ids import AgentId
 from catenary_services.errors import InvalidInput, PlanInfeasible, Unavailable
 

@@ -15,12 +15,12 @@ from catenary_scheduler.admin.plan_text import explain
 from catenary_scheduler.admin.sessions import move_session, session_list, sessions_of
 from catenary_scheduler.admin.status import status_of
 from catenary_scheduler.admin.timelines import timelines_of
-from catenary_scheduler.agents.deployments import DeploymentSpec
 from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_scheduler.leadership.takeover_failures import TakeoverFailures
 from catenary_scheduler.planning import placement_document
 from catenary_scheduler.rollout.report import RolloutReport
 from catenary_scheduler.rpc.leader_lookup import Context, LeaderLookup, group_of
+from catenary_scheduler.storage.values.stored import DeploymentSpec
 from catenary_services.domain.ids import AgentId
 from catenary_services.domain.packing import packing_goal
 from catenary_services.errors import (

@@ -8,8 +8,8 @@ from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.admin.agent_status import add_agents
 from catenary_scheduler.admin.cluster_view import ClusterView
 from catenary_scheduler.admin.sessions import SessionTotals, hop_status
-from catenary_scheduler.admin.software_versions import add_versions
 from catenary_services.domain.plan import Chain, Pipeline
+from catenary_services.version import software_version
 
 
 def status_of(view: ClusterView) -> admin_pb2.GetStatusResponse:
@@ -36,7 +36,7 @@ def status_of(view: ClusterView) -> admin_pb2.GetStatusResponse:
         quarantined_records=view.quarantined_records,
     )
     add_agents(status, view)
-    add_versions(status, view)
+    _add_versions(status, view)
     _add_models(status, view)
     for reference, problem in view.undeployed.items():
         name, _, version = reference.partition(":")
@@ -101,3 +101,15 @@ def _chain(
         cache_tokens=round(chain.cache_tokens),
         cached_tokens=figures.cached_tokens[chain.chain_id],
     )
+
+
+def _add_versions(status: admin_pb2.GetStatusResponse, view: ClusterView) -> None:
+    """Adds the leader's own version and those that connected gateways and agents reported."""
+    status.versions.add(role="scheduler", name=view.scheduler_id, version=software_version())
+    for gateway in sorted(view.gateways, key=lambda each: each.gateway_id):
+        status.versions.add(
+            role="gateway", name=gateway.gateway_id, version=gateway.software_version
+        )
+    for agent_id, record in sorted(view.registry.items()):
+        if record.session is not None:
+            status.versions.add(role="agent", name=agent_id, version=record.software_version)

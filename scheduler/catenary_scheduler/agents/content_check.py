@@ -87,10 +87,7 @@ class ContentCheck:
         self._note("content_differs", {"agent": agent, "partition": str(key), "problem": text})
 
     def loaded(self, agent: AgentId, key: PartitionKey) -> None:
-        """Notes that an agent has loaded a partition.
-
-        `unlike` tells whether it is the right content.
-        """
+        """Notes a partition that an agent loaded; `unlike` tells whether its content is right."""
         self._told.get(agent, {}).pop(key, None)
 
     def gone(self, agent: AgentId) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from catenary_scheduler.planning import DeployedModel
 from catenary_scheduler.storage.keys import RedisTable
 from catenary_scheduler.storage.values.codec import encode_document
-from catenary_scheduler.storage.values.stored import StoredDeploymentSpec
+from catenary_scheduler.storage.values.stored import DeploymentSpec
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
@@ -27,25 +27,6 @@ _CONTENT_S = 1.0
 DECODER = "decoder"
 SESSIONS_PER_CHAIN = 16
 """Largest number of simultaneous sessions of a chain, for models that name none."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeploymentSpec:
-    """Options of a deployment; 0 or None leave them to the model."""
-
-    slo_ns: Nanoseconds = 0
-    max_batch: int = 0
-    partitions: int | None = None
-    packing: PackingGoal | None = None
-
-    def stored(self) -> StoredDeploymentSpec:
-        """Returns the record that Redis keeps."""
-        return StoredDeploymentSpec(self.slo_ns, self.max_batch, self.partitions, self.packing)
-
-    @classmethod
-    def of(cls, stored: StoredDeploymentSpec) -> DeploymentSpec:
-        """Returns the spec of a stored record."""
-        return cls(stored.slo_ns, stored.max_batch, stored.partitions, stored.packing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +81,6 @@ class Deployment:
         return limit if self.table.batched else 1
 
     def for_planning(self) -> DeployedModel:
-        """Returns the facts that the planner needs."""
         return DeployedModel(
             key=self.manifest.key,
             table=self.table,
@@ -200,19 +180,15 @@ class Deployments:
             if key in self.ready:
                 self.ready[key] = replace(self.ready[key], profile=profile)
 
-    async def restore(self, stored: Mapping[str, StoredDeploymentSpec]) -> None:
+    async def restore(self, stored: Mapping[str, DeploymentSpec]) -> None:
         """Deploys what an earlier scheduler had deployed."""
-        for reference, spec in stored.items():
-            self._wanted[reference] = DeploymentSpec.of(spec)
+        self._wanted.update(stored)
         await self.retry()
 
     def records(self) -> dict[str, str | None]:
         """Returns the records that Redis keeps. Models with a problem are wanted too."""
         deployed = {str(key): each.spec for key, each in self.ready.items()}
-        return {
-            name: encode_document(spec.stored())
-            for name, spec in {**self._wanted, **deployed}.items()
-        }
+        return {name: encode_document(spec) for name, spec in {**self._wanted, **deployed}.items()}
 
     def _read_profile(self, key: ModelKey) -> ModelProfile | None:
         """Returns a model's profile; None, with the reason noted, if it is absent or wrong."""

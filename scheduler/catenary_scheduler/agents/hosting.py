@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,10 +60,7 @@ class HostingGoal:
     rollout: PlanRollout | None
 
     def required(self) -> Callable[[AgentId], Requirements]:
-        """Returns a function that gives what an agent must host now.
-
-        Everything else may be unloaded.
-        """
+        """Returns what an agent must host now, as a function; the rest may be unloaded."""
         active = requirements.required_by_agent(self.active)
         target = requirements.required_by_agent(self.target)
         rollout = self.rollout
@@ -166,11 +163,9 @@ class PartitionHosting:
     # ---- what is known ----
 
     def draining(self) -> frozenset[AgentId]:
-        """Returns the agents that are draining."""
         return self._availability.impaired_by(Impairment.DRAINING)
 
     def is_present(self, agent: AgentId) -> bool:
-        """True for an agent that is connected."""
         record = self.registry.get(agent)
         return record is not None and record.session is not None
 
@@ -228,7 +223,6 @@ class PartitionHosting:
         now_ns: Nanoseconds,
         now_s: float,
     ) -> ClusterSnapshot:
-        """Returns the cluster as a rollout sees it."""
         by_agent = _remembered(requirements.required_by_agent)
 
         def surplus(agent: AgentId, placement: Placement) -> list[PartitionKey]:
@@ -314,13 +308,3 @@ def _remembered(
         return done[id(placement)][1]
 
     return remembered
-
-
-def agents_by_state(
-    registry: Mapping[AgentId, AgentState], availability: Availability
-) -> dict[str, int]:
-    """Returns the number of agents in each state."""
-    counts = dict.fromkeys(("joining", "ready", "draining", "lost"), 0)
-    for record in registry.values():
-        counts[record.state(availability)] += 1
-    return counts

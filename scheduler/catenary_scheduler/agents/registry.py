@@ -9,10 +9,14 @@ from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.planning.live import GenerationCost
 from catenary_scheduler.planning.requirements import CacheRequirement, PartitionRequirement
+from catenary_scheduler.storage.journal import Fields
+from catenary_scheduler.storage.keys import RedisTable
+from catenary_scheduler.storage.values.codec import encode_document
 from catenary_scheduler.storage.values.stored import StoredAgent
 from catenary_scheduler.wire.streams import PeerStream
 from catenary_services.domain.ids import AgentId, PartitionKey, ServerId
 from catenary_services.domain.plan import Agent
+from catenary_services.telemetry.metrics import Metrics
 
 AgentStream = PeerStream[scheduler_pb2.SchedulerToAgentMessage]
 
@@ -93,7 +97,6 @@ AgentRegistry = dict[AgentId, AgentState]
 
 
 def servers_of(registry: AgentRegistry) -> dict[AgentId, ServerId]:
-    """Returns the server of every agent that was ever seen."""
     return {agent: record.agent.server for agent, record in registry.items()}
 
 
@@ -124,3 +127,57 @@ def hosts_in(
         )
 
     return hosts
+
+
+class StoredAgents:
+    """The records of a registry, which Redis keeps for people; each agent says what it holds."""
+
+    table = RedisTable.AGENTS
+
+    def __init__(self, registry: AgentRegistry, availability: Availability) -> None:
+        self._registry = registry
+        self._availability = availability
+
+    def records(self) -> Fields:
+        return {
+            agent: encode_document(record.stored(self._availability))
+            for agent, record in self._registry.items()
+        }
+
+
+class AgentMetrics:
+    """Exports the number of agents in each state, and with each impairment."""
+
+    def __init__(self, registry: AgentRegistry, availability: Availability) -> None:
+        self._registry = registry
+        self._availability = availability
+
+    def export(self, metrics: Metrics) -> None:
+        """Sets the gauges of agents by state and by impairment."""
+        availability = self._availability
+        counts = dict.fromkeys(("joining", "ready", "draining", "lost"), 0)
+        for record in self._registry.values():
+            counts[record.state(availability)] += 1
+        for state, count in counts.items():
+            metrics.agents.labels(state).set(count)
+        for impairment in Impairment:
+            impaired = availability.impaired_by(impairment) & availability.connected_agents
+            metrics.impaired_agents.labels(impairment.name.lower()).set(len(impaired))
+        metrics.stragglers.set(len(availability.impaired_by(Impairment.STRAGGLING)))
+
+
+class AgentSender:
+    """Sends to the agents of a registry that are connected; nobody waits until it has left."""
+
+    def __init__(self, registry: AgentRegistry) -> None:
+        self._registry = registry
+
+    def send(self, agent: AgentId, message: scheduler_pb2.SchedulerToAgentMessage) -> None:
+        record = self._registry.get(agent)
+        if record is not None and record.session is not None:
+            record.session.send(message)
+
+    def broadcast(self, message: scheduler_pb2.SchedulerToAgentMessage) -> None:
+        for record in self._registry.values():
+            if record.session is not None:
+                record.session.send(message)

@@ -72,10 +72,7 @@ class SlotLedger:
     # Resources
 
     def cache(self, agent: AgentId, partition: PartitionKey) -> Cache:
-        """Returns the cache of a partition on an agent.
-
-        It is made on first use, without capacity.
-        """
+        """Returns the cache of a partition on an agent, made on first use, without capacity."""
         cache = self._caches.get(cache_of(agent, partition))
         if cache is None:
             cache = Cache(agent, partition)
@@ -95,10 +92,7 @@ class SlotLedger:
     # The verbs
 
     def probe(self, claims: SlotClaims) -> Cache | None:
-        """Returns the first cache with too few slots left, None if all have enough.
-
-        Books nothing.
-        """
+        """Returns the first cache with too few slots left; None if all have enough."""
         for at, cache in enumerate(claims.caches):
             if cache.used + claims.slots[at] > cache.capacity:
                 return cache

@@ -92,10 +92,7 @@ class Timeline:
         self.uses.insert(at, use)
 
     def remove(self, use: BookedInterval) -> None:
-        """Removes an interval.
-
-        Raises InternalError if the timeline does not hold it.
-        """
+        """Removes an interval; raises InternalError if the timeline does not hold it."""
         at = bisect_left(self.starts, use.start)
         if at == len(self.uses) or self.uses[at] is not use:
             raise InternalError(f"{self.resource}: the use at {use.start} is another one")
@@ -104,10 +101,7 @@ class Timeline:
             self._ends_at(max(self.ends[-1] if self.ends else 0, self.done_until))
 
     def resize(self, use: BookedInterval, start: Nanoseconds, end: Nanoseconds) -> None:
-        """Changes the bounds of an interval.
-
-        Neither the old nor the new one may overlap another use.
-        """
+        """Changes the bounds of an interval; neither old nor new may overlap another use."""
         at = bisect_left(self.starts, use.start)
         self.starts[at] = start
         self.ends[at] = end

@@ -88,7 +88,6 @@ class RetryLimits:
 
     @classmethod
     def of(cls, settings: SchedulerSettings) -> RetryLimits:
-        """Returns the limits that the settings name."""
         switch_timeout_ns = int(settings.switch_timeout_s * NANOSECONDS_PER_SECOND)
         return cls(settings.load_timeout_s, settings.load_attempts, switch_timeout_ns)
 

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_scheduler.agents.registry import is_draining
-from catenary_scheduler.agents.sender import AgentSender
+from catenary_scheduler.agents.registry import AgentSender, is_draining
 from catenary_scheduler.cluster.controller import ClusterController
 from catenary_scheduler.cluster.drain_marks import DrainMarks
 from catenary_scheduler.dispatch.availability import Availability, Impairment

@@ -110,17 +110,9 @@ class Availability:
         self._begins_anew(agent)
 
     def loaded(self, agent: AgentId, partition: PartitionKey) -> None:
-        """Notes that an agent has loaded a partition."""
         known = self._of(agent)
         if partition not in known.loaded:
             known.loaded.add(partition)
-            self.version += 1
-
-    def unloaded(self, agent: AgentId, partition: PartitionKey) -> None:
-        """Notes that an agent does not have a partition any more."""
-        known = self._of(agent)
-        if partition in known.loaded:
-            known.loaded.discard(partition)
             self.version += 1
 
     def hosts(self, agent: AgentId, partitions: Collection[PartitionKey]) -> None:

@@ -137,7 +137,6 @@ class CircuitBreaker:
         self._hear(CircuitSignal.FAILED_TOO_OFTEN if too_often else CircuitSignal.FAILED, now)
 
     def worked(self, now: Nanoseconds) -> None:
-        """Takes in a success."""
         self._outcomes.append(0)
         del self._outcomes[: -self._config.of_last]
         self._row = 0
@@ -148,7 +147,6 @@ class CircuitBreaker:
             self.pauses = 0
 
     def given(self, now: Nanoseconds) -> None:
-        """Takes in that work was sent."""
         self._hear(CircuitSignal.GIVEN, now)
 
     def look(self, now: Nanoseconds) -> None:
@@ -233,7 +231,6 @@ class CircuitBreakers:
         self._show(agent, partition, breaker, was, now)
 
     def worked(self, agent: AgentId, partition: PartitionKey, now: Nanoseconds) -> None:
-        """Takes in that a device computed something."""
         breaker = self._breakers.get((agent, partition))
         if breaker is None:
             return
@@ -242,7 +239,6 @@ class CircuitBreakers:
         self._show(agent, partition, breaker, was, now)
 
     def given(self, agent: AgentId, partition: PartitionKey, now: Nanoseconds) -> None:
-        """Takes in that work was sent to an agent."""
         breaker = self._breakers.get((agent, partition))
         if breaker is None:
             return

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
+from catenary_scheduler.agents.registry import AgentStream
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.observed.stragglers import StragglerDetector
 from catenary_scheduler.storage.clock import now_ns
@@ -14,12 +14,6 @@ from catenary_services.domain.ids import AgentId, Nanoseconds, PartitionKey
 from catenary_services.log import get_logger
 
 _log = get_logger(__name__)
-
-
-class PeerLiveness(Protocol):
-    """The part of a session with an agent that tells when it was last heard of."""
-
-    heard_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +32,7 @@ class ImpairmentDetector:
         self,
         rules: ImpairmentRules,
         availability: Availability,
-        sessions: Callable[[], Iterable[tuple[AgentId, PeerLiveness]]],
+        sessions: Callable[[], Iterable[tuple[AgentId, AgentStream]]],
         note: Callable[[str, dict[str, str]], None],
     ) -> None:
         """Makes a detector that impairs nobody yet.

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.agents.deployments import Deployments
-from catenary_scheduler.agents.registry import AgentState
-from catenary_scheduler.agents.sender import AgentSender
+from catenary_scheduler.agents.registry import AgentSender, AgentState
 from catenary_scheduler.book import SlotLedger
 from catenary_scheduler.cluster.controller import ClusterController
 from catenary_scheduler.dispatch import ChainedDispatcher

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
 
+from catenary_scheduler.dispatch import ChainedDispatcher
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
 from catenary_scheduler.storage.journal import Fields, Journal
 from catenary_scheduler.storage.keys import RedisTable
@@ -20,18 +20,6 @@ from catenary_services.domain.ids import ModelKey
 _PERIOD_S = 10.0
 
 
-class LengthSource(Protocol):
-    """The part of the dispatcher that predicts answer lengths."""
-
-    def length_predictors(self) -> Mapping[ModelKey, LengthPredictor]:
-        """Returns the predictor of every model that generates text."""
-        ...
-
-    def restore_lengths(self, model: ModelKey, predictor: LengthPredictor) -> None:
-        """Takes over the predictor that an earlier scheduler had for a model."""
-        ...
-
-
 class LengthRecords:
     """Writes the predictors of one term to the journal, and reads those of the term before."""
 
@@ -39,7 +27,7 @@ class LengthRecords:
 
     def __init__(
         self,
-        source: LengthSource,
+        source: ChainedDispatcher,
         deployed: Collection[ModelKey],
         clock_s: Callable[[], float] = time.monotonic,
         period_s: float = _PERIOD_S,
@@ -83,7 +71,6 @@ class LengthRecords:
         self._next_s = now_s + self._period_s
 
     def records(self) -> Fields:
-        """Returns the records of all models, for a snapshot."""
         known = self._source.length_predictors()
         self._written = {}
         return {str(model): self._record(model, each) for model, each in known.items()}

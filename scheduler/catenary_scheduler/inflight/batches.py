@@ -87,11 +87,9 @@ class InFlightBatches:
             self.over(batch)
 
     def export(self, metrics: Metrics) -> None:
-        """Sets the gauge of batches in flight."""
         metrics.batches_in_flight.set(len(self._batches))
 
     def batches(self) -> list[BatchId]:
-        """Returns the ids of all batches in flight."""
         return list(self._batches)
 
     def by_agent(self) -> Counter[AgentId]:
@@ -121,10 +119,7 @@ class InFlightBatches:
             self.over(batch)
 
     def collect(self, journal: Journal) -> None:
-        """Writes the batches that changed since the last call.
-
-        A batch that came and went costs nothing.
-        """
+        """Writes the batches that changed since the last call; one that came and went is free."""
         for batch in self._dirty:
             entry = self._batches.get(batch)
             journal.put(
@@ -133,7 +128,6 @@ class InFlightBatches:
         self._dirty.clear()
 
     def records(self) -> dict[str, str | None]:
-        """Returns the records of all batches, for a snapshot."""
         self._dirty.clear()
         return {str(key): batch_text(entry.command) for key, entry in self._batches.items()}
 

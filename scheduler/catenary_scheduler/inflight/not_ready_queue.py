@@ -34,7 +34,6 @@ class NotReadyQueue:
         return len(self._waiting)
 
     def requests(self) -> list[RequestId]:
-        """Returns the waiting requests."""
         return list(self._waiting)
 
     def add(self, event: Arrival, now: Nanoseconds) -> None:

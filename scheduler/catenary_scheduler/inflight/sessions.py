@@ -134,12 +134,10 @@ class LiveSessions:
         ]
 
     def request_of(self, session: SessionId) -> RequestId | None:
-        """Returns the request of a session; None if it is not known."""
         entry = self._sessions.get(session)
         return entry.request if entry is not None else None
 
     def hops_of(self, session: SessionId) -> Hops:
-        """Returns the hops of a session; none if it is not known."""
         entry = self._sessions.get(session)
         return entry.hops if entry is not None else ()
 
@@ -148,7 +146,6 @@ class LiveSessions:
         return [session for session, entry in self._sessions.items() if entry.prompt_hops]
 
     def by_chain(self) -> Counter[str]:
-        """Returns the number of sessions of each chain."""
         found: Counter[str] = Counter()
         for session, entry in self._sessions.items():
             if not entry.prompt_hops:
@@ -163,20 +160,14 @@ class LiveSessions:
         return found
 
     def by_model(self) -> Counter[ModelKey]:
-        """Returns the number of requests with a session by model.
-
-        A session that moves counts once.
-        """
+        """Returns the requests with a session by model; a session that moves counts once."""
         models = {each.request: each.hops[0].partition.model for each in self._sessions.values()}
         return Counter(models.values())
 
     # ---- Redis ----
 
     def collect(self, journal: Journal) -> None:
-        """Writes the sessions that changed since the last call.
-
-        One that came and went costs nothing.
-        """
+        """Writes the sessions that changed since the last call; one that came and went is free."""
         for session in self._dirty:
             entry = self._sessions.get(session)
             journal.put(
@@ -185,7 +176,6 @@ class LiveSessions:
         self._dirty.clear()
 
     def records(self) -> dict[str, str | None]:
-        """Returns the records of all sessions, for a snapshot."""
         self._dirty.clear()
         return {str(session): _record(entry) for session, entry in self._sessions.items()}
 

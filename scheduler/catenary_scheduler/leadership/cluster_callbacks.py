@@ -73,7 +73,6 @@ class LeaderCallbacks:
 
     @property
     def epoch(self) -> Epoch:
-        """The fencing epoch of the lease."""
         return self._lease.epoch
 
     # ---- agents ----
@@ -114,7 +113,6 @@ class LeaderCallbacks:
         self._parts.sessions.move(agent, partition, must=must, moving=moving)
 
     def cluster_changed(self) -> None:
-        """Publishes that agents, partitions, readiness or the plan changed."""
         self._parts.announcer.cluster_changed()
 
     # ---- plans ----

@@ -7,12 +7,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from catenary_scheduler.agents.agent_metrics import AgentMetrics
 from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.agents.directory import PeerDirectory
-from catenary_scheduler.agents.registry import AgentStream
-from catenary_scheduler.agents.sender import AgentSender
-from catenary_scheduler.agents.stored_agents import StoredAgents
+from catenary_scheduler.agents.registry import AgentMetrics, AgentSender, AgentStream, StoredAgents
 from catenary_scheduler.book import Book
 from catenary_scheduler.cluster.controller import ClusterController, RetryLimits
 from catenary_scheduler.cluster.drain_marks import DrainMarks
@@ -30,6 +27,7 @@ from catenary_scheduler.inflight.not_ready_queue import NotReadyQueue
 from catenary_scheduler.inflight.session_moves import SessionMoves
 from catenary_scheduler.inflight.sessions import LiveSessions
 from catenary_scheduler.leadership.cluster_callbacks import CallbackDeps, LeaderCallbacks
+from catenary_scheduler.leadership.factories import dispatcher_of, planner_of
 from catenary_scheduler.leadership.recovery import RestoreStep, read_state, restoring, take_over
 from catenary_scheduler.leadership.snapshot import SnapshotWriter
 from catenary_scheduler.leadership.takeover_failures import TakeoverFailures
@@ -38,7 +36,6 @@ from catenary_scheduler.observed.slowdowns import Slowdowns
 from catenary_scheduler.observed.stuck_agents import StuckAgents
 from catenary_scheduler.observed.timelines import Timelines
 from catenary_scheduler.observed.utilisation import Utilisation
-from catenary_scheduler.replanning.factory import planner_of
 from catenary_scheduler.rpc.agent_streams import AgentStreamDeps, AgentStreams
 from catenary_scheduler.rpc.announcer import Announcer, AnnouncerDeps
 from catenary_scheduler.rpc.command_sender import CommandSender, DispatchStamp
@@ -53,7 +50,6 @@ from catenary_scheduler.runtime.book_audit import AuditDeps, BookAudits
 from catenary_scheduler.runtime.deployment_retries import DeploymentRetries
 from catenary_scheduler.runtime.dispatch_loop import DispatchLoop
 from catenary_scheduler.runtime.dispatch_metrics import DispatchMetrics
-from catenary_scheduler.runtime.factory import dispatcher_of
 from catenary_scheduler.runtime.held_requests import HeldRequests, QueuedRequests
 from catenary_scheduler.runtime.periodic import PeriodicTasks, run_periodic_tasks
 from catenary_scheduler.runtime.statistics_collector import WorkerDeps
@@ -400,17 +396,14 @@ class LeaderRuntime:
 
     @property
     def metrics(self) -> Metrics:
-        """The metrics of the group that this leader leads."""
         return self._context.metrics
 
     @property
     def group(self) -> int:
-        """Number of the group that this leader leads; 0 if there is only one."""
         return self._context.group
 
     @property
     def epoch(self) -> Epoch:
-        """The fencing epoch of the lease."""
         return self._lease.epoch
 
     @property

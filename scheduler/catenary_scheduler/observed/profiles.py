@@ -42,10 +42,7 @@ class MeasuredProfiles:
         self.links = MeasuredLinks()
 
     def put(self, agent: AgentId, partition: PartitionKey, times: Sequence[Nanoseconds]) -> None:
-        """Remembers compute times in nanoseconds at batch 1, 2, ...
-
-        An empty sequence is ignored.
-        """
+        """Remembers compute times in nanoseconds at batch 1, 2, ..; ignores an empty sequence."""
         if times:
             self._times[agent, partition] = tuple(times)
         while len(self._times) > _KEPT:
@@ -61,10 +58,7 @@ class MeasuredProfiles:
             self._enter(agent, partition, ObservedCost(cost))
 
     def observe(self, agent: AgentId, partition: PartitionKey, work: WorkTotals) -> bool:
-        """Adds reported work to a cost.
-
-        True if the cost has changed notably since it was last told.
-        """
+        """Adds reported work to a cost; True if the cost changed notably since it was told."""
         known = self._generation.get((agent, partition))
         if known is None:  # an older release, or reports out of order
             return False
@@ -76,10 +70,7 @@ class MeasuredProfiles:
         return {place: observed.cost for place, observed in self._generation.items()}
 
     def observed_at(self, agent: AgentId, partition: PartitionKey) -> ObservedCost | None:
-        """Returns the observed cost of a range of decoder blocks on one agent.
-
-        None if there is none.
-        """
+        """Returns the observed cost of decoder blocks on an agent; None if there is none."""
         return self._generation.get((agent, partition))
 
     def observed(self) -> Iterator[tuple[AgentId, PartitionKey, ObservedCost]]:

@@ -64,10 +64,7 @@ class StuckAgents:
         return self._ended.get(agent) == incarnation
 
     def came(self, agent: AgentId) -> bool:
-        """Notes that a process connected and may stay.
-
-        True if it replaces one that was told to end.
-        """
+        """Notes that a process may stay; True if it replaces one that was told to end."""
         self._beats.pop(agent, None)
         return self._ended.pop(agent, None) is not None
 

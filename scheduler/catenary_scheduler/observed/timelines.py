@@ -109,10 +109,7 @@ class Timelines:
             self._complete_since = oldest.expected_finish_ns
 
     def reported(self, event: StageReported) -> PlannedHop | None:
-        """Notes when a hop really ran, and returns the hop as booked.
-
-        None if it is not remembered.
-        """
+        """Notes when a hop really ran; returns the hop as booked, None if it is not remembered."""
         entry = self._by_id.get(event.batch)
         if entry is None or event.position >= len(entry.command.path):
             return None
@@ -160,7 +157,6 @@ class Timelines:
         return since >= max(self._complete_since, spans_since)
 
     def entry(self, batch: BatchId) -> TimelineEntry | None:
-        """Returns the entry of a batch; None if it is not remembered."""
         return self._by_id.get(batch)
 
     def __contains__(self, batch: BatchId) -> bool:

@@ -57,7 +57,6 @@ class ActiveBins:
         return self._loads
 
     def count_of(self, gpu: int) -> int:
-        """Returns the number of sessions on a GPU."""
         return len(self._items[gpu])
 
     def sessions(self) -> int:
@@ -88,10 +87,7 @@ class ActiveBins:
         return gpu, size
 
     def resize(self, sizes: Mapping[Item, int]) -> None:
-        """Sets the sizes of sessions, even if a GPU then overflows.
-
-        Sessions that are on no GPU are ignored.
-        """
+        """Sets the sizes of the sessions that are on a GPU, even if it then overflows."""
         for item, size in sizes.items():
             gpu = self._bin_of.get(item)
             if gpu is not None:
@@ -109,12 +105,6 @@ class ActiveBins:
         """Returns the fullest GPU that has room for `size`; None if there is none."""
         at = bisect_right(self._by_load, (self.capacity - size, self._names))
         return self._by_load[at - 1][1] if at else None
-
-    def worst_fit(self, size: int) -> int | None:
-        """Returns the emptiest GPU if it has room for `size`; None if not."""
-        if not self._by_load or self._by_load[0][0] + size > self.capacity:
-            return None
-        return self._by_load[0][1]
 
     def emptiest(self, count: int) -> list[int]:
         """Returns up to `count` active GPUs with the least loads, ascending."""

@@ -12,10 +12,7 @@ from catenary_services.errors import InvalidInput
 def fields_of(
     value: object, path: str, *, required: Sequence[str], optional: Sequence[str]
 ) -> Mapping[str, object]:
-    """Returns a mapping that has all required fields and no unknown one.
-
-    Raises InvalidInput otherwise.
-    """
+    """Returns a mapping with all required fields and no unknown one, or raises InvalidInput."""
     where = path or "document"
     if not isinstance(value, Mapping):
         raise InvalidInput(where, "must be a mapping")

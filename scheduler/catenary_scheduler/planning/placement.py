@@ -98,7 +98,6 @@ class PlacementDefaults:
     by_name: Mapping[str, PlacementDefaults] = field(default_factory=dict)
 
     def of(self, name: str) -> PlacementDefaults:
-        """Returns the defaults for the model of a given name."""
         return self.by_name.get(name, self)
 
 

@@ -97,13 +97,7 @@ def stages_of(
 
 
 def partition_of(model: ModelPlacement, stage: StagePlacement) -> PartitionKey:
-    """Returns the key of the partition that a stage runs."""
     return PartitionKey(model.model, stage.first_block, stage.last_block)
-
-
-def wanted_of(placement: Placement, agent: AgentId) -> Requirements:
-    """Returns the requirements on one agent; empty if the placement does not use it."""
-    return required_by_agent(placement).get(agent, {})
 
 
 def required_by_agent(placement: Placement | None) -> dict[AgentId, Requirements]:

@@ -34,10 +34,7 @@ _QUICK_AGENTS = 40
 
 @dataclass(frozen=True, slots=True)
 class ComposedChains:
-    """Chains of the models of a cluster, and the problems of models without.
-
-    Pickled by the solver.
-    """
+    """Chains of the models of a cluster, and problems of models without; pickled by the solver."""
 
     answers: tuple[tuple[ChainJob, Composition], ...] = ()
     problems: tuple[str, ...] = ()

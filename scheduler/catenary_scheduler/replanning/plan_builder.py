@@ -52,7 +52,7 @@ class PlanRequest:
     session_loads: Mapping[ModelKey, SessionLoad] = field(default_factory=dict)
     """Loads of the models that generate text."""
     present: Placement = Placement(())  # noqa: RUF009 - immutable
-    """The previous proposal."""
+    """The placement that was proposed last, which chains are kept from; empty before the first."""
     provenance: PlanProvenance | None = None
     """Origin of the previous proposal; None if there was none."""
     chains_only: bool = False
@@ -62,7 +62,6 @@ class PlanRequest:
 
     @property
     def generating(self) -> tuple[DeployedModel, ...]:
-        """The models that generate text."""
         return tuple(model for model in self.models if model.decoder is not None)
 
     def able(self, *models: DeployedModel) -> tuple[Agent, ...]:

@@ -100,7 +100,6 @@ class Planner:
             self.session_arrived(event.model, event.prompt_tokens, now)
 
     def arrived(self, model: ModelKey, rows: int, now: Nanoseconds) -> None:
-        """Counts arrived rows of a model."""
         self._replanning.arrived(model, rows, now)
 
     def session_arrived(self, model: ModelKey, prompt_tokens: int, now: Nanoseconds) -> None:
@@ -261,7 +260,6 @@ class Planner:
         self.changed()
 
     def _take(self, result: Callable[[], BuiltPlan], now: Nanoseconds, if_better: bool) -> None:
-        """Makes a finished plan the proposal."""
         self.answers += 1
         try:
             built = result()

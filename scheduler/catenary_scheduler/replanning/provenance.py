@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from msgspec.structs import asdict
 
 from catenary_scheduler.storage.values.stored import StoredFigure, StoredProvenance
 from catenary_services.domain.ids import ModelKey
 
 POOLED, EVEN, HAND, CHAINS = "pooled", "even", "hand", "chains"
+_FIGURES = ("shares", "throughput_rps", "latency_ns")
+"""The fields that have a number for each model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,35 +61,14 @@ class PlanProvenance:
         ]
 
     def stored(self) -> StoredProvenance:
-        """Returns the record that Redis keeps."""
-        return StoredProvenance(
-            planner=self.planner,
-            cause=self.cause,
-            fallback=self.fallback,
-            lines=self.lines,
-            remarks=self.remarks,
-            shares=_figures(self.shares),
-            throughput_rps=_figures(self.throughput_rps),
-            chain_lines=self.chain_lines,
-            latency_ns=_figures(self.latency_ns),
-            binding=self.binding,
-        )
+        """Returns the record that Redis keeps; its fields have the names of these."""
+        record: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
+        return StoredProvenance(**{**record, **{name: _figures(record[name]) for name in _FIGURES}})
 
     @classmethod
     def of(cls, stored: StoredProvenance) -> PlanProvenance:
-        """Returns the provenance of a stored record."""
-        return cls(
-            planner=stored.planner,
-            cause=stored.cause,
-            fallback=stored.fallback,
-            lines=stored.lines,
-            remarks=stored.remarks,
-            shares=_by_model(stored.shares),
-            throughput_rps=_by_model(stored.throughput_rps),
-            chain_lines=stored.chain_lines,
-            latency_ns=_by_model(stored.latency_ns),
-            binding=stored.binding,
-        )
+        record = asdict(stored)
+        return cls(**{**record, **{name: _by_model(record[name]) for name in _FIGURES}})
 
 
 def _figures(by_model: Mapping[ModelKey, float]) -> tuple[StoredFigure, ...]:

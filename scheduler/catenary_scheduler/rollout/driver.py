@@ -33,10 +33,7 @@ class RolloutActions(Protocol):
         ...
 
     def hold(self, rollout: PlanRollout) -> Collection[ModelKey]:
-        """Dispatches by what is left of the old plan.
-
-        Returns the models of which nothing is left.
-        """
+        """Dispatches by the rest of the old plan; returns the models that have none left."""
         ...
 
     def empty(self, rollout: PlanRollout) -> None:

@@ -30,7 +30,6 @@ class RolloutReport:
 
     @classmethod
     def of(cls, rollout: PlanRollout, now_ns: Nanoseconds) -> RolloutReport:
-        """Returns the report of a rollout at the present moment."""
         downtime = dict(rollout.downtime_ns)
         for model, since_ns in rollout.paused.items():
             downtime[model] = downtime.get(model, 0) + now_ns - since_ns
@@ -90,7 +89,6 @@ class RolloutReport:
         }
 
     def as_message(self) -> admin_pb2.PlanSwitch:
-        """Returns the message for the Admin service."""
         return admin_pb2.PlanSwitch(
             from_plan=self.from_plan,
             to_plan=self.to_plan,

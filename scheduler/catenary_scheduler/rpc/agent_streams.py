@@ -27,13 +27,7 @@ from catenary_scheduler.rpc.plausibility import PlausibilityChecks
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire import messages as wire_messages
 from catenary_scheduler.wire import session_messages
-from catenary_scheduler.wire.streams import (
-    GrpcStream,
-    PeerStream,
-    Speaks,
-    first_pack,
-    read_packs,
-)
+from catenary_scheduler.wire.streams import GrpcStream, PeerStream, Speaks, first_pack, read_packs
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
     AgentId,
@@ -42,12 +36,7 @@ from catenary_services.domain.ids import (
     SessionId,
 )
 from catenary_services.domain.plan import Agent
-from catenary_services.errors import (
-    CanaryFailed,
-    ContentMismatch,
-    InvalidInput,
-    Unavailable,
-)
+from catenary_services.errors import CanaryFailed, ContentMismatch, InvalidInput, Unavailable
 from catenary_services.log import get_logger
 from catenary_services.telemetry.metrics import Metrics
 
@@ -142,10 +131,7 @@ class AgentStreams:
         Raises:
             CatenaryError: This side ended the stream; the error says why.
         """
-        pack = await first_pack(stream)
-        assert isinstance(pack, scheduler_pb2.AgentMessages)
-        if not pack.messages or not pack.messages[0].HasField("hello"):
-            raise InvalidInput("hello", "must be the first message of an agent")
+        pack = await first_pack(stream, scheduler_pb2.AgentMessages, "an agent")
         hello = pack.messages[0].hello
         speaks(hello.agent_id)
         if self._deps.stuck.must_end(AgentId(hello.agent_id), hello.incarnation):

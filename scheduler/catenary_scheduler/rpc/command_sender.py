@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from prometheus_client import Histogram
 
-from catenary_scheduler.agents.sender import AgentSender
+from catenary_scheduler.agents.registry import AgentSender
 from catenary_scheduler.dispatch.events import (
     CancelBatch,
     CloseSessions,

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from catenary_scheduler.agents.epoch_claims import ClaimDecision, EpochClaim, EpochClaims
 from catenary_scheduler.rpc.peer_quarantine import PeerQuarantine
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.storage.lease import Lease
+from catenary_scheduler.storage.write_behind import WriteBehind
 from catenary_services.domain.groups import EPOCH_FIELD
 from catenary_services.errors import CatenaryError, InvalidInput, InvalidMessage, StaleEpoch
 from catenary_services.security.identity import Role
-
-
-class RaisesEpoch(Protocol):
-    """The part of a leader that raises its epoch."""
-
-    def go_beyond(self, epoch: int, *, shared: bool = False) -> None:
-        """Makes the epoch exceed one that an agent obeys.
-
-        Args:
-            epoch: The epoch that the agent obeys.
-            shared: True if another leader has that epoch: then ours must exceed it even if equal.
-        """
-        ...
 
 
 class EpochFence:
@@ -35,7 +21,7 @@ class EpochFence:
         raises: Raises our epoch when a claim is to be followed.
     """
 
-    def __init__(self, lease: Lease, peer_quarantine: PeerQuarantine, raises: RaisesEpoch) -> None:
+    def __init__(self, lease: Lease, peer_quarantine: PeerQuarantine, raises: WriteBehind) -> None:
         self._claims = EpochClaims()
         self._lease = lease
         self._peer_quarantine = peer_quarantine

@@ -61,20 +61,14 @@ class GatewayRegistry:
             gateway.session.send(message)
 
     def broadcast(self, message: Message) -> None:
-        """Sends a message to every connected gateway."""
         for gateway in self.gateways.values():
             if gateway.session is not None:
                 gateway.session.send(message)
 
     def refuse(self, command: Reject, now: Nanoseconds) -> None:
         """Tells a gateway that its request failed, and forgets the request."""
-        request = command.request
-        self.sampled.pop(request, None)
-        gateway = self.gateways.get(request.gateway)
-        if gateway is not None:
-            gateway.open.discard(request.number)
-            if gateway.session is not None:
-                gateway.session.send(reject_message(command, now))
+        self.forget(command.request)
+        self.send(command.request.gateway, reject_message(command, now))
 
     def forget(self, request: RequestId) -> None:
         """Removes a request from the open and the traced ones."""
@@ -97,5 +91,4 @@ class GatewayRegistry:
         return frozenset(RequestId(g.gateway_id, number) for g in gateways for number in g.open)
 
     def export(self, metrics: Metrics) -> None:
-        """Exports the number of connected gateways."""
         metrics.gateways.set(len(self.connected()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from catenary_protos.catenary.v1 import scheduler_pb2
@@ -32,13 +32,7 @@ from catenary_scheduler.rpc.plausibility import PlausibilityChecks
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire import messages as wire_messages
 from catenary_scheduler.wire import session_messages
-from catenary_scheduler.wire.streams import (
-    GrpcStream,
-    PeerStream,
-    Speaks,
-    first_pack,
-    read_packs,
-)
+from catenary_scheduler.wire.streams import GrpcStream, PeerStream, Speaks, first_pack, read_packs
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
     GatewayId,
@@ -119,10 +113,7 @@ class GatewayStreams:
         Raises:
             CatenaryError: This side ended the stream; the error says why.
         """
-        pack = await first_pack(stream)
-        assert isinstance(pack, scheduler_pb2.GatewayMessages)
-        if not pack.messages or not pack.messages[0].HasField("hello"):
-            raise InvalidInput("hello", "must be the first message of a gateway")
+        pack = await first_pack(stream, scheduler_pb2.GatewayMessages, "a gateway")
         hello = pack.messages[0].hello
         speaks(hello.gateway_id)
 
@@ -264,16 +255,7 @@ class GatewayStreams:
         def event() -> RequestArrived:
             arrived = wire_messages.request_arrived(gateway.gateway_id, message, now)
             model = self._deployed(arrived.model, generates=False)
-            if model == arrived.model:
-                return arrived
-            return RequestArrived(
-                arrived.request,
-                model,
-                arrived.rows,
-                arrived.deadline_ns,
-                arrived.priority,
-                arrived.in_flight,
-            )
+            return arrived if model == arrived.model else replace(arrived, model=model)
 
         self._enter(gateway, message.request_id, message.traceparent, event, now)
 

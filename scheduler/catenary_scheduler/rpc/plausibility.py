@@ -26,14 +26,7 @@ from catenary_scheduler.rpc.peer_quarantine import PeerQuarantine
 from catenary_scheduler.wire.messages import partition_of
 from catenary_scheduler.wire.session_messages import work_of
 from catenary_services.domain.groups import may_be_given_out
-from catenary_services.domain.ids import (
-    AgentId,
-    BatchId,
-    Epoch,
-    GatewayId,
-    Nanoseconds,
-    SessionId,
-)
+from catenary_services.domain.ids import AgentId, BatchId, Epoch, GatewayId, Nanoseconds, SessionId
 from catenary_services.errors import InvalidMessage
 from catenary_services.security.identity import Role
 

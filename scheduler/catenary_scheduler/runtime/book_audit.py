@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_scheduler.agents.registry import AgentState
-from catenary_scheduler.agents.sender import AgentSender
+from catenary_scheduler.agents.registry import AgentSender, AgentState
 from catenary_scheduler.book import Book
 from catenary_scheduler.book.book import agents_of
 from catenary_scheduler.cluster.controller import ClusterController
@@ -219,7 +218,6 @@ def scheduler_holdings(deps: AuditDeps, *, settled: bool) -> SchedulerHoldings:
 
 
 def holdings_of(agent: AgentId, message: scheduler_pb2.Holdings) -> AgentHoldings:
-    """Returns what an agent says it holds."""
     sessions: dict[SessionId, tuple[ChainHop, ...]] = {}
     known: dict[tuple[object, ...], tuple[ChainHop, ...]] = {}  # most sessions share a few routes
     for each in message.sessions:

@@ -6,9 +6,8 @@ The dispatcher counts in plain integers, which are read here at every heartbeat.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
-from catenary_scheduler.book import Reservation
+from catenary_scheduler.dispatch import CombinedDispatcher
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
 from catenary_services.telemetry.metrics import Metrics
 
@@ -33,22 +32,10 @@ _MIGRATION_FAILURES = {
 }
 
 
-class Counting(Protocol):
-    """The part of a dispatcher that is exported."""
-
-    def statistics(self) -> dict[str, int]:
-        """Returns all counters since the start, and some figures that hold now."""
-        ...
-
-    def snapshot(self) -> list[Reservation]:
-        """Returns every reservation in the book."""
-        ...
-
-
 class DispatchMetrics:
     """Exports the counters of one dispatcher, each time by what was added since the last time."""
 
-    def __init__(self, dispatcher: Counting) -> None:
+    def __init__(self, dispatcher: CombinedDispatcher) -> None:
         self._dispatcher = dispatcher
         self._told: dict[str, int] = {}
 

@@ -16,10 +16,7 @@ class _Count:
 
 
 class ArrivalRates:
-    """Rows per second of every model.
-
-    The weight of an arrival falls to 1/e after one time constant.
-    """
+    """Rows per second of every model, with weights that fall to 1/e in one time constant."""
 
     def __init__(self, time_constant_ns: Nanoseconds) -> None:
         self._time_constant_ns = time_constant_ns

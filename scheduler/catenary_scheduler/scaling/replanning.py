@@ -57,7 +57,6 @@ class LoadReplanning:
         """Moment since which the distance has been too large; None while it is not."""
 
     def arrived(self, model: ModelKey, rows: int, now: Nanoseconds) -> None:
-        """Counts rows of a model that arrived."""
         self._rates.arrived(model, rows, now)
 
     def planned(self, shares: Shares, now: Nanoseconds) -> None:

@@ -92,11 +92,6 @@ class RedisKeys:
         self.events = self._prefix + "events"
         self.quarantine = self._prefix + "quarantine"
 
-    @property
-    def strings(self) -> tuple[str, ...]:
-        """The keys of plain strings: lease, wanted and epoch."""
-        return self.lease, self.wanted, self.epoch
-
     def table(self, table: str) -> str:
         """Returns the key of one hash: a `RedisTable` or a `book_table`."""
         return self._prefix + table

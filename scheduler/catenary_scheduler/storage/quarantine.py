@@ -126,10 +126,7 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class LeaseHolder:
-    """Token and epoch of the lease under which records are put away.
-
-    Empty: no lease is required.
-    """
+    """Token and epoch of the lease under which records are put away; empty: none is required."""
 
     token: str = ""
     epoch: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from redis.asyncio import Redis
@@ -22,9 +22,9 @@ from catenary_scheduler.storage.script import RedisScript, pass_cancellation
 from catenary_scheduler.storage.values.codec import UnreadableRecord
 from catenary_scheduler.storage.values.records import believable, measurements_of
 from catenary_scheduler.storage.values.stored import (
+    DeploymentSpec,
     Hops,
     StoredAgent,
-    StoredDeploymentSpec,
     StoredMeasurements,
     StoredPlan,
 )
@@ -119,21 +119,21 @@ class ClockAnchor:
 class StoredState:
     """The readable state that an earlier scheduler left behind."""
 
-    deployments: Mapping[str, StoredDeploymentSpec]
-    plan: StoredPlan
-    measured: StoredMeasurements
-    agents: Mapping[str, StoredAgent]
-    peers: Mapping[str, common_pb2.Peer]
-    draining: Mapping[AgentId, int]
-    sessions: Mapping[SessionId, Hops]
-    lengths: Mapping[ModelKey, LengthPredictor]
-    book: list[Reservation]
-    """All reservations, on the clock of that scheduler."""
-    anchor: ClockAnchor | None
-    """Clock of that scheduler against Redis' at its last write; None if nothing was ever
-    written."""
     now: ClockAnchor
     """Our own clock against Redis', taken when this was read."""
+    anchor: ClockAnchor | None = None
+    """Clock of that scheduler against Redis' at its last write; None if nothing was ever
+    written."""
+    deployments: Mapping[str, DeploymentSpec] = field(default_factory=dict)
+    plan: StoredPlan = field(default_factory=StoredPlan)
+    measured: StoredMeasurements = field(default_factory=StoredMeasurements)
+    agents: Mapping[str, StoredAgent] = field(default_factory=dict)
+    peers: Mapping[str, common_pb2.Peer] = field(default_factory=dict)
+    draining: Mapping[AgentId, int] = field(default_factory=dict)
+    sessions: Mapping[SessionId, Hops] = field(default_factory=dict)
+    lengths: Mapping[ModelKey, LengthPredictor] = field(default_factory=dict)
+    book: Sequence[Reservation] = ()
+    """All reservations, on the clock of that scheduler."""
     books: tuple[str, ...] = ()
     """Names of the reservation tables."""
     damage: tuple[RecordDamage, ...] = ()
@@ -143,20 +143,7 @@ class StoredState:
         """Returns the state with every table declared damaged: only our clock reading is left."""
         why = "taking over failed with it"
         whole = tuple(RecordDamage(table, b"", why) for table in (*RedisTable, *self.books))
-        return StoredState(
-            {},
-            StoredPlan(),
-            StoredMeasurements(),
-            {},
-            {},
-            {},
-            {},
-            {},
-            [],
-            None,
-            self.now,
-            damage=(*self.damage, *whole),
-        )
+        return StoredState(self.now, damage=(*self.damage, *whole))
 
 
 class StoreBehind(Exception):  # noqa: N818 - what happened

@@ -40,7 +40,6 @@ def sendable_ns(computed_ns: Nanoseconds) -> Nanoseconds:
 def request_arrived(
     gateway: GatewayId, message: scheduler_pb2.SubmitRequest, now: Nanoseconds
 ) -> events.RequestArrived:
-    """Returns the event of a submitted request."""
     adopted: tuple[events.AdoptedRows, ...] = ()
     if message.in_flight:
         adopted = tuple(
@@ -106,14 +105,12 @@ def agent_of(hello: scheduler_pb2.AgentHello) -> Agent:
 
 
 def partition_of(message: scheduler_pb2.PartitionKey) -> PartitionKey:
-    """Returns the key that a message names."""
     return PartitionKey(
         ModelKey(message.model, message.model_version), message.first_block, message.last_block
     )
 
 
 def partition_message(key: PartitionKey) -> scheduler_pb2.PartitionKey:
-    """Returns the message that names a key."""
     return scheduler_pb2.PartitionKey(
         model=key.model.name,
         model_version=key.model.version,

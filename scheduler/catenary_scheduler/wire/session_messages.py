@@ -82,7 +82,6 @@ def request_completed(
 def _progress(
     request: RequestId, message: scheduler_pb2.SessionProgress
 ) -> events.SessionProgress | None:
-    """Returns the progress of a session; None if it has no token."""
     if not message.generated_tokens:
         return None
     return events.SessionProgress(
@@ -190,7 +189,6 @@ def cost_of(message: scheduler_pb2.GenerationCost) -> GenerationCost:
 
 
 def work_of(report: scheduler_pb2.GenerationReport) -> WorkTotals:
-    """Returns the work that an agent reports."""
     return WorkTotals(
         report.decode_steps,
         report.decode_rows,

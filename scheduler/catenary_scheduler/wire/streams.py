@@ -9,6 +9,7 @@ from typing import Generic, Protocol, TypeVar, cast
 
 import grpc.aio
 
+from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.errors import (
     CatenaryError,
     InvalidInput,
@@ -25,6 +26,7 @@ LAST_WRITE_S = 1.0
 In = TypeVar("In")
 Out = TypeVar("Out")
 In_contra = TypeVar("In_contra", contravariant=True)
+Pack = TypeVar("Pack", scheduler_pb2.AgentMessages, scheduler_pb2.GatewayMessages)
 Packed_co = TypeVar("Packed_co", covariant=True)
 
 
@@ -64,10 +66,7 @@ class PeerStream(Generic[Out]):
         return self._ended.done()
 
     def send(self, message: Out) -> None:
-        """Queues a message.
-
-        A peer that does not read loses its session, so memory stays bounded.
-        """
+        """Queues a message; a peer that does not read loses its session, which bounds memory."""
         if self._ended.done():
             return
         try:
@@ -128,11 +127,16 @@ async def read_packs(
         handle(cast(In, packed))
 
 
-async def first_pack(stream: GrpcStream[object, object]) -> object:
-    """Returns the packed message that must begin with a hello.
+async def first_pack(stream: GrpcStream[object, object], kind: type[Pack], who: str) -> Pack:
+    """Returns the first packed message of a stream, which begins with the peer's hello.
+
+    Args:
+        stream: The stream.
+        kind: The type of its packed messages.
+        who: The peer in words.
 
     Raises:
-        InvalidInput: The peer ended the stream, or sent nothing for seconds.
+        InvalidInput: The peer ended the stream, sent nothing for seconds, or sent no hello.
         InvalidMessage: The message is impossible.
     """
     try:
@@ -143,6 +147,9 @@ async def first_pack(stream: GrpcStream[object, object]) -> object:
     if packed is grpc.aio.EOF:
         raise InvalidInput("hello", "the stream ended before it")
     _require_good(packed)
+    assert isinstance(packed, kind)
+    if not packed.messages or not packed.messages[0].HasField("hello"):
+        raise InvalidInput("hello", f"must be the first message of {who}")
     return packed
 
 

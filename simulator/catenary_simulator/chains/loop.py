@@ -17,12 +17,7 @@ from catenary_scheduler.dispatch.events import (
     SessionsProgressed,
     StartSession,
 )
-from catenary_services.domain.ids import (
-    NANOSECONDS_PER_SECOND,
-    ModelKey,
-    Nanoseconds,
-    RequestId,
-)
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, Nanoseconds, RequestId
 from catenary_services.domain.plan import ChainHop
 from catenary_simulator.chains.cluster import ChainsCluster
 from catenary_simulator.chains.workload import SessionWorkload
@@ -116,7 +111,6 @@ class SessionLoop(Kernel):
         self.rejected = 0
 
     def arrive(self, number: int) -> None:
-        """Requests a session from the dispatcher."""
         work = self._workload
         self.tell(
             SessionRequested(
@@ -160,7 +154,6 @@ class SessionLoop(Kernel):
         return self.started_ns.count(-1) - self.rejected
 
     def is_over(self) -> bool:
-        """Returns whether every session has ended or was rejected."""
         return not self._running and self.unanswered() == 0
 
     def _progress(self, running: _Running, now: Nanoseconds) -> SessionProgress:

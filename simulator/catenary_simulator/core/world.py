@@ -115,7 +115,6 @@ class SimulatedCluster(Kernel):
                 self._cancel(command)
 
     def unanswered(self) -> int:
-        """Returns the number of requests that have not ended."""
         return len(self.requests) - self.requests.ended
 
     def is_over(self) -> bool:
@@ -125,7 +124,6 @@ class SimulatedCluster(Kernel):
     # Orders
 
     def _dispatch(self, order: DispatchBatch, now: Nanoseconds) -> None:
-        """Starts a batch on its way."""
         numbers: list[int] = []
         for part in order.slices:
             numbers.append(part.request.number)

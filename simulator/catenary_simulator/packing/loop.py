@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil
 
+from catenary_scheduler.dispatch.events import Command
 from catenary_scheduler.packing.lower_bound import lower_bound
 from catenary_scheduler.packing.moves import EpochResult, Item
 from catenary_scheduler.packing.policies import PackingPolicy
@@ -100,6 +101,9 @@ class PackingLoop(Kernel):
         self._measured = False
         self.at(0, 0, None)
 
+    def arrive(self, number: int) -> None:
+        """Does nothing: sessions arrive with the epoch at whose begin they are placed."""
+
     def happen(self, order: int, what: object) -> None:
         """Begins the epoch whose number is `order`."""
         self._measured = order >= self._pace.warm_up
@@ -116,12 +120,13 @@ class PackingLoop(Kernel):
             next_s = (order + 1) * self._pace.epoch_s
             self.at(round(next_s * NANOSECONDS_PER_SECOND), order + 1, None)
 
+    def carry_out(self, commands: list[Command]) -> None:
+        """Does nothing: without a dispatcher there are no commands."""
+
     def unanswered(self) -> int:
-        """Returns the number of sessions that are present."""
         return len(self._present)
 
     def is_over(self) -> bool:
-        """Returns whether the last epoch is over."""
         return self.is_empty()
 
     def _departed(self) -> list[Item]:

@@ -134,7 +134,6 @@ class FigureScale:
 def result_of(
     counts: PackingCounts, scale: FigureScale, transfers: TransferTally | None
 ) -> PackingResult:
-    """Returns the figures of a run from its counts."""
     measured = counts.gpus[scale.warm_up_epochs :]
     epochs, seconds = len(measured), len(measured) * scale.epoch_s
     gpu_epochs = sum(measured)

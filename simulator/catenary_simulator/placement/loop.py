@@ -200,7 +200,6 @@ class PlacementLoop(Kernel):
         return len(self._open)
 
     def is_over(self) -> bool:
-        """Returns whether every request has ended."""
         return not self._open
 
     # The handling of entries

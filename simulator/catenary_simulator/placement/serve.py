@@ -26,6 +26,7 @@ from catenary_services.domain.plan import (
     ModelPlan,
     Plan,
 )
+from catenary_simulator.kernel import NEVER
 from catenary_simulator.placement.engine import SimulatedWorker
 from catenary_simulator.placement.learned import trained
 from catenary_simulator.placement.loop import PlacementLoop, ReportDelays
@@ -33,7 +34,6 @@ from catenary_simulator.placement.result import PlacementResult, result_of
 from catenary_simulator.placement.workload import LengthPopulation, RequestWorkload
 
 MODEL = ModelKey("simulated", "1")
-_NEVER: Nanoseconds = 1 << 60
 _SLOTS = 1 << 20
 """Slots of a worker: without a limit in effect, because the cache is counted in tokens here."""
 
@@ -131,5 +131,5 @@ def plan_of(run: PlacementRun, names: list[str]) -> Plan:
         for name in names
     )
     caches = tuple(CacheCapacity(AgentId(name), part, _SLOTS) for name in names)
-    served = ModelPlan(MODEL, _NEVER, (), chains=chains, caches=caches, objectives=run.objectives)
+    served = ModelPlan(MODEL, NEVER, (), chains=chains, caches=caches, objectives=run.objectives)
     return Plan(PlanId("simulated"), (served,))

@@ -177,7 +177,7 @@ class Events(RuleBasedStateMachine):
         if self.loaded[agent]:
             partition = data.draw(st.sampled_from(sorted(self.loaded[agent])))
             self.loaded[agent].discard(partition)
-            self.view.unloaded(agent, partition)
+            self.view.hosts(agent, self.loaded[agent])
             self.happened()
 
     @rule(agent=agents, data=st.data())

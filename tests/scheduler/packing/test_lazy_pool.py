@@ -12,6 +12,7 @@ from catenary_scheduler.packing.lazy.bin_forecast import BinForecast, LazyRules
 from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
 from catenary_scheduler.packing.moves import PackingMove
 from catenary_services.errors import InvalidInput
+from packing_steps import depart, update
 
 
 def pool_of(
@@ -30,14 +31,14 @@ def pool_of(
 def test_crossing_the_border_of_a_class_moves_nobody() -> None:
     pool = pool_of(1000, [(1, 240), (2, 240), (3, 240)], [(4, 240), (5, 500), (6, 200)])
     for size in range(240, 500, 20):
-        assert not pool.update(1, size)
+        assert not update(pool, 1, size)
     assert not pool.check()
 
 
 def test_only_an_overflow_moves_and_what_is_enough_opens_a_bin_if_no_other_has_room() -> None:
     pool = pool_of(1000, [(1, 300), (2, 300), (3, 390)], [(4, 600), (5, 200)], [(6, 900)])
-    assert not pool.update(1, 310)
-    assert pool.update(1, 320) == [PackingMove(2, 0, 3, 300)]
+    assert not update(pool, 1, 310)
+    assert update(pool, 1, 320) == [PackingMove(2, 0, 3, 300)]
     assert not pool.check()
 
 
@@ -54,7 +55,7 @@ def test_the_move_after_which_both_bins_last_longest_is_made() -> None:
 
 def test_a_bin_is_emptied_when_the_others_have_room_for_long() -> None:
     pool = pool_of(1000, [(1, 300), (2, 200)], [(3, 300), (4, 200)], [(5, 100), (6, 700)])
-    moves = pool.depart(6)
+    moves = depart(pool, 6)
     assert moves == [PackingMove(5, 2, 0, 100)] or moves == [PackingMove(5, 2, 1, 100)]
     assert len(pool.bins()) == 2
 
@@ -72,7 +73,7 @@ def test_no_more_sessions_than_allowed_are_moved_to_empty_a_bin() -> None:
     crowds = [[(10 * gpu + number, 50 + 10 * gpu) for number in range(7)] for gpu in range(2)]
     pool = pool_of(1000, *crowds)
     assert not pool.epoch((), {}, {}).moves
-    assert len(pool.depart(0)) == 6
+    assert len(depart(pool, 0)) == 6
     assert len(pool.bins()) == 1
 
 
@@ -90,7 +91,7 @@ def test_distance_makes_up_for_less_room() -> None:
         pool = LazyPool(1000, config=config, rules=LazyRules(most_emptied=0))
         for item, size, number in ((1, 500, 0), (2, 490, 0), (3, 400, 1), (4, 420, 2), (5, 300, 3)):
             pool.place(item, size, number)
-        (move,) = pool.update(1, 520)
+        (move,) = update(pool, 1, 520)
         assert move.target == near
 
 
@@ -114,7 +115,7 @@ def test_the_bound_is_four_thirds_and_three() -> None:
 def test_who_finds_no_gpu_waits_and_nobody_overtakes() -> None:
     pool = LazyPool(1000, most_bins=1)
     assert pool.epoch((), {}, {1: 600, 2: 700, 3: 100}).queued == (2, 3)
-    pool.update(2, 750)
+    update(pool, 2, 750)
     result = pool.epoch([1], {}, {})
     assert result.placed == {2: 0, 3: 0}
     assert pool.size_of(2) == 750

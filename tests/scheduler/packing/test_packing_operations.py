@@ -14,6 +14,7 @@ from benchmarks.packing.packing_operations import CAPACITIES, fewest_bins, many_
 from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
 from catenary_scheduler.packing.lower_bound import lower_bound
 from catenary_scheduler.packing.mell.pool import MellPool
+from packing_steps import allocate, depart
 
 Maker = Callable[[int], MellPool | LazyPool]
 SIZES = st.one_of(
@@ -130,7 +131,7 @@ TestLazy.settings = _SETTINGS
 def test_beside_an_exact_packing_the_bound_holds(make: Maker, sizes: list[int]) -> None:
     pool = make(24)
     for item, size in enumerate(sizes):
-        pool.allocate(item, size)
+        allocate(pool, item, size)
     exact = fewest_bins(sizes, 24)
     assert lower_bound(sizes, 24) <= exact <= len(pool.bins())
     assert 3 * (len(pool.bins()) - 3) <= 4 * exact
@@ -187,7 +188,7 @@ def test_a_finite_cluster_keeps_to_its_limit_and_serves_in_order(
         if stayed and seated:
             assert queued.index(seated[-1]) < queued.index(stayed[0])
     for item in sorted(sizes):
-        pool.depart(item)
+        depart(pool, item)
     assert not pool.queued()
     assert not pool.bins()
 

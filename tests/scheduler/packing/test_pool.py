@@ -10,6 +10,7 @@ from catenary_scheduler.packing.config import PackingConfig
 from catenary_scheduler.packing.mell.pool import MellPool
 from catenary_scheduler.packing.moves import PackingMove
 from catenary_services.errors import InvalidInput
+from packing_steps import allocate, depart, update
 
 
 def pool_of(
@@ -33,7 +34,7 @@ def sets(*groups: Iterable[int]) -> set[frozenset[object]]:
 
 def test_a_move_says_who_went_where_with_what() -> None:
     pool = pool_of(1000, [(1, 300), (2, 300), (3, 300)], [(4, 310)])
-    assert pool.depart(1) == [PackingMove(4, 1, 0, 310)]
+    assert depart(pool, 1) == [PackingMove(4, 1, 0, 310)]
     assert (pool.bin_of(4), pool.size_of(4), pool.item_moves) == (0, 310, 1)
 
 
@@ -42,13 +43,13 @@ def test_a_session_larger_than_a_gpu_is_refused_and_changes_nothing() -> None:
     with pytest.raises(InvalidInput, match="a session of 1001 does not fit a GPU of 1000"):
         pool.epoch([1], {}, {2: 1001})
     with pytest.raises(InvalidInput, match="a session of 0 does not fit"):
-        pool.update(1, 0)
+        update(pool, 1, 0)
     with pytest.raises(InvalidInput, match="session 2 is not known"):
-        pool.update(2, 10)
+        update(pool, 2, 10)
     with pytest.raises(InvalidInput, match="session 2 is not known"):
-        pool.depart(2)
+        depart(pool, 2)
     with pytest.raises(InvalidInput, match="session 1 is known already"):
-        pool.allocate(1, 10)
+        allocate(pool, 1, 10)
     with pytest.raises(InvalidInput, match="departs twice"):
         pool.epoch([1, 1], {}, {})
     assert pool.bins() == {0: (1,)}
@@ -56,7 +57,7 @@ def test_a_session_larger_than_a_gpu_is_refused_and_changes_nothing() -> None:
 
 def test_a_tiny_request_goes_to_the_gpu_with_the_fewest_requests() -> None:
     pool = pool_of(1000, [(1, 510), (2, 150), (3, 150)], [(4, 760)])
-    assert not pool.allocate(5, 130)
+    assert not allocate(pool, 5, 130)
     assert pool.bin_of(5) == 1
 
 
@@ -66,26 +67,26 @@ def test_distance_decides_between_gpus_that_are_otherwise_as_good() -> None:
         pool = MellPool(1000, config=config)
         for item, size, number in ((1, 700, 0), (9, 200, 0), (2, 700, 1), (3, 700, 2)):
             pool.place(item, size, number)
-        assert [move.target for move in pool.update(1, 850)] == [near]
+        assert [move.target for move in update(pool, 1, 850)] == [near]
 
 
 def test_growth_of_a_tiny_request_evicts_the_smallest_that_suffices() -> None:
     pool = pool_of(1000, [(1, 250), (2, 240), (3, 230), (4, 220)])
     assert [move.item for move in pool.epoch((), {2: 250, 4: 240, 3: 250, 1: 250}, {}).moves] == []
     pool = pool_of(1000, [(1, 250), (2, 220), (3, 200), (4, 150), (5, 150)])
-    assert [move.item for move in pool.update(1, 250)] == []
-    assert [move.item for move in pool.update(3, 250)] == [4]
+    assert [move.item for move in update(pool, 1, 250)] == []
+    assert [move.item for move in update(pool, 3, 250)] == [4]
     assert not pool.check()
 
 
 def test_one_tiny_request_that_suffices_leaves_rather_than_several() -> None:
     pool = pool_of(1000, [(1, 600), (2, 130), (3, 140), (4, 130)])
-    assert [move.item for move in pool.update(1, 735)] == [3]
+    assert [move.item for move in update(pool, 1, 735)] == [3]
 
 
 def test_an_l_that_outgrows_its_partner_takes_a_smaller_one() -> None:
     pool = pool_of(1000, [(1, 600), (2, 390)], [(3, 320), (4, 320), (5, 320)])
-    moves = pool.update(1, 650)
+    moves = update(pool, 1, 650)
     assert partition(pool) in (
         sets([1, 3], [2], [4, 5]),
         sets([1, 4], [2], [3, 5]),
@@ -97,17 +98,17 @@ def test_an_l_that_outgrows_its_partner_takes_a_smaller_one() -> None:
 def test_tiny_requests_without_their_m_are_merged_away() -> None:
     """Completion G10: the M goes, and what is left is no second T-GPU below 75 %."""
     pool = pool_of(1000, [(1, 240), (2, 240)], [(3, 490), (4, 240)])
-    pool.depart(3)
+    depart(pool, 3)
     assert partition(pool) == sets([1, 2, 4])
 
 
 def test_a_group_counts_as_one_and_its_requests_move_together() -> None:
     pool = pool_of(1000, [(1, 600)], [(2, 390), (3, 390)])
     for item in range(10, 13):
-        pool.allocate(item, 60)
+        allocate(pool, item, 60)
     assert len({pool.bin_of(item) for item in range(10, 13)}) == 1
     away = pool.bin_of(10)
-    moves = pool.update(1, 1000) if away == 0 else pool.epoch((), {2: 500, 3: 500}, {}).moves
+    moves = update(pool, 1, 1000) if away == 0 else pool.epoch((), {2: 500, 3: 500}, {}).moves
     assert {move.item for move in moves} >= {10, 11, 12}
     assert pool.item_moves <= 2
     assert not pool.check()
@@ -116,8 +117,8 @@ def test_a_group_counts_as_one_and_its_requests_move_together() -> None:
 def test_a_member_that_outgrows_its_group_stays_where_it_is() -> None:
     pool = MellPool(1000)
     for item in range(4):
-        pool.allocate(item, 50)
-    assert not pool.update(0, 200)
+        allocate(pool, item, 50)
+    assert not update(pool, 0, 200)
     assert len(pool.bins()) == 1
     assert not pool.check()
 
@@ -125,7 +126,7 @@ def test_a_member_that_outgrows_its_group_stays_where_it_is() -> None:
 def test_a_group_that_outgrows_a_quarter_is_split_in_place() -> None:
     pool = MellPool(1000)
     for item in range(5):
-        pool.allocate(item, 45)
+        allocate(pool, item, 45)
     assert not pool.epoch((), dict.fromkeys(range(5), 60), {}).moves
     assert not pool.check()
 
@@ -162,7 +163,7 @@ def test_who_finds_no_gpu_waits_and_nobody_overtakes() -> None:
     pool = MellPool(1000, most_bins=1)
     assert pool.epoch((), {}, {1: 600, 2: 700, 3: 100}).queued == (2, 3)
     assert pool.bins() == {0: (1,)}
-    pool.update(2, 750)
+    update(pool, 2, 750)
     result = pool.epoch([1], {}, {})
     assert result.placed == {2: 0, 3: 0}
     assert pool.size_of(2) == 750
@@ -207,9 +208,9 @@ def test_an_overflow_made_by_others_is_repaired_too() -> None:
 def test_a_gpu_name_is_used_again_when_it_is_free() -> None:
     pool = MellPool(1000)
     for item in range(3):
-        pool.allocate(item, 900)
-    pool.depart(1)
-    pool.allocate(9, 900)
+        allocate(pool, item, 900)
+    depart(pool, 1)
+    allocate(pool, 9, 900)
     assert pool.bin_of(9) == 1
     assert set(pool.bins()) == {0, 1, 2}
 

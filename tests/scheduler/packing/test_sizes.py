@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_scheduler.packing.device_classes import DeviceClass, device_class_for
 from catenary_scheduler.packing.mell.sizes import (
     LARGE,
     MEDIUM,
@@ -62,29 +61,3 @@ def test_three_quarters_are_exact() -> None:
 
 def test_a_begun_block_is_a_block() -> None:
     assert [blocks_of(tokens, 16) for tokens in (0, 1, 16, 17, 32)] == [0, 1, 1, 2, 2]
-
-
-SMALL_GPU = DeviceClass("small", 1000, cost=1.0)
-LARGE_GPU = DeviceClass("large", 4000, cost=6.0)
-
-
-@pytest.mark.parametrize(
-    ("size", "name"),
-    [(500, "small"), (501, "large"), (2000, "large"), (2001, "large"), (4000, "large")],
-)
-def test_a_session_goes_to_the_cheapest_class_where_it_is_half_a_gpu_at_most(
-    size: int, name: str
-) -> None:
-    found = device_class_for(size, [LARGE_GPU, SMALL_GPU])
-    assert found is not None
-    assert found.name == name
-
-
-def test_cheap_bytes_win_over_cheap_gpus() -> None:
-    bargain = DeviceClass("bargain", 8000, cost=7.0)
-    assert device_class_for(100, [SMALL_GPU, LARGE_GPU, bargain]) is bargain
-
-
-def test_a_session_that_fits_no_class_has_none() -> None:
-    assert device_class_for(4001, [SMALL_GPU, LARGE_GPU]) is None
-    assert device_class_for(1, []) is None

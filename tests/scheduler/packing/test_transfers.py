@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catenary_scheduler.packing.transfers.transfers import (
+    KINDS,
     TransferDivision,
     TransferMove,
+    _Bins,
     divide,
-    divide_exact,
 )
 
 LINKS = ("a", "b", "c")
@@ -31,6 +32,38 @@ def moves_of(drawn: Sequence[tuple[int, int, int, list[str]]]) -> list[TransferM
         TransferMove(number, "old", target, kv, tokens, tuple(links))
         for number, (target, kv, tokens, links) in enumerate(drawn)
     ]
+
+
+def divide_exact(
+    moves: Sequence[TransferMove],
+    link_capacity: Mapping[str, int],
+    compute_capacity: Mapping[Hashable, int],
+) -> TransferDivision:
+    """Returns a division that defers as few moves as possible, by exhaustive search.
+
+    The search is meant for a dozen moves at most: there are 3^n divisions, and only those are
+    pruned that defer as many moves as one already found.
+    """
+    best = TransferDivision((), (), tuple(sorted(move.id for move in moves)))
+    bins = _Bins(link_capacity, compute_capacity)
+
+    def search(at: int) -> None:
+        nonlocal best
+        if len(bins.deferred) >= len(best.deferred):
+            return
+        if at == len(moves):
+            best = bins.division()
+            return
+        for kind in KINDS:
+            if bins.place(moves[at], (kind,)):
+                search(at + 1)
+                bins.withdraw(moves[at])
+        bins.deferred.append(moves[at])
+        search(at + 1)
+        bins.deferred.pop()
+
+    search(0)
+    return best
 
 
 def assert_kept(

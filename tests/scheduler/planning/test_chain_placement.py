@@ -24,15 +24,13 @@ from catenary_scheduler.planning.requirements import (
     joined,
     missing,
     required_by_agent,
-    wanted_of,
     without,
 )
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId
 from catenary_services.domain.latency import TokenObjectives
-from catenary_services.domain.model import BlockTable, Boundary
 from catenary_services.domain.plan import CacheCapacity, ChainHop
-from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import InvalidInput, PlanInfeasible
+from sized_decoders import block_table
 
 LLM = ModelKey("llm", "1")
 A, B, C = (AgentId(name) for name in ("a", "b", "c"))
@@ -71,11 +69,6 @@ DOCUMENT: dict[str, Any] = {
 }
 
 
-def table(blocks: int = 6) -> BlockTable:
-    boundary = Boundary((TensorSpec("x", "FP32", (ANY, 8)),), 32)
-    return BlockTable("0" * 64, True, (boundary,) * (blocks + 1), (0,) * blocks)
-
-
 def test_chains_are_read_and_written_back_equal() -> None:
     placement = parse_placement(DOCUMENT)
     assert placement_document(placement) == DOCUMENT
@@ -105,7 +98,7 @@ def test_objectives_are_read_written_back_and_part_of_the_plan(
     placement = parse_placement(document)
     assert placement.models[0].objectives == objectives
     assert placement_document(placement) == document
-    (plan,) = complete_plan(placement, {LLM: table()}, {}, PlanId("p")).models
+    (plan,) = complete_plan(placement, {LLM: block_table()}, {}, PlanId("p")).models
     assert plan.objectives == objectives
 
 
@@ -118,7 +111,7 @@ def test_roles_are_read_written_back_and_part_of_the_plan() -> None:
     placement = parse_placement(document)
     assert [chain.role for chain in placement.models[0].chains] == ["prefill", "decode"]
     assert parse_placement(placement_document(placement)) == placement
-    (plan,) = complete_plan(placement, {LLM: table()}, {}, PlanId("p")).models
+    (plan,) = complete_plan(placement, {LLM: block_table()}, {}, PlanId("p")).models
     assert [chain.role for chain in plan.chains] == ["prefill", "decode"]
     decode["hops"][0]["agent"] = "a"
     with pytest.raises(InvalidInput, match="a is on a prefill and on a decode chain"):
@@ -179,7 +172,7 @@ def test_agents_must_host_their_blocks_with_slots_for_every_chain() -> None:
     placement = parse_placement(DOCUMENT)
     assert agents_of(placement) == {A, B, C}
     key = PartitionKey(LLM, 2, 6)
-    assert wanted_of(placement, B) == {
+    assert required_by_agent(placement)[B] == {
         key: PartitionRequirement(4, False, CacheRequirement(10, 512, (2, 4)))
     }
     assert required_by_agent(placement)[A] == {
@@ -232,7 +225,7 @@ def test_a_plan_has_chains_caches_and_expected_times() -> None:
         assert model == LLM
         return sum(hop.blocks * (2 if hop.agent == C else 1) for hop in hops)
 
-    (plan,) = complete_plan(placement, {LLM: table()}, {}, PlanId("p"), slower_later).models
+    (plan,) = complete_plan(placement, {LLM: block_table()}, {}, PlanId("p"), slower_later).models
     first, second = plan.chains
     assert first.hops == (
         ChainHop(A, PartitionKey(LLM, 0, 4), 0, 4),
@@ -247,11 +240,11 @@ def test_a_plan_has_chains_caches_and_expected_times() -> None:
 def test_chains_that_do_not_cover_the_model_are_infeasible() -> None:
     placement = parse_placement(DOCUMENT)
     with pytest.raises(PlanInfeasible, match="chain 0 ends at 6 of 7 blocks"):
-        complete_plan(placement, {LLM: table(7)}, {}, PlanId("p"))
+        complete_plan(placement, {LLM: block_table(7)}, {}, PlanId("p"))
     (model,) = placement.models
     gap = ChainPlacement(1, (HopPlacement(A, 0, 3, 0), HopPlacement(B, 4, 6, 4)))
     broken = type(model)(
         LLM, 1, True, (), (gap,), hosts_for((gap,)), session_tokens=model.session_tokens
     )
     with pytest.raises(PlanInfeasible, match="enters b at block 4, not at 3"):
-        complete_plan(Placement((broken,)), {LLM: table()}, {}, PlanId("p"))
+        complete_plan(Placement((broken,)), {LLM: block_table()}, {}, PlanId("p"))

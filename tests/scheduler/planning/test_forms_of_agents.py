@@ -19,7 +19,6 @@ from catenary_scheduler.planning.live import (
     SessionShape,
     chain_jobs,
     explain_chains,
-    placed,
     solve_job,
 )
 from catenary_scheduler.planning.live.agent_memory import memories_of, within_memory
@@ -29,18 +28,16 @@ from catenary_services.domain.decoder import (
     AllocatedSizes,
     DecoderForm,
     DecoderRuntime,
-    DecoderTable,
     LargestStep,
     StepSizes,
 )
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
-from catenary_services.domain.model import BlockTable, Boundary
 from catenary_services.domain.plan import Agent, ChainHop
-from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import PlanInfeasible
+from sized_decoders import BLOCKS, block_table, decoder_table, served
 
 LLM = ModelKey("llm", "1")
-BLOCKS, TOKENS = 6, 64
+TOKENS = 64
 CHUNK = 16
 
 
@@ -59,19 +56,8 @@ def sizes(form: DecoderForm, factor: int, steps: StepSizes) -> AllocatedSizes:
 
 
 STEPS = StepSizes(20, 5, 1, 9, 1, 1, 1)
-TABLE = DecoderTable(
-    model_hash="0" * 64,
-    blocks=BLOCKS,
-    hidden_size=8,
-    attention_heads=2,
-    key_value_heads=1,
-    head_size=4,
-    vocabulary_size=100,
-    context_tokens=128,
-    end_token_ids=(2,),
+TABLE = decoder_table(
     block_bytes=50,
-    embedding_bytes=50,
-    head_bytes=50,
     cache_bytes_per_token=4,
     forms=(
         sizes(DecoderForm.ONNX_INT4, 1, STEPS),
@@ -101,11 +87,9 @@ def agent(name: str, memory_bytes: int, runtime: str) -> Agent:
 
 
 def model(max_batch: int = 4, partitions: int | None = None) -> DeployedModel:
-    boundary = Boundary((TensorSpec("x", "FP32", (ANY, 8)),), 32)
-    blocks = BlockTable("0" * 64, True, (boundary,) * (BLOCKS + 1), (0,) * BLOCKS)
     return DeployedModel(
         LLM,
-        blocks,
+        block_table(),
         10**9,
         max_batch,
         True,
@@ -118,8 +102,7 @@ def model(max_batch: int = 4, partitions: int | None = None) -> DeployedModel:
 
 def planned(deployed: DeployedModel, *agents: Agent) -> ModelPlacement:
     load = ChainLoad(deployed, 0.1, SessionShape(10, 10))
-    (job,) = chain_jobs(ChainCluster(agents, (load,), {}, {}, Placement(())))
-    return placed(job, solve_job(job, compose))
+    return served(ChainCluster(agents, (load,), {}, {}, Placement(())))
 
 
 def asked_bytes(deployed: DeployedModel, found: ModelPlacement, at: Agent) -> int:

@@ -21,33 +21,17 @@ from catenary_scheduler.planning.live import (
 from catenary_scheduler.planning.live.rings import even_ranges
 from catenary_scheduler.planning.placement import PipelinePlacement, StagePlacement
 from catenary_scheduler.replanning.chain_builder import compose, compose_cluster
-from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId, ServerId
-from catenary_services.domain.model import BlockTable, Boundary
 from catenary_services.domain.plan import Agent, ChainHop
-from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import PlanInfeasible
+from sized_decoders import BLOCKS, block_table, decoder_table, served
 
 LLM, OTHER, CATS = (ModelKey(name, "1") for name in ("llm", "other", "cats"))
-BLOCKS, BLOCK_BYTES, ENDS_BYTES = 6, 100, 100
+BLOCK_BYTES, ENDS_BYTES = 100, 100
 SLOT_BYTES = 64
 SESSION_BYTES = BLOCKS * SLOT_BYTES
 MS = 1_000_000
-DECODER = DecoderTable(
-    model_hash="0" * 64,
-    blocks=BLOCKS,
-    hidden_size=8,
-    attention_heads=2,
-    key_value_heads=1,
-    head_size=4,
-    vocabulary_size=100,
-    context_tokens=128,
-    end_token_ids=(2,),
-    block_bytes=BLOCK_BYTES,
-    embedding_bytes=50,
-    head_bytes=50,
-    cache_bytes_per_token=1,
-)
+DECODER = decoder_table(block_bytes=BLOCK_BYTES)
 
 
 def agent(name: str, memory_bytes: int, device_class: str = "cpu") -> Agent:
@@ -55,10 +39,15 @@ def agent(name: str, memory_bytes: int, device_class: str = "cpu") -> Agent:
 
 
 def deployed(key: ModelKey = LLM, max_batch: int = 4, partitions: int | None = None) -> ChainLoad:
-    boundary = Boundary((TensorSpec("x", "FP32", (ANY, 8)),), 32)
-    table = BlockTable("0" * 64, True, (boundary,) * (BLOCKS + 1), (0,) * BLOCKS)
     model = DeployedModel(
-        key, table, 10**9, max_batch, True, partitions, decoder=DECODER, session_tokens=SLOT_BYTES
+        key,
+        block_table(),
+        10**9,
+        max_batch,
+        True,
+        partitions,
+        decoder=DECODER,
+        session_tokens=SLOT_BYTES,
     )
     return ChainLoad(model, 0.1, SessionShape(10, 10))
 
@@ -66,11 +55,6 @@ def deployed(key: ModelKey = LLM, max_batch: int = 4, partitions: int | None = N
 def cluster(*agents: Agent, load: ChainLoad | None = None, **changes: object) -> ChainCluster:
     usual = ChainCluster(agents, (load or deployed(),), {}, {}, Placement(()))
     return replace(usual, **changes)  # type: ignore[arg-type]
-
-
-def served(there: ChainCluster) -> ModelPlacement:
-    (job,) = chain_jobs(there)
-    return placed(job, solve_job(job, compose))
 
 
 def used_bytes(model: ModelPlacement, name: str) -> int:

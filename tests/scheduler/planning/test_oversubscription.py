@@ -22,7 +22,7 @@ from catenary_scheduler.planning.live import (
 )
 from catenary_scheduler.planning.live.rings import composition_of
 from catenary_scheduler.planning.placement import parse_placement, placement_document
-from catenary_scheduler.planning.requirements import CacheRequirement, wanted_of
+from catenary_scheduler.planning.requirements import CacheRequirement, required_by_agent
 from catenary_scheduler.replanning.chain_builder import compose
 from catenary_scheduler.rpc.agent_streams import _loaded
 from catenary_scheduler.runtime.statistics_collector import sessions_of
@@ -30,36 +30,20 @@ from catenary_scheduler.scaling.workers.workers_line import SessionLengths
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.wire.messages import agent_of
 from catenary_scheduler.wire.session_messages import cache_message
-from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import AgentId, ModelKey, PlanId, ServerId
-from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
+from catenary_services.domain.model import ModelManifest
 from catenary_services.domain.plan import Agent, Chain
-from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
+from sized_decoders import BLOCKS, block_table, decoder_table, served
 
 LLM = ModelKey("llm", "1")
-BLOCKS, BLOCK_BYTES, ENDS_BYTES = 6, 100, 100
+BLOCK_BYTES, ENDS_BYTES = 100, 100
 SESSION_TOKENS = 64
 WEIGHTS = BLOCKS * BLOCK_BYTES + ENDS_BYTES
 SESSION_BYTES = BLOCKS * SESSION_TOKENS
-DECODER = DecoderTable(
-    model_hash="0" * 64,
-    blocks=BLOCKS,
-    hidden_size=8,
-    attention_heads=2,
-    key_value_heads=1,
-    head_size=4,
-    vocabulary_size=100,
-    context_tokens=128,
-    end_token_ids=(2,),
-    block_bytes=BLOCK_BYTES,
-    embedding_bytes=50,
-    head_bytes=50,
-    cache_bytes_per_token=1,
-)
-BOUNDARY = Boundary((TensorSpec("x", "FP32", (ANY, 8)),), 32)
-TABLE = BlockTable("0" * 64, True, (BOUNDARY,) * (BLOCKS + 1), (0,) * BLOCKS)
+DECODER = decoder_table(block_bytes=BLOCK_BYTES)
+TABLE = block_table()
 
 
 def agent(name: str, memory_bytes: int, on_use: bool = True) -> Agent:
@@ -82,11 +66,6 @@ def cluster(
     )
     load = ChainLoad(model, 0.1, SessionShape(10, 10))
     return ChainCluster(agents, (load,), {}, {}, Placement(()), oversubscription=factor)
-
-
-def served(there: ChainCluster) -> ModelPlacement:
-    (job,) = chain_jobs(there)
-    return placed(job, solve_job(job, compose))
 
 
 def cache_bytes(model: ModelPlacement, name: str) -> int:
@@ -177,7 +156,7 @@ def test_plans_and_orders_say_what_memory_holds() -> None:
     (planned,) = complete_plan(Placement((model,)), {LLM: TABLE}, {}, PlanId("p")).models
     assert planned.chains[0].cache_tokens == 3 * SESSION_TOKENS
     assert planned.caches[0].cache_tokens == 3 * BLOCKS * SESSION_TOKENS
-    ((key, need),) = wanted_of(Placement((model,)), AgentId("a")).items()
+    ((key, need),) = required_by_agent(Placement((model,)))[AgentId("a")].items()
     assert need.cache is not None
     ordered = cache_message(need.cache)
     assert ordered.cache_tokens == 3 * BLOCKS * SESSION_TOKENS

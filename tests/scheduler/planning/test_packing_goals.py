@@ -9,24 +9,22 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from catenary_scheduler.agents.deployments import Deployment, DeploymentSpec
+from catenary_scheduler.agents.deployments import Deployment
 from catenary_scheduler.planning import parse_placement, placement_document
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.values.codec import decode_document, encode_document
-from catenary_scheduler.storage.values.stored import StoredDeploymentSpec
+from catenary_scheduler.storage.values.stored import DeploymentSpec
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import ModelKey
-from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
+from catenary_services.domain.model import ModelManifest
 from catenary_services.domain.packing import PACKING_GOALS, PackingGoal, packing_goal
-from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
+from sized_decoders import block_table
 
 LLM = ModelKey("llm", "1")
 MANIFEST = ModelManifest(LLM, "decoder", "model.safetensors", 10**9, 4, True)
-TABLE = BlockTable(
-    "0" * 64, True, (Boundary((TensorSpec("x", "FP32", (ANY, 8)),), 32),) * 3, (0, 0)
-)
+TABLE = block_table(2)
 
 
 def deployment(
@@ -91,12 +89,9 @@ def test_a_deployment_beats_the_manifest_and_that_the_cluster() -> None:
 
 def test_a_deployment_outlives_the_leader_and_old_records_are_read() -> None:
     spec = DeploymentSpec(5, 2, 3, "balance")
-    assert (
-        DeploymentSpec.of(decode_document(encode_document(spec.stored()), StoredDeploymentSpec))
-        == spec
-    )
-    before = decode_document('{"slo_ns": 5, "max_batch": 2, "partitions": 3}', StoredDeploymentSpec)
-    assert DeploymentSpec.of(before) == DeploymentSpec(5, 2, 3)
+    assert decode_document(encode_document(spec), DeploymentSpec) == spec
+    before = decode_document('{"slo_ns": 5, "max_batch": 2, "partitions": 3}', DeploymentSpec)
+    assert before == DeploymentSpec(5, 2, 3)
 
 
 def settings(**said: Any) -> SchedulerSettings:

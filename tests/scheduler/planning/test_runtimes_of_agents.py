@@ -22,29 +22,14 @@ from catenary_scheduler.planning.live import (
 )
 from catenary_scheduler.planning.live.agent_memory import memories_of
 from catenary_scheduler.replanning.chain_builder import compose, compose_cluster
-from catenary_services.domain.decoder import DecoderRuntime, DecoderTable, why_not_loaded
+from catenary_services.domain.decoder import DecoderRuntime, why_not_loaded
 from catenary_services.domain.ids import AgentId, ModelKey, ServerId
-from catenary_services.domain.model import BlockTable, Boundary
 from catenary_services.domain.plan import Agent
-from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import PlanInfeasible
+from sized_decoders import block_table, decoder_table
 
-BLOCKS, TOKENS, MEMORY = 6, 64, 10_000
-TABLE = DecoderTable(
-    model_hash="0" * 64,
-    blocks=BLOCKS,
-    hidden_size=8,
-    attention_heads=2,
-    key_value_heads=1,
-    head_size=4,
-    vocabulary_size=100,
-    context_tokens=128,
-    end_token_ids=(2,),
-    block_bytes=100,
-    embedding_bytes=50,
-    head_bytes=50,
-    cache_bytes_per_token=1,
-)
+TOKENS, MEMORY = 64, 10_000
+TABLE = decoder_table()
 TARGETS = ("both", "cpu", "gpu")
 RUNTIMES = (*DecoderRuntime, "")
 WHY = "it runs decoders with ONNX Runtime, and the model was imported for GPUs"
@@ -63,11 +48,9 @@ def agent(name: str, runtime: str, memory_bytes: int = MEMORY) -> Agent:
 
 
 def model(target: str, name: str = "llm", partitions: int | None = None) -> DeployedModel:
-    boundary = Boundary((TensorSpec("x", "FP32", (ANY, 8)),), 32)
-    blocks = BlockTable("0" * 64, True, (boundary,) * (BLOCKS + 1), (0,) * BLOCKS)
     return DeployedModel(
         ModelKey(name, "1"),
-        blocks,
+        block_table(),
         10**9,
         4,
         True,

@@ -16,15 +16,7 @@ from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.keys import RedisKeys
 from catenary_services.redis.embedded_redis import EmbeddedRedis
 from chain_harness import RING, file_of, nothing_is_left, serving
-from scheduler_harness import (
-    AgentScript,
-    Crowd,
-    FakeAgent,
-    FakeGateway,
-    admin,
-    scheduler,
-    until,
-)
+from scheduler_harness import AgentScript, Crowd, FakeAgent, FakeGateway, admin, scheduler, until
 
 Configured = Callable[..., SchedulerSettings]
 Ring = tuple[SchedulerProcess, FakeGateway, list[FakeAgent]]

@@ -19,15 +19,7 @@ from chain_harness import (
     route,
     serving,
 )
-from scheduler_harness import (
-    MS,
-    AgentScript,
-    Crowd,
-    admin,
-    crash,
-    scheduler,
-    until,
-)
+from scheduler_harness import MS, AgentScript, Crowd, admin, crash, scheduler, until
 
 Configured = Callable[..., SchedulerSettings]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from catenary_protos.catenary.v1 import common_pb2
-from catenary_scheduler.agents.deployments import Deployments, DeploymentSpec
+from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.agents.registry import AgentRegistry, AgentState, AgentStream
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.observed.profiles import MeasuredProfiles
@@ -28,7 +28,7 @@ from catenary_scheduler.replanning.provenance import CHAINS, EVEN, PlanProvenanc
 from catenary_scheduler.replanning.solver import Solver, SolverResult
 from catenary_scheduler.scaling import DemandPolicy, LoadReplanning, ReplanPolicy, SessionDemand
 from catenary_scheduler.storage.values.codec import decode_document, encode_document
-from catenary_scheduler.storage.values.stored import StoredProvenance
+from catenary_scheduler.storage.values.stored import DeploymentSpec, StoredProvenance
 from catenary_scheduler.wire.streams import PeerStream
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ServerId
 from catenary_services.domain.plan import Agent

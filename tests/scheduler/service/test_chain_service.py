@@ -17,24 +17,8 @@ from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.ids import AgentId
 from catenary_services.telemetry.metrics import Metrics
 from catenary_services.telemetry.tracing import TraceContext, Tracer
-from chain_harness import (
-    chains,
-    file_of,
-    nothing_is_left,
-    request,
-    route,
-    serving,
-)
-from scheduler_harness import (
-    LLM,
-    MS,
-    SESSION_TOKENS,
-    AgentScript,
-    Crowd,
-    admin,
-    scheduler,
-    until,
-)
+from chain_harness import chains, file_of, nothing_is_left, request, route, serving
+from scheduler_harness import LLM, MS, SESSION_TOKENS, AgentScript, Crowd, admin, scheduler, until
 
 Configured = Callable[..., SchedulerSettings]
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
-from catenary_scheduler.agents.deployments import Deployments, DeploymentSpec
+from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
+from catenary_scheduler.storage.values.stored import DeploymentSpec
 from catenary_services.domain.ids import AgentId, ModelKey
 from catenary_services.models.model_repository import ModelRepository
 from chain_harness import chains, file_of, route

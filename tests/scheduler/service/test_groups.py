@@ -14,16 +14,7 @@ from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
 from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.groups import GROUP_METADATA, group_of_epoch, group_of_id
-from scheduler_harness import (
-    COMPUTE_NS,
-    MS,
-    AgentScript,
-    Crowd,
-    admin,
-    crash,
-    scheduler,
-    until,
-)
+from scheduler_harness import COMPUTE_NS, MS, AgentScript, Crowd, admin, crash, scheduler, until
 
 Configured = Callable[..., SchedulerSettings]
 Pair = tuple[SchedulerProcess, SchedulerProcess]

@@ -16,15 +16,10 @@ from catenary_scheduler.inflight.batches import InFlightBatches
 from catenary_scheduler.inflight.not_ready_queue import NotReadyQueue
 from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.observed.utilisation import Utilisation
-from catenary_scheduler.planning import (
-    ModelPlacement,
-    PipelinePlacement,
-    Placement,
-    StagePlacement,
-)
+from catenary_scheduler.planning import ModelPlacement, PipelinePlacement, Placement, StagePlacement
 from catenary_scheduler.planning.latency import WorkTotals
 from catenary_scheduler.planning.live import GenerationCost
-from catenary_scheduler.planning.requirements import agents_of, missing, wanted_of, without
+from catenary_scheduler.planning.requirements import agents_of, missing, required_by_agent, without
 from catenary_scheduler.runtime.dispatch_loop import DispatchLoop
 from catenary_scheduler.runtime.dispatch_metrics import DispatchMetrics
 from catenary_scheduler.storage.journal import Journal
@@ -142,7 +137,7 @@ def test_a_placement_without_an_agent_loses_what_only_it_hosted() -> None:
     full = placement((A,), (B, C))
     assert agents_of(without(full, {C})) == {A, B}
     assert without(full, {A}) == Placement(())
-    assert wanted_of(full, B) == {PartitionKey(MODEL, 1, 2): (4, True, None)}
+    assert required_by_agent(full)[B] == {PartitionKey(MODEL, 1, 2): (4, True, None)}
 
 
 def test_an_excused_agent_is_not_waited_for_unless_its_pool_is_empty() -> None:

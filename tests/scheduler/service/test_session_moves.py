@@ -16,15 +16,7 @@ from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.keys import RedisTable
 from catenary_services.domain.ids import AgentId, GatewayId, RequestId, SessionId
 from catenary_services.errors import InvalidInput, Unavailable
-from chain_harness import (
-    chains,
-    file_of,
-    nothing_is_left,
-    plan_is_stored,
-    request,
-    route,
-    serving,
-)
+from chain_harness import chains, file_of, nothing_is_left, plan_is_stored, request, route, serving
 from scheduler_harness import (
     MS,
     AgentScript,

@@ -11,15 +11,7 @@ from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.dispatch.availability import Impairment
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey
-from scheduler_harness import (
-    AgentScript,
-    Crowd,
-    FakeGateway,
-    add_model,
-    admin,
-    scheduler,
-    until,
-)
+from scheduler_harness import AgentScript, Crowd, FakeGateway, add_model, admin, scheduler, until
 
 Configured = Callable[..., SchedulerSettings]
 TOY, CATS = ModelKey("toy", "1"), ModelKey("cats", "1")

@@ -61,12 +61,10 @@ class Auditor:
         self._agents, self._gateways = {}, {}
 
     def agent_says(self, agent: AgentId, held: AgentHoldings) -> None:
-        """Takes in the answer of an agent."""
         if self._asked is not None and agent in self._asked.agents:
             self._agents[agent] = held
 
     def gateway_says(self, gateway: GatewayId, wants: GatewayRequests) -> None:
-        """Takes in the answer of a gateway."""
         if self._asked is not None:
             self._gateways[gateway] = wants
 

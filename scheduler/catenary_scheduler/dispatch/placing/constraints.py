@@ -53,7 +53,6 @@ class ConstraintCheck:
 
     @property
     def ok(self) -> bool:
-        """True if all four constraints hold."""
         return self.context.ok and self.prompts.ok and self.slack.ok and self.cache.ok
 
 

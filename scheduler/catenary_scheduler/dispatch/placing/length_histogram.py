@@ -29,7 +29,6 @@ def _cell_of(tokens: int) -> int:
 
 
 def _least_of(cell: int) -> int:
-    """Returns the shortest answer of a cell."""
     if cell < _EXACT:
         return cell
     octave, part = divmod(cell - _EXACT, _PER_OCTAVE)

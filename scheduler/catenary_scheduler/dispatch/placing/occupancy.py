@@ -169,7 +169,6 @@ class Occupancy:
     # Sessions
 
     def add(self, running: RunningSequence) -> None:
-        """Adds a session."""
         self.remove(running.request)
         self.running_sequences[running.request] = running
         self._count(running, 1)

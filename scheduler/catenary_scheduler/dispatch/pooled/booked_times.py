@@ -115,10 +115,7 @@ class BookedTimes:
             del self._places[place]
 
     def scale(self, agent: AgentId, partition: PartitionKey, planned: tuple[int, ...]) -> float:
-        """Returns the ratio of real to planned time of one agent over all sizes.
-
-        1 if none is known.
-        """
+        """Returns an agent's ratio of real to planned time over all sizes; 1 if it is unknown."""
         weights = 0.0
         total = 0.0
         for rows, estimate in self._places.get((agent, partition), {}).items():

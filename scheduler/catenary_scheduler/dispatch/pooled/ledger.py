@@ -179,10 +179,7 @@ class PooledLedger:
             self.commands.append(CancelBatch(batch.batch_id, agents))
 
     def _booked_on(self, batch: BatchId) -> Iterable[AgentId]:
-        """Returns the agents that may have another scheduler's batch.
-
-        All if the book does not say.
-        """
+        """Returns the agents that may have another scheduler's batch; all if the book is silent."""
         return agents_of(self.book.ahead(batch)) or self.agents
 
     def retry(self, batch: Batch, avoid: AgentId | None, *, lost: bool = True) -> None:

@@ -117,10 +117,7 @@ class PooledLifecycle(PooledLedger):
     # Batches
 
     def stage_reported(self, event: StageReported) -> None:
-        """Corrects the book by a hop's real times.
-
-        After the last hop the batch is not booked any more.
-        """
+        """Corrects the book by a hop's real times; the last hop ends the batch's bookings."""
         last = self.book.last_position(event.batch)
         if event.transfer_start_ns is not None and event.transfer_end_ns is not None:
             self._correct(event, event.transfer_start_ns, event.transfer_end_ns, transfer=True)

@@ -7,11 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from catenary_scheduler.book import Book, Pool, PoolChain, ProbeStage
 from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.dispatch.pooled.booked_times import BookedTimes
-from catenary_services.domain.ids import (
-    AgentId,
-    ModelKey,
-    PartitionKey,
-)
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey
 from catenary_services.domain.plan import Agent, ModelPlan, Pipeline, Plan
 
 
@@ -60,7 +56,6 @@ class RouteTable:
         self._agents: Mapping[AgentId, Agent] = {}
 
     def rebuild(self, plan: Plan | None, agents: Mapping[AgentId, Agent]) -> None:
-        """Takes a plan and the agents that are there."""
         pools: dict[tuple[AgentId, ...], Pool] = {}
         self._planned = {model.model: model for model in (plan.models if plan else ())}
         self._agents = dict(agents)

@@ -97,7 +97,6 @@ class RowQueue:
         return taken
 
     def remove(self, request: Request) -> None:
-        """Removes all rows of a request."""
         at = len(self._entries) - 1
         while request.queued_rows and at >= 0:
             if self._entries[at][1].request is request:

@@ -42,10 +42,7 @@ class Request:
 
     @property
     def computed(self) -> bool:
-        """True if every row went through its last hop.
-
-        Only the gateway's confirmation is missing.
-        """
+        """True if every row went through its last hop, and only the gateway has yet to confirm."""
         return not self.queued_rows and all(batch.final for batch in self.batches.values())
 
 
@@ -134,7 +131,6 @@ class RequestTracker:
         self._timers_set = 0
 
     def add_batch(self, batch: Batch) -> None:
-        """Starts to follow a batch."""
         self.batches[batch.batch_id] = batch
         for rows in batch.rows:
             rows.request.batches[batch.batch_id] = batch

@@ -87,27 +87,6 @@ class LazyPool:
         self._keep_bound(origins)
         return self._result(origins, placed, preempted)
 
-    def allocate(self, item: Item, size: int) -> list[PackingMove]:
-        """Places a new session, and returns the moves of others.
-
-        Raises the same errors as `epoch`.
-        """
-        return list(self.epoch((), {}, {item: size}).moves)
-
-    def depart(self, item: Item) -> list[PackingMove]:
-        """Forgets a session that is over, and returns the moves of others.
-
-        Raises the same errors as `epoch`.
-        """
-        return list(self.epoch((item,), {}, {}).moves)
-
-    def update(self, item: Item, size: int) -> list[PackingMove]:
-        """Sets the size of a session, and returns the moves that follow.
-
-        Raises the same errors as `epoch`.
-        """
-        return list(self.epoch((), {item: size}, {}).moves)
-
     def place(self, item: Item, size: int, number: int) -> None:
         """Adopts a session that another component has put on a bin, new or known.
 
@@ -218,10 +197,7 @@ class LazyPool:
         return preempted
 
     def _in_order(self, arrived: Mapping[Item, int]) -> dict[Item, int]:
-        """Returns arrivals with the large ones first.
-
-        They keep their own order if some may have to wait.
-        """
+        """Returns arrivals, the large ones first; in their own order if some may have to wait."""
         if self._most_bins is not None:
             return dict(arrived)
         return dict(sorted(arrived.items(), key=lambda entry: -entry[1]))

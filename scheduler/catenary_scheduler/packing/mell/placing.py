@@ -19,10 +19,7 @@ from catenary_scheduler.packing.mell.units import Bin, PackingUnit
 
 
 def place(state: MellState, unit: PackingUnit) -> bool:
-    """Puts a unit on its preferred bin.
-
-    Returns False if all are full and no more may be activated.
-    """
+    """Puts a unit on its preferred bin; False if all are full and no more may be activated."""
     target = choose(state, unit)
     if target is None:
         target = state.activate(origin_of(state, unit))
@@ -45,10 +42,7 @@ def choose(state: MellState, unit: PackingUnit) -> Bin | None:
 
 
 def origin_of(state: MellState, unit: PackingUnit) -> int:
-    """Returns the number of the bin on which a unit was before this operation.
-
-    Returns -1 for an arrival.
-    """
+    """Returns the number of a unit's bin before this operation; -1 for an arrival."""
     for item in unit.members:
         return state.origins.get(item, -1)
     return -1

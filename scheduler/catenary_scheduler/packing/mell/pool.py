@@ -24,11 +24,11 @@ from catenary_services.errors import InvalidInput
 
 
 class MellPool:
-    """A pool that keeps sessions on bins so that P1-P5 hold after every operation.
+    """A pool that keeps sessions on bins so that P1-P5 hold after every epoch.
 
-    `allocate`, `depart` and `update` are Mell's operations, one at a time; `epoch` takes many at
-    once and makes fewer moves (operation batching). Sessions for which no bin may be activated wait
-    in a queue, first come first served.
+    An epoch takes many of Mell's operations at once and makes fewer moves than one at a time would
+    (operation batching). Sessions for which no bin may be activated wait in a queue, first come
+    first served.
 
     Args:
         capacity: Capacity of a bin, in the unit of the sizes.
@@ -50,30 +50,6 @@ class MellPool:
         self._waiting: dict[Item, int] = {}
         """Sizes of queued sessions, in the order of the queue."""
         self._item_moves = 0
-
-    def allocate(self, item: Item, size: int) -> list[PackingMove]:
-        """Places a new session, and returns the moves of others.
-
-        Raises:
-            InvalidInput: The session does not fit a bin, or is known already.
-        """
-        return list(self.epoch((), {}, {item: size}).moves)
-
-    def depart(self, item: Item) -> list[PackingMove]:
-        """Forgets a session that is over, and returns the moves of others.
-
-        Raises:
-            InvalidInput: The session is not known.
-        """
-        return list(self.epoch((item,), {}, {}).moves)
-
-    def update(self, item: Item, size: int) -> list[PackingMove]:
-        """Sets the size of a session, and returns the moves that follow, its own included.
-
-        Raises:
-            InvalidInput: The session does not fit a bin, or is not known.
-        """
-        return list(self.epoch((), {item: size}, {}).moves)
 
     def epoch(
         self, departed: Iterable[Item], sizes: Mapping[Item, int], arrived: Mapping[Item, int]
@@ -228,10 +204,7 @@ class MellPool:
         homeless.append(group)
 
     def _place_waiting(self) -> bool:
-        """Places waiting sessions in their order until one finds no bin.
-
-        Returns True if any was placed.
-        """
+        """Places waiting sessions in order until one finds no bin; True if any was placed."""
         queue = deque(self._waiting.items())
         state = self._state
         while queue:

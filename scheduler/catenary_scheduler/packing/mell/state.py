@@ -28,7 +28,7 @@ POOR: Final = 5
 """List of L-bins and complete M-bins that are less than 75 % full (none while there are T-bins,
 P5)."""
 TINY_BINS: Final = 6
-"""List of all T-bins."""
+"""List of all T-bins, well-filled ones too: while there are any, no bin may stay poor (P5)."""
 _LISTS: Final = 7
 
 
@@ -152,10 +152,7 @@ class MellState:
         self.changed(source)
 
     def resize(self, unit: PackingUnit, size: int) -> None:
-        """Sets the size and class of a unit, whether or not it still fits.
-
-        Its bin is marked as dirty.
-        """
+        """Sets the size and class of a unit, whether or not it fits, and marks its bin as dirty."""
         kind = TINY if unit.grouped else kind_of(size, self.capacity)
         place = unit.bin
         if place is None:

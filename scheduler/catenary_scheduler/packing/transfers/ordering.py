@@ -93,10 +93,7 @@ def _greedy(
 def _wave(
     left: Sequence[PackingMove], free: Mapping[int, int], preference: Preference
 ) -> list[PackingMove]:
-    """Returns moves that may begin together.
-
-    The room they leave is not free until they are done.
-    """
+    """Returns moves that may begin together; the room they leave is not free meanwhile."""
     awaited = {move.target for move in left if move.size > free.get(move.target, 0)}
     room = dict(free)
     wave = []

@@ -87,10 +87,7 @@ def assign(gains: Sequence[Sequence[int]]) -> list[int | None]:
 
 
 def _matched(costs: Sequence[Sequence[int]]) -> list[int]:
-    """Returns the column of each row at the least total cost.
-
-    There are no more rows than columns.
-    """
+    """Returns each row's column at the least total cost; rows are no more than columns."""
     columns = len(costs[0])
     prices = _Prices([0] * len(costs), [0] * columns)
     owner: list[int | None] = [None] * columns

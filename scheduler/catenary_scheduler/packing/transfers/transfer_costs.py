@@ -88,10 +88,7 @@ class MoveTimes:
     tokens_ns: Nanoseconds | None
 
     def kinds(self) -> list[TransferKind]:
-        """Returns the possible kinds of transfer, the faster first.
-
-        If both are equally fast, caches come first.
-        """
+        """Returns the possible kinds of transfer, the faster first; of equally fast ones caches."""
         times: list[tuple[TransferKind, Nanoseconds | None]] = [
             ("kv", self.kv_ns),
             ("tokens", self.tokens_ns),

@@ -135,10 +135,7 @@ class _Bins:
         self.deferred: list[TransferMove] = []
 
     def place(self, move: TransferMove, kinds: Sequence[TransferKind]) -> bool:
-        """Puts a move into the first bin of `kinds` that has room for it.
-
-        Returns False if none has.
-        """
+        """Puts a move into the first bin of `kinds` that has room for it; False if none has."""
         for kind in kinds:
             room, claims = self._room[kind], move.claims(kind)
             if all(size <= room.get(key, 0) for key, size in claims):
@@ -206,35 +203,3 @@ def _greedy(
         if not bins.place(move, kinds):
             bins.deferred.append(move)
     return bins
-
-
-def divide_exact(
-    moves: Sequence[TransferMove],
-    link_capacity: Mapping[str, int],
-    compute_capacity: Mapping[Hashable, int],
-) -> TransferDivision:
-    """Returns a division that defers as few moves as possible, by exhaustive search.
-
-    The search is meant for a dozen moves at most: there are 3^n divisions, and only those are
-    pruned that defer as many moves as one already found.
-    """
-    best = TransferDivision((), (), tuple(sorted(move.id for move in moves)))
-    bins = _Bins(link_capacity, compute_capacity)
-
-    def search(at: int) -> None:
-        nonlocal best
-        if len(bins.deferred) >= len(best.deferred):
-            return
-        if at == len(moves):
-            best = bins.division()
-            return
-        for kind in KINDS:
-            if bins.place(moves[at], (kind,)):
-                search(at + 1)
-                bins.withdraw(moves[at])
-        bins.deferred.append(moves[at])
-        search(at + 1)
-        bins.deferred.pop()
-
-    search(0)
-    return best

@@ -93,3 +93,35 @@ def _checked_slots(task: ChainTask, hosted: Sequence[HostedBlocks]) -> list[int]
         seen.add(item.server)
         slots[task.number_of[item.server]] = item.slots
     return slots
+
+
+def shortest_paths_are_unique(
+    task: ChainTask, sizes: TaskSizes, ranges: Sequence[Range], slots: Sequence[int]
+) -> bool:
+    """Returns True if every chain of GCA was the only fastest path at its time.
+
+    If not, several compositions are right.
+
+    The task must have no links, and be small: the check takes O(servers x blocks) per chain.
+    """
+    paths = BoundaryPaths(task.blocks, ranges, sizes.communication, sizes.compute, slots)
+    while (path := paths.shortest()) is not None:
+        if _count_shortest(sizes, ranges, paths.left) > 1:
+            return False
+        paths.take(path)
+    return True
+
+
+def _count_shortest(sizes: TaskSizes, ranges: Sequence[Range], left: Sequence[int]) -> int:
+    best: list[tuple[int, int] | None] = [None] * sizes.blocks + [(0, 1)]
+    for entry in range(sizes.blocks - 1, -1, -1):
+        counts: dict[int, int] = {}
+        for server, first, end in ranges:
+            onward = best[end]
+            if first <= entry < end and left[server] >= end - entry and onward is not None:
+                time = sizes.service(server, end - entry) + onward[0]
+                counts[time] = counts.get(time, 0) + onward[1]
+        if counts:
+            least = min(counts)
+            best[entry] = (least, counts[least])
+    return 0 if best[0] is None else best[0][1]

@@ -74,7 +74,6 @@ class LatencyFit:
     inverse: Matrix
 
     def predict(self, row: Sequence[float]) -> float:
-        """Returns the prediction for the regressors `row`."""
         return max(self.floor, float(self.coefficients @ np.asarray(row, np.float64)))
 
     def interval(self, row: Sequence[float], share: float = 0.9) -> PredictionInterval:

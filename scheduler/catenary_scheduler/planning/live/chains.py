@@ -16,11 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from catenary_scheduler.planning.chain_placement import (
-    ChainPlacement,
-    HopPlacement,
-    hosts_for,
-)
+from catenary_scheduler.planning.chain_placement import ChainPlacement, HopPlacement, hosts_for
 from catenary_scheduler.planning.chains import ChainTask, ComposedChain, Composition, Server
 from catenary_scheduler.planning.even_split import DeployedModel
 from catenary_scheduler.planning.live.agent_memory import (
@@ -292,10 +288,7 @@ def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
 def taken_by(
     placement: Placement, block_weights: Mapping[ModelKey, Sequence[int]]
 ) -> dict[AgentId, int]:
-    """Returns the bytes that pooled models take of every agent.
-
-    Models of unknown weights count as 0.
-    """
+    """Returns the bytes that pooled models take of every agent; unknown weights count as 0."""
     taken: dict[AgentId, dict[tuple[ModelKey, int, int], int]] = {}
     for model in placement.models:
         weights = block_weights.get(model.model, ())

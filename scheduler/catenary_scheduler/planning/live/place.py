@@ -145,10 +145,7 @@ def _model(model: DeployedModel, pipelines: list[tuple[int, list[_Pool]]]) -> Mo
 
 
 def _fill(group: DeviceGroup, pools: list[_Pool], hosted: Hosted) -> list[AgentId]:
-    """Gives the pools of one group their agents.
-
-    Returns the agents if there is no pool that could use them.
-    """
+    """Gives the pools of one group their agents; returns these if there is no pool for them."""
     needed = sum(pool.planned.vgpus for pool in pools)
     if needed > len(group.agents):
         raise PlanInfeasible(

@@ -111,10 +111,7 @@ class PlanningDataset:
 
 
 def load_dataset(directory: Path) -> PlanningDataset:
-    """Reads a data set folder.
-
-    Raises InvalidInput, which names the file that is missing or wrong.
-    """
+    """Reads a data set folder; InvalidInput names the file that is missing or wrong."""
 
     def read_text(name: str) -> str | None:
         try:

@@ -78,10 +78,7 @@ def entry_of(mapping: Mapping[str, Any], key: str, where: str) -> Any:
 def block_times(
     rows: Sequence[Mapping[str, str]], blocks: Mapping[str, int]
 ) -> dict[str, dict[Device, BlockTimes]]:
-    """Returns the latencies of each model by device.
-
-    `blocks` gives each model's number of blocks.
-    """
+    """Returns the latencies of each model by device; `blocks` are the models' numbers of blocks."""
     batch_columns = _batch_columns(rows[0])
     found: dict[tuple[str, Device], dict[int, list[float]]] = {}
     for row in rows:

@@ -7,15 +7,11 @@ server's uplink and downlink (PPipe, appendix A.2 with the artifact's additions)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
-
 from catenary_scheduler.planning.pooled.problem import (
     GpuClass,
     Microseconds,
     PooledModel,
     PooledPartition,
-    PoolingProblem,
 )
 from catenary_services.errors import InvalidInput
 
@@ -62,17 +58,3 @@ def pool_rate_rps(
         link_rate_rps(model.cut_bytes[partition.last_block], gpu, partition.level),
     )
     return one * partition.vgpus
-
-
-def pipeline_latency_us(
-    problem: PoolingProblem, name: str, batch: int, partitions: Sequence[PooledPartition]
-) -> Microseconds:
-    """Returns the microseconds of one batch through the partitions, without the margin."""
-    model = next(model for model in problem.models if model.name == name)
-    classes = {gpu.name: gpu for gpu in problem.classes}
-    total = batch_building_us(model, batch)
-    total += sum(compute_us(model, partition, batch) for partition in partitions)
-    for before, after in pairwise(partitions):
-        size = model.cut_bytes[after.first_block]
-        total += batch * transfer_us(size, classes[before.gpu], classes[after.gpu])
-    return total

@@ -74,10 +74,7 @@ class AnswerLength:
         self._finished = self._finished * self._keeps + 1.0
 
     def mean(self, expected: float, weight: float = 20.0) -> float:
-        """Returns the mean length in tokens.
-
-        It is drawn towards `expected` while few answers were seen.
-        """
+        """Returns the mean length in tokens, drawn towards `expected` while few were seen."""
         return (self._tokens + weight * expected) / (self._finished + weight)
 
 
@@ -89,7 +86,6 @@ class RecentOutcomes:
         self._bins: deque[tuple[int, OutcomeSums]] = deque()
 
     def finished(self, outcome: OutcomeSums, now: Nanoseconds) -> None:
-        """Adds the outcome of one session."""
         second = now // NANOSECONDS_PER_SECOND
         if not self._bins or self._bins[-1][0] < second:
             self._bins.append((second, OutcomeSums()))

@@ -89,10 +89,7 @@ class ArrivalWatch:
         return self._judged(self._more, now) or changed
 
     def passed(self, now: Nanoseconds) -> bool:
-        """Lets time pass.
-
-        Returns True if so few sessions arrived that a fall of the rate is detected.
-        """
+        """Lets time pass; True if so few sessions arrived that the rate must have fallen."""
         if self._since_ns is None or now <= self._at_ns:
             return False
         policy, weight_s = self._policy, self._weight_s(self._at_ns)

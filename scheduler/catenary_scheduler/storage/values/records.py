@@ -33,7 +33,6 @@ _LONGEST_NS: Final = 7 * 24 * _FARTHEST_NS
 
 
 def write_reservations(journal: Journal, changes: Iterable[ReservationChange]) -> None:
-    """Writes changes of the reservation book to the journal."""
     # Most reservations are made, corrected and released between two flushes: only the last change
     # counts.
     latest: dict[tuple[ResourceId, str], ReservationChange] = {}

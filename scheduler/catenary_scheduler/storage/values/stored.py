@@ -13,10 +13,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from catenary_scheduler.book import Reservation
-from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
 from catenary_scheduler.planning import Placement
-from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, SessionId
+from catenary_services.domain.ids import AgentId, PartitionKey
 from catenary_services.domain.packing import PackingGoal
 from catenary_services.domain.plan import ChainHop
 
@@ -37,8 +35,8 @@ Finite = Annotated[float, Meta(gt=-1e30, lt=1e30)]
 # ---- deployments ----
 
 
-class StoredDeploymentSpec(Struct, frozen=True):
-    """Deployment options of a model; 0 or None where nobody set one."""
+class DeploymentSpec(Struct, frozen=True):
+    """Options of a deployment; 0 or None leave them to the model."""
 
     slo_ns: Span = 0
     max_batch: Count = 0
@@ -94,10 +92,7 @@ class _StoredModel(Struct, frozen=True, omit_defaults=True):
 
 
 class StoredPlacement(Struct, frozen=True):
-    """The fields of a placement document that this version knows.
-
-    `parse_placement` reads the models.
-    """
+    """The fields of a placement document that this version knows, for `parse_placement`."""
 
     models: list[_StoredModel]
 
@@ -282,10 +277,7 @@ class StoredReservation(Struct, frozen=True, array_like=True):
 
 
 class StoredOwner(Struct, frozen=True, array_like=True):
-    """The owner of a reservation: a batch and the position of its hop.
-
-    Of a cache a session and 0.
-    """
+    """The owner of a reservation: a batch and its hop's position; of a cache a session and 0."""
 
     number: Identifier
     position: Annotated[int, Meta(ge=0, lt=1 << 16)]
@@ -329,8 +321,3 @@ class StoredMeasurements:
     times: Mapping[Place, list[int]] = field(default_factory=dict)
     costs: Mapping[Place, StoredCost] = field(default_factory=dict)
     links: Mapping[Link, int] = field(default_factory=dict)
-
-
-Lengths = Mapping[ModelKey, LengthPredictor]
-Sessions = Mapping[SessionId, Hops]
-Book = list[Reservation]

@@ -31,6 +31,7 @@ from catenary_scheduler.storage.values.codec import (
     encode_line,
 )
 from catenary_scheduler.storage.values.stored import (
+    DeploymentSpec,
     Identifiers,
     Link,
     Place,
@@ -38,7 +39,6 @@ from catenary_scheduler.storage.values.stored import (
     StoredBatch,
     StoredClock,
     StoredCost,
-    StoredDeploymentSpec,
     StoredGeneration,
     StoredOwner,
     StoredPlacement,
@@ -343,7 +343,6 @@ def _reservation(resource: ResourceId, owner: tuple[int, int], text: str) -> Res
 
 
 def book_shape(resource: ResourceId) -> TableShape:
-    """Returns the parsers of the reservation table of one resource."""
     return TableShape(_owner, lambda owner, text: _reservation(resource, owner, text))
 
 
@@ -365,7 +364,7 @@ def read_clock(raw: Mapping[bytes, bytes]) -> StoredClock | None:
 
 SHAPES: Mapping[RedisTable, TableShape] = {
     RedisTable.DEPLOYMENTS: TableShape(
-        _bounded, lambda _, text: decode_document(text, StoredDeploymentSpec)
+        _bounded, lambda _, text: decode_document(text, DeploymentSpec)
     ),
     RedisTable.PLAN: TableShape(_bounded, _plan_field),
     RedisTable.MEASURED: TableShape(_place_or_link, _measurement),

@@ -15,7 +15,8 @@ from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.decoders.onnx.building import ensure_graph
 from catenary_agent.executors.device import Device
 from catenary_gateway.generation.text.text_codec import TextCodec
-from catenary_scheduler.agents.deployments import Deployments, DeploymentSpec
+from catenary_scheduler.agents.deployments import Deployments
+from catenary_scheduler.storage.values.stored import DeploymentSpec
 from catenary_services.content.record import RECORD_FILE
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import CatenaryError, ContentMismatch

@@ -7,13 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from catenary_scheduler.planning.pooled.layout.layout import gpu_name, lay_out
+from catenary_scheduler.planning.pooled.layout.layout import lay_out
 from catenary_scheduler.planning.pooled.problem import PooledPartition, PoolingProblem
-from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey
 from catenary_services.errors import InvalidInput, PlanInfeasible
 from tiny_pools import gpu_class, model, partition, pipeline, plan, two_stages
 
 MS = 1_000_000
+
+
+def gpu_name(agent: AgentId) -> str:
+    """Returns the physical GPU of which an agent of `lay_out` is a part."""
+    return agent.rpartition(".")[0]
 
 
 def test_stages_carry_times_and_sizes_as_the_dispatcher_wants_them() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catenary_scheduler.planning.pooled.layout.neighbours import link_cost, servers_of
+from catenary_scheduler.planning.pooled.layout.neighbours import _cost, _flows, servers_of
 from catenary_scheduler.planning.pooled.layout.physical import PhysicalGpu, PoolId, PoolLoad
 from tiny_pools import gpu_class
 
@@ -88,6 +88,14 @@ def every_way(gpus: list[PhysicalGpu], size: int) -> Iterator[list[list[Physical
         if len(server) == min(size, len(gpus)):
             for others in every_way(rest, size):
                 yield [server, *others]
+
+
+def link_cost(server: Sequence[PhysicalGpu]) -> float:
+    """Returns what the search compares: the cost of the links of a server with these GPUs."""
+    return sum(
+        _cost([flow for gpu in server for flow in _flows(gpu, sends=sends)])
+        for sends in (True, False)
+    )
 
 
 def total(servers: Sequence[Sequence[PhysicalGpu]]) -> float:

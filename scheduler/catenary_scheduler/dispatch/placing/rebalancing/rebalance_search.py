@@ -129,7 +129,6 @@ class Assignment:
         return False
 
     def put(self, request: int, target: int) -> None:
-        """Moves a request to a worker."""
         source, weights = self.workers[request], self.weights[request]
         self.errors[source] -= weights[source]
         self.errors[target] += weights[target]

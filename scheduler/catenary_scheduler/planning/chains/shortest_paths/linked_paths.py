@@ -23,10 +23,7 @@ _ORCHESTRATOR = -1
 
 
 class LinkedPaths:
-    """Shortest paths over servers by the slots that are left.
-
-    Its methods are those of `BoundaryPaths`.
-    """
+    """Shortest paths over servers by the slots that are left, used as `BoundaryPaths` are."""
 
     def __init__(
         self,

@@ -20,7 +20,6 @@ class TableAxes:
 
     @property
     def cells(self) -> int:
-        """Number of cells in a table."""
         return prod(count + 1 for count in self.counts)
 
     @property
@@ -37,7 +36,6 @@ class TableAxes:
 
 
 def axes_of(problem: PoolingProblem) -> TableAxes:
-    """Returns the axes of tables for a problem's classes."""
     counts = [gpu.count for gpu in problem.classes]
     order = sorted(range(len(counts)), key=lambda index: counts[index])
     return TableAxes(tuple(order), tuple(counts[index] for index in order))

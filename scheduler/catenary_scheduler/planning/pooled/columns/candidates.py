@@ -26,7 +26,6 @@ class ColumnCandidates:
 
 
 def candidates_of(problem: PoolingProblem, model: PooledModel) -> ColumnCandidates:
-    """Returns the candidates of one model."""
     tables = device_tables(problem, model)
     columns = enumerate_columns(model, tables, problem.max_partitions, most_spare=1)
     whole = columns.take(np.flatnonzero(~columns.spare.any(axis=1)))

@@ -68,10 +68,7 @@ def pareto_front(values: Floats) -> Ints:
 
 
 def undominated_rows(values: Floats) -> Ints:
-    """Returns the rows of `pareto_front` faster if there are few.
-
-    Very few rows are returned unpruned.
-    """
+    """Returns the rows of `pareto_front`, faster if there are few; very few rows unpruned."""
     if len(values) > _MANY_ROWS:
         return pareto_front(values)
     if len(values) <= _FEW_ROWS:
@@ -83,23 +80,3 @@ def undominated_rows(values: Floats) -> Ints:
     worse = reached & (~reached.T | earlier)
     kept: Ints = np.flatnonzero(~worse.any(axis=1))
     return kept
-
-
-def undominated_in_order(columns: PipelineColumns) -> PipelineColumns:
-    """Returns the columns that are of use when virtual GPUs count one by one, by position.
-
-    A pipeline is superfluous if another one is on the same classes in the same order, and each pool
-    yields at least as much per GPU with virtual GPUs at least as fine. Of equal ones the one with
-    the lower latency stays.
-    """
-    by_latency = columns.take(np.argsort(columns.latency_us, kind="stable"))
-    rate = np.where(by_latency.gpu_class == NO_CLASS, 0.0, by_latency.rate_per_gpu)
-    kept = []
-    for members in groups_of_equal_rows(by_latency.gpu_class):
-        rest = members[np.argsort(-rate[members].sum(axis=1), kind="stable")]
-        while len(rest):
-            first = rest[0]
-            kept.append(first)
-            coarser = (by_latency.level[first] % by_latency.level[rest] == 0).all(axis=1)
-            rest = rest[~(coarser & (rate[rest] <= rate[first]).all(axis=1))]
-    return by_latency.take(np.sort(np.array(kept, dtype=np.int64)))

@@ -79,11 +79,6 @@ def lay_out(
     )
 
 
-def gpu_name(agent: AgentId) -> str:
-    """Returns the physical GPU of which an agent of `lay_out` is a part."""
-    return agent.rpartition(".")[0]
-
-
 def _agent(gpu_class: GpuClass, number: int, slot: int, level: int, server: int) -> Agent:
     return Agent(
         AgentId(f"{gpu_class.name}-{number}.{slot}"),

@@ -55,17 +55,6 @@ class _Flow(NamedTuple):
     """Least time between the booking of such a transfer and its begin, in seconds."""
 
 
-def link_cost(server: Sequence[PhysicalGpu]) -> float:
-    """Returns the cost of the links of a server with these GPUs.
-
-    Costs are comparable between servers.
-    """
-    return sum(
-        _cost([flow for gpu in server for flow in _flows(gpu, sends=sends)])
-        for sends in (True, False)
-    )
-
-
 def servers_of(gpu_class: GpuClass, gpus: Sequence[PhysicalGpu]) -> list[int]:
     """Returns the number of the server on which each GPU is placed."""
     kinds: dict[PhysicalGpu, _Kind] = {}
@@ -141,10 +130,7 @@ class _Racks:
         ]
 
     def _swap(self, servers: list[_Server]) -> bool:
-        """Performs the best exchange of two GPUs, wherever it is possible.
-
-        Returns False if none helps.
-        """
+        """Performs the best exchange of two GPUs wherever possible; False if none helps."""
         alike: dict[_Server, list[int]] = {}
         for number, server in enumerate(servers):
             alike.setdefault(server, []).append(number)

@@ -84,7 +84,6 @@ def _together(needs: Sequence[Needs]) -> list[Needs]:
 
 
 def _split(needs: Sequence[Needs], sums: Sequence[Needs], end: Cell) -> list[Cell]:
-    """Returns the cell of each model that contributes to the sum at `end`."""
     cells: list[Cell] = []
     for need, before, total in zip(
         reversed(needs[1:]), reversed(sums[:-1]), reversed(sums[1:]), strict=True
