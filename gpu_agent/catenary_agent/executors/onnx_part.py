@@ -39,6 +39,7 @@ from catenary_agent.partitioning.onnx_graph import (
     with_float16_ends,
 )
 from catenary_agent.partitioning.parts import CACHE_FOLDER, PartName, part_folder
+from catenary_agent.partitioning.words import words
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.model import BlockTable
 from catenary_services.errors import InvalidInput
@@ -47,20 +48,9 @@ from catenary_services.models.model_repository import ModelRepository
 
 _CAST = ".float16"
 _SHAPES_KEPT = 64
-_DATA_DEPENDENT = frozenset(
-    {
-        "Compress",
-        "If",
-        "Loop",
-        "NonMaxSuppression",
-        "NonZero",
-        "Range",
-        "Scan",
-        "StringSplit",
-        "TopK",
-        "Unique",
-    }
-)
+_DATA_DEPENDENT = words("""
+    Compress If Loop NonMaxSuppression NonZero Range Scan StringSplit TopK Unique
+""")
 _COPIED_BYTES = 128 * 1024
 """Results up to this size are copied to the caller's buffers: binding buffers costs more (35
 us)."""
