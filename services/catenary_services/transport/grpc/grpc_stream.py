@@ -33,6 +33,7 @@ from catenary_services.transport.exchange import (
     MEMORY_WAIT_S,
     MemoryFrame,
     deliver,
+    introduction,
     lost,
     refused,
     sender_of,
@@ -212,10 +213,7 @@ class GrpcReceiver:
             self._settings.security.server,
             lambda: peer_identity(self._context),
         )
-        name = self._peer_id.encode()
-        await self._context.write(
-            encode_prefix(MessagePrefix(MessageKind.WELCOME, len(name))) + name
-        )
+        await self._context.write(introduction(MessageKind.WELCOME, self._peer_id))
         while (message := await self._read()) is not None:
             if not await self._receive(message):
                 return
