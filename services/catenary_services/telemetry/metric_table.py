@@ -312,9 +312,9 @@ class MetricTable:
     )
     packing_moves = counter(
         "packing_moves",
-        "Moves that packing wanted: begun, or not made because the chain was full, an "
-        "objective would be missed (harmful), the session ends soon (worthless) or links and chains "
-        "have no time (deferred).",
+        "Moves that packing wanted: begun, or not made because the chain was full, an objective "
+        "would be missed (harmful), the session ends soon (worthless) or links and chains have no "
+        "time (deferred).",
         "outcome",
     )
     packed_chains = gauge(
