@@ -328,9 +328,9 @@ class MetricTable:
     )
     migration_failures = counter(
         "migration_failures",
-        "Moves that left their session where it was, by why: deadline (not done "
-        "in time), agent (one could not), lost (one is gone), closed (one gave the new session up), "
-        "over (the request ended, or lost its session).",
+        "Moves that left their session where it was, by why: deadline (not done in time), agent "
+        "(one could not), lost (one is gone), closed (one gave the new session up), over (the "
+        "request ended, or lost its session).",
         "reason",
     )
     migration_bytes = counter(
