@@ -178,7 +178,7 @@ class PartitionLoader:
             await self._check_answer(executor, content, order)
         except BaseException:
             # A measurement may still run; the executor is closed behind it on the same thread.
-            self._engine.add_step(lambda: _close(executor))
+            self._engine.on_compute_thread(lambda: _close(executor))
             raise
         loaded = LoadedPartition(
             executor, order.float16_boundaries, order.max_batch, compute_ns, content
