@@ -32,7 +32,6 @@ class GenerationStream:
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of tokens in the prompt."""
         return len(self._session.request.prompt)
 
     @property

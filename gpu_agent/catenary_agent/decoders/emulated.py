@@ -193,7 +193,6 @@ class EmulatedDecoder(BookedDecoder):
         self._book.imported(session, span)
 
     def prepare_layout(self, layout: CacheLayout) -> CacheLayout:
-        """Checks a layout and returns it."""
         layout.check(self.key)
         return layout
 

@@ -87,7 +87,6 @@ class MemoryFrame:
         self.sender = sender
 
     def release(self) -> None:
-        """Gives the memory back to its owner; idempotent."""
         on_release, self._on_release = self._on_release, None
         self.payload = EMPTY
         if on_release is not None:

@@ -94,11 +94,9 @@ class GrpcEndpoint:
 
     @property
     def address(self) -> EndpointAddress:
-        """Address at which peers reach this endpoint; known after `start`."""
         return EndpointAddress("grpc", f"{self._settings.reachable_host}:{self._port}", host_id())
 
     async def start(self, handler: FrameHandler) -> None:
-        """Starts to receive frames, which `handler` gets."""
         self._handler = handler
         security = self._settings.security.server
         authorizer = RoleAuthorizer(security.cluster, insecure=security.insecure)
@@ -168,7 +166,6 @@ class GrpcEndpoint:
         return link
 
     async def close(self) -> None:
-        """Stops receiving, closes every link and frees every slot."""
         for link in tuple(self._links):
             await link.close()
         server, self._server = self._server, None

@@ -121,7 +121,6 @@ class ShmEndpoint:
         return link
 
     async def close(self) -> None:
-        """Stops receiving, closes every link and frees every slot."""
         listener, self._listener = self._listener, None
         if listener is not None:
             asyncio.get_running_loop().remove_reader(listener.fileno())

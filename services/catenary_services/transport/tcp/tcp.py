@@ -59,11 +59,9 @@ class TcpEndpoint:
 
     @property
     def address(self) -> EndpointAddress:
-        """Address at which peers reach this endpoint; known after `start`."""
         return EndpointAddress("tcp", f"{self._settings.reachable_host}:{self._port}", host_id())
 
     async def start(self, handler: FrameHandler) -> None:
-        """Starts to receive frames, which `handler` gets."""
 
         def accepted(settled: Callable[[], None]) -> TcpStream:
             share = partial(MemoryShare, self._receive_pool)
@@ -115,7 +113,6 @@ class TcpEndpoint:
         return link
 
     async def close(self) -> None:
-        """Stops receiving, closes every link and frees every slot."""
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
