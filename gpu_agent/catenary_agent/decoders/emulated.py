@@ -192,10 +192,6 @@ class EmulatedDecoder(BookedDecoder):
         self._book.check_import(session, span, rows)
         self._book.imported(session, span)
 
-    def prepare_layout(self, layout: CacheLayout) -> CacheLayout:
-        layout.check(self.key)
-        return layout
-
     def apply_layout(self, prepared: CacheLayout) -> None:
         """Puts a layout into force."""
         self._book.layout = prepared

@@ -150,15 +150,6 @@ class TorchDecoder(BookedDecoder):
             self._pool.write_part(self._caches[session], span, self.key.first_block, rows)
         self._book.imported(session, span)
 
-    def prepare_layout(self, layout: CacheLayout) -> CacheLayout:
-        """Checks a layout and returns it; any thread may call it.
-
-        Raises:
-            InvalidInput: The layout is impossible for the partition.
-        """
-        layout.check(self.key)
-        return layout
-
     def apply_layout(self, prepared: CacheLayout) -> None:
         """Puts a layout into force between two steps; running sessions continue.
 
