@@ -62,7 +62,6 @@ class TcpEndpoint:
         return EndpointAddress("tcp", f"{self._settings.reachable_host}:{self._port}", host_id())
 
     async def start(self, handler: FrameHandler) -> None:
-
         def accepted(settled: Callable[[], None]) -> TcpStream:
             share = partial(MemoryShare, self._receive_pool)
             receiver = TcpReceiver(self._peer_id, self._settings, handler, share, settled)
