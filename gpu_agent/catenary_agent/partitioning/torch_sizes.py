@@ -39,8 +39,8 @@ _LARGEST_POWER = 4
 _BINARY = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.Div)
 
 
-class SizeExpressions:
-    """The sizes and guards of one program, which are also limited in all.
+class SizeRules:
+    """The rules for the sizes and guards of one program, which are also limited in all.
 
     Args:
         file: The name of the archive in errors.

@@ -20,7 +20,7 @@ from catenary_agent.partitioning.torch_sizes import (
     MOST_BITS,
     NAME,
     SIZE_BITS,
-    SizeExpressions,
+    SizeRules,
 )
 from catenary_agent.partitioning.words import words
 from catenary_services.errors import InvalidInput
@@ -108,7 +108,7 @@ class _Vetting:
         self._in_place = in_place
         self._bits: dict[str, int] = {}
         """The most bits that each computed size can have, by name."""
-        self._sizes = SizeExpressions(file)
+        self._sizes = SizeRules(file)
 
     def check(self, document: Any) -> None:
         module = document["graph_module"]

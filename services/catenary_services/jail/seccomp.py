@@ -59,7 +59,7 @@ _REFUSED = (
     ("process_madvise, process_mrelease", "440 448", "440 448"),
     ("quotactl_fd, memfd_secret", "443 447", "443 447"),
 )
-"""What is refused, and the numbers of these calls on x86_64 and on aarch64."""
+"""The refused calls, with their numbers on x86_64 and on aarch64."""
 
 
 def _numbers(column: int) -> Iterator[int]:

@@ -110,8 +110,8 @@ class MemoryLink:
         return slot
 
 
-class WelcomedLink(MemoryLink):
-    """A link on which the peer answers the peer id of this process with its own."""
+class StreamLink(MemoryLink):
+    """A link over a byte stream, on which the peer answers this process's peer id with its own."""
 
     def __init__(
         self, capabilities: Capabilities, share: MemoryShare, settings: TransportSettings

@@ -17,14 +17,14 @@ from catenary_services.transport.exchange import (
 from catenary_services.transport.frames import MessageKind, MessagePrefix, encode_prefix
 from catenary_services.transport.interface import Capabilities, Slot
 from catenary_services.transport.memory import MemoryPool, MemorySegment, MemoryShare
-from catenary_services.transport.memory_link import MemorySlot, WelcomedLink
+from catenary_services.transport.memory_link import MemorySlot, StreamLink
 from catenary_services.transport.settings import TransportSettings
 from catenary_services.transport.shared_memory.unix_stream import UnixStream
 
 CAPABILITIES = Capabilities(transport="shm", same_host=True)
 
 
-class ShmLink(WelcomedLink):
+class ShmLink(StreamLink):
     """A connection to a peer on this machine, and the memory this process owns for it."""
 
     def __init__(

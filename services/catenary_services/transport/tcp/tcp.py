@@ -33,7 +33,7 @@ from catenary_services.transport.interface import (
     Slot,
 )
 from catenary_services.transport.memory import MemoryPool, MemoryShare, private_segment
-from catenary_services.transport.memory_link import WelcomedLink
+from catenary_services.transport.memory_link import StreamLink
 from catenary_services.transport.settings import TransportSettings, host_id
 from catenary_services.transport.tcp.tcp_listener import TcpListener
 from catenary_services.transport.tcp.tcp_stream import TcpStream
@@ -204,7 +204,7 @@ class TcpReceiver:
         self.stream.close(error)
 
 
-class TcpLink(WelcomedLink):
+class TcpLink(StreamLink):
     """A TCP connection to one peer, for sending."""
 
     def __init__(
