@@ -33,6 +33,7 @@ from catenaryd.local.supervisor import end_with_parent
 from catenaryd.planning.planning import plan_group
 from catenaryd.process_options import given, settings_options
 from catenaryd.replay import replay_group
+from catenaryd.shared_options import MODEL_REPOSITORY
 from catenaryd.simulation.simulating import simulate_group
 
 S = TypeVar("S", bound=ProcessSettings)
@@ -197,13 +198,7 @@ def up(config: Path | None, /, as_json: bool, **flags: Any) -> None:
 
 @cli.command()
 @click.argument("model")
-@click.option(
-    "--model-repository",
-    type=click.Path(path_type=Path),
-    default=Path("models"),
-    show_default=True,
-    help="Folder with <model>/<version>/.",
-)
+@MODEL_REPOSITORY
 @click.option("--blocks", default=10, show_default=True, help="How many blocks to aim for.")
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 def prepare(model: str, model_repository: Path, blocks: int, as_json: bool) -> None:

@@ -34,7 +34,7 @@ def ask(address: str, question: str, timeout_s: float) -> None:
     """Checks that the process at `address` ("host:port") answers yes.
 
     Raises:
-        NotWell: The process answers no, or not in time.
+        Unhealthy: The process answers no, or not in time.
     """
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         request = health_pb2.HealthCheckRequest(service=question)

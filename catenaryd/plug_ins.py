@@ -91,7 +91,6 @@ class PlugInChoice(_Text):
         return f"[{'|'.join(self.choices)}]"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Returns the name if it is one of the choices."""
         if value not in self._own and value not in self.choices:
             self.fail(f"{value!r} is not one of {', '.join(self.choices)}.", param, ctx)
         return str(value)

@@ -7,7 +7,7 @@ reference/  one module for each kind of page:
   protos     pages of the gRPC services, from the comments of the .proto files
   settings   every setting of every process, from the settings classes
   commands   `catenaryd` and `catenary`, from the commands themselves
-  metrics    every metric, from the registry and `catenary_services.telemetry.names`
+  metrics    every metric, from `catenary_services.telemetry.metric_table`
   errors     every error, from the table that maps them to gRPC and HTTP
   access     which role may call which gRPC method
   http       every HTTP route of a gateway

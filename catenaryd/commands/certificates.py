@@ -18,6 +18,7 @@ from catenary_services.security.authority import (
     IssuedCertificate,
 )
 from catenary_services.security.identity import Identity
+from catenaryd.shared_options import AS_JSON
 
 _STEPS = ("add", "use", "drop")
 
@@ -76,7 +77,7 @@ def parse_process(text: str, cluster: str, names: tuple[str, ...] = ()) -> Certi
     help="Change the authority without a gap: add a new one to what is trusted; once every process "
     "has read that, use it to sign everything anew; then drop the old one.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@AS_JSON
 def certs(folder: Path, cluster: str, processes: tuple[str, ...], **options: Any) -> None:
     """Makes an authority (ca.pem, ca-key.pem) and certificates with an identity per role.
 

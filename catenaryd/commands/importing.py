@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import click
 
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey
 from catenary_services.models.model_repository import PRECISIONS, TARGETS, ModelRepository
+from catenaryd.shared_options import MODEL_REPOSITORY, print_progress
 
 
 @click.command("import-model")
@@ -46,13 +46,7 @@ from catenary_services.models.model_repository import PRECISIONS, TARGETS, Model
     show_default=True,
     help="Time for a whole answer if the request names none.",
 )
-@click.option(
-    "--model-repository",
-    type=click.Path(path_type=Path),
-    default=Path("models"),
-    show_default=True,
-    help="Folder with <model>/<version>/.",
-)
+@MODEL_REPOSITORY
 @click.option("--json", "as_json", is_flag=True, help="Print the sizes as one JSON object.")
 def import_model(source: Path, model_repository: Path, as_json: bool, **options: Any) -> None:
     """Imports the language model in SOURCE: a GGUF file, or a Hugging Face folder.
@@ -66,10 +60,6 @@ def import_model(source: Path, model_repository: Path, as_json: bool, **options:
     """
     from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
 
-    def progress(text: str) -> None:
-        if sys.stderr.isatty():
-            click.echo(f"{text} ..", err=True)
-
     key = ModelKey(options["name"], options["version"])
     table = import_decoder(
         ModelRepository(model_repository),
@@ -82,7 +72,7 @@ def import_model(source: Path, model_repository: Path, as_json: bool, **options:
             session_tokens=options["session_tokens"],
             slo_ns=round(options["slo_ms"] * NANOSECONDS_PER_MILLISECOND),
         ),
-        progress,
+        print_progress,
     )
     weights = table.weight_bytes(0, table.blocks)
     if as_json:

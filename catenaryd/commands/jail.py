@@ -8,10 +8,11 @@ import click
 
 from catenary_services.jail.orders import JailProtection
 from catenary_services.jail.protections import offered
+from catenaryd.shared_options import AS_JSON
 
 
 @click.command("jail")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@AS_JSON
 def show_jail(as_json: bool) -> None:
     """Says what confines a process that reads a model file on this machine.
 

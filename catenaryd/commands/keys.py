@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
+from catenaryd.shared_options import AS_JSON
+
 _FILE = click.option(
     "--keys-file", type=click.Path(path_type=Path), required=True, help="The file of hashed keys."
 )
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 @click.command("create-key")
@@ -39,7 +40,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 )
 @click.option("--share", type=float, help="Under overload: with twice the share, twice as much.")
 @click.option("--expires", help='Refused from this moment on, e.g. "2030-01-31T12:00:00Z".')
-@_JSON
+@AS_JSON
 def create_key(
     name: str, keys_file: Path, scopes: tuple[str, ...], as_json: bool, **limits: Any
 ) -> None:
@@ -58,7 +59,7 @@ def create_key(
 
 @click.command("list-keys")
 @_FILE
-@_JSON
+@AS_JSON
 def list_keys(keys_file: Path, as_json: bool) -> None:
     """Lists the keys of a file: names, scopes, limits and the beginnings of their hashes.
 
@@ -87,7 +88,7 @@ def list_keys(keys_file: Path, as_json: bool) -> None:
 @click.option(
     "--hash", "digest_prefix", default="", help="Only the key whose hash begins so (see list-keys)."
 )
-@_JSON
+@AS_JSON
 def revoke_key(name: str, keys_file: Path, digest_prefix: str, as_json: bool) -> None:
     """Removes the key called NAME, or all of that name; gateways refuse it within two seconds.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import click
+
+from catenaryd.shared_options import print_progress
 
 
 @click.command("make-model")
@@ -38,11 +39,7 @@ def make_model(folder: Path, like: str, seed: int, dtype: str, layers: int, as_j
     """
     from catenary_agent.decoders.synthetic.random_models import RandomModel, write_random_model
 
-    def progress(text: str) -> None:
-        if sys.stderr.isatty():
-            click.echo(f"{text} ..", err=True)
-
-    weights = write_random_model(folder, RandomModel(like, seed, dtype, layers), progress)
+    weights = write_random_model(folder, RandomModel(like, seed, dtype, layers), print_progress)
     if as_json:
         facts = {"folder": str(folder), "like": like, "seed": seed, "dtype": dtype}
         click.echo(json.dumps(facts | {"weight_bytes": weights}))

@@ -17,6 +17,7 @@ from catenary_services.domain.profile import DeviceProfile, ModelProfile, profil
 from catenary_services.errors import InvalidInput
 from catenary_services.log import configure_logging
 from catenary_services.models.model_repository import PROFILE_FILE, ModelRepository
+from catenaryd.shared_options import MODEL_REPOSITORY
 
 _QUIET_LOAD = 0.5
 """Load per core above which measured times are not to be trusted."""
@@ -31,13 +32,7 @@ def _numbers(_context: click.Context, parameter: click.Parameter, text: str) -> 
 
 @click.command()
 @click.argument("model")
-@click.option(
-    "--model-repository",
-    type=click.Path(path_type=Path),
-    default=Path("models"),
-    show_default=True,
-    help="Folder with <model>/<version>/.",
-)
+@MODEL_REPOSITORY
 @click.option("--device", default="cpu", show_default=True, help="Device to measure: cpu, cuda:0.")
 @click.option("--device-class", default="", help="Its name in the profile; default: its own name.")
 @click.option(

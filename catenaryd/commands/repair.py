@@ -13,6 +13,7 @@ from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.errors import Unavailable
 from catenary_services.settings import load_settings
 from catenaryd.process_options import given, settings_options
+from catenaryd.shared_options import AS_JSON
 
 if TYPE_CHECKING:
     from catenary_scheduler.storage.keys import RedisKeys
@@ -38,7 +39,7 @@ _SHOWN = 60
 @click.command()
 @settings_options(SchedulerSettings, only=_SETTINGS)
 @click.option("--apply", is_flag=True, help="Put what is found into the quarantine.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@AS_JSON
 @click.pass_obj
 def repair(config: Path | None, /, *, apply: bool, as_json: bool, **flags: Any) -> None:
     """Looks for records, keys and epochs in Redis that no scheduler can use.

@@ -10,19 +10,14 @@ import click
 
 from catenary_services.content.reading import check_all
 from catenary_services.models.model_repository import ModelRepository
+from catenaryd.shared_options import AS_JSON, MODEL_REPOSITORY
 
 
 @click.command("verify-model")
 @click.argument("model")
-@click.option(
-    "--model-repository",
-    type=click.Path(path_type=Path),
-    default=Path("models"),
-    show_default=True,
-    help="Folder with <model>/<version>/.",
-)
+@MODEL_REPOSITORY
 @click.option("--record", is_flag=True, help="Record the files as they are: they are right.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@AS_JSON
 def verify_model(model: str, model_repository: Path, record: bool, as_json: bool) -> None:
     """Compares every file of MODEL with its content record; exits with 1 if one differs.
 

@@ -30,6 +30,7 @@ from catenaryd.planning.planning_chains_input import read_chains_input
 from catenaryd.planning.planning_dataset import dataset as dataset_command
 from catenaryd.planning.planning_groups import groups
 from catenaryd.plug_ins import PLANNERS, PLANNING_RULES, PlugInChoice, PoolsPlanner, plug_in
+from catenaryd.shared_options import read_text
 
 
 @click.group("plan")
@@ -130,14 +131,7 @@ def chains(file: str, stop: StopRule | None, as_json: bool) -> None:
 
     Example: catenaryd plan chains servers.json --stop all --json
     """
-    try:
-        with click.open_file(file, encoding="utf-8") as stream:
-            text = stream.read()
-    except OSError as error:
-        raise InvalidInput("file", f"cannot read {file}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InvalidInput("file", f"{file} is not UTF-8 text") from None
-    asked = read_chains_input(text, stop)
+    asked = read_chains_input(read_text(file), stop)
     document = chains_document(asked)
     if as_json:
         click.echo(json.dumps(document))

@@ -20,6 +20,7 @@ from catenary_services.domain.model import ModelManifest
 from catenary_services.domain.profile import ModelProfile
 from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
+from catenaryd.shared_options import MODEL_REPOSITORY
 
 INSTANCE = "cluster"
 """Id of the folder's only planning task, and of its cluster."""
@@ -56,13 +57,7 @@ class _Served:
     required=True,
     help="CLASS=COUNT, the fastest class first; may be repeated.",
 )
-@click.option(
-    "--model-repository",
-    type=click.Path(path_type=Path),
-    default=Path("models"),
-    show_default=True,
-    help="Folder with <model>/<version>/.",
-)
+@MODEL_REPOSITORY
 @click.option(
     "--slo-ms",
     type=click.FloatRange(min=0, min_open=True),

@@ -6,9 +6,9 @@ import json
 
 import click
 
-from catenary_services.errors import InvalidInput
 from catenaryd.replay.fields import parse
 from catenaryd.replay.kinds import KINDS, ReplayKind
+from catenaryd.shared_options import read_text
 
 
 @click.group("replay")
@@ -24,7 +24,7 @@ def _command(kind: ReplayKind) -> click.Command:
     @click.argument("file", type=click.Path(allow_dash=True, dir_okay=False, path_type=str))
     @click.option("--json", "as_json", is_flag=True, help="Print the results as one JSON object.")
     def command(file: str, as_json: bool) -> None:
-        cases = parse(_text(file)).objects("cases")
+        cases = parse(read_text(file)).objects("cases")
         results = [kind.replay(case) for case in cases]
         if as_json:
             click.echo(json.dumps({"results": results}))
@@ -33,16 +33,6 @@ def _command(kind: ReplayKind) -> click.Command:
             click.echo(f"{case.text('name', f'case {number}')}: {kind.words(result)}")
 
     return command
-
-
-def _text(file: str) -> str:
-    try:
-        with click.open_file(file, encoding="utf-8") as stream:
-            return str(stream.read())
-    except OSError as error:
-        raise InvalidInput("file", f"cannot read {file}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InvalidInput("file", f"{file} is not UTF-8 text") from None
 
 
 for _kind in KINDS:

@@ -40,7 +40,6 @@ def replay_packing(case: JsonFields) -> dict[str, Any]:
 
 
 def packing_words(result: dict[str, Any]) -> str:
-    """Returns the result in words."""
     steps = result["steps"]
     migrations = sum(step["migrations"] for step in steps)
     gpus = [step["gpus"] for step in steps] or [0]

@@ -31,7 +31,6 @@ def replay_placement(case: JsonFields) -> dict[str, Any]:
 
 
 def placement_words(result: dict[str, Any]) -> str:
-    """Returns the decision in words."""
     if result["worker"] is None:
         return "not admissible"
     return "a new worker" if result["worker"] == "new" else f"worker {result['worker']}"

@@ -50,7 +50,6 @@ def replay_rebalance(case: JsonFields) -> dict[str, Any]:
 
 
 def rebalance_words(result: dict[str, Any]) -> str:
-    """Returns the result in words."""
     places = [f"{request} on {worker}" for request, worker in result["assignment"].items()]
     return f"error {result['objective']:.6g}, request {', '.join(places) or 'none'}"
 

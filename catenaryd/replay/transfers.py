@@ -18,7 +18,6 @@ def replay_transfers(case: JsonFields) -> dict[str, Any]:
 
 
 def transfers_words(result: dict[str, Any]) -> str:
-    """Returns the division in words."""
     return ", ".join(
         f"{' '.join(map(str, result[key])) or 'none'} {words}"
         for key, words in (("kv", "as caches"), ("tokens", "as tokens"), ("deferred", "deferred"))

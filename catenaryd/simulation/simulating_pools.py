@@ -35,6 +35,7 @@ from catenaryd.plug_ins import (
     PoolsPlanner,
     plug_in,
 )
+from catenaryd.shared_options import AS_JSON
 
 T = TypeVar("T", int, float)
 _OF_FILES = ("scenarios", "schema", "live", "quick", "out", "workers")
@@ -126,7 +127,7 @@ _OF_FILES = ("scenarios", "schema", "live", "quick", "out", "workers")
 )
 @click.option("--report-delay-ms", default=0.0, help="Until the scheduler hears of what happened.")
 @click.option("--clock-error-ms", default=0.0, help="By how much the servers' clocks are wrong.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@AS_JSON
 @click.pass_context
 def pools(
     context: click.Context,

@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from catenary_services.telemetry import names
+from catenary_services.telemetry.metric_table import MetricName, MetricTable, declared_metrics
 from catenary_services.telemetry.metrics import Metrics
-from catenary_services.telemetry.names import MetricName
 from docs_build.reference.markdown import code, page, plain, table
 
 _INTRO = """\
@@ -51,19 +50,20 @@ def metrics_page() -> str:
 
 
 def shown_metrics() -> Iterator[Shown]:
-    """Yields every metric of `catenary_services.telemetry.names`, in the order of that file."""
+    """Yields every metric, in the order of the table."""
     kinds = {family.name: family.type for family in Metrics().registry.collect()}
+    declared = declared_metrics()
     section = "Every process"
-    for line in inspect.getsource(names).splitlines():
-        if (headline := _SECTION.match(line)) is not None:
+    for line in inspect.getsource(MetricTable).splitlines():
+        if (headline := _SECTION.match(line.strip())) is not None:
             section = headline.group(1)
-        name = line.partition(" = MetricName(")[0]
-        metric = getattr(names, name, None) if name.isupper() else None
-        if isinstance(metric, MetricName):
-            full = f"{metric.prefix}_{metric.name}"
-            if f"{full}_info" in kinds:
-                yield Shown(f"{full}_info", "gauge, always 1", metric, section)
-                continue
-            kind = kinds.get(full) or kinds.get(full.removesuffix("_total"), "gauge")
-            total = "_total" if kind == "counter" and not full.endswith("_total") else ""
-            yield Shown(full + total, kind, metric, section)
+        metric = declared.get(line.partition(" = ")[0].strip())
+        if metric is None:
+            continue
+        full = f"{metric.prefix}_{metric.name}"
+        if full.endswith("_info"):
+            yield Shown(full, "gauge, always 1", metric, section)
+            continue
+        kind = kinds.get(full) or kinds.get(full.removesuffix("_total"), "gauge")
+        total = "_total" if kind == "counter" and not full.endswith("_total") else ""
+        yield Shown(full + total, kind, metric, section)

@@ -158,7 +158,6 @@ class AgentProcess:
 
     @property
     def name(self) -> str:
-        """The name of the agent in log lines."""
         return self.settings.agent_id
 
     # -- Process ---------------------------------------------------------------------------------
@@ -241,11 +240,9 @@ class AgentProcess:
 
     @property
     def epoch(self) -> int:
-        """The highest epoch seen."""
         return self.engine.epoch
 
     def raise_epoch(self, epoch: int) -> None:
-        """Refuses from now on orders of schedulers with a lower epoch."""
         self.engine.raise_epoch(epoch)
         self.generation.raise_epoch(epoch)
 
@@ -255,11 +252,9 @@ class AgentProcess:
         self.generation.forget_epoch()
 
     def refused(self) -> None:
-        """Counts a refused order."""
         self.metrics.orders_refused.inc()
 
     def hello(self) -> scheduler_pb2.AgentHello:
-        """Returns the agent's identity and what it holds, as of now."""
         settings = self.settings
         return scheduler_pb2.AgentHello(
             agent_id=settings.agent_id,
@@ -285,7 +280,6 @@ class AgentProcess:
         )
 
     def heartbeat(self) -> scheduler_pb2.Heartbeat:
-        """Returns the running steps, as of now."""
         return self.engine.steps.heartbeat()
 
     def obey(self, message: scheduler_pb2.SchedulerToAgentMessage) -> None:

@@ -86,7 +86,6 @@ class _Patient:
         return len(text)
 
     def flush(self) -> None:
-        """Flushes stderr if it can be flushed."""
         with suppress(OSError, ValueError):
             sys.stderr.flush()
 

@@ -236,10 +236,9 @@ def test_labels_asked_for_are_those_of_the_metric() -> None:
 
 
 def _all_labels() -> set[str]:
-    from catenary_services.telemetry import names
+    from catenary_services.telemetry.metric_table import declared_metrics
 
-    each = [value for value in vars(names).values() if isinstance(value, names.MetricName)]
-    return {label for metric in each for label in metric.labels}
+    return {label for metric in declared_metrics().values() for label in metric.labels}
 
 
 def test_collector_pipelines_use_what_is_configured() -> None:

@@ -15,8 +15,7 @@ import pytest
 
 from catenary_protos.catenary.v1 import admin_pb2, agent_pb2, common_pb2, scheduler_pb2
 from catenary_services.settings import RENAMED
-from catenary_services.telemetry import names as telemetry
-from catenary_services.telemetry.names import MetricName
+from catenary_services.telemetry.metric_table import declared_metrics
 from catenaryd.command_line import cli
 from cluster_harness import ROOT
 from docs_build.reference.commands import client_command, leaves
@@ -72,7 +71,7 @@ PRIVATE = {
 """Words that once were class names here and that nobody from outside understood."""
 ENGLISH = {"made", "wanted"}
 """Those of them that are plain English where they are no class: `agents_wanted`, `made_ns`."""
-METRICS = [each for each in vars(telemetry).values() if isinstance(each, MetricName)]
+METRICS = list(declared_metrics().values())
 
 
 def public_classes(folder: Path) -> Iterator[tuple[str, str]]:

@@ -22,7 +22,7 @@ from catenary_protos.inference import grpc_predict_v2_pb2
 from catenary_services import errors
 from catenary_services.grpc import error_tables
 from catenary_services.security import roles
-from catenary_services.telemetry import names
+from catenary_services.telemetry.metric_table import declared_metrics
 from catenary_services.telemetry.metrics import Metrics
 from catenaryd.command_line import cli
 from cluster_harness import ROOT
@@ -108,11 +108,10 @@ def test_every_metric_is_there_with_its_kind_and_labels(pages) -> None:
     for family in families:
         full = f"{family.name}_total" if family.type == "counter" else family.name
         assert f"| {family.type}" in _row(page, f"| `{full}` |")
-    for metric in vars(names).values():
-        if isinstance(metric, names.MetricName):
-            full = re.escape(f"{metric.prefix}_{metric.name}")
-            (row,) = re.findall(rf"^\| `{full}(?:_total|_info)?` \|.*$", page, re.M)
-            assert all(f"`{label}`" in row for label in metric.labels)
+    for metric in declared_metrics().values():
+        full = re.escape(f"{metric.prefix}_{metric.name}")
+        (row,) = re.findall(rf"^\| `{full}(?:_total)?` \|.*$", page, re.M)
+        assert all(f"`{label}`" in row for label in metric.labels)
 
 
 def test_every_error_is_there_with_its_status(pages) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 
-from catenary_gateway.generation.chain_changes import chain_changes
-from catenary_gateway.generation.objectives import objectives_report
+from catenary_gateway.generation.reports import chain_changes, objectives_report
 from catenary_gateway.generation.request import AnswerChunk
 from catenary_gateway.generation.sessions.session import PendingSession
 from catenary_gateway.observability.generations import ChainChange, ObjectivesReport
@@ -33,7 +32,6 @@ class GenerationStream:
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of tokens in the prompt."""
         return len(self._session.request.prompt)
 
     @property

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from catenary_gateway.generation.chain_changes import chain_changes
-from catenary_gateway.generation.objectives import objectives_report
+from catenary_gateway.generation.reports import chain_changes, objectives_report
 from catenary_gateway.generation.sessions.session import PendingSession
 from catenary_gateway.generation.sessions.start import SessionStart
 from catenary_gateway.observability.generations import SessionRecord, WaterfallSpan

@@ -16,7 +16,6 @@ class ModelTables:
         self._weights: dict[tuple[str, str], dict[int, int]] = {}
 
     def update(self, group: int, table: scheduler_pb2.ModelTable) -> None:
-        """Replaces the models of a group."""
         self._tables[group] = {(each.name, each.version): each for each in table.models}
         self._weigh()
 

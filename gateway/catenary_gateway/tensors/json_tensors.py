@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from catenary_gateway.inference import Tensor
-from catenary_gateway.tensors import bytes_tensors
 from catenary_gateway.tensors.json_documents import decoded, has_few
+from catenary_gateway.tensors.raw_tensors import object_array
 from catenary_gateway.tensors.typed_contents import narrowed
 from catenary_gateway.tensors.validation import BYTES, DeclaredInput
 from catenary_services.domain.tensors import DTYPE_OF
@@ -186,7 +186,7 @@ def _strings(data: list[object], tensor: DeclaredInput, field: str) -> Tensor:
         encoded = [str(item).encode() for item in flat]
     except UnicodeEncodeError:
         raise InvalidInput(field, "holds a lone surrogate, which has no UTF-8 form") from None
-    return bytes_tensors.object_array(encoded, tensor.shape)
+    return object_array(encoded, tensor.shape)
 
 
 def _flat(data: list[object]) -> list[object]:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import NDArray
 
 from catenary_gateway.inference import Tensor
-from catenary_gateway.tensors import bytes_tensors
 from catenary_gateway.tensors.validation import BYTES, DeclaredInput
 from catenary_services.domain.tensors import DTYPE_OF
 from catenary_services.errors import InvalidInput
-from catenary_services.transport.frames import encode_bytes
+from catenary_services.transport.frames import decode_bytes, encode_bytes
+
+ObjectArray = NDArray[np.object_]
+"""An array of BYTES, whose elements are `bytes` of any length."""
+
+
+def object_array(elements: Sequence[bytes], shape: tuple[int, ...]) -> ObjectArray:
+    """Returns an array of BYTES of `shape`, which has a place for each of `elements`."""
+    array = np.empty(len(elements), dtype=np.object_)
+    array[:] = elements
+    return array.reshape(shape)
 
 
 def from_raw(raw: bytes | memoryview, tensor: DeclaredInput, field: str) -> Tensor:
@@ -20,7 +32,10 @@ def from_raw(raw: bytes | memoryview, tensor: DeclaredInput, field: str) -> Tens
     """
     count = tensor.elements
     if tensor.datatype == BYTES:
-        return bytes_tensors.decode(raw, tensor.shape, field)
+        try:
+            return decode_bytes(raw, tensor.shape)
+        except InvalidInput as error:
+            raise InvalidInput(field, error.message) from None
     dtype = DTYPE_OF[tensor.datatype]
     expected = count * dtype.itemsize
     if len(raw) != expected:

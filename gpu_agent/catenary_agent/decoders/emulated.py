@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem
-from catenary_agent.decoders.cache.slot_book import SlotBook
+from catenary_agent.decoders.cache.slot_book import BookedDecoder
 from catenary_agent.executors.device import Device
 from catenary_agent.kv.arrays import CacheArray
 from catenary_agent.kv.span import CacheSpan
@@ -65,7 +65,7 @@ _MULTIPLIER = 2_654_435_761
 """Knuth's multiplicative hash: neighbouring positions get tokens that are far apart."""
 
 
-class EmulatedDecoder:
+class EmulatedDecoder(BookedDecoder):
     """A decoder executor that counts sessions and slots like a real one, and sleeps."""
 
     commits_on_use = True
@@ -92,11 +92,7 @@ class EmulatedDecoder:
             InvalidInput: There are no such blocks, the layout is impossible, or the file of
                 emulated times is malformed.
         """
-        self.key = key
-        self.table = repository.decoder_table(key.model)
-        if not 0 <= key.first_block < key.last_block <= self.table.blocks:
-            raise InvalidInput("partition", f"{key} is not within {self.table.blocks} blocks")
-        self._book = SlotBook(key, self.table, layout)
+        super().__init__(key, repository.decoder_table(key.model), layout)
         precision = repository.manifest(key.model).precision if runtime else ""
         self.sizes = self.table.held(form_of(runtime, precision))
         self._slowdown = device.slowdown
@@ -122,25 +118,6 @@ class EmulatedDecoder:
         """The bytes that the weights would take."""
         entries = len(self._book.layout.entry_blocks)
         return self.sizes.weight_bytes(self.key.first_block, self.key.last_block, entries)
-
-    @property
-    def layout(self) -> CacheLayout:
-        return self._book.layout
-
-    @property
-    def free_block_slots(self) -> int:
-        return self._book.free
-
-    @property
-    def sessions(self) -> int:
-        return len(self._book.entries)
-
-    @property
-    def cached_block_tokens(self) -> int:
-        return self._book.cached_block_tokens
-
-    def block_tokens(self, session: int, tokens: int = 0) -> int:
-        return self._book.block_tokens(session, tokens)
 
     def open_session(self, session: int, entry_block: int, tokens: int = 0) -> None:
         self._book.open(session, entry_block, tokens)
@@ -214,11 +191,6 @@ class EmulatedDecoder:
         """Only counts the rows; see `DecoderExecutor.import_cache`."""
         self._book.check_import(session, span, rows)
         self._book.imported(session, span)
-
-    def prepare_layout(self, layout: CacheLayout) -> CacheLayout:
-        """Checks a layout and returns it."""
-        layout.check(self.key)
-        return layout
 
     def apply_layout(self, prepared: CacheLayout) -> None:
         """Puts a layout into force."""

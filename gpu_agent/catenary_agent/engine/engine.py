@@ -256,12 +256,11 @@ class BatchEngine:
             if batch.ended_ns == 0 and self._feeder.withdraw(batch):
                 self._close(batch)
 
-    async def on_compute_thread(self, work: Callable[[], int]) -> int:
-        """Returns the result of `work`, which runs on the compute thread between two batches."""
-        return await self.add_step(work)
+    def on_compute_thread(self, work: Callable[[], int]) -> asyncio.Future[int]:
+        """Queues `work` for the compute thread, and returns the future of its result.
 
-    def add_step(self, work: Callable[[], int]) -> asyncio.Future[int]:
-        """Queues `work` for the compute thread; such jobs run in the order they were added."""
+        It runs between two batches, after all work that was queued before.
+        """
         step = ComputeJob(work, asyncio.get_running_loop().create_future())
         self._feeder.add_step(step)
         return step.done

@@ -54,12 +54,10 @@ class PartitionTable:
         return iter(self._loaded.values())
 
     def get(self, key: PartitionKey) -> LoadedPartition | None:
-        """Returns a partition by its key, None if it is not loaded."""
         return self._loaded.get(key)
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of all loaded partitions, in bytes."""
         return sum(partition.executor.memory_bytes for partition in self._loaded.values())
 
     def add(self, partition: LoadedPartition) -> None:

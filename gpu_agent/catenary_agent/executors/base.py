@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from catenary_agent.devices.device_errors import of_executor
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.model import BlockTable
 from catenary_services.domain.tensors import ANY, DTYPE_OF, TensorSpec
@@ -147,26 +148,45 @@ def check_arrays(specs: Sequence[TensorSpec], arrays: Sequence[np.ndarray], batc
             )
 
 
-def shapes_from_specs(
-    ends: PartitionSignature, input_shapes: Sequence[Shape]
-) -> list[Shape] | None:
-    """Returns the output shapes that follow from the specs alone; None if they do not."""
-    named = zip(ends.inputs, input_shapes, strict=True)
-    given = {spec.name: tuple(shape) for spec, shape in named}
-    shapes = []
-    for spec in ends.outputs:
-        shape = given.get(spec.name, spec.shape)
-        if ends.batched:
-            shape = (input_shapes[0][0], *shape[1:])
-        if ANY in shape:
-            return None
-        shapes.append(shape)
-    return shapes
-
-
 def check_outputs(specs: Sequence[TensorSpec], arrays: Sequence[np.ndarray]) -> None:
     """Raises InvalidInput unless `arrays` can receive results in place."""
     check_arrays(specs, arrays, batched=False)
     for spec, array in zip(specs, arrays, strict=True):
         if not (array.flags.c_contiguous and array.flags.writeable):
             raise InvalidInput(spec.name, "output buffer is not contiguous and writable")
+
+
+class PartExecutor:
+    """The part of an executor that is alike in all kinds of them; see `Executor`."""
+
+    def __init__(self, ends: PartitionSignature) -> None:
+        self.ends = ends
+        self.key = ends.key
+        self.batched = ends.batched
+        self.inputs = ends.inputs
+        self.outputs = ends.outputs
+
+    def output_shapes(self, input_shapes: Sequence[Shape]) -> list[Shape] | None:
+        """Returns the output shapes that follow from the specs alone; None if they do not."""
+        named = zip(self.inputs, input_shapes, strict=True)
+        given = {spec.name: tuple(shape) for spec, shape in named}
+        shapes = []
+        for spec in self.outputs:
+            shape = given.get(spec.name, spec.shape)
+            if self.batched:
+                shape = (input_shapes[0][0], *shape[1:])
+            if ANY in shape:
+                return None
+            shapes.append(shape)
+        return shapes
+
+    def _failure(self, error: Exception) -> Exception:
+        """Returns the error for a failed run.
+
+        Shapes and datatypes were checked, so a free size that the model cannot compute may remain.
+        """
+        text = (str(error).splitlines() or [""])[0][:300]
+        refused = None
+        if any(ANY in spec.shape[1 if self.batched else 0 :] for spec in self.inputs):
+            refused = InvalidInput(self.inputs[0].name, f"the model refuses this size: {text}")
+        return of_executor(error, str(self.key), refused)

@@ -25,11 +25,11 @@ from pathlib import Path
 import numpy as np
 
 from catenary_agent.executors.base import (
+    PartExecutor,
     PartitionSignature,
     Shape,
     check_arrays,
     check_outputs,
-    shapes_from_specs,
 )
 from catenary_agent.executors.device import Device
 from catenary_services.domain.profile import ModelProfile
@@ -39,7 +39,7 @@ from catenary_services.errors import InvalidInput, NotSupported
 _Times = dict[str, tuple[int, ...]]
 
 
-class EmulatedPart:
+class EmulatedPart(PartExecutor):
     """An executor that sleeps instead of computing."""
 
     def __init__(
@@ -55,13 +55,9 @@ class EmulatedPart:
             NotSupported: `profile` has the device's class, but not at its virtual level.
             InvalidInput: The device's file of times is malformed.
         """
-        self.ends = ends
-        self.key = ends.key
-        self.batched = ends.batched
+        super().__init__(ends)
         first, last = ends.key.first_block, ends.key.last_block
         self.memory_bytes = sum(profile.block_weight_bytes[first:last]) if profile else 0
-        self.inputs = ends.inputs
-        self.outputs = ends.outputs
         self._slowdown = device.slowdown
         self._own_ns = sum(compute_ns[first:last])
         self._profile = _profile_of(device.profile, ends.key.model.name)
@@ -83,9 +79,14 @@ class EmulatedPart:
             spent = self._own_ns * rows
         return round(spent * self._slowdown)
 
+    def times(self, max_batch: int) -> tuple[int, ...]:
+        """Returns nanoseconds at batch 1, 2, .. `max_batch`; one entry if it is not batched."""
+        largest = max_batch if self.batched else 1
+        return tuple(self.compute_ns(rows) for rows in range(1, largest + 1))
+
     def output_shapes(self, input_shapes: Sequence[Shape]) -> list[Shape] | None:
         """Returns the shapes in the specs; where a size is free, that of the probe's example."""
-        shapes = shapes_from_specs(self.ends, input_shapes)
+        shapes = super().output_shapes(input_shapes)
         if shapes is None:
             named = zip(self.inputs, input_shapes, strict=True)
             given = {spec.name: tuple(shape) for spec, shape in named}

@@ -1,22 +1,14 @@
-"""The choice of an executor by device, and the measurement of its times."""
+"""The choice of an executor by device."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-
-import numpy as np
 
 from catenary_agent.executors.base import Executor, PartitionSignature
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.emulated import EmulatedPart
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.models.model_repository import ModelRepository
-
-_EXACT_UP_TO = 4
-"""Batch sizes up to this one are all measured, larger ones at every doubling; the rest is
-interpolated."""
-_RUNS = 4
 
 
 def load_executor(
@@ -55,33 +47,3 @@ def load_executor(
 
     options = OnnxOptions(device, threads, engine_cache=engine_cache)
     return load_onnx_part(repository, key, float16_boundaries, options)
-
-
-def measure(executor: Executor, max_batch: int) -> tuple[int, ...]:
-    """Returns the compute time in nanoseconds at batch 1, 2, .. `max_batch`.
-
-    Each is the shortest of a few runs, raised to that of smaller batches: a larger batch that looks
-    faster is noise, and the dispatcher relies on the order. A model that is not batched has one
-    entry. Emulated executors return their times without running.
-    """
-    largest = max_batch if executor.batched else 1
-    if isinstance(executor, EmulatedPart):
-        return tuple(executor.compute_ns(rows) for rows in range(1, largest + 1))
-    sizes = [rows for rows in range(1, largest + 1) if rows <= _EXACT_UP_TO]
-    while sizes[-1] < largest:
-        sizes.append(min(2 * sizes[-1], largest))
-    times = np.maximum.accumulate([_time(executor, rows) for rows in sizes])
-    return tuple(round(t) for t in np.interp(range(1, largest + 1), sizes, times))
-
-
-def _time(executor: Executor, rows: int) -> int:
-    arrays = executor.ends.example_arrays(rows)
-    outputs = executor.run(arrays)  # warms caches, and settles shapes and memory
-    if executor.output_shapes([array.shape for array in arrays]) is None:
-        outputs = []
-    taken = []
-    for _ in range(_RUNS):
-        started = time.perf_counter_ns()
-        executor.run(arrays, outputs or None)
-        taken.append(time.perf_counter_ns() - started)
-    return min(taken)

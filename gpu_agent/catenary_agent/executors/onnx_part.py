@@ -17,13 +17,12 @@ import onnx_ir as ir
 import onnxruntime
 
 from catenary_agent.devices.device import cuda_memory_bytes
-from catenary_agent.devices.device_errors import of_executor
 from catenary_agent.executors.base import (
+    PartExecutor,
     PartitionSignature,
     Shape,
     check_arrays,
     check_outputs,
-    shapes_from_specs,
 )
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.onnx_device import (
@@ -31,14 +30,14 @@ from catenary_agent.executors.onnx_device import (
     choose_providers,
     preload_libraries,
 )
-from catenary_agent.partitioning.jailed import PartOrder, write_part_jailed
+from catenary_agent.partitioning.jailed import PartOrder, extracted_part
 from catenary_agent.partitioning.onnx_graph import (
     OnnxModel,
     extract_part,
     load_onnx,
     with_float16_ends,
 )
-from catenary_agent.partitioning.parts import CACHE_FOLDER, PartName, part_folder
+from catenary_agent.partitioning.words import words
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.model import BlockTable
 from catenary_services.errors import InvalidInput
@@ -47,20 +46,9 @@ from catenary_services.models.model_repository import ModelRepository
 
 _CAST = ".float16"
 _SHAPES_KEPT = 64
-_DATA_DEPENDENT = frozenset(
-    {
-        "Compress",
-        "If",
-        "Loop",
-        "NonMaxSuppression",
-        "NonZero",
-        "Range",
-        "Scan",
-        "StringSplit",
-        "TopK",
-        "Unique",
-    }
-)
+_DATA_DEPENDENT = words("""
+    Compress If Loop NonMaxSuppression NonZero Range Scan StringSplit TopK Unique
+""")
 _COPIED_BYTES = 128 * 1024
 """Results up to this size are copied to the caller's buffers: binding buffers costs more (35
 us)."""
@@ -80,16 +68,12 @@ class OnnxOptions:
     """The folder of the engines that TensorRT builds; None if TensorRT is not used."""
 
 
-class OnnxPart:
+class OnnxPart(PartExecutor):
     """An executor over one ONNX Runtime session."""
 
     def __init__(self, ends: PartitionSignature, path: Path, options: OnnxOptions) -> None:
         """Loads an extracted part; `load_onnx_part` extracts it first."""
-        self.ends = ends
-        self.key = ends.key
-        self.batched = ends.batched
-        self.inputs = ends.inputs
-        self.outputs = ends.outputs
+        super().__init__(ends)
         self._session = _open_session(path, options)
         self.memory_bytes = sum(file.stat().st_size for file in path.parent.iterdir())
         feeds = {value.name for value in self._session.get_inputs()}
@@ -116,7 +100,7 @@ class OnnxPart:
 
     def output_shapes(self, input_shapes: Sequence[Shape]) -> list[Shape] | None:
         """Returns the outputs' shapes from the specs, or as seen in an earlier run; else None."""
-        shapes = shapes_from_specs(self.ends, input_shapes)
+        shapes = super().output_shapes(input_shapes)
         if shapes is None:
             shapes = self._seen_shapes.get(tuple(tuple(shape) for shape in input_shapes))
         return shapes
@@ -189,35 +173,13 @@ class OnnxPart:
             )
         np.copyto(outputs[index], made)
 
-    def _failure(self, error: Exception) -> Exception:
-        """Returns the error for a failed run.
-
-        Shapes and datatypes were checked, so a free size that the model cannot compute may remain.
-        """
-        text = str(error).splitlines()[0][:300]
-        refused = None
-        if any(-1 in spec.shape[1 if self.batched else 0 :] for spec in self.inputs):
-            refused = InvalidInput(self.inputs[0].name, f"the model refuses this size: {text}")
-        return of_executor(error, str(self.key), refused)
-
 
 def load_onnx_part(
     repository: ModelRepository, key: PartitionKey, float16_boundaries: bool, options: OnnxOptions
 ) -> OnnxPart:
     """Returns the executor of a partition; extracts the part first if it is not in the cache."""
     ends = PartitionSignature.of(repository, key, float16_boundaries)
-    table = repository.block_table(key.model)
-    file = repository.model_file(key.model)
-
-    def build(folder: Path) -> None:
-        order = PartOrder("onnxruntime_onnx", file.name, table, ends)
-        with repository.reading(key.model) as reading:
-            reading.begin_own()
-            write_part_jailed(file, order, folder)
-
-    cache = repository.folder(key.model) / CACHE_FOLDER
-    name = PartName.of(table.model_hash, (ends.inputs, ends.outputs), "onnx")
-    with part_folder(cache, name, build) as folder:
+    with extracted_part(repository, ends, "onnxruntime_onnx", "onnx") as folder:
         return OnnxPart(ends, folder / "part.onnx", options)
 
 

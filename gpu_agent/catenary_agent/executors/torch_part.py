@@ -13,17 +13,15 @@ import numpy as np
 import torch
 from torch.export.passes import move_to_device_pass
 
-from catenary_agent.devices.device_errors import let_go, of_executor
+from catenary_agent.devices.device_errors import let_go
 from catenary_agent.executors.base import (
+    PartExecutor,
     PartitionSignature,
-    Shape,
     check_arrays,
     check_outputs,
-    shapes_from_specs,
 )
 from catenary_agent.executors.device import Device
-from catenary_agent.partitioning.jailed import PartOrder, write_part_jailed
-from catenary_agent.partitioning.parts import CACHE_FOLDER, PartName, part_folder
+from catenary_agent.partitioning.jailed import PartOrder, extracted_part
 from catenary_agent.partitioning.torch_archive import load_program
 from catenary_agent.partitioning.torch_graph import TorchModel, extract_part, load_torch
 from catenary_services.domain.ids import PartitionKey
@@ -35,7 +33,7 @@ from catenary_services.models.model_repository import ModelRepository
 _TORCH_OF = {name: torch.from_numpy(np.empty(0, dtype)).dtype for name, dtype in DTYPE_OF.items()}
 
 
-class TorchPart:
+class TorchPart(PartExecutor):
     """An executor over one exported part."""
 
     def __init__(self, ends: PartitionSignature, path: Path, device: Device) -> None:
@@ -44,11 +42,7 @@ class TorchPart:
         Raises:
             NotSupported: PyTorch does not see the device.
         """
-        self.ends = ends
-        self.key = ends.key
-        self.batched = ends.batched
-        self.inputs = ends.inputs
-        self.outputs = ends.outputs
+        super().__init__(ends)
         self._device = _torch_device(device)
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
@@ -65,10 +59,6 @@ class TorchPart:
         made = [spec for spec in ends.outputs if spec.name not in {i.name for i in ends.inputs}]
         self._made = {spec.name: index for index, spec in enumerate(made)}
         self._dtypes: list[torch.dtype] = _declared(program)
-
-    def output_shapes(self, input_shapes: Sequence[Shape]) -> list[Shape] | None:
-        """Returns the outputs' shapes; None if the model leaves sizes free."""
-        return shapes_from_specs(self.ends, input_shapes)
 
     def run(
         self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None = None
@@ -113,12 +103,7 @@ class TorchPart:
                 return result
         except Exception as error:  # PyTorch raises RuntimeError and its subclasses for anything
             let_go(error)
-            text = (str(error).splitlines() or [""])[0][:300]
-            refused = None
-            if any(-1 in s.shape[1 if self.batched else 0 :] for s in self.inputs):
-                message = f"the model refuses this size: {text}"
-                refused = InvalidInput(self.inputs[0].name, message)
-            raise of_executor(error, str(self.key), refused) from error
+            raise self._failure(error) from error
 
 
 def memory_fraction(device: Device) -> float:
@@ -137,26 +122,11 @@ def load_torch_part(
 
     PyTorch has one thread pool per process, so the last `threads` given holds for all its parts.
     """
-    ends = PartitionSignature.of(repository, key, float16_boundaries)
-    table = repository.block_table(key.model)
-    file = repository.model_file(key.model)
     torch.set_num_threads(threads)
-
-    def build(folder: Path) -> None:
-        own = PartitionSignature.of(repository, key, False)
-        order = PartOrder("pytorch_exported", file.name, table, own)
-        with repository.reading(key.model) as reading:
-            reading.begin_own()
-            write_part_jailed(file, order, folder)
-
-    own_ends = (
-        table.boundaries[key.first_block].tensors,
-        table.boundaries[key.last_block].tensors,
-    )
-    name = PartName.of(table.model_hash, own_ends, f"torch-{torch.__version__}")
-    cache = repository.folder(key.model) / CACHE_FOLDER
-    with part_folder(cache, name, build) as folder:
-        return TorchPart(ends, folder / "part.pt2", device)
+    own = PartitionSignature.of(repository, key, False)
+    with extracted_part(repository, own, "pytorch_exported", f"torch-{torch.__version__}") as made:
+        ends = PartitionSignature.of(repository, key, float16_boundaries)
+        return TorchPart(ends, made / "part.pt2", device)
 
 
 def write_part_in_jail(job: bytes, room: JailWorkspace) -> bytes:

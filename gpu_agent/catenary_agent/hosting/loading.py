@@ -15,7 +15,15 @@ from catenary_agent.engine.partitions import LoadedPartition
 from catenary_agent.engine.reporting import FixedMessage, OutgoingMessage, is_retryable
 from catenary_agent.executors.loading import load_executor
 from catenary_agent.generation.loop.loading import DecoderLoader
-from catenary_agent.hosting.canary import Canary, CanaryKind, decoder_answer, part_answer
+from catenary_agent.generation.state.reporting import key_message
+from catenary_agent.hosting.canary import (
+    Answer,
+    Canary,
+    CanaryKind,
+    OnThread,
+    decoder_answer,
+    part_answer,
+)
 from catenary_agent.hosting.measuring import measure_between_batches
 from catenary_agent.supervision.steps import StepKind
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
@@ -178,7 +186,7 @@ class PartitionLoader:
             await self._check_answer(executor, content, order)
         except BaseException:
             # A measurement may still run; the executor is closed behind it on the same thread.
-            self._engine.add_step(lambda: _close(executor))
+            self._engine.on_compute_thread(lambda: _close(executor))
             raise
         loaded = LoadedPartition(
             executor, order.float16_boundaries, order.max_batch, compute_ns, content
@@ -189,41 +197,39 @@ class PartitionLoader:
     async def _check_answer(
         self, executor: Executor, content: str, order: scheduler_pb2.LoadPartition
     ) -> None:
-        """Runs the canary test of a part, if canaries are on.
-
-        Raises:
-            CanaryFailed: The part computes something else than others of its kind.
-        """
-        device, device_class = self._host.device, self._host.canary_class
-        if device_class is None or device.kind == "emulated":
-            return
+        """Runs the canary test of a part; see `_check_canary`."""
         precision = "float16" if order.float16_boundaries else "fp32"
-        precision = "cuda" if device.kind == "cuda" else precision
-        kind = CanaryKind(type(executor).__name__, device_class, precision, content)
-        await Canary(self._host.repository.folder(executor.key.model)).check(
-            executor.key, kind, lambda: part_answer(executor), self._engine.on_compute_thread
-        )
+        if self._host.device.kind == "cuda":
+            precision = "cuda"
+        ask = partial(part_answer, executor)
+        await self._check_canary(executor, precision, content, ask, self._engine.on_compute_thread)
 
     async def _check_decoder(self, executor: DecoderExecutor, content: str) -> None:
-        """Runs the canary test of decoder blocks, if canaries are on.
+        """Runs the canary test of decoder blocks; see `_check_canary`."""
+        precision = self._host.repository.manifest(executor.key.model).precision
+        if type(executor).__name__ == "TorchDecoder" and self._host.device.kind == "cuda":
+            precision = "cuda" if precision == "fp32" else f"cuda-{precision}"
+        ask = partial(decoder_answer, executor)
+        await self._check_canary(executor, precision, content, ask, self._generation.on_thread)
+
+    async def _check_canary(
+        self,
+        executor: Executor | DecoderExecutor,
+        precision: str,
+        content: str,
+        ask: Callable[[], Answer],
+        on_thread: OnThread,
+    ) -> None:
+        """Compares an answer with that of others of the executor's kind, if canaries are on.
 
         Raises:
-            CanaryFailed: The blocks compute something else than others of their kind.
+            CanaryFailed: The executor computes something else than others of its kind.
         """
-        device, device_class = self._host.device, self._host.canary_class
-        if device_class is None or device.kind == "emulated":
+        host, key = self._host, executor.key
+        if host.canary_class is None or host.device.kind == "emulated":
             return
-        model = executor.key.model
-        name = type(executor).__name__
-        precision = self._host.repository.manifest(model).precision
-        if name == "TorchDecoder" and device.kind == "cuda":
-            precision = "cuda" if precision == "fp32" else f"cuda-{precision}"
-        await Canary(self._host.repository.folder(model)).check(
-            executor.key,
-            CanaryKind(name, device_class, precision, content),
-            lambda: decoder_answer(executor),
-            self._generation.on_thread,
-        )
+        kind = CanaryKind(type(executor).__name__, host.canary_class, precision, content)
+        await Canary(host.repository.folder(key.model)).check(key, kind, ask, on_thread)
 
     async def _enlarge(self, present: LoadedPartition, max_batch: int) -> LoadedPartition:
         """Measures a loaded partition for larger batches."""
@@ -319,14 +325,8 @@ def key_of(key: scheduler_pb2.PartitionKey) -> PartitionKey:
 
 def described(loaded: LoadedPartition) -> scheduler_pb2.PartitionLoaded:
     """Returns the message that describes a loaded partition to the scheduler."""
-    key = loaded.key
     return scheduler_pb2.PartitionLoaded(
-        key=scheduler_pb2.PartitionKey(
-            model=key.model.name,
-            model_version=key.model.version,
-            first_block=key.first_block,
-            last_block=key.last_block,
-        ),
+        key=key_message(loaded.key),
         memory_bytes=loaded.executor.memory_bytes,
         compute_ns=loaded.compute_ns,
         content_digest=loaded.content,

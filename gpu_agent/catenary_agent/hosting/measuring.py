@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from catenary_agent.executors.emulated import EmulatedPart
-from catenary_agent.executors.loading import measure
 
 if TYPE_CHECKING:
     from catenary_agent.engine.batch import Array
@@ -39,7 +38,7 @@ async def measure_between_batches(
         budget_s: Seconds after which no further size is begun.
     """
     if isinstance(executor, EmulatedPart):
-        return measure(executor, max_batch)  # its times are given, so nothing is run
+        return executor.times(max_batch)
     largest = max_batch if executor.batched else 1
     deadline = time.monotonic() + budget_s
     sizes: list[int] = []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from catenary_agent.executors.base import PartitionSignature
+from catenary_agent.partitioning.parts import CACHE_FOLDER, PartName, part_folder
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import BlockTable
 from catenary_services.domain.tensors import ANY, DTYPE_OF
@@ -16,6 +19,7 @@ from catenary_services.jail.orders import JailLimits
 from catenary_services.jail.run import JailedWork, run_jailed
 from catenary_services.models.model_repository import (
     ExampleShapes,
+    ModelRepository,
     document_of_table,
     table_of_document,
 )
@@ -55,7 +59,6 @@ class CutOrder(msgspec.Struct, frozen=True):
 class PartOrder(msgspec.Struct, frozen=True):
     """The order to write the part of a model between two boundaries."""
 
-    platform: str
     file: str
     table: BlockTable
     ends: PartitionSignature
@@ -97,22 +100,38 @@ def work_on_model(
     )
 
 
-def write_part_jailed(file: Path, order: PartOrder, folder: Path) -> None:
-    """Writes the part of a model into a folder: `part.onnx` (and `part.data`), or `part.pt2`.
+@contextlib.contextmanager
+def extracted_part(
+    repository: ModelRepository, ends: PartitionSignature, platform: str, variant: str
+) -> Iterator[Path]:
+    """Yields the folder with `part.onnx` (and `part.data`), or `part.pt2`.
+
+    If the part is not in the cache, it is extracted in the jail.
+
+    Args:
+        repository: The repository with the model.
+        ends: The part, with the datatypes that its file has.
+        platform: The kind of model.
+        variant: See `PartName.variant`.
 
     Raises:
         CatenaryError: The model cannot be read or cut this way.
     """
-    module = "torch_part" if order.platform == "pytorch_exported" else "onnx_part"
-    wanted = ("part.pt2",) if order.platform == "pytorch_exported" else ("part.onnx", "part.data")
-    work = work_on_model(
-        file,
-        order.platform,
-        f"catenary_agent.executors.{module}:write_part_in_jail",
-        msgspec.json.encode(order),
-        wanted,
-    )
-    run_jailed(work, into=folder)
+    model = ends.key.model
+    table, file = repository.block_table(model), repository.model_file(model)
+    module = "torch_part" if platform == "pytorch_exported" else "onnx_part"
+    wanted = ("part.pt2",) if platform == "pytorch_exported" else ("part.onnx", "part.data")
+
+    def build(folder: Path) -> None:
+        job = msgspec.json.encode(PartOrder(file.name, table, ends))
+        target = f"catenary_agent.executors.{module}:write_part_in_jail"
+        with repository.reading(model) as reading:
+            reading.begin_own()
+            run_jailed(work_on_model(file, platform, target, job, wanted), into=folder)
+
+    name = PartName.of(table.model_hash, (ends.inputs, ends.outputs), variant)
+    with part_folder(repository.folder(model) / CACHE_FOLDER, name, build) as folder:
+        yield folder
 
 
 def answer_of(answer: bytes, kind: type[_T], subject: str) -> _T:

@@ -16,28 +16,15 @@ from onnx_ir.passes import common as passes
 
 from catenary_agent.partitioning.graph import CutGraph, GraphNode
 from catenary_agent.partitioning.onnx_file import read_onnx
+from catenary_agent.partitioning.words import words
 from catenary_services.domain.tensors import ANY, DTYPE_OF, TensorSpec
 
 _HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _NORMS = frozenset({"BatchNormalization", "InstanceNormalization"})
-_ACTIVATIONS = frozenset(
-    {
-        "Clip",
-        "Elu",
-        "Gelu",
-        "HardSigmoid",
-        "HardSwish",
-        "LeakyRelu",
-        "Mish",
-        "PRelu",
-        "Relu",
-        "Selu",
-        "Sigmoid",
-        "Softplus",
-        "Swish",
-        "Tanh",
-    }
-)
+_ACTIVATIONS = words("""
+    Clip Elu Gelu HardSigmoid HardSwish LeakyRelu Mish PRelu Relu Selu Sigmoid Softplus Swish
+    Tanh
+""")
 _ARITHMETIC = frozenset({"Add", "Mul", "Sum"})
 _PLAIN = frozenset({"Identity", "Dropout"})
 

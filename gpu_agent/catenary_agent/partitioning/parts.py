@@ -66,7 +66,6 @@ class PartName:
 
     @property
     def folder(self) -> str:
-        """The name of the part's folder."""
         return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:32]
 
 

@@ -18,6 +18,7 @@ from torch import fx
 
 from catenary_agent.partitioning.graph import CutGraph, GraphNode
 from catenary_agent.partitioning.torch_archive import load_program
+from catenary_agent.partitioning.words import words
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import InvalidInput, NotSupported
 
@@ -34,24 +35,10 @@ DATATYPE_OF_TORCH = {
 }
 
 _HEAVY = ("conv", "linear", "addmm", "mm", "bmm", "matmul", "batch_norm")
-_FOLLOWERS = (
-    "relu",
-    "relu_",
-    "hardtanh",
-    "hardtanh_",
-    "clamp",
-    "clamp_",
-    "silu",
-    "silu_",
-    "gelu",
-    "sigmoid",
-    "sigmoid_",
-    "hardsigmoid",
-    "hardswish",
-    "hardswish_",
-    "leaky_relu",
-    "tanh",
-)
+_FOLLOWERS = words("""
+    relu relu_ hardtanh hardtanh_ clamp clamp_ silu silu_ gelu sigmoid sigmoid_ hardsigmoid
+    hardswish hardswish_ leaky_relu tanh
+""")
 
 
 @dataclass(frozen=True, slots=True)

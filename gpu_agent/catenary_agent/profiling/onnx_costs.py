@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from catenary_agent.executors.base import PartitionSignature
 from catenary_agent.partitioning.onnx_graph import extract_part, load_onnx
+from catenary_agent.partitioning.words import words
 from catenary_agent.preparing.onnx_probe import OnnxProbe
 from catenary_agent.profiling.costs import BlockCosts, KernelCost, Operation, kernels_of
 from catenary_services.domain.model import BlockTable
@@ -23,68 +24,13 @@ from catenary_services.domain.tensors import DTYPE_OF
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-_ELEMENT_WISE = frozenset(
-    {
-        "Abs",
-        "Add",
-        "And",
-        "BatchNormalization",
-        "Cast",
-        "Ceil",
-        "Clip",
-        "Cos",
-        "Div",
-        "Elu",
-        "Equal",
-        "Erf",
-        "Exp",
-        "Floor",
-        "Gelu",
-        "Greater",
-        "GreaterOrEqual",
-        "HardSigmoid",
-        "HardSwish",
-        "LeakyRelu",
-        "Less",
-        "LessOrEqual",
-        "Log",
-        "Max",
-        "Min",
-        "Mish",
-        "Mul",
-        "Neg",
-        "Not",
-        "Or",
-        "PRelu",
-        "Pow",
-        "Reciprocal",
-        "Relu",
-        "Round",
-        "Selu",
-        "Sigmoid",
-        "Sign",
-        "Sin",
-        "Softplus",
-        "Softsign",
-        "Sqrt",
-        "Sub",
-        "Sum",
-        "Tanh",
-        "Where",
-    }
-)
-_FREE = frozenset(
-    {
-        "Dropout",
-        "Flatten",
-        "Identity",
-        "Pad",
-        "Reshape",
-        "Shape",
-        "Squeeze",
-        "Unsqueeze",
-    }
-)
+_ELEMENT_WISE = words("""
+    Abs Add And BatchNormalization Cast Ceil Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater
+    GreaterOrEqual HardSigmoid HardSwish LeakyRelu Less LessOrEqual Log Max Min Mish Mul Neg Not
+    Or PRelu Pow Reciprocal Relu Round Selu Sigmoid Sign Sin Softplus Softsign Sqrt Sub Sum Tanh
+    Where
+""")
+_FREE = words("Dropout Flatten Identity Pad Reshape Shape Squeeze Unsqueeze")
 """Operations that rename or reshape. Padding becomes part of the convolution behind it in runtimes
 that fuse."""
 _FEW_CHANNELS = 16

@@ -30,7 +30,6 @@ class SiblingProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the processes."""
         return [process.pid for process in self._processes if process.pid is not None]
 
     def load(self, order: LoadBlock) -> None:

@@ -158,7 +158,6 @@ class AllocatedSizes:
 
     @property
     def largest_block_bytes(self) -> int:
-        """The bytes of the weights of the largest block."""
         return max(self.block_bytes)
 
     @property

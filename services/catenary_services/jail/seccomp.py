@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from catenary_services.jail.kernel import PR_SET_SECCOMP, machine, prctl
@@ -33,197 +34,44 @@ class _Calls:
     refused: tuple[int, ...]
 
 
-_NEW = (
-    424,
-    425,
-    426,
-    427,
-    428,
-    429,
-    430,
-    431,
-    432,
-    433,
-    434,
-    438,
-    440,
-    442,
-    443,
-    447,
-    448,
-    450,
-)
-"""Calls with the same number on all architectures: pidfd_send_signal, io_uring, the new mount
-calls, pidfd_open and pidfd_getfd, process_madvise, mount_setattr, quotactl_fd, memfd_secret,
-process_mrelease and set_mempolicy_home_node."""
 _CLONE3 = 435
+_REFUSED = (
+    ("sockets", "41-55 288 299 307", "198-212 242 243 269"),
+    ("fork, vfork, execve, execveat", "57-59 322", "221 281"),
+    ("kill, tkill, rt_sigqueueinfo, rt_tgsigqueueinfo", "62 200 129 297", "129 130 138 240"),
+    ("ptrace, process_vm_readv and _writev, kcmp", "101 310-312", "117 270-272"),
+    ("System V memory, semaphores and queues", "29-31 64-71 220", "186-197"),
+    ("POSIX queues", "240-245", "180-185"),
+    ("link, symlink, mknod and their *at forms", "86 88 133 259 265 266", "33 36 37"),
+    ("pivot_root, chroot, mount, umount2, swap", "155 161 165-168", "41 51 40 39 224 225"),
+    ("unshare, setns", "272 308", "97 268"),
+    ("keys", "248-250", "217-219"),
+    ("bpf, perf_event_open, userfaultfd, memfd_create", "321 298 323 319", "280 241 282 279"),
+    ("name_to_handle_at, open_by_handle_at", "303 304", "264 265"),
+    ("kexec, reboot, modules, ports", "246 320 169 172-176 313", "104 294 142 105 106 273"),
+    ("syslog, acct, quota, personality", "103 163 179 135", "116 89 60 92"),
+    ("fanotify, lookup_dcookie, vhangup", "300 301 212 153", "262 263 18 58"),
+    ("clocks and names of the host", "159 164 170 171 227 305", "112 161 162 170 171 266"),
+    ("priorities of other processes", "141 142 144 251 314", "140 118 119 30 274"),
+    ("places of other processes' memory", "256 279 450", "238 239 450"),
+    ("pidfd_send_signal, pidfd_open and _getfd", "424 434 438", "424 434 438"),
+    ("io_uring, the new mount calls", "425-433 442", "425-433 442"),
+    ("process_madvise, process_mrelease", "440 448", "440 448"),
+    ("quotactl_fd, memfd_secret", "443 447", "443 447"),
+)
+"""The refused calls, with their numbers on x86_64 and on aarch64."""
+
+
+def _numbers(column: int) -> Iterator[int]:
+    for row in _REFUSED:
+        for text in row[column].split():
+            first, _, last = text.partition("-")
+            yield from range(int(first), int(last or first) + 1)
+
 
 _CALLS = {
-    "x86_64": _Calls(
-        audit=0xC000003E,
-        clone=56,
-        tgkill=234,
-        prlimit64=302,
-        refused=(
-            *range(41, 56),  # sockets
-            288,
-            299,
-            307,  # accept4, recvmmsg, sendmmsg
-            57,
-            58,
-            59,
-            322,  # fork, vfork, execve, execveat
-            62,
-            200,
-            129,
-            297,  # kill, tkill, rt_sigqueueinfo, rt_tgsigqueueinfo
-            101,
-            310,
-            311,
-            312,  # ptrace, process_vm_readv and _writev, kcmp
-            29,
-            30,
-            31,
-            67,
-            64,
-            65,
-            66,
-            220,
-            68,
-            69,
-            70,
-            71,  # System V memory, semaphores, queues
-            240,
-            241,
-            242,
-            243,
-            244,
-            245,  # POSIX queues
-            86,
-            88,
-            265,
-            266,
-            133,
-            259,  # link, symlink, linkat, symlinkat, mknod, mknodat
-            155,
-            161,
-            165,
-            166,
-            167,
-            168,  # pivot_root, chroot, mount, umount2, swap
-            272,
-            308,  # unshare, setns
-            248,
-            249,
-            250,  # keys
-            321,
-            298,
-            323,
-            319,  # bpf, perf_event_open, userfaultfd, memfd_create
-            303,
-            304,  # name_to_handle_at, open_by_handle_at
-            246,
-            320,
-            169,
-            174,
-            175,
-            176,
-            313,
-            172,
-            173,  # kexec, reboot, modules, ports
-            103,
-            163,
-            179,
-            135,
-            300,
-            301,
-            212,
-            153,  # syslog, acct, quota, personality, fanotify
-            164,
-            170,
-            171,
-            227,
-            159,
-            305,  # clocks and names of the host
-            141,
-            142,
-            144,
-            251,
-            314,
-            256,
-            279,  # priorities and places of other processes
-        ),
-    ),
-    "aarch64": _Calls(
-        audit=0xC00000B7,
-        clone=220,
-        tgkill=131,
-        prlimit64=261,
-        refused=(
-            *range(198, 213),
-            242,
-            243,
-            269,
-            221,
-            281,
-            129,
-            130,
-            138,
-            240,
-            117,
-            270,
-            271,
-            272,
-            *range(180, 198),
-            33,
-            36,
-            37,
-            39,
-            40,
-            41,
-            51,
-            224,
-            225,
-            97,
-            268,
-            217,
-            218,
-            219,
-            280,
-            241,
-            282,
-            279,
-            264,
-            265,
-            104,
-            294,
-            142,
-            105,
-            106,
-            273,
-            116,
-            89,
-            60,
-            92,
-            262,
-            263,
-            18,
-            58,
-            112,
-            161,
-            162,
-            170,
-            171,
-            266,
-            118,
-            119,
-            140,
-            274,
-            30,
-            238,
-            239,
-        ),
-    ),
+    "x86_64": _Calls(0xC000003E, 56, 234, 302, tuple(_numbers(1))),
+    "aarch64": _Calls(0xC00000B7, 220, 131, 261, tuple(_numbers(2))),
 }
 
 
@@ -268,7 +116,7 @@ def _program(calls: _Calls, pid: int) -> list[bytes]:
         *_only_own(calls.tgkill, (pid,)),
         *_only_own(calls.prlimit64, (0, pid)),
     ]
-    for number in (*calls.refused, *_NEW):
+    for number in calls.refused:
         program += [_op(_EQUAL, number, 0, 1), *refuse]
     return program + allow
 

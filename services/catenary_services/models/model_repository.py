@@ -235,7 +235,7 @@ class ModelRepository:
             InvalidInput: The table is malformed or was made from another model file.
         """
         where = f"{key}/{BLOCKS_FILE}"
-        table = table_of_document(self._blocks_document(key), where)
+        table = table_of_document(self._made_document(key, BLOCKS_FILE, "prepared"), where)
         if self._recorded_hash(key, table.model_hash) != table.model_hash:
             raise InvalidInput(
                 f"{where}.model_hash", "is of another model file: prepare the model again"
@@ -249,18 +249,8 @@ class ModelRepository:
             ModelNotFound: The model was not imported as one that generates text.
             InvalidInput: The file is malformed.
         """
-        where = f"{key}/{DECODER_FILE}"
-        try:
-            document = json.loads(self._json_bytes(key, DECODER_FILE))
-        except FileNotFoundError:
-            text = (
-                f"model {key} has no {DECODER_FILE} in the model repository of this machine: "
-                "it was not imported, or not copied here"
-            )
-            raise ModelNotFound(text) from None
-        except (ValueError, RecursionError) as error:
-            raise InvalidInput(where, f"is not JSON: {error}") from None
-        return decoder_of_document(document, where)
+        document = self._made_document(key, DECODER_FILE, "imported")
+        return decoder_of_document(document, f"{key}/{DECODER_FILE}")
 
     def write_decoder_table(self, key: ModelKey, table: DecoderTable) -> None:
         """Writes `decoder.json`, and enters it into the content record."""
@@ -274,7 +264,7 @@ class ModelRepository:
         1.
         """
         where = f"{key}/{BLOCKS_FILE}"
-        document = self._blocks_document(key)
+        document = self._made_document(key, BLOCKS_FILE, "prepared")
         table = table_of_document(document, where)
         shapes = []
         for i, boundary in enumerate(table.boundaries):
@@ -299,11 +289,9 @@ class ModelRepository:
         """
         where = f"{key}/{PROFILE_FILE}"
         try:
-            document = json.loads(self._json_bytes(key, PROFILE_FILE))
+            document = self._document(key, PROFILE_FILE)
         except FileNotFoundError:
             return None
-        except (ValueError, RecursionError) as error:
-            raise InvalidInput(where, f"is not JSON: {error}") from None
         profile = parse_profile(document, where)
         table = self.block_table(key)
         if profile.model_hash != table.model_hash:
@@ -357,17 +345,23 @@ class ModelRepository:
         text = json.dumps(document, indent=1)
         self._write(key, BLOCKS_FILE, text + "\n")
 
-    def _blocks_document(self, key: ModelKey) -> Any:
+    def _made_document(self, key: ModelKey, name: str, made: str) -> Any:
+        """Returns the JSON document in a file that every model which was `made` has."""
         try:
-            return json.loads(self._json_bytes(key, BLOCKS_FILE))
+            return self._document(key, name)
         except FileNotFoundError:
             text = (
-                f"model {key} has no {BLOCKS_FILE} in the model repository of this machine: it was "
-                "not prepared, or not copied here"
+                f"model {key} has no {name} in the model repository of this machine: it was "
+                f"not {made}, or not copied here"
             )
             raise ModelNotFound(text) from None
+
+    def _document(self, key: ModelKey, name: str) -> Any:
+        content = self._json_bytes(key, name)
+        try:
+            return json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise InvalidInput(f"{key}/{BLOCKS_FILE}", f"is not JSON: {error}") from None
+            raise InvalidInput(f"{key}/{name}", f"is not JSON: {error}") from None
 
     def _json_bytes(self, key: ModelKey, name: str) -> bytes:
         path = self.folder(key) / name

@@ -31,7 +31,6 @@ from catenary_services.errors import InvalidInput
 
 MAX_CONNECTIONS = 32
 """The most connections of one process. More concurrent callers are a bug, and get an error."""
-DEFAULT_PORT = 6379
 SENTINEL_PORT = 26379
 _TLS_SCHEME = "rediss"
 _LONGEST_PROBLEM = 160

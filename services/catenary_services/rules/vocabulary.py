@@ -73,23 +73,6 @@ def bounds_of(field: FieldDescriptor) -> FieldBounds:
     )
 
 
-def has_rule(field: FieldDescriptor) -> bool:
-    """True if a field's rules leave no value to chance.
-
-    A truth value has two values, and a message is checked by its own rules; all else needs a bound,
-    or a reason for none.
-    """
-    bounds = bounds_of(field)
-    if field.is_repeated and bounds.max_items is None:
-        return False
-    if field.type in (_F.TYPE_BOOL, _F.TYPE_MESSAGE) or bounds.unbounded:
-        return True
-    if field.type in TEXTS:
-        return bounds.max_len is not None
-    own = INTEGERS.get(field.type, (-math.inf, math.inf))
-    return (bounds.low, bounds.high) != own and math.isfinite(bounds.high)
-
-
 def is_nested(field: FieldDescriptor) -> bool:
     """True if a field is a message or a list of messages."""
     return bool(field.type == _F.TYPE_MESSAGE)

@@ -103,7 +103,6 @@ def subject_names(identity: Identity, others: Iterable[str]) -> list[x509.Genera
 
 
 def names_of(certificate: x509.Certificate) -> set[x509.GeneralName]:
-    """Returns all names in a certificate."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:
@@ -139,7 +138,6 @@ def cluster_of(authority: x509.Certificate) -> str | None:
 
 
 def is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Returns True if an authority has signed a certificate."""
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):

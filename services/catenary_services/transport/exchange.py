@@ -1,4 +1,4 @@
-"""Parts that the transports share: slots, received frames, handshakes, calls of the handler."""
+"""Parts that the transports share: received frames, handshakes, calls of the handler."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ from catenary_services.security.identity import (
     socket_identity,
 )
 from catenary_services.security.tls import ClientSecurity, ServerSecurity
-from catenary_services.transport.frames import ALIGNMENT, MAX_HEADER_BYTES
+from catenary_services.transport.frames import (
+    ALIGNMENT,
+    MessageKind,
+    MessagePrefix,
+    encode_prefix,
+)
 from catenary_services.transport.interface import (
     NOBODY,
     Capabilities,
     FrameHandler,
     FrameSender,
-    Link,
     ReceivedFrame,
-    Slot,
 )
-from catenary_services.transport.memory import MemoryBlock, MemoryShare
 
 T = TypeVar("T")
 EMPTY = memoryview(b"")
@@ -65,59 +67,6 @@ def aligned(nbytes: int) -> memoryview:
     return buffer.data[start : start + nbytes]
 
 
-class MemorySlot:
-    """A slot in a share's memory, or in fresh memory if it is small (`block` is None)."""
-
-    __slots__ = ("_share", "_spent", "block", "link", "view")
-
-    def __init__(
-        self, link: Link, share: MemoryShare, block: MemoryBlock | None, nbytes: int
-    ) -> None:
-        self.link = link
-        self._share = share
-        self.block = block
-        self._spent = False
-        self.view = aligned(nbytes) if block is None else block.view(nbytes)
-
-    def spend(self) -> None:
-        """Marks the slot as pushed, after which `release` does nothing."""
-        self._spent = True
-
-    @property
-    def spent(self) -> bool:
-        """True once the slot was pushed or released."""
-        return self._spent
-
-    def release(self) -> None:
-        """Gives the slot back without pushing it."""
-        if not self._spent:
-            self._spent = True
-            self.give_back()
-
-    def give_back(self) -> None:
-        """Returns the slot's memory to the share."""
-        block, self.block = self.block, None
-        if block is not None:
-            self._share.release(block)
-
-
-def pushable(link: Link, slot: Slot, header: bytes) -> MemorySlot:
-    """Returns `slot`, marked as pushed.
-
-    Raises:
-        InvalidInput: The slot is another link's, or was pushed or released, or the header is too
-            long.
-    """
-    if not isinstance(slot, MemorySlot) or slot.link is not link:
-        raise InvalidInput("slot", "was not exported by this link")
-    if slot.spent:
-        raise InvalidInput("slot", "was already pushed or released")
-    if len(header) > MAX_HEADER_BYTES:
-        raise InvalidInput("header", f"{len(header)} bytes exceed {MAX_HEADER_BYTES}")
-    slot.spend()
-    return slot
-
-
 class MemoryFrame:
     """A frame that arrived, with the function that frees its memory."""
 
@@ -138,7 +87,6 @@ class MemoryFrame:
         self.sender = sender
 
     def release(self) -> None:
-        """Gives the memory back to its owner; idempotent."""
         on_release, self._on_release = self._on_release, None
         self.payload = EMPTY
         if on_release is not None:
@@ -155,6 +103,12 @@ def deliver(handler: FrameHandler, frame: ReceivedFrame) -> None:
     except Exception:
         _log.exception("frame_handler_failed")
         frame.release()
+
+
+def introduction(kind: MessageKind, peer_id: str) -> bytes:
+    """Returns a HELLO or WELCOME, with which a process says who it is."""
+    name = peer_id.encode()
+    return encode_prefix(MessagePrefix(kind, len(name))) + name
 
 
 def peer_id_of(header: bytes | memoryview) -> str:

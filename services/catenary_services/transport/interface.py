@@ -34,10 +34,6 @@ class Capabilities:
 
     transport: str
     same_host: bool
-    zero_copy: bool
-    """Whether the receiver reads the very memory the producer wrote."""
-    device_memory: bool = False
-    """Whether slots may live in accelerator memory; no built-in transport offers that."""
 
 
 @dataclass(slots=True)

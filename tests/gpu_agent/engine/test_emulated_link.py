@@ -30,7 +30,7 @@ class Frame:
         )
         self.header = header.SerializeToString()
         self.payload = memoryview(bytes(SIZE))
-        self.capabilities = Capabilities("shm", same_host=True, zero_copy=True)
+        self.capabilities = Capabilities("shm", same_host=True)
         self.sender = NOBODY
         self.released = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 from catenary_agent.executors.base import Executor
 from catenary_agent.executors.device import Device
-from catenary_agent.executors.loading import load_executor, measure
+from catenary_agent.executors.loading import load_executor
+from catenary_agent.hosting.measuring import measure_between_batches
 from catenary_agent.preparing.prepare import prepare_model
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import InvalidInput, ModelNotFound, NotSupported
@@ -170,8 +172,9 @@ def test_a_part_holds_only_its_weights(repository: ModelRepository, key: ModelKe
     assert sum(parts) < 1.1 * whole
 
 
-def test_time_grows_with_the_batch(repository: ModelRepository) -> None:
-    times = measure(chain(repository, KEY, (2,), float16=True)[0], 6)
+async def test_time_grows_with_the_batch(repository: ModelRepository) -> None:
+    part = chain(repository, KEY, (2,), float16=True)[0]
+    times = await measure_between_batches(part, 6, asyncio.to_thread)
     assert len(times) == 6
     assert list(times) == sorted(times)
     assert 1.5 * times[0] < times[5]

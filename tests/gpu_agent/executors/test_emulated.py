@@ -9,7 +9,8 @@ import pytest
 
 from catenary_agent.executors.base import Executor
 from catenary_agent.executors.device import Device
-from catenary_agent.executors.loading import load_executor, measure
+from catenary_agent.executors.emulated import EmulatedPart
+from catenary_agent.executors.loading import load_executor
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.profile import DeviceProfile, ModelProfile
@@ -37,6 +38,11 @@ def repository(tmp_path: Path) -> ModelRepository:
     shapes = (((1, 4),), ((1, 2, 3), (1, 5)), ((1, 2, 3), (1,)), ((1, 10),))
     made.write_block_table(KEY, table, shapes)
     return made
+
+
+def measure(executor: Executor, max_batch: int) -> tuple[int, ...]:
+    assert isinstance(executor, EmulatedPart)
+    return executor.times(max_batch)
 
 
 def load(repository: ModelRepository, first: int, last: int, device: Device) -> Executor:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +22,7 @@ from catenary_protos.catenary.v1 import (
 from catenary_services.errors import InvalidMessage
 from catenary_services.rules import bounds_of, check, checker_of, parsed
 from catenary_services.rules.relations import RELATIONS
-from catenary_services.rules.vocabulary import FLOATS, INTEGERS, TEXTS, has_rule, lowest
+from catenary_services.rules.vocabulary import FLOATS, INTEGERS, TEXTS, lowest
 
 TYPES = message_types()
 DAY_NS = 86_400 * 10**9
@@ -142,6 +142,23 @@ WRONG = [
     ),
     (admin_pb2.DrainAgentRequest(), "DrainAgentRequest.agent_id"),
 ]
+
+
+def has_rule(field: FieldDescriptor) -> bool:
+    """True if a field's rules leave no value to chance.
+
+    A truth value has two values, and a message is checked by its own rules; all else needs a bound,
+    or a reason for none.
+    """
+    bounds = bounds_of(field)
+    if field.is_repeated and bounds.max_items is None:
+        return False
+    if field.type in (field.TYPE_BOOL, field.TYPE_MESSAGE) or bounds.unbounded:
+        return True
+    if field.type in TEXTS:
+        return bounds.max_len is not None
+    own = INTEGERS.get(field.type, (-math.inf, math.inf))
+    return (bounds.low, bounds.high) != own and math.isfinite(bounds.high)
 
 
 @pytest.mark.parametrize("descriptor", TYPES, ids=lambda each: each.full_name)

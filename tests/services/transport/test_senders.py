@@ -157,7 +157,7 @@ async def test_a_frame_that_overtakes_the_directory_waits_for_it(peers: Peers) -
 
 
 def frame(name: str, released: list[str]) -> MemoryFrame:
-    capabilities = Capabilities("tcp", same_host=False, zero_copy=False)
+    capabilities = Capabilities("tcp", same_host=False)
     view = memoryview(b"")
     return MemoryFrame(b"", view, capabilities, lambda: released.append(name), FrameSender(name))
 

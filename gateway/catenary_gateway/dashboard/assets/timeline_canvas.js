@@ -1,9 +1,9 @@
 // Draws timelines, and finds what a pointer or a key points at.
 
 import { AHEAD_S, fit, ticks, writeTicks } from "./axis.js";
+import { bookingWords } from "./booking.js";
 import { duration } from "./format.js";
 import { canvasColours } from "./palette.js";
-import { bookingWords } from "./timelines.js";
 
 const AXIS = 22;
 const HEIGHTS = { gpu: 24, uplink: 14, downlink: 14 };

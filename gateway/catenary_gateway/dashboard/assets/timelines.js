@@ -1,28 +1,13 @@
 // Live timelines: the book as it was booked and as it was really used.
 
+import { bookingOf } from "./booking.js";
 import { byId, h, keyed, text } from "./dom.js";
-import { byName, duration } from "./format.js";
+import { byName } from "./format.js";
 import { colourOf } from "./palette.js";
 import { TimelineCanvas } from "./timeline_canvas.js";
 
 const KINDS = { gpu: 0, uplink: 1, downlink: 2 };
 const SLOWEST_FRAME_MS = 250;
-
-/**
- * A booking of an answer, by names; times are microseconds from now. What sessions computed was never
- * booked, what is yet to come is not real.
- */
-function bookingOf([batch, model, rows, bookedStart, bookedEnd, realStart, realEnd], labels) {
-  return {
-    batch, rows, bookedStart, bookedEnd, realStart, realEnd,
-    model: labels[model].label, colour: labels[model].colour,
-    booked: bookedStart !== 0 || bookedEnd !== 0,
-    real: realStart !== 0 || realEnd !== 0,
-    get start() {
-      return this.booked ? bookedStart : realStart;
-    },
-  };
-}
 
 export class Timelines {
   constructor() {
@@ -130,23 +115,4 @@ export class Timelines {
     // Drawing takes a tenth of the time at most, and what moves slowly is drawn less often.
     this.waitMs = Math.min(SLOWEST_FRAME_MS, Math.max(50, 8 * this.seconds, (performance.now() - started) * 10));
   }
-}
-
-export function bookingWords(row, booking) {
-  const kind = row.kind === "gpu" ? "device" : row.kind;
-  if (!booking.booked) {
-    return `${row.owner} ${kind}: ${booking.model}, sessions took ${duration((booking.realEnd - booking.realStart) * 1000)}, which nobody books.`;
-  }
-  const times = booking.real
-    ? `, took ${duration((booking.realEnd - booking.realStart) * 1000)}, ${driftWords(booking.realEnd - booking.bookedEnd)}`
-    : ", not reported yet";
-  return (
-    `${row.owner} ${kind}: ${booking.model}, batch ${booking.batch}, ${booking.rows} rows; ` +
-    `booked for ${duration((booking.bookedEnd - booking.bookedStart) * 1000)}${times}.`
-  );
-}
-
-function driftWords(driftUs) {
-  if (Math.abs(driftUs) < 50) return "on time";
-  return driftUs > 0 ? `${duration(driftUs * 1000)} late` : `${duration(-driftUs * 1000)} early`;
 }

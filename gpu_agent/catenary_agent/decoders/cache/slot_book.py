@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -133,3 +134,38 @@ class SlotBook:
             raise InvalidInput("want", f"{item.want!r} does not come out of {self.key}")
         if item.want == "token" and item.sampler is None:
             raise InvalidInput("sampler", "says how to choose a token, and is not there")
+
+
+class BookedDecoder:
+    """The accounts of a decoder executor, which all kinds of executors keep in the same way."""
+
+    def __init__(self, key: PartitionKey, table: DecoderTable, layout: CacheLayout) -> None:
+        if not 0 <= key.first_block < key.last_block <= table.blocks:
+            raise InvalidInput("partition", f"{key} is not within {table.blocks} blocks")
+        self.key = key
+        self.table = table
+        self._book = SlotBook(key, table, layout)
+
+    @property
+    def layout(self) -> CacheLayout:
+        return self._book.layout
+
+    @property
+    def free_block_slots(self) -> int:
+        return self._book.free
+
+    @property
+    def sessions(self) -> int:
+        return len(self._book.entries)
+
+    @property
+    def cached_block_tokens(self) -> int:
+        return self._book.cached_block_tokens
+
+    def block_tokens(self, session: int, tokens: int = 0) -> int:
+        return self._book.block_tokens(session, tokens)
+
+    def prepare_layout(self, layout: CacheLayout) -> Any:
+        """Checks a layout and returns it, where nothing has to be prepared."""
+        layout.check(self.key)
+        return layout

@@ -192,7 +192,6 @@ def _table(
 def manifest_of(
     key: ModelKey, options: ImportOptions, file: str, context_tokens: int
 ) -> ModelManifest:
-    """Returns the manifest of an imported model."""
     return ModelManifest(
         key=key,
         platform="decoder",

@@ -9,14 +9,13 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from catenary_agent.decoders.model_files.precision import graph_folder
 from catenary_agent.decoders.model_files.sizes import ONNX_FORMS, read_table
 from catenary_agent.decoders.onnx.graph_worker import graph_in_jail
 from catenary_services.domain.ids import ModelKey
-from catenary_services.errors import NotSupported
+from catenary_services.errors import InvalidInput, NotSupported
 from catenary_services.jail.orders import JailLimits
 from catenary_services.jail.run import JailedWork, run_jailed
-from catenary_services.models.model_repository import ModelRepository
+from catenary_services.models.model_repository import PRECISIONS, ModelRepository
 
 _NEEDED = ("transformers", "torch")
 _NEEDED_FOR_GRAPHS = ("onnxruntime_genai", "accelerate", "gguf")
@@ -68,9 +67,12 @@ def ensure_graph(repository: ModelRepository, key: ModelKey, precision: str) -> 
     version's content record is what a crashed builder has left, and is built again.
 
     Raises:
+        InvalidInput: There is no such precision.
         NotSupported: The model was imported for GPUs only, or a library is missing.
     """
-    target = graph_folder(repository, key, precision)
+    if precision not in PRECISIONS:
+        raise InvalidInput("precision", f"{precision!r} is none of {', '.join(PRECISIONS)}")
+    target = repository.folder(key) / f"onnx-{precision}"
     if _is_there(repository, key, target):
         return target
     folder = repository.folder(key)

@@ -19,7 +19,7 @@ import numpy as np
 from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem
 from catenary_agent.decoders.cache.cache_rows import CacheRows, cover
 from catenary_agent.decoders.cache.cache_store import CacheShape, CacheStore
-from catenary_agent.decoders.cache.slot_book import SlotBook
+from catenary_agent.decoders.cache.slot_book import BookedDecoder
 from catenary_agent.decoders.model_files.checkpoint import places_in
 from catenary_agent.decoders.model_files.embedding import EMBEDDING, Embedding
 from catenary_agent.decoders.model_files.sizes import graph_bytes
@@ -48,7 +48,7 @@ class PreparedLayout:
     segments: tuple[BlockSegment, ...]
 
 
-class OnnxDecoder:
+class OnnxDecoder(BookedDecoder):
     """Runs blocks `[first, last)` of a model on the CPU; see `DecoderExecutor`."""
 
     commits_on_use = True
@@ -66,17 +66,13 @@ class OnnxDecoder:
             ModelNotFound: The model is absent.
             InvalidInput: There are no such blocks, or the layout is impossible.
         """
-        self.key = key
         self._repository = repository
         manifest = repository.manifest(key.model)
         self._folder = ensure_graph(repository, key.model, manifest.precision)
-        self.table = repository.decoder_table(key.model)
+        super().__init__(key, repository.decoder_table(key.model), layout)
         self.sizes = self.table.held(form_of(DecoderRuntime.ONNX, manifest.precision))
-        if not 0 <= key.first_block < key.last_block <= self.table.blocks:
-            raise InvalidInput("partition", f"{key} is not within {self.table.blocks} blocks")
         self._threads = threads
         self._chooser = numpy_chooser(self.table.vocabulary_size)
-        self._book = SlotBook(key, self.table, layout)
         self._rows = CacheRows()
         self._segments: tuple[BlockSegment, ...] = ()
         with repository.reading(key.model) as reading:
@@ -101,25 +97,6 @@ class OnnxDecoder:
     def memory_bytes(self) -> int:
         """The bytes of the weights and of each segment's angles; the embedding stays on disk."""
         return self._block_bytes + len(self._segments) * self._angle_bytes
-
-    @property
-    def layout(self) -> CacheLayout:
-        return self._book.layout
-
-    @property
-    def free_block_slots(self) -> int:
-        return self._book.free
-
-    @property
-    def sessions(self) -> int:
-        return len(self._book.entries)
-
-    @property
-    def cached_block_tokens(self) -> int:
-        return self._book.cached_block_tokens
-
-    def block_tokens(self, session: int, tokens: int = 0) -> int:
-        return self._book.block_tokens(session, tokens)
 
     def open_session(self, session: int, entry_block: int, tokens: int = 0) -> None:
         self._book.open(session, entry_block, tokens)

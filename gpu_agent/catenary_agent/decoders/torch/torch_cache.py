@@ -90,7 +90,6 @@ class SlotPool:
         return cache
 
     def close(self, cache: SessionCache) -> None:
-        """Returns a session's slots to the pool."""
         self._free.extend(reversed(cache.slots.tolist()))
 
     def write(self, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from catenary_agent.decoders.base import CacheLayout, StepItem
-from catenary_agent.decoders.cache.slot_book import SlotBook
+from catenary_agent.decoders.cache.slot_book import BookedDecoder
 from catenary_agent.decoders.row_results import row_results
 from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
 from catenary_agent.decoders.torch.torch_attention import (
@@ -47,7 +47,7 @@ from catenary_services.models.model_repository import ModelRepository
 _log = get_logger("catenary_agent.decoders")
 
 
-class TorchDecoder:
+class TorchDecoder(BookedDecoder):
     """Runs blocks `[first, last)` of a model of the Llama family; see `DecoderExecutor`."""
 
     commits_on_use = False
@@ -77,9 +77,7 @@ class TorchDecoder:
             InvalidInput: Partition, layout and weights contradict each other.
             Overloaded: The caches do not fit into the device's memory.
         """
-        self.key = key
-        self.table = repository.decoder_table(key.model)
-        self._book = SlotBook(key, self.table, layout)
+        super().__init__(key, repository.decoder_table(key.model), layout)
         self._device = torch_device(device)
         self._layers = key.last_block - key.first_block
         self._caches: dict[int, SessionCache] = {}
@@ -108,25 +106,6 @@ class TorchDecoder:
             self._pool = self._new_pool(layout.block_slots, layout.session_tokens)
             self.memory_bytes = blocks.memory_bytes + self._pool.spare_bytes
             self._renew_graphs()
-
-    @property
-    def layout(self) -> CacheLayout:
-        return self._book.layout
-
-    @property
-    def free_block_slots(self) -> int:
-        return self._book.free
-
-    @property
-    def sessions(self) -> int:
-        return len(self._book.entries)
-
-    @property
-    def cached_block_tokens(self) -> int:
-        return self._book.cached_block_tokens
-
-    def block_tokens(self, session: int, tokens: int = 0) -> int:
-        return self._book.block_tokens(session, tokens)
 
     def open_session(self, session: int, entry_block: int, tokens: int = 0) -> None:
         self._book.open(session, entry_block, tokens)
@@ -170,15 +149,6 @@ class TorchDecoder:
         with self._on_stream():
             self._pool.write_part(self._caches[session], span, self.key.first_block, rows)
         self._book.imported(session, span)
-
-    def prepare_layout(self, layout: CacheLayout) -> CacheLayout:
-        """Checks a layout and returns it; any thread may call it.
-
-        Raises:
-            InvalidInput: The layout is impossible for the partition.
-        """
-        layout.check(self.key)
-        return layout
 
     def apply_layout(self, prepared: CacheLayout) -> None:
         """Puts a layout into force between two steps; running sessions continue.

@@ -110,7 +110,6 @@ class OperandCache:
         return self._made
 
     def forget(self) -> None:
-        """Frees the stored operand."""
         self._source = self._made = None
 
 

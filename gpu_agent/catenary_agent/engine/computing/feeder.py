@@ -111,7 +111,6 @@ class Feeder:
         return True
 
     def finished(self, job: Job) -> None:
-        """Notes that the thread has finished a job."""
         self._inside.remove(job)
         if isinstance(job, Batch):
             self._unpushed += 1

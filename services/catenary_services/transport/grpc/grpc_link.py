@@ -11,15 +11,14 @@ from collections.abc import Callable
 import grpc
 import grpc.aio
 
-from catenary_services.errors import InvalidInput, PartitionLost, PayloadTooLarge
+from catenary_services.errors import InvalidInput, PartitionLost
 from catenary_services.security.identity import peer_name_of
 from catenary_services.security.tls import ClientSecurity
 from catenary_services.transport.acknowledgements import Lost
 from catenary_services.transport.exchange import (
-    MemorySlot,
+    introduction,
     lost,
     push_timed_out,
-    pushable,
     unless_stalled,
 )
 from catenary_services.transport.frames import (
@@ -31,15 +30,15 @@ from catenary_services.transport.frames import (
 )
 from catenary_services.transport.interface import Capabilities, Slot
 from catenary_services.transport.memory import MemoryPool, MemoryShare
+from catenary_services.transport.memory_link import MemoryLink, MemorySlot
 from catenary_services.transport.settings import TransportSettings
 
 SERVICE = "catenary.v1.PeerTransport"
 METHOD = "Frames"
 CHUNK_BYTES = 1 << 20
-CAPABILITIES = Capabilities(transport="grpc", same_host=False, zero_copy=False)
+CAPABILITIES = Capabilities(transport="grpc", same_host=False)
 
 _WINDOW_BYTES = 8 << 20
-_INLINE_BYTES = 8192
 _SMALLEST_CHUNK_BYTES = 64 << 10
 _SLOW_CHUNK_S = 0.2
 _OPTIONS = [
@@ -54,7 +53,7 @@ _PROVEN_S = 10.0
 connection."""
 
 
-class GrpcLink:
+class GrpcLink(MemoryLink):
     """A gRPC stream to one peer, for sending."""
 
     def __init__(
@@ -65,9 +64,8 @@ class GrpcLink:
         on_closed: Callable[[GrpcLink], None],
     ) -> None:
         """Connects to an address; with TLS, the server's certificate must name the peer id."""
-        self._settings = settings
+        super().__init__(CAPABILITIES, MemoryShare(pool), settings)
         self._on_closed = on_closed
-        self._share = MemoryShare(pool)
         self._channel = _open_channel(*target, settings.security.client)
         self._call: grpc.aio.StreamStreamCall[bytes, bytes] = self._channel.stream_stream(
             f"/{SERVICE}/{METHOD}"
@@ -84,26 +82,12 @@ class GrpcLink:
         """Frames that may yet be lost, with the times at which they were sent."""
         self._reading: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._error: PartitionLost | None = None
         self.peer_id = ""
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Properties of the link: it reaches any host, and both sides copy."""
-        return CAPABILITIES
-
-    @property
-    def closed(self) -> bool:
-        """True once the peer is gone."""
-        return self._error is not None
 
     async def introduce(self, peer_id: str) -> None:
         """Sends this process's peer id and waits for the answer."""
-        name = peer_id.encode()
         try:
-            await self._call.write(
-                encode_prefix(MessagePrefix(MessageKind.HELLO, len(name))) + name
-            )
+            await self._call.write(introduction(MessageKind.HELLO, peer_id))
             answer = await self._call.read()
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             raise lost("grpc", _why(error)) from error
@@ -134,24 +118,11 @@ class GrpcLink:
         finally:
             self._lose(lost("grpc", why))
 
-    async def export(self, nbytes: int, timeout_s: float) -> Slot:
-        if self._error is not None:
-            raise self._error
-        if nbytes > self._settings.max_frame_bytes:
-            raise PayloadTooLarge(f"{nbytes} bytes exceed {self._settings.max_frame_bytes}")
-        block = None
-        if nbytes > _INLINE_BYTES:
-            block = await self._share.acquire(nbytes, timeout_s)
-        return MemorySlot(self, self._share, block, nbytes)
-
     async def push(
         self, slot: Slot, header: bytes, timeout_s: float, lost_frame: Lost | None = None
     ) -> None:
         """Delivers slot and header; see `Link.push`."""
-        owned = pushable(self, slot, header)
-        if self._error is not None:
-            owned.give_back()
-            raise self._error
+        owned = self._pushed(slot, header)
         # The task goes on if the caller is cancelled, because a frame is sent whole or not at all.
         task = asyncio.get_running_loop().create_task(self._send(owned, header))
         self._sending.add(task)

@@ -33,6 +33,7 @@ from catenary_services.transport.exchange import (
     MEMORY_WAIT_S,
     MemoryFrame,
     deliver,
+    introduction,
     lost,
     refused,
     sender_of,
@@ -93,11 +94,9 @@ class GrpcEndpoint:
 
     @property
     def address(self) -> EndpointAddress:
-        """Address at which peers reach this endpoint; known after `start`."""
         return EndpointAddress("grpc", f"{self._settings.reachable_host}:{self._port}", host_id())
 
     async def start(self, handler: FrameHandler) -> None:
-        """Starts to receive frames, which `handler` gets."""
         self._handler = handler
         security = self._settings.security.server
         authorizer = RoleAuthorizer(security.cluster, insecure=security.insecure)
@@ -167,7 +166,6 @@ class GrpcEndpoint:
         return link
 
     async def close(self) -> None:
-        """Stops receiving, closes every link and frees every slot."""
         for link in tuple(self._links):
             await link.close()
         server, self._server = self._server, None
@@ -212,10 +210,7 @@ class GrpcReceiver:
             self._settings.security.server,
             lambda: peer_identity(self._context),
         )
-        name = self._peer_id.encode()
-        await self._context.write(
-            encode_prefix(MessagePrefix(MessageKind.WELCOME, len(name))) + name
-        )
+        await self._context.write(introduction(MessageKind.WELCOME, self._peer_id))
         while (message := await self._read()) is not None:
             if not await self._receive(message):
                 return

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from catenary_services.errors import PartitionLost
 from catenary_services.transport.exchange import HANDSHAKE_S, lost
-from catenary_services.transport.interface import Capabilities, EndpointAddress, FrameHandler, Link
+from catenary_services.transport.interface import EndpointAddress, FrameHandler, Link
 from catenary_services.transport.memory import MemoryPool, shared_segment
 from catenary_services.transport.settings import TransportSettings, host_id, socket_path
 from catenary_services.transport.shared_memory.shm_link import ShmLink
@@ -31,7 +31,6 @@ _PEER_CREDENTIALS = struct.Struct("3i")
 _MAX_CONNECTIONS = 1024
 _MOST_UNKNOWN = 128
 """The most connections without a peer id; at one more, the oldest is closed."""
-CAPABILITIES = Capabilities(transport="shm", same_host=True, zero_copy=True)
 
 
 class ShmEndpoint:
@@ -122,7 +121,6 @@ class ShmEndpoint:
         return link
 
     async def close(self) -> None:
-        """Stops receiving, closes every link and frees every slot."""
         listener, self._listener = self._listener, None
         if listener is not None:
             asyncio.get_running_loop().remove_reader(listener.fileno())

@@ -6,25 +6,25 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from catenary_services.errors import PartitionLost, PayloadTooLarge
+from catenary_services.errors import PartitionLost
 from catenary_services.transport.acknowledgements import Lost
 from catenary_services.transport.exchange import (
-    MemorySlot,
+    introduction,
     lost,
     push_timed_out,
-    pushable,
     unless_stalled,
 )
 from catenary_services.transport.frames import MessageKind, MessagePrefix, encode_prefix
 from catenary_services.transport.interface import Capabilities, Slot
 from catenary_services.transport.memory import MemoryPool, MemorySegment, MemoryShare
+from catenary_services.transport.memory_link import MemorySlot, StreamLink
 from catenary_services.transport.settings import TransportSettings
-from catenary_services.transport.shared_memory.unix_stream import INLINE_BYTES, UnixStream
+from catenary_services.transport.shared_memory.unix_stream import UnixStream
 
-_CAPABILITIES = Capabilities(transport="shm", same_host=True, zero_copy=True)
+CAPABILITIES = Capabilities(transport="shm", same_host=True)
 
 
-class ShmLink:
+class ShmLink(StreamLink):
     """A connection to a peer on this machine, and the memory this process owns for it."""
 
     def __init__(
@@ -34,51 +34,22 @@ class ShmLink:
         settings: TransportSettings,
         on_closed: Callable[[ShmLink], None],
     ) -> None:
+        share = MemoryShare(pool, self._announce, self._withdraw)
+        super().__init__(CAPABILITIES, share, settings)
         self._loop = asyncio.get_running_loop()
-        self._settings = settings
         self._on_closed = on_closed
-        self._share = MemoryShare(pool, self._announce, self._withdraw)
         # Slots that the peer holds, with the ends of their leases, oldest first.
         self._leased: dict[int, tuple[MemorySlot, float]] = {}
         self._lease_timer: asyncio.TimerHandle | None = None
-        self._welcome: asyncio.Future[str] = self._loop.create_future()
-        self._error: PartitionLost | None = None
         self._stream = UnixStream(sock, self._on_message, self._lose, settings.max_frame_bytes)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Properties of the link: both ends on one host, no copy."""
-        return _CAPABILITIES
-
-    @property
-    def closed(self) -> bool:
-        """True once the peer is gone."""
-        return self._error is not None
-
-    @property
-    def peer_id(self) -> str:
-        """The peer id in the answer."""
-        return self._welcome.result()
 
     async def introduce(self, peer_id: str, timeout_s: float) -> None:
         """Sends this process's peer id and waits for the answer."""
-        name = peer_id.encode()
-        self._stream.write(encode_prefix(MessagePrefix(MessageKind.HELLO, len(name))) + name)
+        self._stream.write(introduction(MessageKind.HELLO, peer_id))
         try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.shield(self._welcome)
+            await self._welcomed(timeout_s)
         except TimeoutError:
             raise lost("shm", f"no answer within {timeout_s:g} s") from None
-
-    async def export(self, nbytes: int, timeout_s: float) -> Slot:
-        if self._error is not None:
-            raise self._error
-        if nbytes > self._settings.max_frame_bytes:
-            raise PayloadTooLarge(f"{nbytes} bytes exceed {self._settings.max_frame_bytes}")
-        block = None
-        if nbytes > INLINE_BYTES:
-            block = await self._share.acquire(nbytes, timeout_s)
-        return MemorySlot(self, self._share, block, nbytes)
 
     async def push(
         self, slot: Slot, header: bytes, timeout_s: float, lost_frame: Lost | None = None
@@ -87,10 +58,7 @@ class ShmLink:
 
         What has left has arrived, so no frame is lost.
         """
-        owned = pushable(self, slot, header)
-        if self._error is not None:
-            owned.give_back()
-            raise self._error
+        owned = self._pushed(slot, header)
         nbytes = len(owned.view)
         if owned.block is None:
             prefix = encode_prefix(MessagePrefix(MessageKind.FRAME, len(header), nbytes))
@@ -109,8 +77,7 @@ class ShmLink:
             except TimeoutError:
                 self._lose(lost("shm", "the peer takes no frames"))
                 raise push_timed_out("shm", timeout_s) from None
-        if self._error is not None:
-            raise self._error
+        self._check_open()
 
     async def close(self) -> None:
         """Closes the link and takes back every slot."""
@@ -131,9 +98,7 @@ class ShmLink:
                 self._lose(lost("shm", "the peer released a slot it did not have"))
             else:
                 lease[0].give_back()
-        elif prefix.kind is MessageKind.WELCOME and not self._welcome.done():
-            self._welcome.set_result(str(body, "utf-8", "replace"))
-        else:
+        elif not self._is_welcome(prefix, body):
             self._lose(lost("shm", f"unexpected {prefix.kind.name}"))
 
     def _watch_lease(self, after_s: float) -> None:
@@ -158,9 +123,7 @@ class ShmLink:
         self._stream.close(error)
         if self._lease_timer is not None:
             self._lease_timer.cancel()
-        if not self._welcome.done():
-            self._welcome.set_exception(error)
-            self._welcome.exception()  # nobody may be waiting for it
+        self._fail_welcome(error)
         # The share is closed first, so that nobody gets these slots: the peer may still read them.
         self._share.close(error)
         for slot, _ in self._leased.values():

@@ -17,15 +17,16 @@ from catenary_services.transport.exchange import (
     MemoryFrame,
     aligned,
     deliver,
+    introduction,
     lost,
     peer_id_of,
 )
 from catenary_services.transport.frames import MessageKind, MessagePrefix, encode_prefix
-from catenary_services.transport.interface import NOBODY, Capabilities, FrameHandler, FrameSender
+from catenary_services.transport.interface import NOBODY, FrameHandler, FrameSender
 from catenary_services.transport.settings import TransportSettings
+from catenary_services.transport.shared_memory.shm_link import CAPABILITIES
 from catenary_services.transport.shared_memory.unix_stream import UnixStream
 
-_CAPABILITIES = Capabilities(transport="shm", same_host=True, zero_copy=True)
 _MAX_SEGMENTS = 4096
 _REQUIRED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -62,8 +63,7 @@ class ShmReceiver:
             self._greeted = True
             self._stream.trust()
             self._handshake.cancel()
-            name = self._peer_id.encode()
-            self._stream.write(encode_prefix(MessagePrefix(MessageKind.WELCOME, len(name))) + name)
+            self._stream.write(introduction(MessageKind.WELCOME, self._peer_id))
         elif not self._greeted:
             raise InvalidInput("prefix.kind", f"{prefix.kind.name} before HELLO")
         elif prefix.kind is MessageKind.FRAME:
@@ -129,9 +129,7 @@ class ShmReceiver:
         self._unreleased += 1
         if self._unreleased >= self._settings.max_unreleased_frames:
             self._stream.pause()
-        deliver(
-            self._handler, MemoryFrame(header, payload, _CAPABILITIES, on_release, self._sender)
-        )
+        deliver(self._handler, MemoryFrame(header, payload, CAPABILITIES, on_release, self._sender))
 
     def _released(self) -> None:
         self._unreleased -= 1

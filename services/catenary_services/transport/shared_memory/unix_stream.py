@@ -25,9 +25,8 @@ from catenary_services.transport.frames import (
     MessagePrefix,
     decode_prefix,
 )
+from catenary_services.transport.memory_link import INLINE_BYTES
 
-INLINE_BYTES = 8192
-"""Payloads up to this size travel in the message itself; a slot would cost more than the copy."""
 _CORK_BYTES = 32 << 10
 """Bytes written in one turn of the event loop leave with one system call, up to this many."""
 _BUFFER_BYTES = 128 << 10

@@ -10,17 +10,16 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from catenary_services.errors import CatenaryError, InvalidInput, PartitionLost, PayloadTooLarge
+from catenary_services.errors import CatenaryError, InvalidInput, PartitionLost
 from catenary_services.transport.acknowledgements import Lost
 from catenary_services.transport.exchange import (
     MemoryFrame,
-    MemorySlot,
     check_receiver,
     deliver,
     identity_of_socket,
+    introduction,
     lost,
     push_timed_out,
-    pushable,
     refused,
     sender_of,
 )
@@ -34,14 +33,13 @@ from catenary_services.transport.interface import (
     Slot,
 )
 from catenary_services.transport.memory import MemoryPool, MemoryShare, private_segment
+from catenary_services.transport.memory_link import StreamLink
 from catenary_services.transport.settings import TransportSettings, host_id
 from catenary_services.transport.tcp.tcp_listener import TcpListener
 from catenary_services.transport.tcp.tcp_stream import TcpStream
 
-_CAPABILITIES = Capabilities(transport="tcp", same_host=False, zero_copy=False)
+_CAPABILITIES = Capabilities(transport="tcp", same_host=False)
 _MAX_CONNECTIONS = 1024
-INLINE_BYTES = 8192
-"""Payloads up to this size need no slot of the pool."""
 
 
 class TcpEndpoint:
@@ -61,12 +59,9 @@ class TcpEndpoint:
 
     @property
     def address(self) -> EndpointAddress:
-        """Address at which peers reach this endpoint; known after `start`."""
         return EndpointAddress("tcp", f"{self._settings.reachable_host}:{self._port}", host_id())
 
     async def start(self, handler: FrameHandler) -> None:
-        """Starts to receive frames, which `handler` gets."""
-
         def accepted(settled: Callable[[], None]) -> TcpStream:
             share = partial(MemoryShare, self._receive_pool)
             receiver = TcpReceiver(self._peer_id, self._settings, handler, share, settled)
@@ -117,7 +112,6 @@ class TcpEndpoint:
         return link
 
     async def close(self) -> None:
-        """Stops receiving, closes every link and frees every slot."""
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
@@ -193,8 +187,7 @@ class TcpReceiver:
         self.on_known(self)
         if self.stream.closed:
             return
-        name = self._peer_id.encode()
-        self.stream.write(encode_prefix(MessagePrefix(MessageKind.WELCOME, len(name))) + name)
+        self.stream.write(introduction(MessageKind.WELCOME, self._peer_id))
 
     def _released(self, release: Callable[[], None]) -> None:
         release()
@@ -211,7 +204,7 @@ class TcpReceiver:
         self.stream.close(error)
 
 
-class TcpLink:
+class TcpLink(StreamLink):
     """A TCP connection to one peer, for sending."""
 
     def __init__(
@@ -220,11 +213,8 @@ class TcpLink:
         settings: TransportSettings,
         on_closed: Callable[[TcpLink], None],
     ) -> None:
-        self._settings = settings
+        super().__init__(_CAPABILITIES, MemoryShare(pool), settings)
         self._on_closed = on_closed
-        self._share = MemoryShare(pool)
-        self._welcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._error: PartitionLost | None = None
         self.stream = TcpStream(
             settings.max_frame_bytes,
             self._on_frame,
@@ -233,27 +223,10 @@ class TcpLink:
             make_share=None,
         )
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """Properties of the link: it reaches any host, and the kernel copies the payload."""
-        return _CAPABILITIES
-
-    @property
-    def closed(self) -> bool:
-        """True once the peer is gone."""
-        return self._error is not None
-
-    @property
-    def peer_id(self) -> str:
-        """The peer id in the answer."""
-        return self._welcome.result()
-
     async def introduce(self, peer_id: str, timeout_s: float) -> None:
         """Sends this process's peer id and waits for the answer."""
-        name = peer_id.encode()
-        self.stream.write(encode_prefix(MessagePrefix(MessageKind.HELLO, len(name))) + name)
-        async with asyncio.timeout(timeout_s):
-            await asyncio.shield(self._welcome)
+        self.stream.write(introduction(MessageKind.HELLO, peer_id))
+        await self._welcomed(timeout_s)
 
     def check_peer(self, peer_id: str | None) -> None:
         """Checks that the certificate names `peer_id`, or without one the peer id in the answer.
@@ -268,29 +241,14 @@ class TcpLink:
     def _on_frame(
         self, prefix: MessagePrefix, header: bytes, payload: memoryview, release: Callable[[], None]
     ) -> None:
-        if prefix.kind is MessageKind.WELCOME and not self._welcome.done():
-            self._welcome.set_result(str(header, "utf-8", "replace"))
-        else:
+        if not self._is_welcome(prefix, header):
             self.stream.close(lost("tcp", f"unexpected {prefix.kind.name}"))
-
-    async def export(self, nbytes: int, timeout_s: float) -> Slot:
-        if self._error is not None:
-            raise self._error
-        if nbytes > self._settings.max_frame_bytes:
-            raise PayloadTooLarge(f"{nbytes} bytes exceed {self._settings.max_frame_bytes}")
-        block = None
-        if nbytes > INLINE_BYTES:
-            block = await self._share.acquire(nbytes, timeout_s)
-        return MemorySlot(self, self._share, block, nbytes)
 
     async def push(
         self, slot: Slot, header: bytes, timeout_s: float, lost_frame: Lost | None = None
     ) -> None:
         """Delivers slot and header; see `Link.push`."""
-        owned = pushable(self, slot, header)
-        if self._error is not None:
-            owned.give_back()
-            raise self._error
+        owned = self._pushed(slot, header)
         head = (
             encode_prefix(MessagePrefix(MessageKind.FRAME, len(header), len(owned.view))) + header
         )
@@ -299,8 +257,7 @@ class TcpLink:
         except TimeoutError:
             self.stream.close(lost("tcp", "the peer takes no frames"))
             raise push_timed_out("tcp", timeout_s) from None
-        if self._error is not None:
-            raise self._error
+        self._check_open()
 
     async def close(self) -> None:
         """Closes the link and takes back every slot."""
@@ -309,7 +266,5 @@ class TcpLink:
     def _on_lost(self, error: PartitionLost) -> None:
         self._error = error
         self._share.close(error)
-        if not self._welcome.done():
-            self._welcome.set_exception(error)
-            self._welcome.exception()  # nobody may be waiting for it
+        self._fail_welcome(error)
         self._on_closed(self)

@@ -1,9 +1,17 @@
-"""Reports that compare a generation's times with its objectives and the predictions for it."""
+"""Reports on a generation: its times beside its objectives, and the changes of its chain.
+
+A chain changes by a live move, or by a restart after a loss.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 from catenary_gateway.generation.sessions.session import PendingSession
-from catenary_gateway.observability.generations import ObjectivesReport
+from catenary_gateway.generation.sessions.start import SessionStart
+from catenary_gateway.observability.generations import RESTART, ChainChange, ObjectivesReport
+from catenary_protos.catenary.v1 import common_pb2
 
 
 def objectives_report(session: PendingSession) -> ObjectivesReport:
@@ -12,7 +20,7 @@ def objectives_report(session: PendingSession) -> ObjectivesReport:
     order = starts[-1].order if starts else None
     first_slo_ns = order.first_token_slo_ns if order is not None else 0
     per_token_slo_ns = order.per_token_slo_ns if order is not None else 0
-    fruitful = [start for start in starts if start.first_token_ns]
+    fruitful = _fruitful(session)
     own_tokens = len(session.generated) - session.continued
     first_ns, behind = session.first_token_ns, own_tokens - 1
     return ObjectivesReport(
@@ -28,3 +36,29 @@ def objectives_report(session: PendingSession) -> ObjectivesReport:
         ),
         complete=bool(session.finish_reason),
     )
+
+
+def chain_changes(session: PendingSession) -> tuple[ChainChange, ...]:
+    """Returns the chain changes of an answer, in order.
+
+    Only chains count that have brought a token to the client.
+    """
+    return tuple(
+        ChainChange(
+            how=RESTART if start.moves is None else start.mode,
+            generated_tokens=start.history_tokens,
+            after_ns=start.first_token_ns - session.arrival.monotonic_ns,
+            stall_ns=start.first_token_ns - before.last_token_ns,
+            from_agents=_agents(before.ring),
+            to_agents=_agents(start.ring),
+        )
+        for before, start in pairwise(_fruitful(session))
+    )
+
+
+def _agents(ring: Sequence[common_pb2.Hop]) -> tuple[str, ...]:
+    return tuple(hop.agent_id for hop in ring)
+
+
+def _fruitful(session: PendingSession) -> list[SessionStart]:
+    return [start for start in session.starts if start.first_token_ns]
