@@ -9,10 +9,17 @@ from collections.abc import Iterator
 from importlib.machinery import SOURCE_SUFFIXES, FileFinder, SourceFileLoader
 from pathlib import Path
 
+import hypothesis
 import pytest
 import structlog
 
 from fast_selection import RUNTIMES, TESTS, is_fast
+
+# How long an example takes says something of the machine, and nothing of what is tested.
+hypothesis.settings.register_profile(
+    "catenary", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("catenary")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
