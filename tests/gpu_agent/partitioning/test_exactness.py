@@ -13,8 +13,10 @@ import pytest
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.loading import load_executor
 from catenary_agent.executors.onnx_part import OnnxOptions, load_onnx_part
+from catenary_agent.partitioning import jailed
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.models.model_repository import ModelRepository
+from jail_here import run_here
 
 CPU = Device.parse("cpu")
 LIGHT = (
@@ -42,6 +44,15 @@ SHAPES = {
 """Heights, widths and batches the models were not probed with: they must stay dynamic."""
 
 RealModel = Callable[[str], tuple[ModelRepository, ModelKey]]
+
+
+@pytest.fixture(autouse=True)
+def _parts_are_written_in_this_process(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spares the default suite a process of the jail for each of hundreds of parts."""
+    if not {"nightly", "system"} & set(request.keywords):
+        monkeypatch.setattr(jailed, "run_jailed", run_here)
 
 
 def picture(name: str) -> np.ndarray:
