@@ -14,6 +14,7 @@ import pytest
 import structlog
 
 from fast_selection import RUNTIMES, TESTS, is_fast
+from longest_first import longest_first
 
 # How long an example takes says something of the machine, and nothing of what is tested.
 hypothesis.settings.register_profile(
@@ -49,6 +50,10 @@ def _sources_only(folder: str) -> FileFinder:
     if not place.is_relative_to(TESTS.parent) or "site-packages" in place.parts:
         raise ImportError
     return FileFinder(folder, (SourceFileLoader, SOURCE_SUFFIXES))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    longest_first(items)
 
 
 def pytest_collection_finish() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from catenary_agent.executors.device import Device
+from catenary_agent.profiling import profiler
 from catenary_agent.profiling.profiler import ProfileCallbacks, ProfileOrder, profile_model
 from catenary_agent.profiling.samples import busy_window
 from catenary_agent.profiling.siblings import virtual_gpus
@@ -19,11 +20,17 @@ from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.profile import ModelProfile, parse_profile, profile_document
 from catenary_services.errors import CatenaryError, InvalidInput, ModelNotFound, Unavailable
 from catenary_services.models.model_repository import ModelRepository
+from jail_here import run_here
 
 ONNX, TORCH = ModelKey("small-onnx", "1"), ModelKey("small-torch", "1")
 WEIGHT_BYTES = 4 * (24 * 3 * 9 + 3 * 24 * 24 * 9 + 24 * 16 * 16 * 10)
 """Of the four convolutions and the matrix of both models, in float32."""
 ORDER = ProfileOrder("cpu", "testbed", levels=(1, 2), batch_sizes=(1, 4), runs=3)
+
+
+@pytest.fixture(autouse=True)
+def _costs_are_counted_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiler, "run_jailed", run_here)
 
 
 @pytest.mark.parametrize(("key", "levels"), [(ONNX, (1, 2)), (TORCH, (1,))], ids=["onnx", "torch"])
