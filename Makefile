@@ -47,7 +47,7 @@ type: $(STAMP) ## mypy strict
 	$(BIN)/mypy
 
 # One process more than two cores, for tests wait a third of their time; one thread of arithmetic in
-# each. A file's tests share what they start, and long files come first (tests/support/longest_first.py).
+# each. A file's tests share what they start, and long files come first (tests/support/suite_rules/longest_first.py).
 # A process that dies fails the run at once: another one in its place would run the same tests again.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 

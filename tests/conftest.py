@@ -13,8 +13,8 @@ import hypothesis
 import pytest
 import structlog
 
-from fast_selection import RUNTIMES, TESTS, is_fast
-from longest_first import longest_first
+from suite_rules.fast_selection import RUNTIMES, TESTS, is_fast
+from suite_rules.longest_first import longest_first
 
 # How long an example takes says something of the machine, and nothing of what is tested.
 hypothesis.settings.register_profile(
@@ -84,7 +84,9 @@ def _nothing_slow(event: str, arguments: tuple[object, ...]) -> None:
         return
     if event == "import" and arguments[0] not in RUNTIMES:
         return
-    raise AssertionError(f"{event} {arguments[0]}: not fast; tests/support/fast_selection.py")
+    raise AssertionError(
+        f"{event} {arguments[0]}: not fast; tests/support/suite_rules/fast_selection.py"
+    )
 
 
 @pytest.fixture(autouse=True)

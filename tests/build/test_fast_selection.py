@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fast_selection import SLOW_FOLDERS, TESTS, fast_files, is_fast
+from suite_rules.fast_selection import SLOW_FOLDERS, TESTS, fast_files, is_fast
 
 PURE = (
     "client",

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from cluster_harness import ROOT
-from longest_first import LONGEST, longest_first
+from suite_rules.longest_first import LONGEST, longest_first
 
 
 @pytest.mark.parametrize("file", LONGEST)

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from catenary_services.telemetry import names
-from chart import CHART, EXAMPLES, ROOT
 from deploy import values_schema
+from deployed.chart import CHART, EXAMPLES, ROOT
 
 
 def values() -> dict[str, Any]:

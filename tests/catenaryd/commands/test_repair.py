@@ -19,7 +19,7 @@ from catenary_scheduler.storage.store import Store
 from catenary_services.redis.embedded_redis import EmbeddedRedis
 from catenary_services.redis.redis_client import connect
 from catenaryd.command_line import cli
-from stored_tables import GOOD, raw_table
+from scheduling_cases.stored_tables import GOOD, raw_table
 
 KEYS = RedisKeys("test")
 

@@ -19,7 +19,7 @@ from catenary_protos.catenary.v1 import (
 from catenary_services.telemetry.metrics import Metrics
 from gateway_harness import Down
 from generation_harness import TextStage, answering, text_stage
-from tiny_tokenizer import END
+from small_models.tiny_tokenizer import END
 
 MS = 1_000_000
 Request = generation_pb2.GenerateRequest

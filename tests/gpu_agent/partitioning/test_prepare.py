@@ -25,7 +25,7 @@ from catenary_services.domain.model import ModelManifest
 from catenary_services.errors import ContentMismatch, InvalidInput
 from catenary_services.jail.run import run_jailed
 from catenary_services.models.model_repository import ModelRepository
-from jail_here import run_here
+from small_models.jail_here import run_here
 
 KEY = ModelKey("small", "1")
 PART = PartName("0" * 64, "1" * 64, "test")

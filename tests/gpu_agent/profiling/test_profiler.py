@@ -20,7 +20,7 @@ from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.profile import ModelProfile, parse_profile, profile_document
 from catenary_services.errors import CatenaryError, InvalidInput, ModelNotFound, Unavailable
 from catenary_services.models.model_repository import ModelRepository
-from jail_here import run_here
+from small_models.jail_here import run_here
 
 ONNX, TORCH = ModelKey("small-onnx", "1"), ModelKey("small-torch", "1")
 WEIGHT_BYTES = 4 * (24 * 3 * 9 + 3 * 24 * 24 * 9 + 24 * 16 * 16 * 10)

@@ -12,7 +12,7 @@ from catenary_scheduler.storage.store import ClockAnchor, Store
 from catenary_scheduler.storage.values.stored import StoredPlan
 from catenary_services.domain.ids import BatchId, ResourceId
 from catenary_services.errors import InvalidInput, StaleEpoch
-from stored_tables import raw_table
+from scheduling_cases.stored_tables import raw_table
 
 KEYS = RedisKeys("test")
 

@@ -20,7 +20,7 @@ from catenary_services.errors import (
     PayloadTooLarge,
 )
 from catenary_services.transport.interface import Link
-from slow_network import slow_network
+from machine_faults.slow_network import slow_network
 from tests.services.transport.peers import MIB, Inbox, Kit, Spawn
 
 SIZES = [0, 1, 4095, 8192, 8193, MIB, 33 * MIB]

@@ -22,11 +22,11 @@ import pytest
 
 import catenary
 import figures
-from browser import PHONE, Tab, binary, open_tab
 from catenary_services.models.model_repository import ModelRepository
 from catenaryd.demo.demo import demo_placement
 from catenaryd.demo.models import ensure_model
 from cluster_harness import MODEL, RunningCluster, running_cluster
+from deployed.browser import PHONE, Tab, binary, open_tab
 from language_model import MODEL as LANGUAGE_MODEL
 from language_model import install
 

@@ -16,10 +16,10 @@ import aiohttp
 import pytest
 
 import figures
-import large_cluster
-from browser import DESKTOP, PHONE, ROOT, Tab, open_tab, require
 from catenary_services.security.keys import add_key
+from deployed.browser import DESKTOP, PHONE, ROOT, Tab, open_tab, require
 from gateway_harness import Stage, stage
+from scheduling_cases import large_cluster
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 

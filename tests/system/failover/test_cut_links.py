@@ -20,9 +20,9 @@ import pytest
 import catenary
 import figures
 from catenaryd.local.local_cluster import free_port
+from deployed.redis_servers import STATE, RedisServer
 from fault_cluster import LEASE_S, TEXTS, FaultCluster, nothing_is_booked, running
-from namespaces import VirtualNetwork, virtual_network
-from redis_servers import STATE, RedisServer
+from machine_faults.namespaces import VirtualNetwork, virtual_network
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 

@@ -19,6 +19,7 @@ import catenary
 from catenary_scheduler.storage.keys import RedisKeys, RedisTable, book_table
 from catenary_services.domain.ids import ResourceId
 from catenary_services.redis.redis_client import connect
+from deployed.redis_servers import STATE, RedisServer
 from fault_cluster import (
     LEASE_S,
     FaultCluster,
@@ -27,8 +28,7 @@ from fault_cluster import (
     ready,
     until_status,
 )
-from fault_load import Load, prepared_load
-from redis_servers import STATE, RedisServer
+from machine_faults.fault_load import Load, prepared_load
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 

@@ -13,7 +13,7 @@ import pytest
 
 import catenary
 import figures
-from clock_step import SteppedClock
+from deployed.redis_servers import STATE, RedisServer
 from fault_cluster import (
     FaultCluster,
     fault_cluster,
@@ -21,8 +21,8 @@ from fault_cluster import (
     status_or_none,
     until_status,
 )
-from fault_load import Load, prepared_load
-from redis_servers import STATE, RedisServer
+from machine_faults.clock_step import SteppedClock
+from machine_faults.fault_load import Load, prepared_load
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

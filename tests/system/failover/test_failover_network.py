@@ -16,6 +16,7 @@ import pytest
 
 import catenary
 import figures
+from deployed.redis_servers import STATE, RedisServer
 from fault_cluster import (
     FaultCluster,
     fault_cluster,
@@ -25,9 +26,8 @@ from fault_cluster import (
     until,
     until_status,
 )
-from fault_load import Load, Shape, prepared_load
-from namespaces import VirtualNetwork, virtual_network
-from redis_servers import STATE, RedisServer
+from machine_faults.fault_load import Load, Shape, prepared_load
+from machine_faults.namespaces import VirtualNetwork, virtual_network
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

@@ -20,6 +20,7 @@ import figures
 from catenary import ClusterStatus
 from catenary_scheduler.storage.keys import RedisKeys
 from catenary_services.redis.redis_client import connect
+from deployed.redis_servers import STATE, RedisServer, sentinel_trio
 from fault_cluster import (
     FaultCluster,
     fault_cluster,
@@ -28,8 +29,7 @@ from fault_cluster import (
     until,
     until_status,
 )
-from fault_load import Load, prepared_load
-from redis_servers import STATE, RedisServer, sentinel_trio
+from machine_faults.fault_load import Load, prepared_load
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

@@ -23,7 +23,7 @@ from fault_cluster import (
     until,
     until_status,
 )
-from fault_load import Load, prepared_load
+from machine_faults.fault_load import Load, prepared_load
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

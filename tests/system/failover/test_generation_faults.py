@@ -21,7 +21,7 @@ import catenary
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from cluster_harness import RunningCluster, running_cluster
 from language_model import install
-from prompts import PROMPTS
+from small_models.prompts import PROMPTS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 

@@ -26,7 +26,7 @@ from catenary_services.domain.decoder import AllocatedSizes, LargestStep
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.models.model_repository import ModelRepository
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
-from decoder_ring import DecoderRing
+from small_models.decoder_ring import DecoderRing
 from tiny_language_models import LAYERS, greedy, worker_in_this_process, write_folder
 
 for _module in ("torch", "transformers", "onnxruntime_genai"):

@@ -23,7 +23,7 @@ from catenary_protos.catenary.v1 import (
 from catenary_services.models.model_repository import ModelRepository
 from cluster_harness import RunningCluster, running_cluster
 from language_model import install
-from prompts import PROMPTS
+from small_models.prompts import PROMPTS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 

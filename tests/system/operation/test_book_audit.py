@@ -21,8 +21,8 @@ from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc, sch
 from catenary_scheduler.storage.keys import RedisKeys
 from cluster_harness import RunningCluster, redis_pid, running_cluster
 from language_model import install
-from prompts import PROMPTS
 from scheduler_harness import FakeGateway, until
+from small_models.prompts import PROMPTS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 

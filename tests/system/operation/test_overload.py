@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import figures
-from overload_cluster import (
+from deployed.overload_cluster import (
     FEATURES,
     PACED,
     SLO_MS,

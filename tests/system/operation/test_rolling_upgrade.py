@@ -28,7 +28,7 @@ from catenary.rpc.attempts import RetryAttempts
 from catenary_services.grpc.probes import LEADER, LIVE, READY
 from catenaryd.local.local_cluster import free_port
 from fault_cluster import FaultCluster, Member, fault_cluster, nothing_is_booked, ready, until
-from fault_load import Load, Shape
+from machine_faults.fault_load import Load, Shape
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 

@@ -22,12 +22,8 @@ import numpy as np
 import psutil
 import pytest
 
-import attacks
 import catenary
 import figures
-import hostile_models
-from attacks import Target, Usage
-from attacks_from_within import CLUSTER, LIAR, identities
 from catenary_services.errors import PartitionLost
 from catenary_services.security.authority import (
     AUTHORITY_FILE,
@@ -42,6 +38,9 @@ from catenary_services.transport.settings import TransportSecurity, TransportSet
 from catenary_services.transport.tcp.tcp import TcpEndpoint
 from catenaryd.demo.models import ensure_model
 from cluster_harness import MODEL, ROOT, RunningCluster, environment, running_cluster, wait_until
+from hostile import attacks, hostile_models
+from hostile.attacks import Target, Usage
+from hostile.attacks_from_within import CLUSTER, LIAR, identities
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 

@@ -29,9 +29,9 @@ from catenary_services.security.key_file import revoke_keys
 from catenaryd.commands.redis_acl import HEALTH, SCHEDULER, VIEW, acl_file
 from catenaryd.demo.models import ensure_model
 from cluster_harness import MODEL, running_cluster, wait_until
+from deployed.redis_servers import RedisServer
+from hostile.refusals import Attempt, Scene, bomb, command, make_keys
 from language_model import install
-from redis_servers import RedisServer
-from refusals import Attempt, Scene, bomb, command, make_keys
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

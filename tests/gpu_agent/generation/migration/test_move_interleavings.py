@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from catenary_agent.generation.state.events import EpochRaised
 from tests.support.ring_harness import BLOCKS, SECOND_NS, begin_frame, opening, undisturbed
-from tests.support.ring_world import World
+from tests.support.small_models.ring_world import World
 
 CHAINS = [
     [("a", 0, 2), ("b", 2, 4), ("c", 4, BLOCKS)],

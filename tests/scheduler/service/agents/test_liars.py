@@ -12,12 +12,12 @@ import grpc.aio
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from any_message import messages
 from catenary_protos.catenary.v1 import admin_pb2, common_pb2, scheduler_pb2
 from catenary_scheduler.dispatch.availability import Impairment
 from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.redis.embedded_redis import EmbeddedRedis
+from hostile.any_message import messages
 from scheduler_harness import (
     MS,
     AgentScript,

@@ -22,7 +22,7 @@ from catenary_services.domain.ids import AgentId
 from catenary_services.redis.embedded_redis import EmbeddedRedis
 from catenary_services.redis.redis_client import connect
 from scheduler_harness import AgentScript, Crowd, admin, crash, scheduler, until
-from stored_tables import GOOD
+from scheduling_cases.stored_tables import GOOD
 
 Configured = Callable[..., SchedulerSettings]
 KEYS = RedisKeys("main")

@@ -19,7 +19,7 @@ from catenary_services.domain.plan import ChainHop
 from catenary_services.telemetry.metrics import Metrics
 from chain_harness import RING, file_of, plan_is_stored, serving
 from scheduler_harness import LLM, MS, AgentScript, Crowd, crash, scheduler, until
-from stored_tables import stored_of
+from scheduling_cases.stored_tables import stored_of
 
 Configured = Callable[..., SchedulerSettings]
 A, B = AgentId("agent-0"), AgentId("agent-1")

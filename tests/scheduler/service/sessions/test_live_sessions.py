@@ -17,7 +17,7 @@ from catenary_services.domain.ids import (
     SessionId,
 )
 from catenary_services.domain.plan import ChainHop
-from stored_tables import stored_of
+from scheduling_cases.stored_tables import stored_of
 
 LLM = ModelKey("llm:x", "1")
 A, B = AgentId("a"), AgentId("b")

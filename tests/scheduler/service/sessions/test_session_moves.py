@@ -35,7 +35,7 @@ from scheduler_harness import (
     scheduler,
     until,
 )
-from stored_tables import raw_table
+from scheduling_cases.stored_tables import raw_table
 
 Configured = Callable[..., SchedulerSettings]
 TWO = chains((2, [("agent-0", 0, 6, 0)]), (2, [("agent-1", 0, 6, 0)]))

@@ -18,7 +18,7 @@ from catenary_scheduler.dispatch.events import (
 )
 from catenary_services.domain.ids import AgentId, PartitionKey
 from catenary_services.domain.plan import Chain
-from chain_bench import LLAMA, MS, ChainBench, chain, hop, plan, started
+from scheduling_cases.chain_bench import LLAMA, MS, ChainBench, chain, hop, plan, started
 
 THREE = plan(chain("a", 2, 50), chain("b", 4, 100), chain("c", 1, 90))
 

@@ -16,7 +16,17 @@ from catenary_scheduler.dispatch.events import (
 )
 from catenary_services.domain.ids import AgentId
 from catenary_services.domain.plan import Chain, Plan
-from chain_bench import ChainBench, chain, closes, hop, only, plan, rejects, slots_of, started
+from scheduling_cases.chain_bench import (
+    ChainBench,
+    chain,
+    closes,
+    hop,
+    only,
+    plan,
+    rejects,
+    slots_of,
+    started,
+)
 
 
 def prefill(name: str, capacity: int, *hops) -> Chain:

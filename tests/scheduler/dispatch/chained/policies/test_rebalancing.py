@@ -19,7 +19,7 @@ from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
 from catenary_services.domain.ids import GatewayId, PlanId, RequestId, SessionId
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenary_services.domain.plan import CacheCapacity, Chain, ModelPlan, Plan
-from chain_bench import LLAMA, MS, ChainBench, hop, only, rejects
+from scheduling_cases.chain_bench import LLAMA, MS, ChainBench, hop, only, rejects
 
 LINES = LatencyLines(0.1 * MS, 5 * MS, 0.001 * MS, 0.1 * MS, 10 * MS)
 OBJECTIVES = TokenObjectives(2_000 * MS, 40 * MS)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CHART = ROOT / "deploy" / "helm" / "catenary"
 EXAMPLES = ROOT / "deploy" / "helm" / "examples"
 TOOLS = ROOT / ".venv-deploy" / "bin"

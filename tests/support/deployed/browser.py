@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 ARTIFACTS = Path(os.environ.get("CATENARY_ARTIFACTS", ROOT / "build" / "screenshots"))
 _BINARIES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _FLAGS = (

@@ -15,7 +15,7 @@ from catenary_scheduler.dispatch.events import (
     StartSession,
 )
 from catenary_services.domain.ids import AgentId, SessionId
-from chain_bench import MS, ChainBench, only
+from scheduling_cases.chain_bench import MS, ChainBench, only
 
 
 class MoveBench(ChainBench):

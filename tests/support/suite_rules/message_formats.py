@@ -1,6 +1,6 @@
 """The formats of our messages as a document: what may only be added to, never changed.
 
-python tests/support/message_formats.py tests/services/message_formats.json     # at a release
+python tests/support/suite_rules/message_formats.py tests/services/message_formats.json     # at a release
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import random
 
 import catenary
 from fault_cluster import IMAGES
-from faults.agent_faults import OfAnAgent
 from faults.base import Fault, Promise, fault
+from faults.kinds.agent_faults import OfAnAgent
 from faults.world import World
 
 _PATIENCE_S = 30.0

@@ -24,7 +24,7 @@ _LONGEST_S = 120
 
 def make(folder: Path) -> None:
     """Writes every model; takes some seconds."""
-    import hostile_programs as programs
+    from hostile import hostile_programs as programs
 
     folder.mkdir(parents=True)
     chosen, secret = folder / CHOSEN, folder / SECRET

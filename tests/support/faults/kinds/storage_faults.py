@@ -10,8 +10,8 @@ from pathlib import Path
 from catenary_agent.partitioning.parts import CACHE_FOLDER
 from catenary_scheduler.storage.keys import RedisTable, book_table
 from catenary_services.domain.ids import ResourceId
-from faults.agent_faults import OfAnAgent
 from faults.base import LEADER, MOUNTS, REDIS, Fault, Promise, fault
+from faults.kinds.agent_faults import OfAnAgent
 from faults.world import World, mount, unmount
 
 _KILOBYTE = 1024

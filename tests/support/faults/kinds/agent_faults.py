@@ -15,7 +15,7 @@ import psutil
 
 from fault_cluster import slowed
 from faults.base import AGENTS, FAULTS_FILE, GATEWAYS, Fault, Promise, fault
-from faults.crowd_faults import connected
+from faults.kinds.crowd_faults import connected
 from faults.world import World
 
 _CALLERS = 10

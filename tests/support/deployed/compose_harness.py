@@ -18,7 +18,7 @@ import pytest
 
 import catenary
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "compose"
 SECRETS = FOLDER / "secrets"
 COLLECTOR, COLLECTOR_FILE = "http://collector:4317", "../tests/compose/collector.yaml"

@@ -344,19 +344,19 @@ def _unix(path: str) -> socket.socket:
 
 
 def _model(target: Target, name: str) -> Answers:
-    import hostile_models
+    from hostile import hostile_models
 
     return hostile_models.tried(Path(target.hostile), name)
 
 
 def _lie(target: Target, name: str) -> Answers:
-    import attacks_from_within
+    from hostile import attacks_from_within
 
     return attacks_from_within.lied(target.scheduler, target.certs, name, SECONDS)
 
 
 def _storm(target: Target) -> Answers:
-    import attacks_from_within
+    from hostile import attacks_from_within
 
     return attacks_from_within.stormed(target.scheduler, target.certs, SECONDS)
 
