@@ -97,7 +97,7 @@ async def test_draining_an_agent_moves_its_sessions_and_does_not_wait_for_a_plan
         process.leader().planner.follow = lambda *_: target
         answer = await stub.DrainAgent(admin_pb2.DrainAgentRequest(agent_id=name), timeout=30)
         assert answer.drained
-        assert process.leader().cluster.target is target, "no plan came that it could wait for"
+        assert process.leader().cluster.target == target, "no plan came that it could wait for"
         assert {each.moved_session_id for each in moves(gateway)} == {s.session_id for s in mine}
         assert all(each.route[0].agent_id != name for each in moves(gateway))
         gone = next(agent for agent in agents if agent.name == name)
