@@ -21,12 +21,12 @@ from catenary_protos.catenary.v1 import (
 )
 from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.groups import GROUP_METADATA
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.models.model_repository import ModelRepository
+from scheduling_cases.decoder_tables import decoder_table
 
 MS = 1_000_000
 TOY = ModelKey("toy", "1")
@@ -73,20 +73,8 @@ def add_decoder(
             target=target,
         )
     )
-    table = DecoderTable(
-        model_hash="0" * 64,
+    table = decoder_table(
         blocks=blocks,
-        hidden_size=8,
-        attention_heads=2,
-        key_value_heads=1,
-        head_size=4,
-        vocabulary_size=100,
-        context_tokens=128,
-        end_token_ids=(2,),
-        block_bytes=100,
-        embedding_bytes=50,
-        head_bytes=50,
-        cache_bytes_per_token=1,
     )
     repository.write_decoder_table(key, table)
     return key

@@ -29,7 +29,6 @@ from catenary_services.domain.decoder import (
     AllocatedSizes,
     DecoderForm,
     DecoderRuntime,
-    DecoderTable,
     LargestStep,
     StepSizes,
 )
@@ -38,6 +37,7 @@ from catenary_services.domain.model import BlockTable, Boundary
 from catenary_services.domain.plan import Agent, ChainHop
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import PlanInfeasible
+from scheduling_cases.decoder_tables import decoder_table
 
 LLM = ModelKey("llm", "1")
 BLOCKS, TOKENS = 6, 64
@@ -59,19 +59,9 @@ def sizes(form: DecoderForm, factor: int, steps: StepSizes) -> AllocatedSizes:
 
 
 STEPS = StepSizes(20, 5, 1, 9, 1, 1, 1)
-TABLE = DecoderTable(
-    model_hash="0" * 64,
+TABLE = decoder_table(
     blocks=BLOCKS,
-    hidden_size=8,
-    attention_heads=2,
-    key_value_heads=1,
-    head_size=4,
-    vocabulary_size=100,
-    context_tokens=128,
-    end_token_ids=(2,),
     block_bytes=50,
-    embedding_bytes=50,
-    head_bytes=50,
     cache_bytes_per_token=4,
     forms=(
         sizes(DecoderForm.ONNX_INT4, 1, STEPS),

@@ -21,32 +21,21 @@ from catenary_scheduler.planning.live import (
 from catenary_scheduler.planning.live.rings import even_ranges
 from catenary_scheduler.planning.placement import PipelinePlacement, StagePlacement
 from catenary_scheduler.replanning.chain_builder import compose, compose_cluster
-from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId, ServerId
 from catenary_services.domain.model import BlockTable, Boundary
 from catenary_services.domain.plan import Agent, ChainHop
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import PlanInfeasible
+from scheduling_cases.decoder_tables import decoder_table
 
 LLM, OTHER, CATS = (ModelKey(name, "1") for name in ("llm", "other", "cats"))
 BLOCKS, BLOCK_BYTES, ENDS_BYTES = 6, 100, 100
 SLOT_BYTES = 64
 SESSION_BYTES = BLOCKS * SLOT_BYTES
 MS = 1_000_000
-DECODER = DecoderTable(
-    model_hash="0" * 64,
+DECODER = decoder_table(
     blocks=BLOCKS,
-    hidden_size=8,
-    attention_heads=2,
-    key_value_heads=1,
-    head_size=4,
-    vocabulary_size=100,
-    context_tokens=128,
-    end_token_ids=(2,),
     block_bytes=BLOCK_BYTES,
-    embedding_bytes=50,
-    head_bytes=50,
-    cache_bytes_per_token=1,
 )
 
 

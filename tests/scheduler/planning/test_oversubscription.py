@@ -30,33 +30,22 @@ from catenary_scheduler.scaling.workers.workers_line import SessionLengths
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.wire.messages import agent_of
 from catenary_scheduler.wire.session_messages import cache_message
-from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import AgentId, ModelKey, PlanId, ServerId
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.plan import Agent, Chain
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
+from scheduling_cases.decoder_tables import decoder_table
 
 LLM = ModelKey("llm", "1")
 BLOCKS, BLOCK_BYTES, ENDS_BYTES = 6, 100, 100
 SESSION_TOKENS = 64
 WEIGHTS = BLOCKS * BLOCK_BYTES + ENDS_BYTES
 SESSION_BYTES = BLOCKS * SESSION_TOKENS
-DECODER = DecoderTable(
-    model_hash="0" * 64,
+DECODER = decoder_table(
     blocks=BLOCKS,
-    hidden_size=8,
-    attention_heads=2,
-    key_value_heads=1,
-    head_size=4,
-    vocabulary_size=100,
-    context_tokens=128,
-    end_token_ids=(2,),
     block_bytes=BLOCK_BYTES,
-    embedding_bytes=50,
-    head_bytes=50,
-    cache_bytes_per_token=1,
 )
 BOUNDARY = Boundary((TensorSpec("x", "FP32", (ANY, 8)),), 32)
 TABLE = BlockTable("0" * 64, True, (BOUNDARY,) * (BLOCKS + 1), (0,) * BLOCKS)

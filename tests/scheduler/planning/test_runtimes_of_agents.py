@@ -22,28 +22,17 @@ from catenary_scheduler.planning.live import (
 )
 from catenary_scheduler.planning.live.agent_memory import rooms_of
 from catenary_scheduler.replanning.chain_builder import compose, compose_cluster
-from catenary_services.domain.decoder import DecoderRuntime, DecoderTable, why_not_loaded
+from catenary_services.domain.decoder import DecoderRuntime, why_not_loaded
 from catenary_services.domain.ids import AgentId, ModelKey, ServerId
 from catenary_services.domain.model import BlockTable, Boundary
 from catenary_services.domain.plan import Agent
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import PlanInfeasible
+from scheduling_cases.decoder_tables import decoder_table
 
 BLOCKS, TOKENS, MEMORY = 6, 64, 10_000
-TABLE = DecoderTable(
-    model_hash="0" * 64,
+TABLE = decoder_table(
     blocks=BLOCKS,
-    hidden_size=8,
-    attention_heads=2,
-    key_value_heads=1,
-    head_size=4,
-    vocabulary_size=100,
-    context_tokens=128,
-    end_token_ids=(2,),
-    block_bytes=100,
-    embedding_bytes=50,
-    head_bytes=50,
-    cache_bytes_per_token=1,
 )
 TARGETS = ("both", "cpu", "gpu")
 RUNTIMES = (*DecoderRuntime, "")

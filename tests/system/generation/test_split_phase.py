@@ -20,9 +20,8 @@ from catenary_protos.catenary.v1 import (
     generation_pb2,
     generation_pb2_grpc,
 )
-from catenary_services.models.model_repository import ModelRepository
 from cluster_harness import RunningCluster, running_cluster
-from language_model import install
+from language_model import answers_of_transformers, folder_of, install
 from small_models.prompts import PROMPTS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
@@ -57,24 +56,7 @@ def chats(models: Path) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def expected(models: Path, chats: list[list[int]]) -> list[list[int]]:
     """What `transformers.generate` answers, each chat alone."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder_of(models), dtype=torch.float32).eval()
-    answers = []
-    for chat in chats:
-        ids = torch.tensor([chat])
-        with torch.inference_mode():
-            output = model.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=TOKENS
-            )
-        answers.append(output[0, len(chat) :].tolist())
-    return answers
-
-
-def folder_of(models: Path) -> Path:
-    repository = ModelRepository(models)
-    return repository.folder(repository.resolve(MODEL))
+    return answers_of_transformers(models, chats, TOKENS)
 
 
 def ring(role: str, capacity: int, agents: list[int], *cuts: int) -> dict[str, object]:

@@ -5,36 +5,19 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
 
 import psutil
 import pytest
 
-from cluster_harness import ROOT, environment, wait_until
+from cluster_harness import ROOT, wait_until
 
 pytestmark = pytest.mark.system
 
+KIND = "chains"
 SCENARIO = ROOT / "scenarios" / "chains" / "table-1-live.yaml"
 PROCESSES = 12
 """Redis, scheduler, gateway and nine agents."""
 APART = 0.15
-
-
-@pytest.fixture
-def process() -> Iterator[subprocess.Popen[str]]:
-    arguments = ["simulate", "chains", str(SCENARIO), "--live", "--quick", "--json"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "catenaryd", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=environment(),
-    ) as running:
-        yield running
-        if running.poll() is None:
-            running.terminate()
 
 
 def test_live_responses_are_the_simulated_ones_and_nothing_is_lost(

@@ -5,37 +5,20 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
 
 import psutil
 import pytest
 
-from cluster_harness import ROOT, environment, wait_until
+from cluster_harness import ROOT, wait_until
 
 pytestmark = pytest.mark.system
 
+KIND = "pools"
 SCENARIO = ROOT / "scenarios" / "live-16.yaml"
 PROCESSES = 19
 """Redis, scheduler, gateway and 16 agents."""
 APART = 0.05
 """The project's own limit, and one step of the search."""
-
-
-@pytest.fixture
-def process() -> Iterator[subprocess.Popen[str]]:
-    arguments = ["simulate", "pools", str(SCENARIO), "--live", "--quick", "--json"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "catenaryd", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=environment(),
-    ) as running:
-        yield running
-        if running.poll() is None:
-            running.terminate()
 
 
 def test_a_live_run_that_is_told_to_stop_leaves_no_process(process: subprocess.Popen[str]) -> None:
