@@ -46,18 +46,21 @@ lint: $(STAMP) proto-check ## ruff, import-linter, freshness of generated code
 type: $(STAMP) ## mypy strict
 	$(BIN)/mypy
 
-# As many processes as cores, one thread of arithmetic in each; a file's tests share what they start.
-JOBS ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile
+# One process more than two cores, for tests wait a third of their time; one thread of arithmetic in
+# each. A file's tests share what they start, and long files come first (tests/support/suite_rules/longest_first.py).
+# A process that dies fails the run at once: another one in its place would run the same tests again.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-unit: $(NATIVE) ## the default test suite without lint (JOBS=2 processes)
+unit: $(NATIVE) ## the default test suite without lint (JOBS=3 processes)
 	$(PYTEST) -m 'not system and not compose and not nightly'
 
 # The sources as they are: nothing is compiled first, however often they change.
 fast: $(STAMP) ## the tests that start no process and load no model
 	CATENARY_PURE=1 $(PYTEST) --fast -m 'not system and not compose and not nightly'
 
-test: $(if $(FAST),lint fast,lint type unit) ## everything CI runs (FAST=1: lint and the fast tests, for the inner loop)
+# Types are checked while tests wait.
+test: lint ## everything CI runs (FAST=1: lint and the fast tests, for the inner loop)
+	$(MAKE) --no-print-directory -j 2 $(if $(FAST),fast,type unit)
 
 test-nightly: $(NATIVE) ## the long forms of property tests and sweeps
 	$(PYTEST) -m nightly --timeout 600
@@ -66,7 +69,7 @@ test-system: $(NATIVE) $(TOOLS) ## real processes, killed and restarted; takes l
 	$(BIN)/pytest -m system --timeout 600
 
 test-browser: $(NATIVE) $(TOOLS) ## the dashboard in a headless Chromium; pictures in build/screenshots (QUICK=1: the page alone)
-	$(BIN)/pytest -m system --timeout 600 tests/system/test_dashboard_page.py $(if $(QUICK),,tests/system/test_dashboard.py)
+	$(BIN)/pytest -m system --timeout 600 tests/system/dashboard/test_dashboard_page.py $(if $(QUICK),,tests/system/dashboard/test_dashboard.py)
 
 # Load generators bring dozens of packages; they see those of the main environment, never the reverse.
 $(TOOLS): $(STAMP) requirements/load-tools.txt

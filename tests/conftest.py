@@ -9,10 +9,18 @@ from collections.abc import Iterator
 from importlib.machinery import SOURCE_SUFFIXES, FileFinder, SourceFileLoader
 from pathlib import Path
 
+import hypothesis
 import pytest
 import structlog
 
-from fast_selection import RUNTIMES, TESTS, is_fast
+from suite_rules.fast_selection import RUNTIMES, TESTS, is_fast
+from suite_rules.longest_first import longest_first
+
+# How long an example takes says something of the machine, and nothing of what is tested.
+hypothesis.settings.register_profile(
+    "catenary", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("catenary")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,6 +52,10 @@ def _sources_only(folder: str) -> FileFinder:
     return FileFinder(folder, (SourceFileLoader, SOURCE_SUFFIXES))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    longest_first(items)
+
+
 def pytest_collection_finish() -> None:
     """Spares every later garbage collection what stays anyway: libraries and thousands of tests.
 
@@ -72,7 +84,9 @@ def _nothing_slow(event: str, arguments: tuple[object, ...]) -> None:
         return
     if event == "import" and arguments[0] not in RUNTIMES:
         return
-    raise AssertionError(f"{event} {arguments[0]}: not fast; tests/support/fast_selection.py")
+    raise AssertionError(
+        f"{event} {arguments[0]}: not fast; tests/support/suite_rules/fast_selection.py"
+    )
 
 
 @pytest.fixture(autouse=True)

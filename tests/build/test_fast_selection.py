@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fast_selection import SLOW_FOLDERS, TESTS, fast_files, is_fast
+from suite_rules.fast_selection import SLOW_FOLDERS, TESTS, fast_files, is_fast
 
 PURE = (
     "client",
@@ -21,12 +21,15 @@ PURE = (
     "gpu_agent/devices",
     "gpu_agent/engine",
     "gpu_agent/generation",
+    "gpu_agent/generation/migration",
+    "gpu_agent/generation/rings",
     "gpu_agent/hosting",
     "gpu_agent/supervision",
     "scheduler/book",
     "scheduler/dispatch",
     "scheduler/dispatch/auditing",
     "scheduler/dispatch/chained",
+    "scheduler/dispatch/chained/policies",
     "scheduler/dispatch/placing",
     "scheduler/packing",
     "scheduler/planning",

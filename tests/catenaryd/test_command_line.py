@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from catenaryd.command_line import cli
 from cluster_harness import ROOT, environment
 
 COMMANDS = (
@@ -39,9 +41,18 @@ def catenaryd(*arguments: str, timeout: float = 60) -> subprocess.CompletedProce
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(command: str) -> None:
-    done = catenaryd(command, "--help")
-    assert done.returncode == 0
+    done = CliRunner().invoke(cli, [command, "--help"])
+    assert done.exit_code == 0
     assert "Example:" in done.stdout
+
+
+def test_a_process_says_the_same_as_its_help() -> None:
+    done = catenaryd("gateway", "--help")
+    assert done.returncode == 0
+    here = CliRunner().invoke(cli, ["gateway", "--help"])
+    # Each breaks its lines for the terminal it has, and calls itself as it was called.
+    _, said = done.stdout.split("gateway [OPTIONS]")
+    assert said.split() == here.stdout.split("gateway [OPTIONS]")[1].split()
 
 
 def test_an_unknown_option_is_bad_usage() -> None:

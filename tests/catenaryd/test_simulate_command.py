@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from catenary_services.errors import CatenaryError, InvalidInput
 from catenaryd.command_line import cli
-from tiny_dataset import MODELS, RATES, write_dataset
+from scheduling_cases.tiny_dataset import MODELS, RATES, write_dataset
 
 INSTANCE = "set/even/G/tiny"
 

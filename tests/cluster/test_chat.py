@@ -12,7 +12,7 @@ import catenary
 from catenaryd.demo.demo_chat import CHAT_MODEL, expected_answer, ring_placement
 from cluster_harness import RunningCluster, running_cluster, wait_until
 from language_model import KEY, install, shared_models
-from prompts import PROMPTS
+from small_models.prompts import PROMPTS
 
 pytestmark = pytest.mark.timeout(600)  # the first test of all imports the model
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import figures
-from compose_harness import ComposeCluster, compose_cluster, require_engine
+from deployed.compose_harness import ComposeCluster, compose_cluster, require_engine
 
 PROJECT = "catenary-test"
 

@@ -19,7 +19,7 @@ import catenary
 import figures
 from catenary_services.domain.ids import ModelKey
 from catenaryd.demo.demo_models import preprocess, sample_photographs, top_k
-from compose_harness import SECRETS, ComposeCluster, wait_until
+from deployed.compose_harness import SECRETS, ComposeCluster, wait_until
 from language_model import shared_models
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from catenary_services.telemetry.metric_table import declared_metrics
-from chart import CHART, EXAMPLES, ROOT
 from deploy import values_schema
+from deployed.chart import CHART, EXAMPLES, ROOT
 
 
 def values() -> dict[str, Any]:

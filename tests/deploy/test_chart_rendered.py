@@ -14,7 +14,7 @@ from catenary_gateway.settings import GatewaySettings
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.grpc.probes import LIVE, READY
 from catenary_services.settings import ProcessSettings, load_settings
-from chart import (
+from deployed.chart import (
     CHART,
     ROOT,
     TOOLS,

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from catenaryd.command_line import cli
 from cluster_harness import ROOT
-from doc_examples import DocumentRun, documents, examples, simple_commands
+from suite_rules.doc_examples import DocumentRun, documents, examples, simple_commands
 
 DOCUMENTS = documents()
 FAST = [path for path in DOCUMENTS if any(e.kind == "fast" for e in examples(path))]

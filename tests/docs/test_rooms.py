@@ -1,4 +1,4 @@
-"""A folder of the product holds about a dozen modules: whoever opens it can see what is in it."""
+"""A folder of the product or of tests holds about a dozen modules: whoever opens it sees them all."""
 
 from __future__ import annotations
 
@@ -34,6 +34,10 @@ def test_no_folder_of_the_product_holds_more_than_about_a_dozen_modules() -> Non
     packages = product_packages()
     assert all((package / "__init__.py").exists() for package in packages)
     assert crowded(packages, LIMIT) == {}
+
+
+def test_no_folder_of_tests_holds_more_than_about_a_dozen_modules() -> None:
+    assert crowded([ROOT / "tests"], LIMIT) == {}
 
 
 def test_modules_are_counted_folder_by_folder(tmp_path: Path) -> None:

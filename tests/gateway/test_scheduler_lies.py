@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from any_message import messages
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from gateway_harness import Stage, stage
+from hostile.any_message import messages
 
 Down = scheduler_pb2.SchedulerToGatewayMessage
 NONSENSE = {

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import message_formats
 from catenary_protos.catenary.v1 import scheduler_pb2
+from suite_rules import message_formats
 
 RECORDED = json.loads((Path(__file__).parent / "message_formats.json").read_text())
 

@@ -4,7 +4,7 @@ import pytest
 
 from catenary_simulator import SimulationOptions, max_load_factor
 from catenary_simulator.options import offered_rps
-from tiny_pools import two_stages
+from scheduling_cases.tiny_pools import two_stages
 
 
 def test_the_largest_factor_is_found_from_above() -> None:

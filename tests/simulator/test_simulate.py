@@ -29,7 +29,7 @@ from catenary_simulator import (
 )
 from catenary_simulator.options import DispatcherFactory
 from catenary_simulator.simulate import SimulationSetup, run, set_up
-from tiny_pools import gpu_class, model, partition, pipeline, plan, two_stages
+from scheduling_cases.tiny_pools import gpu_class, model, partition, pipeline, plan, two_stages
 
 ROUGH = Disturbance(
     compute_cv=0.2,

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from catenary.types import ClusterStatus
-from idle_book import idle_book
+from machine_faults.idle_book import idle_book
 from source_roots import IMPORT_PATH
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from catenary_services.transport.hub import TransportHub
 from catenary_services.transport.interface import ReceivedFrame
 from catenary_services.transport.settings import TransportSettings
 from gateway_harness import GATEWAY, Down, ScriptedScheduler, echo
-from tiny_tokenizer import END, text_model, tokens_of
+from small_models.tiny_tokenizer import END, text_model, tokens_of
 
 SESSION_TOKENS = 512
 

@@ -86,3 +86,27 @@ def _digest() -> str:
     folder = ROOT / "gpu_agent" / "catenary_agent" / "decoders"
     facts += [path.read_text() for name in _SOURCES for path in folder.rglob(f"{name}.py")]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+
+def folder_of(models: Path, name: str = MODEL) -> Path:
+    repository = ModelRepository(models)
+    return repository.folder(repository.resolve(name))
+
+
+def answers_of_transformers(
+    models: Path, chats: list[list[int]], tokens: int, name: str = MODEL
+) -> list[list[int]]:
+    """What `transformers.generate` answers in float32, greedily, each chat alone."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder_of(models, name), dtype=torch.float32)
+    answers = []
+    for chat in chats:
+        ids = torch.tensor([chat])
+        with torch.inference_mode():
+            output = model.eval().generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens
+            )
+        answers.append(output[0, len(chat) :].tolist())
+    return answers

@@ -26,7 +26,7 @@ from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.models.model_repository import ModelRepository
-from sized_decoders import decoder_table
+from scheduling_cases.sized_decoders import decoder_table
 
 MS = 1_000_000
 TOY = ModelKey("toy", "1")

@@ -17,7 +17,7 @@ from catenary_agent.decoders.importing import importing
 from catenary_agent.decoders.onnx import building
 from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
-from jail_here import run_here
+from small_models.jail_here import run_here
 
 VOCABULARY = 160
 LAYERS = 6

@@ -18,7 +18,7 @@ from catenary_services.errors import InvalidInput
 from catenary_services.redis.redis_client import RedisAddress, connect
 from catenaryd.command_line import cli
 from catenaryd.commands.redis_acl import HEALTH, SCHEDULER, USERS, VIEW, acl_file
-from redis_servers import RedisServer
+from deployed.redis_servers import RedisServer
 
 KEYS = RedisKeys("main")
 LEASE, PLAN = KEYS.lease, KEYS.table(RedisTable.PLAN)

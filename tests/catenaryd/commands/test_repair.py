@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,26 +15,10 @@ from catenary_scheduler.storage.keys import RedisKeys, RedisTable
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.store import Store
 from catenary_services.redis.embedded_redis import EmbeddedRedis
-from catenary_services.redis.redis_client import connect
 from catenaryd.command_line import cli
-from stored_tables import GOOD, raw_table
+from scheduling_cases.stored_tables import GOOD, raw_table
 
 KEYS = RedisKeys("test")
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[EmbeddedRedis]:
-    embedded = EmbeddedRedis(tmp_path / "redis")
-    await embedded.start()
-    yield embedded
-    await embedded.stop()
-
-
-@pytest.fixture
-async def redis(server: EmbeddedRedis) -> AsyncIterator[Redis]:
-    client = connect(server.url, timeout_s=1.0, retries=0)
-    yield client
-    await client.aclose()
 
 
 async def repaired(server: EmbeddedRedis, *flags: str) -> Result:

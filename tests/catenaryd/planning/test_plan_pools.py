@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from catenary_services.errors import InvalidInput, PlanInfeasible
 from catenaryd.command_line import cli
 from reference_data import reference
-from tiny_dataset import write_dataset
+from scheduling_cases.tiny_dataset import write_dataset
 
 TINY = "set/even/G/tiny"
 PLAN_KEYS = {"objective", "models", "solver", "optimal", "bound", "seconds"}

@@ -15,13 +15,13 @@ import aiohttp
 import grpc
 import pytest
 
-import large_cluster
 from catenary_gateway.dashboard.answers import DocumentCache
 from catenary_gateway.dashboard.api import AGE_HEADER
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_services.security.keys import add_key
 from certificates import Certificates
 from gateway_harness import GATEWAY, Stage, stage
+from scheduling_cases import large_cluster
 
 ROUTES = ("status", "plan", "timelines", "requests", "sessions", "trace")
 ONE_ROW = {"inputs": [{"name": "in_0", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-import large_cluster
 from catenary_gateway.dashboard import converters
 from catenary_gateway.dashboard.sources import WINDOWS_S, window_of
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_services.errors import InvalidInput
+from scheduling_cases import large_cluster
 
 
 def test_every_field_keeps_its_name_and_value() -> None:

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from catenary_gateway.generation.text.answer_text import AnswerText
-from tiny_tokenizer import END, tiny_tokenizer, tokens_of
+from small_models.tiny_tokenizer import END, tiny_tokenizer, tokens_of
 
 TOKENIZER = tiny_tokenizer()
 

@@ -28,7 +28,7 @@ from catenary_services.telemetry.metrics import Metrics
 from catenary_services.telemetry.tracing import TraceContext, Tracer
 from catenary_services.transport.acknowledgements import Lost
 from generation_harness import generating
-from tiny_tokenizer import tiny_tokenizer, tokens_of
+from small_models.tiny_tokenizer import tiny_tokenizer, tokens_of
 
 ANSWER = "The quick brown fox — jumps."
 PROMPT = tokens_of("Go: ")

@@ -15,7 +15,7 @@ from catenary_gateway.generation.text.chat_template import ChatTemplate
 from catenary_gateway.generation.text.text_codec import TextCodec, TextCodecs
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import InvalidInput, NoActivePlan
-from tiny_tokenizer import TEMPLATE, text_model, tokens_of
+from small_models.tiny_tokenizer import TEMPLATE, text_model, tokens_of
 
 # The first test of all that asks for the model imports it.
 pytestmark = pytest.mark.timeout(600)
@@ -109,7 +109,7 @@ def test_conversations_become_the_text_and_tokens_of_transformers(
 
 def test_the_demo_model_speaks_as_with_transformers() -> None:
     from language_model import KEY, shared_models
-    from prompts import PROMPTS
+    from small_models.prompts import PROMPTS
 
     folder = shared_models().folder(KEY)
     theirs, ours = reference(folder), TextCodec.load(folder)

@@ -11,7 +11,7 @@ import pytest
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from catenary_services.errors import Unavailable
 from generation_harness import TextStage, text_stage
-from tiny_tokenizer import END, tokens_of
+from small_models.tiny_tokenizer import END, tokens_of
 
 Sampling = generation_pb2.SamplingParameters
 

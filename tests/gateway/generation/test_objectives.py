@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import grpc
@@ -18,7 +19,7 @@ from catenary_protos.catenary.v1 import (
 from catenary_services.telemetry.metrics import Metrics
 from gateway_harness import Down
 from generation_harness import TextStage, answering, text_stage
-from tiny_tokenizer import END
+from small_models.tiny_tokenizer import END
 
 MS = 1_000_000
 Request = generation_pb2.GenerateRequest
@@ -64,13 +65,15 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
 async def test_objectives_and_the_time_it_waited_travel_with_a_request(tmp_path: Path) -> None:
     async with text_stage(tmp_path) as stage:
         stage.agent.script = answering
+        began = time.monotonic_ns()
         await answer_of(
             stage, time_to_first_token_slo_ns=800 * MS, time_per_output_token_slo_ns=2**64 - 1
         )
+        elapsed_ns = time.monotonic_ns() - began
         submit = await stage.scheduler.hear("submit_session")
         assert submit.first_token_slo_ns == 800 * MS
         assert submit.per_token_slo_ns == HOUR_NS, "longer than any request takes"
-        assert 0 < submit.waited_ns < 5 * 10**9
+        assert 0 < submit.waited_ns < elapsed_ns
         assert not submit.HasField("progress")
         await answer_of(stage)
         submit = await stage.scheduler.hear("submit_session")

@@ -18,7 +18,7 @@ from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.security.keys import add_key
 from gateway_harness import Down
 from generation_harness import Session, TextStage, answering, generating, text_stage
-from tiny_tokenizer import END, tokens_of
+from small_models.tiny_tokenizer import END, tokens_of
 
 SAID = [{"role": "user", "content": "hi"}]
 ASKED = {"model": "tiny", "messages": SAID}

@@ -28,7 +28,7 @@ from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.grpc.sampling_messages import sampling_of_message
 from gateway_harness import Down
 from generation_harness import GATEWAY, Session, TextStage, answering, generating, text_stage
-from tiny_tokenizer import END, tokens_of
+from small_models.tiny_tokenizer import END, tokens_of
 
 CODE = grpc.StatusCode
 Request = generation_pb2.GenerateRequest

@@ -30,7 +30,7 @@ ELSEWHERE = "gateway-other"
 class Frame:
     """A frame in plain memory."""
 
-    capabilities = Capabilities("memory", True, False)
+    capabilities = Capabilities("memory", same_host=True)
     sender = NOBODY
 
     def __init__(self, header: bytes, payload: bytes) -> None:

@@ -19,7 +19,7 @@ from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.model import ModelManifest
 from catenary_services.errors import InvalidInput, Overloaded
 from catenary_services.models.model_repository import ModelRepository
-from decoder_ring import DecoderRing
+from small_models.decoder_ring import DecoderRing
 
 KEY = ModelKey("llama-2-7b", "1")
 TABLE = DecoderTable(

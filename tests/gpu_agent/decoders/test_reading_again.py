@@ -29,7 +29,7 @@ from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import NotSupported
 from catenary_services.models.model_repository import ModelRepository
-from tiny_decoders import (
+from small_models.tiny_decoders import (
     EVERY_FAMILY,
     LAYERS,
     VOCABULARY,

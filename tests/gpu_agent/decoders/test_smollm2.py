@@ -13,9 +13,9 @@ from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.models.model_repository import ModelRepository
-from decoder_ring import DecoderRing
 from language_model import KEY, shared_models
-from prompts import PROMPTS
+from small_models.decoder_ring import DecoderRing
+from small_models.prompts import PROMPTS
 
 pytestmark = pytest.mark.timeout(600)  # the first test of all imports the model
 

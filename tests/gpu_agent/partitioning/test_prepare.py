@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,14 +15,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.loading import load_executor
+from catenary_agent.partitioning import jailed
 from catenary_agent.partitioning.onnx_graph import load_onnx
 from catenary_agent.partitioning.parts import PartName, part_folder
-from catenary_agent.preparing import cutting
+from catenary_agent.preparing import cutting, prepare
 from catenary_agent.preparing.prepare import prepare_model
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.model import ModelManifest
 from catenary_services.errors import ContentMismatch, InvalidInput
+from catenary_services.jail.run import run_jailed
 from catenary_services.models.model_repository import ModelRepository
+from small_models.jail_here import run_here
 
 KEY = ModelKey("small", "1")
 PART = PartName("0" * 64, "1" * 64, "test")
@@ -31,6 +35,12 @@ FLOAT = TensorProto.FLOAT
 @pytest.fixture(autouse=True)
 def _blocks_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutting, "SMALLEST_BLOCK_NS", 1.0)
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (jailed, prepare):
+        monkeypatch.setattr(module, "run_jailed", run_here)
 
 
 def repository_of(
@@ -79,6 +89,23 @@ def part(repository: ModelRepository, first: int, last: int):  # type: ignore[no
 def relus(count: int, first: str = "x", last: str = "y") -> list[onnx.NodeProto]:
     names = [first, *(f"h{i}" for i in range(count - 1)), last]
     return [helper.make_node("Softsign", [a], [b]) for a, b in pairwise(names)]
+
+
+def test_the_jail_prepares_and_cuts_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = repository_of(tmp_path / "here", relus(6), ["n", 8])
+    table = prepare_model(here, KEY, blocks=1)
+    for module in (jailed, prepare):
+        monkeypatch.setattr(module, "run_jailed", run_jailed)
+    there = repository_of(tmp_path / "there", relus(6), ["n", 8])
+    of_jail = prepare_model(there, KEY, blocks=1)
+    assert replace(of_jail, compute_ns=table.compute_ns) == table
+    value = np.random.default_rng(0).random((5, 8), np.float32)
+    expected = part(here, 0, 1).run([value])[0]
+    np.testing.assert_array_equal(part(there, 0, 1).run([value])[0], expected)
+    written = [next(visible(r.folder(KEY) / ".parts")[0].glob("*.onnx")) for r in (here, there)]
+    assert written[0].read_bytes() == written[1].read_bytes()
 
 
 def test_rows_of_the_input_make_a_model_batched(tmp_path: Path) -> None:

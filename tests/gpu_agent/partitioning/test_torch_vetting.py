@@ -20,7 +20,7 @@ from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import ModelManifest
 from catenary_services.errors import CatenaryError, InvalidInput
 from catenary_services.models.model_repository import ModelRepository
-from hostile_programs import (
+from hostile.hostile_programs import (
     OPERATORS,
     SIZES,
     SYMBOL,

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from any_message import messages
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from hostile.any_message import messages
 
 Down = scheduler_pb2.SchedulerToAgentMessage
 LOAD = scheduler_pb2.LoadPartition(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tiny_dataset import write_dataset
+from scheduling_cases.tiny_dataset import write_dataset
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from catenary_lab.pools.problems import (
 )
 from catenary_scheduler.planning.pooled.dataset import PlanningDataset, load_dataset
 from catenary_services.errors import InvalidInput
-from tiny_dataset import SLO_US
+from scheduling_cases.tiny_dataset import SLO_US
 
 INSTANCE = "set/even/G/tiny"
 

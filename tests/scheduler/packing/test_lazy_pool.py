@@ -12,7 +12,7 @@ from catenary_scheduler.packing.lazy.bin_forecast import BinForecast, LazyRules
 from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
 from catenary_scheduler.packing.moves import PackingMove
 from catenary_services.errors import InvalidInput
-from packing_steps import depart, update
+from scheduling_cases.packing_steps import depart, update
 
 
 def pool_of(

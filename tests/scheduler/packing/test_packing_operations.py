@@ -14,7 +14,7 @@ from benchmarks.packing.packing_operations import CAPACITIES, fewest_bins, many_
 from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
 from catenary_scheduler.packing.lower_bound import lower_bound
 from catenary_scheduler.packing.mell.pool import MellPool
-from packing_steps import allocate, depart
+from scheduling_cases.packing_steps import allocate, depart
 
 Maker = Callable[[int], MellPool | LazyPool]
 SIZES = st.one_of(

@@ -10,7 +10,7 @@ from catenary_scheduler.packing.config import PackingConfig
 from catenary_scheduler.packing.mell.pool import MellPool
 from catenary_scheduler.packing.moves import PackingMove
 from catenary_services.errors import InvalidInput
-from packing_steps import allocate, depart, update
+from scheduling_cases.packing_steps import allocate, depart, update
 
 
 def pool_of(

@@ -30,7 +30,7 @@ from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId
 from catenary_services.domain.latency import TokenObjectives
 from catenary_services.domain.plan import CacheCapacity, ChainHop
 from catenary_services.errors import InvalidInput, PlanInfeasible
-from sized_decoders import block_table
+from scheduling_cases.sized_decoders import block_table
 
 LLM = ModelKey("llm", "1")
 A, B, C = (AgentId(name) for name in ("a", "b", "c"))

@@ -34,7 +34,7 @@ from catenary_services.domain.decoder import (
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
 from catenary_services.domain.plan import Agent, ChainHop
 from catenary_services.errors import PlanInfeasible
-from sized_decoders import BLOCKS, block_table, decoder_table, served
+from scheduling_cases.sized_decoders import BLOCKS, block_table, decoder_table, served
 
 LLM = ModelKey("llm", "1")
 TOKENS = 64

@@ -24,7 +24,7 @@ from catenary_scheduler.replanning.chain_builder import compose, compose_cluster
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId, ServerId
 from catenary_services.domain.plan import Agent, ChainHop
 from catenary_services.errors import PlanInfeasible
-from sized_decoders import BLOCKS, block_table, decoder_table, served
+from scheduling_cases.sized_decoders import BLOCKS, block_table, decoder_table, served
 
 LLM, OTHER, CATS = (ModelKey(name, "1") for name in ("llm", "other", "cats"))
 BLOCK_BYTES, ENDS_BYTES = 100, 100

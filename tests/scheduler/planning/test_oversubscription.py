@@ -35,7 +35,7 @@ from catenary_services.domain.model import ModelManifest
 from catenary_services.domain.plan import Agent, Chain
 from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
-from sized_decoders import BLOCKS, block_table, decoder_table, served
+from scheduling_cases.sized_decoders import BLOCKS, block_table, decoder_table, served
 
 LLM = ModelKey("llm", "1")
 BLOCK_BYTES, ENDS_BYTES = 100, 100

@@ -20,7 +20,7 @@ from catenary_services.domain.model import ModelManifest
 from catenary_services.domain.packing import PACKING_GOALS, PackingGoal, packing_goal
 from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
-from sized_decoders import block_table
+from scheduling_cases.sized_decoders import block_table
 
 LLM = ModelKey("llm", "1")
 MANIFEST = ModelManifest(LLM, "decoder", "model.safetensors", 10**9, 4, True)

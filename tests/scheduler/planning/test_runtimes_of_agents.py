@@ -26,7 +26,7 @@ from catenary_services.domain.decoder import DecoderRuntime, why_not_loaded
 from catenary_services.domain.ids import AgentId, ModelKey, ServerId
 from catenary_services.domain.plan import Agent
 from catenary_services.errors import PlanInfeasible
-from sized_decoders import block_table, decoder_table
+from scheduling_cases.sized_decoders import block_table, decoder_table
 
 TOKENS, MEMORY = 64, 10_000
 TABLE = decoder_table()

@@ -7,7 +7,7 @@ import pytest
 from catenary_scheduler.dispatch.events import Scale
 from catenary_scheduler.scaling import ModelScaling, ScalingPolicy, SessionLengths, WorkerStatistics
 from catenary_services.domain.ids import ModelKey
-from virtual_load import LENGTHS, LINES, OBJECTIVES, VirtualLoad
+from scheduling_cases.virtual_load import LENGTHS, LINES, OBJECTIVES, VirtualLoad
 
 S = 10**9
 MODEL = ModelKey("llm", "1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from catenary_scheduler.dispatch.events import Scale
 from catenary_scheduler.scaling import ModelScaling, ModelWorkers, WorkerStatistics, next_to_go
 from catenary_services.domain.ids import AgentId, ModelKey
-from virtual_load import LENGTHS, LINES, OBJECTIVES
+from scheduling_cases.virtual_load import LENGTHS, LINES, OBJECTIVES
 
 S = 10**9
 MODEL = ModelKey("llm", "1")

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from catenary_scheduler.scaling.workers.trend import ArrivalTrend
-from virtual_load import poisson
+from scheduling_cases.virtual_load import poisson
 
 S = 10**9
 

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
-import virtual_load
 from catenary_scheduler.scaling import ModelScaling
 from catenary_scheduler.scaling.workers.workers_line import (
     SessionLengths,
@@ -23,7 +22,8 @@ from catenary_scheduler.scaling.workers.workers_line import (
 )
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
-from virtual_load import VirtualLoad
+from scheduling_cases import virtual_load
+from scheduling_cases.virtual_load import VirtualLoad
 
 MS = 10**6
 MODEL = ModelKey("llm", "1")

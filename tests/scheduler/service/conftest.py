@@ -8,15 +8,10 @@ import pytest
 
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.redis.embedded_redis import EmbeddedRedis
+from deployed.redis_fixtures import server
 from scheduler_harness import Crowd, add_decoder, add_model, settings
 
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[EmbeddedRedis]:
-    embedded = EmbeddedRedis(tmp_path / "redis")
-    await embedded.start()
-    yield embedded
-    await embedded.stop()
+__all__ = ["server"]
 
 
 @pytest.fixture

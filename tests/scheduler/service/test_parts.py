@@ -37,7 +37,7 @@ from catenary_services.domain.ids import (
 from catenary_services.errors import Overloaded
 from catenary_services.telemetry.metrics import Metrics
 from scheduler_harness import until
-from stored_tables import stored_of
+from scheduling_cases.stored_tables import stored_of
 
 MODEL = ModelKey("toy", "1")
 A, B, C = AgentId("a"), AgentId("b"), AgentId("c")

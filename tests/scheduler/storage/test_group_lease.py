@@ -17,7 +17,7 @@ from catenary_services.domain.groups import (
     group_of_id,
     next_epoch,
 )
-from stored_tables import raw_table
+from scheduling_cases.stored_tables import raw_table
 
 GROUPS = 3
 

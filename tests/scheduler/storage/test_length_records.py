@@ -11,7 +11,7 @@ from catenary_scheduler.inflight.answer_lengths import LengthRecords
 from catenary_scheduler.storage.journal import Journal
 from catenary_scheduler.storage.keys import RedisTable
 from catenary_services.domain.ids import ModelKey
-from stored_tables import stored_of
+from scheduling_cases.stored_tables import stored_of
 
 ONE, OTHER = ModelKey("one", "1"), ModelKey("other", "2")
 

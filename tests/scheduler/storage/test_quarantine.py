@@ -18,7 +18,7 @@ from catenary_scheduler.storage.values.codec import LARGEST_VALUE_BYTES
 from catenary_services.domain.groups import EPOCH_LIMIT, HIGHEST_GRANTED
 from catenary_services.domain.ids import ResourceId
 from catenary_services.errors import StaleEpoch
-from stored_tables import GOOD, raw_table
+from scheduling_cases.stored_tables import GOOD, raw_table
 
 KEYS = RedisKeys("test")
 GPU = book_table(ResourceId("gpu/agent-0"))

@@ -22,7 +22,7 @@ from catenary_scheduler.storage.values.tables import (
     read_table,
 )
 from catenary_services.domain.ids import ResourceId
-from stored_tables import GOOD
+from scheduling_cases.stored_tables import GOOD
 
 TABLES = sorted(GOOD)
 

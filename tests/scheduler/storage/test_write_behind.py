@@ -18,7 +18,7 @@ from catenary_scheduler.storage.write_behind import FlushSchedule, StateSources,
 from catenary_services.domain.ids import Epoch
 from catenary_services.errors import StaleEpoch
 from catenary_services.redis.embedded_redis import EmbeddedRedis
-from stored_tables import raw_table
+from scheduling_cases.stored_tables import raw_table
 
 KEYS = RedisKeys("test")
 SCHEDULE = FlushSchedule(flush_s=0.002, renew_s=0.05, longest_backoff_s=0.05)

@@ -15,10 +15,10 @@ import grpc.aio
 import pytest
 from google.protobuf import empty_pb2, wrappers_pb2
 
-from attacks import HalfSent
 from catenary_services.errors import CatenaryError, Unauthenticated
 from catenary_services.grpc.grpc_intake import CallInterceptor
 from catenary_services.grpc.grpc_receiving import LOOK_S, ReceivingMessages
+from hostile.attacks import HalfSent
 
 MIB = 1 << 20
 METHOD = "/t.T/Say"

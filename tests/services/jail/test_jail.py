@@ -1,6 +1,6 @@
 """What a file of a stranger's cannot do, even where it has come to run code: the jail holds it.
 
-Each attempt is made by `hostile_work` inside of a real jail on this machine.
+Each attempt is made by `hostile.hostile_work` inside of a real jail on this machine.
 """
 
 from __future__ import annotations
@@ -38,13 +38,17 @@ needs_seccomp = pytest.mark.skipif(
 
 def attempt(code: str, *inputs: Path, limits: JailLimits = SMALL) -> str:
     """Returns what an expression comes to in the jail."""
-    work = JailedWork("hostile_work:attempts", code.encode(), "evil", inputs=inputs, limits=limits)
+    work = JailedWork(
+        "hostile.hostile_work:attempts", code.encode(), "evil", inputs=inputs, limits=limits
+    )
     return run_jailed(work).decode()
 
 
 def stay(code: str, into: Path | None = None, limits: JailLimits = SMALL) -> bytes:
     """Runs statements in the jail."""
-    work = JailedWork("hostile_work:runs", code.encode(), "evil", wanted=("*.bin",), limits=limits)
+    work = JailedWork(
+        "hostile.hostile_work:runs", code.encode(), "evil", wanted=("*.bin",), limits=limits
+    )
     return run_jailed(work, into)
 
 
@@ -153,7 +157,9 @@ def test_a_mutable_map_of_a_file_cannot_write_outside(tmp_path: Path) -> None:
     for shared in (True, False):
         code = f"import torch; torch.from_file({str(target)!r}, {shared}, 2).fill_(1.0)"
         with pytest.raises(InternalError, match=r"unable to open file|Permission denied"):
-            run_jailed(JailedWork("hostile_work:runs", code.encode(), "evil", imports=("torch",)))
+            run_jailed(
+                JailedWork("hostile.hostile_work:runs", code.encode(), "evil", imports=("torch",))
+            )
     assert target.read_bytes() == bytes(8)
     assert torch.from_file(str(target), True, 2).fill_(1.0).sum() == 2  # outside it would
 

@@ -15,7 +15,7 @@ from redis.exceptions import TimeoutError as RedisTimeout
 
 from catenary_services.errors import InvalidInput
 from catenary_services.redis.redis_client import RedisAddress, connect, problem_of
-from redis_servers import STATE, RedisServer, sentinel_trio, tls_server_binary
+from deployed.redis_servers import STATE, RedisServer, sentinel_trio, tls_server_binary
 
 
 @pytest.fixture(scope="module")

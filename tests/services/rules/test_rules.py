@@ -11,7 +11,6 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from any_message import message_types, messages
 from catenary_protos.catenary.v1 import (
     admin_pb2,
     common_pb2,
@@ -23,6 +22,7 @@ from catenary_services.errors import InvalidMessage
 from catenary_services.rules import bounds_of, check, checker_of, parsed
 from catenary_services.rules.relations import RELATIONS
 from catenary_services.rules.vocabulary import FLOATS, INTEGERS, TEXTS, lowest
+from hostile.any_message import message_types, messages
 
 TYPES = message_types()
 DAY_NS = 86_400 * 10**9

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from any_message import messages
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.errors import InvalidMessage
 from catenary_services.rules.reading import checked
 from catenary_services.rules.sizing import MOST_VALUES, has_few, too_many
+from hostile.any_message import messages
 
 Pack = scheduler_pb2.AgentMessages
 

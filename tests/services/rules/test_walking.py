@@ -13,7 +13,6 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from any_message import good_messages, message_types, messages
 from catenary_protos.catenary.v1 import (
     admin_pb2,
     common_pb2,
@@ -25,6 +24,7 @@ from catenary_services.errors import InvalidMessage
 from catenary_services.rules import checker_of, parsed
 from catenary_services.rules.reading import checked
 from catenary_services.rules.walking import COMPILED, walk_of
+from hostile.any_message import good_messages, message_types, messages
 
 pytestmark = pytest.mark.skipif(not COMPILED, reason="the walk was not built (make native)")
 

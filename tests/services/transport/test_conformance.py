@@ -20,7 +20,7 @@ from catenary_services.errors import (
     PayloadTooLarge,
 )
 from catenary_services.transport.interface import Link
-from slow_network import slow_network
+from machine_faults.slow_network import slow_network
 from tests.services.transport.peers import MIB, Inbox, Kit, Spawn
 
 SIZES = [0, 1, 4095, 8192, 8193, MIB, 33 * MIB]
@@ -346,21 +346,21 @@ async def test_a_killed_peer_gives_its_slots_back_and_fails_calls_fast(
     if kit.kind.endswith("tls"):
         pytest.skip("the peer process of this test speaks plain connections")
     foreign = await spawn(kit.transport, kit.settings.runtime_dir)
-    sender = await kit.endpoint("a", shm_bytes=8 * MIB, send_bytes=8 * MIB)
+    # Its death alone can tell: neither a lease nor the export itself ends before an hour.
+    memory = {"shm_bytes": 8 * MIB, "send_bytes": 8 * MIB}
+    sender = await kit.endpoint("a", lease_s=3600.0, **memory)
     link = await sender.connect(foreign.address, 5)
     for _ in range(4):
         await send(link, bytes(MIB))
         assert int(await foreign.received()) == MIB
     # Over shm the peer's unreleased frames are all the memory this link gets; else we hold it.
     held = [] if kit.transport == "shm" else [await link.export(MIB, 1) for _ in range(4)]
-    waiting = asyncio.create_task(link.export(MIB, 30))
+    waiting = asyncio.create_task(link.export(MIB, 3600))
     await asyncio.sleep(0)
     assert not waiting.done()
-    killed_at = time.monotonic()
     await foreign.kill()
     with pytest.raises(PartitionLost):
         await asyncio.wait_for(waiting, 30)
-    assert time.monotonic() - killed_at < 3
     assert link.closed
     with pytest.raises(PartitionLost):
         await link.export(MIB, 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from faults import (  # noqa: F401
+from faults.base import REGISTRY
+from faults.kinds import (  # noqa: F401
     agent_faults,
     clock_faults,
     crowd_faults,
@@ -12,6 +13,5 @@ from faults import (  # noqa: F401
     process_faults,
     storage_faults,
 )
-from faults.base import REGISTRY
 
 __all__ = ["REGISTRY"]

@@ -29,8 +29,8 @@ from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
 from catenary_services.redis.redis_client import connect
 from catenaryd.local.local_cluster import free_port
-from clock_step import SteppedClock
 from cluster_harness import environment
+from deployed.redis_servers import STATE, RedisServer
 from fault_cluster import (
     IMAGES,
     LEASE_S,
@@ -51,8 +51,8 @@ from faults.base import (
     REDIS,
     STANDBY,
 )
-from namespaces import VirtualNetwork, why_impossible
-from redis_servers import STATE, RedisServer
+from machine_faults.clock_step import SteppedClock
+from machine_faults.namespaces import VirtualNetwork, why_impossible
 
 if TYPE_CHECKING:
     from faults.mixed_load import MixedLoad

@@ -20,8 +20,8 @@ from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import InternalError, InvalidInput
 from catenary_services.jail.run import JailedWork, run_jailed
 from catenary_services.models.model_repository import ModelRepository
-from decoder_ring import DecoderRing
-from jail_here import run_here
+from small_models.decoder_ring import DecoderRing
+from small_models.jail_here import run_here
 from tiny_language_models import (
     FAMILIES,
     LAYERS,

@@ -22,9 +22,9 @@ from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import ContentMismatch, InvalidInput, NotSupported
 from catenary_services.jail.run import run_jailed
 from catenary_services.models.model_repository import ModelRepository
-from decoder_ring import DecoderRing
-from tiny_decoders import LAYERS as TINY_LAYERS
-from tiny_decoders import make_tiny_decoder
+from small_models.decoder_ring import DecoderRing
+from small_models.tiny_decoders import LAYERS as TINY_LAYERS
+from small_models.tiny_decoders import make_tiny_decoder
 from tiny_language_models import LAYERS, greedy, worker_in_this_process, write_folder
 
 for _module in ("torch", "transformers"):

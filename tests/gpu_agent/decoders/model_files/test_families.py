@@ -19,7 +19,7 @@ from catenary_agent.decoders.torch.torch_executor import TorchDecoder
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.errors import NotSupported
-from tiny_decoders import (
+from small_models.tiny_decoders import (
     EVERY_FAMILY,
     LAYERS,
     VOCABULARY,

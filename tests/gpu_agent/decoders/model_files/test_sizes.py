@@ -26,7 +26,6 @@ pytest.importorskip("transformers")
 
 import torch
 
-from allocations import malloc_bytes, torch_peak_bytes
 from benchmarks.generation.cache_growth import cache_memory_bytes
 from catenary_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem, set_layout
 from catenary_agent.decoders.emulated import EmulatedDecoder
@@ -45,7 +44,8 @@ from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.sampler_sizes import SamplerSizes
 from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
-from tiny_decoders import FAMILIES, LAYERS, make_tiny_decoder
+from small_models.allocations import malloc_bytes, torch_peak_bytes
+from small_models.tiny_decoders import FAMILIES, LAYERS, make_tiny_decoder
 
 CPU = Device.parse("cpu")
 NUMBERS = {
@@ -158,7 +158,7 @@ def logits_sizes(executor: DecoderExecutor) -> AllocatedSizes:
 @pytest.fixture(scope="module")
 def measured() -> Callable[[str], tuple[ModelRepository, ModelKey]]:
     pytest.importorskip("onnxruntime_genai", reason="the extra [generation] is not installed")
-    from measured_models import measured_model
+    from small_models.measured_models import measured_model
 
     return measured_model
 

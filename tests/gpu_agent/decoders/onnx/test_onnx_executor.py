@@ -22,7 +22,7 @@ from catenary_agent.generation.loop.measuring import measure_between_steps
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import InvalidInput, ModelNotFound, Overloaded
 from catenary_services.models.model_repository import ModelRepository
-from decoder_ring import DecoderRing
+from small_models.decoder_ring import DecoderRing
 from tiny_language_models import (
     LAYERS,
     VOCABULARY,

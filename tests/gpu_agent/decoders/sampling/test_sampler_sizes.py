@@ -22,7 +22,6 @@ pytest.importorskip("transformers")
 
 import torch
 
-from allocations import malloc_bytes, torch_peak_bytes
 from catenary_agent.decoders.base import CacheLayout, StepItem
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.decoders.row_results import row_results
@@ -42,7 +41,8 @@ from catenary_services.domain.sampler_sizes import (
     sampler_sizes,
 )
 from catenary_services.domain.sampling import MAX_BIASED_TOKENS, SamplingParameters
-from tiny_decoders import LAYERS, make_tiny_decoder
+from small_models.allocations import malloc_bytes, torch_peak_bytes
+from small_models.tiny_decoders import LAYERS, make_tiny_decoder
 
 VOCABULARY = 32_000
 PYTHON_BYTES = 10_000
@@ -232,7 +232,7 @@ def test_steps_of_pytorch_that_choose_tokens_are_in_the_table(tmp_path: Path, nu
 
 def test_steps_of_onnx_runtime_that_choose_tokens_are_in_the_table() -> None:
     pytest.importorskip("onnxruntime_genai", reason="the extra [generation] is not installed")
-    from measured_models import measured_model
+    from small_models.measured_models import measured_model
 
     repository, key = measured_model("fp32")
     whole = PartitionKey(key, 0, 4)

@@ -20,7 +20,7 @@ from catenary_agent.decoders.sampling.gumbel import (
 from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser
 from catenary_agent.decoders.sampling.sampling import NOT_FINITE, NOTHING_ALLOWED, SessionSampler
 from catenary_services.domain.sampling import SamplingParameters
-from sampling_cases import chosen_one_by_one, noise, random_logits, random_sampler
+from small_models.sampling_cases import chosen_one_by_one, noise, random_logits, random_sampler
 
 VOCABULARY = 49_152
 Choose = Callable[[np.ndarray, list[SessionSampler]], list[int]]

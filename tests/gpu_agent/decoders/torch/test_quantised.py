@@ -14,7 +14,6 @@ pytest.importorskip("transformers")
 
 import torch
 
-from allocations import torch_peak_bytes
 from catenary_agent.decoders.base import CacheLayout, StepItem
 from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
 from catenary_agent.decoders.model_files.gguf_weights import write_weights
@@ -33,7 +32,8 @@ from catenary_services.domain.decoder import DecoderForm, LargestStep
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import InvalidInput, NotSupported
 from catenary_services.models.model_repository import ModelRepository
-from tiny_decoders import LAYERS, VOCABULARY, make_tiny_decoder, reference_model
+from small_models.allocations import torch_peak_bytes
+from small_models.tiny_decoders import LAYERS, VOCABULARY, make_tiny_decoder, reference_model
 from tiny_language_models import worker_in_this_process
 
 KEY = ModelKey("model", "1")

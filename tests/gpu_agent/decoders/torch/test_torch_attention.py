@@ -27,7 +27,7 @@ from catenary_agent.decoders.torch.torch_flash import difference, why_not_flash
 from catenary_agent.decoders.torch.torch_graphs import StaticStep, bucket_of, graphable
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import PartitionKey
-from tiny_decoders import (
+from small_models.tiny_decoders import (
     LAYERS,
     make_tiny_decoder,
     prompts,

@@ -26,7 +26,7 @@ from catenary_services.domain.decoder import DecoderForm
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import InternalError, InvalidInput, NotSupported, Overloaded
 from catenary_services.models.model_repository import ModelRepository
-from tiny_decoders import (
+from small_models.tiny_decoders import (
     FAMILIES,
     LAYERS,
     make_tiny_decoder,

@@ -9,11 +9,19 @@ import random
 import pytest
 
 import figures
-from audit_world import AGENTS, ANSWER_TIMEOUT_MS, CHAINS, INTERVAL_MS, MS, STREAM_MS, World
 from catenary_scheduler.book import Reservation
 from catenary_scheduler.book.caches import cache_of
 from catenary_services.domain.ids import AgentId, BatchId, RequestId, ResourceId, SessionId
 from catenary_services.domain.plan import ChainHop
+from scheduling_cases.audit_world import (
+    AGENTS,
+    ANSWER_TIMEOUT_MS,
+    CHAINS,
+    INTERVAL_MS,
+    MS,
+    STREAM_MS,
+    World,
+)
 
 SMALL = 60
 LARGE = int(os.environ.get("CATENARY_AUDIT_HISTORIES", "100000"))

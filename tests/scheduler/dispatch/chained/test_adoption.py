@@ -16,7 +16,7 @@ from catenary_scheduler.dispatch.events import (
     StartSession,
 )
 from catenary_services.domain.ids import AgentId
-from chain_bench import (
+from scheduling_cases.chain_bench import (
     MS,
     ChainBench,
     adopted,

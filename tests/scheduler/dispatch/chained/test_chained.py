@@ -19,7 +19,7 @@ from catenary_scheduler.dispatch.events import (
 from catenary_services.domain.ids import AgentId, PlanId, SessionId
 from catenary_services.domain.plan import Plan
 from catenary_services.errors import InvalidInput
-from chain_bench import (
+from scheduling_cases.chain_bench import (
     LLAMA,
     MS,
     ChainBench,

@@ -21,8 +21,8 @@ from catenary_scheduler.dispatch.events import (
 from catenary_services.domain.ids import AgentId, ServerId
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenary_services.domain.plan import Agent, Plan
-from chain_bench import ChainBench, chain, closes, hop, only, plan, started
-from move_bench import MoveBench
+from scheduling_cases.chain_bench import ChainBench, chain, closes, hop, only, plan, started
+from scheduling_cases.move_bench import MoveBench
 
 A, B, C = AgentId("a"), AgentId("b"), AgentId("c")
 EIGHT = plan(chain("a", 8, 40), chain("b", 8, 50), chain("c", 8, 60))

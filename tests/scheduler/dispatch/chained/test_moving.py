@@ -22,7 +22,7 @@ from catenary_scheduler.dispatch.events import (
 from catenary_services.domain.ids import AgentId, ModelKey, ServerId, SessionId
 from catenary_services.domain.plan import Agent
 from catenary_services.errors import PartitionLost, Unavailable
-from chain_bench import (
+from scheduling_cases.chain_bench import (
     LLAMA,
     MS,
     adopted,
@@ -35,7 +35,7 @@ from chain_bench import (
     slots_of,
     started,
 )
-from move_bench import MoveBench
+from scheduling_cases.move_bench import MoveBench
 
 A, B, C = AgentId("a"), AgentId("b"), AgentId("c")
 THREE = plan(chain("a", 2, 40), chain("b", 2, 50), chain("c", 1, 60))

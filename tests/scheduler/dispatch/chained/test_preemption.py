@@ -39,7 +39,7 @@ from catenary_services.domain.ids import (
 )
 from catenary_services.domain.plan import Agent, CacheCapacity, Chain, ModelPlan, Plan
 from catenary_services.errors import CacheFull
-from chain_bench import LLAMA, MS, ChainBench, chain, closes, hop, rejects, started
+from scheduling_cases.chain_bench import LLAMA, MS, ChainBench, chain, closes, hop, rejects, started
 
 SESSION_TOKENS = 512
 A = AgentId("a")

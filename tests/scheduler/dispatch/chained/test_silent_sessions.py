@@ -9,7 +9,7 @@ from catenary_scheduler.dispatch.events import (
     SessionsProgressed,
     StartSession,
 )
-from chain_bench import MS, ChainBench, chain, plan, started
+from scheduling_cases.chain_bench import MS, ChainBench, chain, plan, started
 
 BUDGET_MS = 10**9
 CONFIG = ChainedConfig(stall_ns=1000 * MS)

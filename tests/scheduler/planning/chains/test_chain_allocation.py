@@ -10,7 +10,12 @@ from hypothesis import given, settings
 
 from catenary_scheduler.planning.chains import ChainTask, HostedBlocks, Server, compose, gca
 from catenary_services.errors import InvalidInput
-from literal_chains import LiteralAllocation, as_literal, literal_chains, placed_tasks
+from scheduling_cases.literal_chains import (
+    LiteralAllocation,
+    as_literal,
+    literal_chains,
+    placed_tasks,
+)
 
 Placed = tuple[ChainTask, tuple[HostedBlocks, ...]]
 

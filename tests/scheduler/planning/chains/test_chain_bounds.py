@@ -15,7 +15,7 @@ from catenary_lab.chains.exact import one_chain_response_s, two_chains_response_
 from catenary_scheduler.planning.chains.bounds import prefix_bounds, response_bound, response_bounds
 from catenary_scheduler.planning.chains.early import bounded_response_s
 from catenary_services.errors import InvalidInput
-from literal_chains import exact_response_s
+from scheduling_cases.literal_chains import exact_response_s
 
 RATES = st.floats(0.05, 5.0)
 LOADS = st.floats(0.01, 0.99)

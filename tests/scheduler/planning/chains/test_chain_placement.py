@@ -13,7 +13,7 @@ from catenary_scheduler.planning.chains import ChainTask, Server, gbp_cr
 from catenary_scheduler.planning.chains.problem import exact
 from catenary_scheduler.planning.chains.sizes import sizes_of
 from catenary_services.errors import InvalidInput
-from literal_chains import chain_tasks, decimals, literal_groups
+from scheduling_cases.literal_chains import chain_tasks, decimals, literal_groups
 
 
 def _task(memory: float, block: float, cache: float, blocks: int = 100) -> ChainTask:

@@ -24,7 +24,7 @@ from catenary_scheduler.planning.chains import (
 from catenary_scheduler.planning.chains.search import candidates, least_surrogate
 from catenary_scheduler.planning.chains.sizes import sizes_of
 from catenary_services.errors import InvalidInput, PlanInfeasible
-from literal_chains import chain_tasks
+from scheduling_cases.literal_chains import chain_tasks
 
 
 def _bounded(composition: Composition, *, upper: bool, arrivals: float | None = None) -> float:

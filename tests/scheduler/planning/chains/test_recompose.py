@@ -20,7 +20,7 @@ from catenary_scheduler.planning.chains import (
 )
 from catenary_scheduler.planning.chains.problem import exact
 from catenary_services.errors import InvalidInput, PlanInfeasible
-from literal_chains import chain_tasks
+from scheduling_cases.literal_chains import chain_tasks
 
 
 def _cluster(servers: int = 20, rate: float = 0.2) -> ChainTask:

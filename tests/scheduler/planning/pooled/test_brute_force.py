@@ -8,7 +8,7 @@ from catenary_lab.pools.solving import solve_by_reference_rules
 from catenary_scheduler.planning.pooled import plan_pools
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from catenary_services.errors import PlanInfeasible
-from pooled_problems import (
+from scheduling_cases.pooled_problems import (
     assert_keeps_the_rules,
     best_free_rates,
     best_objective,

@@ -8,7 +8,7 @@ import pytest
 from catenary_lab.pools.reference import reference_plan
 from catenary_scheduler.planning.pooled.dataset import PlanningDataset, load_dataset
 from catenary_services.errors import InvalidInput
-from tiny_dataset import write_dataset
+from scheduling_cases.tiny_dataset import write_dataset
 
 TINY = "set/even/G/tiny"
 

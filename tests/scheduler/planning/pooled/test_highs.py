@@ -17,7 +17,7 @@ from catenary_scheduler.planning.pooled.rules.free_rules import FreeRateTable
 from catenary_scheduler.planning.pooled.solving.exact import solve_exactly
 from catenary_scheduler.planning.pooled.solving.highs import SolverLimits, solve_with_highs
 from catenary_scheduler.planning.pooled.solving.milp import MilpTask
-from pooled_problems import assert_keeps_the_rules, random_problem
+from scheduling_cases.pooled_problems import assert_keeps_the_rules, random_problem
 
 EXACTLY = SolverLimits(seconds=20.0, gap=1e-8)
 

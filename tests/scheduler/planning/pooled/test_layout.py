@@ -11,7 +11,7 @@ from catenary_scheduler.planning.pooled.layout.layout import lay_out
 from catenary_scheduler.planning.pooled.problem import PooledPartition, PoolingProblem
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey
 from catenary_services.errors import InvalidInput, PlanInfeasible
-from tiny_pools import gpu_class, model, partition, pipeline, plan, two_stages
+from scheduling_cases.tiny_pools import gpu_class, model, partition, pipeline, plan, two_stages
 
 MS = 1_000_000
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from catenary_scheduler.planning.pooled.layout.neighbours import _cost, _flows, servers_of
 from catenary_scheduler.planning.pooled.layout.physical import PhysicalGpu, PoolId, PoolLoad
-from tiny_pools import gpu_class
+from scheduling_cases.tiny_pools import gpu_class
 
 
 def gpu(

@@ -27,7 +27,7 @@ from catenary_scheduler.planning.pooled.problem import (
     PoolingProblem,
 )
 from catenary_services.errors import InvalidInput, PlanInfeasible
-from pooled_problems import assert_keeps_the_rules, random_problem
+from scheduling_cases.pooled_problems import assert_keeps_the_rules, random_problem
 
 PLANS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LEVELS = st.sampled_from([(1,), (1, 2), (1, 2, 3, 4)])

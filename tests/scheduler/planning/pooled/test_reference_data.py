@@ -13,7 +13,7 @@ from catenary_scheduler.planning.pooled import plan_pools
 from catenary_scheduler.planning.pooled.assembly import gpus_in_use
 from catenary_scheduler.planning.pooled.dataset import PlanningDataset, PlanningInstance
 from catenary_scheduler.planning.pooled.problem import PooledPlan
-from pooled_problems import assert_keeps_the_rules
+from scheduling_cases.pooled_problems import assert_keeps_the_rules
 
 GUROBI_TOLERANCE = 1e-6
 """Its plans break whole numbers by as much (74.999995 GPUs count as 75)."""

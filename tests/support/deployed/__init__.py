@@ -1,0 +1,1 @@
+"""Programs beside Catenary: browsers, containers, Redis, load generators."""

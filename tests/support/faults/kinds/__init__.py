@@ -1,0 +1,1 @@
+"""The faults themselves, a class each, by what they strike."""

@@ -1,0 +1,1 @@
+"""What strangers send, store and run to do harm; what must be refused."""

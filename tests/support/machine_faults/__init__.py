@@ -1,0 +1,1 @@
+"""Networks that are cut or slow, clocks that are set, and load meanwhile."""

@@ -1,0 +1,1 @@
+"""Planning problems, stored tables, and dispatchers in virtual time: no peers."""

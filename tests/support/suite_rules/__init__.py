@@ -1,0 +1,1 @@
+"""What holds for the suite and its documents: order, choice, formats, examples."""
