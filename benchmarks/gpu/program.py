@@ -54,7 +54,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a stage."""
+    """How a stage ended, how long it took, what it measured, and why it failed if it did."""
 
     stage: Stage
     verdict: str

@@ -25,7 +25,7 @@ from catenary_simulator.placement.workload import RequestWorkload, stepped_workl
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """The figures of a run."""
+    """What a run cost, and how much of it met its objectives."""
 
     figures: Figures
     worker_s: float
