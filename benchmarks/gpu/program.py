@@ -54,7 +54,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a stage ended, how long it took, what it measured, and why it failed if it did."""
+    """The end of a stage: its verdict, its duration, its figures, and why it failed if it did."""
 
     stage: Stage
     verdict: str

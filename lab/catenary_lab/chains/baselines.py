@@ -36,7 +36,7 @@ MODEL = ModelKey("simulated", "1")
 
 @dataclass(frozen=True, slots=True)
 class PetalsOptions:
-    """How PETALS is placed and routed; the fields are where published variants differ."""
+    """Settings in which published variants of PETALS differ."""
 
     rule: Rule = "sorted"
     capped: bool = False
@@ -47,7 +47,7 @@ class PetalsOptions:
 
 @dataclass(frozen=True, slots=True)
 class BprrOptions:
-    """How BPRR is placed and routed; the fields are where published variants differ."""
+    """Settings in which published variants of BPRR differ."""
 
     by_ends: bool = False
     """Whether to route by expected ends, as the original does, instead of as the server-chain
