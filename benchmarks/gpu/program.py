@@ -54,7 +54,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a stage."""
+    """The end of a stage: its verdict, its duration, its figures, and why it failed if it did."""
 
     stage: Stage
     verdict: str

@@ -36,7 +36,7 @@ MODEL = ModelKey("simulated", "1")
 
 @dataclass(frozen=True, slots=True)
 class PetalsOptions:
-    """Variants of PETALS."""
+    """Settings in which published variants of PETALS differ."""
 
     rule: Rule = "sorted"
     capped: bool = False
@@ -47,7 +47,7 @@ class PetalsOptions:
 
 @dataclass(frozen=True, slots=True)
 class BprrOptions:
-    """Variants of BPRR."""
+    """Settings in which published variants of BPRR differ."""
 
     by_ends: bool = False
     """Whether to route by expected ends, as the original does, instead of as the server-chain

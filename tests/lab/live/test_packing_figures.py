@@ -10,15 +10,13 @@ from catenary_lab.live.packing.figures import (
     Answer,
     Change,
     Drained,
-    Layout,
     LayoutMeasured,
     Moved,
-    PackingMeasured,
     spread,
 )
 from catenary_lab.live.packing.load import prompt_of
 from catenary_lab.live.packing.run import plan_document
-from catenary_lab.scenarios.packing.live_moves import _run_of, report
+from catenary_lab.scenarios.packing.live_moves import report
 from catenary_lab.scenarios.packing.live_schema import LiveMoves
 from catenary_lab.scenarios.packing.schema import FILES
 from catenary_services.errors import InvalidInput
@@ -59,7 +57,7 @@ def test_spreads_are_of_nearest_ranks() -> None:
     assert spread([2.0])["p99"] == 2.0
 
 
-def measured(scenario: LiveMoves, *, stall: int = 20, lost: bool = False) -> PackingMeasured:
+def measured(scenario: LiveMoves, *, stall: int = 20, lost: bool = False) -> list[LayoutMeasured]:
     reference = Answer(0, (7, 8, 9, 10))
     gaps = (1, 10, stall, 10)
     moved = Answer(0, (7, 8, 9, 10), "LOST: gone" if lost else "", gaps, (Change("kv", 2),))
@@ -69,22 +67,19 @@ def measured(scenario: LiveMoves, *, stall: int = 20, lost: bool = False) -> Pac
         Moved("tokens", "failed", "no room"),
         Moved("kv", "none", "it ended"),
     )
-    run = _run_of(scenario)
-    return PackingMeasured(
-        tuple(
-            LayoutMeasured(
-                layout,
-                ("agent-0 [0,6)",),
-                (reference,),
-                (moved,),
-                moves,
-                12_000_000,
-                Drained(1, 1.5, True, (moved,)) if layout.drained else None,
-                9.0,
-            )
-            for layout in run.layouts
+    return [
+        LayoutMeasured(
+            layout,
+            ("agent-0 [0,6)",),
+            (reference,),
+            (moved,),
+            moves,
+            12_000_000,
+            Drained(1, 1.5, True, (moved,)) if layout.drained else None,
+            9.0,
         )
-    )
+        for layout in scenario.layouts
+    ]
 
 
 def test_a_report_shows_targets_beside_figures() -> None:
@@ -134,14 +129,13 @@ def test_wrong_scenarios_are_refused() -> None:
 
 def test_a_layout_becomes_a_plan() -> None:
     scenario = FILES.parse(SCENARIO)
-    run = _run_of(scenario)
-    document = plan_document(run, run.layouts[1])
+    assert isinstance(scenario, LiveMoves)
+    document = plan_document(scenario, scenario.layouts[1])
     (chain,) = document["models"][0]["chains"]
     assert chain == {
         "capacity": scenario.max_batch,
         "hops": [{"agent": "agent-0", "blocks": [0, 6]}],
     }
-    assert run.layouts[0] == Layout("whole", (), 2, 1)
 
 
 def test_prompts_differ_in_words_and_length() -> None:

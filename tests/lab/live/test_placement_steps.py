@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,14 @@ from click.testing import CliRunner
 from catenary_lab.live.placement.load import Answered
 from catenary_lab.live.placement.steps import (
     AgentsAt,
-    Drawn,
-    Step,
     StepsMeasured,
-    StepsRun,
     changes,
     drawn,
 )
-from catenary_lab.scenarios.placement.live_schema import LiveSteps
+from catenary_lab.scenarios.placement.live_schema import LiveSteps, StepSpec
 from catenary_lab.scenarios.placement.live_steps import report
 from catenary_lab.scenarios.placement.schema import FILES
+from catenary_lab.scenarios.placement.schema_parts import DrawnLengths
 from catenary_lab.scenarios.report import report_of
 from catenary_scheduler.scaling.workers.workers_line import WorkerCapability
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
@@ -28,17 +25,23 @@ from catenaryd.command_line import cli
 from cluster_harness import ROOT
 
 SCENARIO = ROOT / "scenarios" / "placement" / "live-steps.yaml"
-RUN = StepsRun(
+RUN = LiveSteps(
+    kind="live",
+    title="steps",
     model="m",
     most_agents=2,
-    prompt=Drawn(40, 0.5),
-    answer=Drawn(30, 0.5),
+    prompt=DrawnLengths(median=40, sigma=0.5),
+    answer=DrawnLengths(median=30, sigma=0.5),
     session_tokens=128,
     max_batch=4,
     per_token_factor=2.0,
     first_token_factor=1.0,
     theta=0.8,
-    steps=(Step(0.5, 100.0), Step(0.0, 50.0), Step(2.0, 100.0)),
+    steps=[
+        StepSpec(load=0.5, seconds=100.0),
+        StepSpec(load=0.0, seconds=50.0),
+        StepSpec(load=2.0, seconds=100.0),
+    ],
     settle_s=1.0,
     seed=3,
     scheduler={},
@@ -48,7 +51,7 @@ RUN = StepsRun(
 def test_requests_come_at_the_rate_of_their_step_and_fit_in_a_session() -> None:
     requests = drawn(RUN, rate_per_s=4.0)
     assert requests == drawn(RUN, rate_per_s=4.0)
-    assert requests != drawn(replace(RUN, seed=4), rate_per_s=4.0)
+    assert requests != drawn(RUN.model_copy(update={"seed": 4}), rate_per_s=4.0)
     first = [each for each in requests if each.step == 0]
     last = [each for each in requests if each.step == 2]
     assert len(first) + len(last) == len(requests)

@@ -1,58 +1,16 @@
-"""Live migration on real processes: the settings of a run, and its figures."""
+"""Figures of live migration on real processes: answers, moves and drained agents."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
+
+from catenary_lab.scenarios.packing.live_schema import LayoutSpec
 
 RESTART = "restart"
 _AROUND = 10
 """Number of tokens before and behind a token over which the pace of its stream is measured."""
-
-Hops = tuple[tuple[int, int, int], ...]
-"""Hops of a chain: the agent's number, the first block and the end of the blocks it processes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """A set of chains, and the moves to make on it."""
-
-    name: str
-    chains: tuple[Hops, ...] = ()
-    """The chains; empty: the planner makes one of each agent, with the whole model."""
-    moves: int = 200
-    """Number of moves of running sessions, half by their caches, half by their tokens."""
-    drained: int = 0
-    """Number of running sessions of an agent that is drained then; 0: none is. Needs the planner's
-    chains."""
-
-
-@dataclass(frozen=True, slots=True)
-class PackingRun:
-    """The settings of a run."""
-
-    model: str
-    agents: int
-    layouts: tuple[Layout, ...]
-    prompts: int
-    """Number of different prompts; each has an undisturbed answer to compare with."""
-    answer_tokens: int
-    drained_answer_tokens: int
-    """Tokens of an answer that is long enough for sessions to still run when their agent is
-    drained."""
-    streams: int
-    """Number of simultaneous streams."""
-    abreast: int
-    """Number of simultaneous moves."""
-    session_tokens: int
-    max_batch: int
-    seed: int
-
-    @property
-    def longest_answer(self) -> int:
-        """Number of tokens of the longest answer in the run."""
-        return max(self.answer_tokens, self.drained_answer_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +80,9 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class LayoutMeasured:
-    """The figures of a layout."""
+    """The chains of a layout, the answers they gave, and the moves that were made on them."""
 
-    layout: Layout
+    layout: LayoutSpec
     chains: tuple[str, ...]
     """The chains in words."""
     reference: tuple[Answer, ...]
@@ -141,13 +99,6 @@ class LayoutMeasured:
         """Returns True if an answer did not break off and begins the undisturbed one."""
         wanted = self.reference[answer.prompt].tokens
         return not answer.problem and answer.tokens == wanted[: len(answer.tokens)]
-
-
-@dataclass(frozen=True, slots=True)
-class PackingMeasured:
-    """The figures of a run."""
-
-    layouts: tuple[LayoutMeasured, ...] = field(default_factory=tuple)
 
 
 def spread(values: Sequence[float]) -> dict[str, float] | None:

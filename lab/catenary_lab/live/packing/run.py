@@ -23,13 +23,11 @@ from catenary_lab.live.cluster import REAL, serving, settings
 from catenary_lab.live.packing.figures import (
     Answer,
     Drained,
-    Layout,
     LayoutMeasured,
-    PackingMeasured,
-    PackingRun,
 )
 from catenary_lab.live.packing.load import MODES, Mover, Streams, answer_of
 from catenary_lab.live.placement.run import install
+from catenary_lab.scenarios.packing.live_schema import LayoutSpec, LiveMoves
 from catenary_services.errors import Unavailable
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster, free_port
 
@@ -42,8 +40,8 @@ _CACHE_BYTES = "catenary_cache_bytes_total"
 Progress = Callable[[str], None]
 
 
-async def run_live(run: PackingRun, folder: Path, progress: Progress) -> PackingMeasured:
-    """Returns what real processes make of moves.
+async def run_live(run: LiveMoves, folder: Path, progress: Progress) -> list[LayoutMeasured]:
+    """Returns what real processes make of moves, for each layout of the scenario.
 
     Raises:
         Unavailable: A cluster was not ready in time, or could not do what was asked of it.
@@ -51,7 +49,7 @@ async def run_live(run: PackingRun, folder: Path, progress: Progress) -> Packing
     measured = []
     for number, layout in enumerate(run.layouts):
         own = folder / str(number)
-        progress(f"{layout.name}: preparing {run.model}")
+        progress(f"{layout.label}: preparing {run.model}")
         await asyncio.to_thread(
             install,
             run.model,
@@ -64,19 +62,19 @@ async def run_live(run: PackingRun, folder: Path, progress: Progress) -> Packing
             _clients(cluster) as client,
         ):
             measured.append(await _measured(run, layout, cluster, client, progress))
-    return PackingMeasured(tuple(measured))
+    return measured
 
 
 async def _measured(
-    run: PackingRun,
-    layout: Layout,
+    run: LiveMoves,
+    layout: LayoutSpec,
     cluster: _Cluster,
     client: catenary.AsyncClient,
     progress: Progress,
 ) -> LayoutMeasured:
     started = time.monotonic()
     streams = Streams(client, run.model, run.streams)
-    progress(f"{layout.name}: {run.prompts} undisturbed answers")
+    progress(f"{layout.label}: {run.prompts} undisturbed answers")
     reference = await streams.all_of(range(run.prompts), run.longest_answer)
     lost = next((each.problem for each in reference if each.problem), "")
     if lost:
@@ -87,7 +85,7 @@ async def _measured(
     sent = await cluster.cache_bytes() - before
     drained = None
     if layout.drained:
-        progress(f"{layout.name}: draining an agent with {layout.drained} sessions")
+        progress(f"{layout.label}: draining an agent with {layout.drained} sessions")
         drained = await _drain(run, layout, client, mover)
     status = await client.status()
     chains = tuple(
@@ -108,7 +106,7 @@ async def _measured(
 
 
 async def _while_moving(
-    run: PackingRun, mover: Mover, streams: Streams, progress: Progress
+    run: LiveMoves, mover: Mover, streams: Streams, progress: Progress
 ) -> tuple[Answer, ...]:
     """Keeps streams running until enough of them have moved; returns all answers."""
     answers: list[Answer] = []
@@ -136,7 +134,7 @@ async def _while_moving(
 
 
 async def _drain(
-    run: PackingRun, layout: Layout, client: catenary.AsyncClient, mover: Mover
+    run: LiveMoves, layout: LayoutSpec, client: catenary.AsyncClient, mover: Mover
 ) -> Drained:
     """Gathers sessions on one agent, and drains it."""
     model = next(each for each in (await client.status()).models if each.chains)
@@ -206,7 +204,7 @@ def _sum_of(metric: str, page: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
-def _cluster(run: PackingRun, layout: Layout, folder: Path) -> _Cluster:
+def _cluster(run: LiveMoves, layout: LayoutSpec, folder: Path) -> _Cluster:
     plan_file = None
     if layout.chains:
         plan_file = folder / "plan.json"
@@ -235,14 +233,12 @@ async def _clients(cluster: LocalCluster) -> AsyncIterator[catenary.AsyncClient]
         yield client
 
 
-def plan_document(run: PackingRun, layout: Layout) -> dict[str, object]:
+def plan_document(run: LiveMoves, layout: LayoutSpec) -> dict[str, object]:
     """Returns a layout in the form `catenaryd up --plan` reads."""
     chains = [
         {
             "capacity": run.max_batch,
-            "hops": [
-                {"agent": f"agent-{agent}", "blocks": [first, last]} for agent, first, last in hops
-            ],
+            "hops": [{"agent": f"agent-{hop.agent}", "blocks": list(hop.blocks)} for hop in hops],
         }
         for hops in layout.chains
     ]

@@ -26,10 +26,10 @@ from catenary_lab.live.placement.load import Asked, StepsOrder, run_load
 from catenary_lab.live.placement.steps import (
     AgentsAt,
     StepsMeasured,
-    StepsRun,
     drawn,
     objectives_for,
 )
+from catenary_lab.scenarios.placement.live_schema import LiveSteps
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_scheduler.scaling.workers.workers_line import SessionLengths, capability
 from catenary_services.domain.ids import ModelKey
@@ -52,7 +52,7 @@ Progress = Callable[[str], None]
 Condition = Callable[[], Awaitable[bool]]
 
 
-async def run_live(run: StepsRun, folder: Path, progress: Progress) -> StepsMeasured:
+async def run_live(run: LiveSteps, folder: Path, progress: Progress) -> StepsMeasured:
     """Returns what real processes make of a stepped load.
 
     Raises:
@@ -104,7 +104,7 @@ async def run_live(run: StepsRun, folder: Path, progress: Progress) -> StepsMeas
         )
 
 
-async def _warm_up(run: StepsRun, cluster: LocalCluster, folder: Path, key: ModelKey) -> None:
+async def _warm_up(run: LiveSteps, cluster: LocalCluster, folder: Path, key: ModelKey) -> None:
     """Has the agent work for a while: lines measured at loading ignore the other processes."""
     prompt, answer = round(run.prompt.mean), round(run.answer.mean)
     requests = tuple(Asked(_APART_S * n, 0, prompt, answer) for n in range(_WARM_UP_REQUESTS))
@@ -116,7 +116,7 @@ async def _warm_up(run: StepsRun, cluster: LocalCluster, folder: Path, key: Mode
     await asyncio.sleep(_REPORTED_S)
 
 
-def _cluster(run: StepsRun, folder: Path) -> LocalCluster:
+def _cluster(run: LiveSteps, folder: Path) -> LocalCluster:
     scheduler = {"chain_policy": "slo", "chain_agents": 1, **run.scheduler}
     return LocalCluster(
         ClusterOptions(

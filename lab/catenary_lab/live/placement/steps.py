@@ -1,65 +1,20 @@
-"""A load in steps: the settings of a live run of placement, and its figures."""
+"""A load in steps on real processes: its requests and objectives, and what was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from catenary_lab.live.placement.load import Answered, Asked
+from catenary_lab.scenarios.placement.live_schema import LiveSteps
+from catenary_lab.scenarios.placement.schema_parts import DrawnLengths
 from catenary_scheduler.scaling.workers.workers_line import WorkerCapability
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 
 _LEAST_TOKENS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A lognormal distribution of lengths, in tokens."""
-
-    median: float
-    sigma: float
-
-    @property
-    def mean(self) -> float:
-        """Mean of the distribution, before long lengths are cut."""
-        return float(self.median * np.exp(self.sigma**2 / 2))
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A stretch of time with one rate of arrivals."""
-
-    load: float
-    """Load in workers: 1 is what one worker sustains within the objectives."""
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class StepsRun:
-    """The settings of a run."""
-
-    model: str
-    most_agents: int
-    prompt: Drawn
-    answer: Drawn
-    session_tokens: int
-    max_batch: int
-    per_token_factor: float
-    """Objective T_dec as a multiple of a lone session's decode step."""
-    first_token_factor: float
-    """Objective T_pre as a multiple of the time of the longest prompt that a session may have."""
-    theta: float
-    """Share of T_dec that a load of 1 uses."""
-    steps: tuple[Step, ...]
-    settle_s: float
-    """Longest wait, after the last answer, for all agents but one to go, in seconds."""
-    seed: int
-    scheduler: dict[str, Any]
-    """Settings of the scheduler beyond the usual ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +31,7 @@ class AgentsAt:
 
 @dataclass(frozen=True, slots=True)
 class StepsMeasured:
-    """The figures of a run."""
+    """The lines, objectives and load that a run began with, and the outcomes of its requests."""
 
     lines: LatencyLines
     """Latency lines at the start, of one agent alone."""
@@ -90,12 +45,12 @@ class StepsMeasured:
     wall_s: float
 
 
-def drawn(run: StepsRun, rate_per_s: float) -> tuple[Asked, ...]:
+def drawn(run: LiveSteps, rate_per_s: float) -> tuple[Asked, ...]:
     """Returns the requests of all steps; `rate_per_s` is the arrival rate of a load of 1."""
     random = np.random.default_rng(run.seed)
     most = run.session_tokens // 2
 
-    def tokens(lengths: Drawn) -> int:
+    def tokens(lengths: DrawnLengths) -> int:
         length = random.lognormal(np.log(lengths.median), lengths.sigma)
         return int(min(max(_LEAST_TOKENS, round(length)), most))
 
@@ -118,7 +73,7 @@ def changes(agents: Sequence[AgentsAt]) -> tuple[int, int]:
     return sum(max(0, step) for step in steps), sum(max(0, -step) for step in steps)
 
 
-def objectives_for(run: StepsRun, lines: LatencyLines) -> TokenObjectives:
+def objectives_for(run: LiveSteps, lines: LatencyLines) -> TokenObjectives:
     """Returns the objectives of a run's sessions, from what one agent measured of itself."""
     context = run.prompt.mean + run.answer.mean / 2
     lone_ns = max(lines.decode_lone_ns, lines.decode(1, context))

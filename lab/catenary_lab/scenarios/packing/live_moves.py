@@ -9,17 +9,14 @@ from catenary_lab.live.packing.figures import (
     RESTART,
     Answer,
     Drained,
-    Layout,
     LayoutMeasured,
-    PackingMeasured,
-    PackingRun,
     spread,
 )
 from catenary_lab.live.packing.load import MODES
 from catenary_lab.live.packing.run import run_live
 from catenary_lab.scenarios.kinds import Progress
 from catenary_lab.scenarios.live import on_processes
-from catenary_lab.scenarios.packing.live_schema import LayoutSpec, LiveMoves
+from catenary_lab.scenarios.packing.live_schema import LiveMoves
 from catenary_lab.scenarios.report import Cell, Findings, Table
 
 Facts = dict[str, Any]
@@ -31,34 +28,12 @@ def serve(scenario: LiveMoves, progress: Progress) -> Findings:
     Raises:
         Unavailable: They were not ready in time, or lost an answer that nothing disturbed.
     """
-    run = _run_of(scenario)
-    return report(scenario, on_processes(lambda folder: run_live(run, folder, progress)))
+    return report(scenario, on_processes(lambda folder: run_live(scenario, folder, progress)))
 
 
-def _run_of(scenario: LiveMoves) -> PackingRun:
-    return PackingRun(
-        model=scenario.model,
-        agents=scenario.agents,
-        layouts=tuple(_layout_of(each) for each in scenario.layouts),
-        prompts=scenario.prompts,
-        answer_tokens=scenario.answer_tokens,
-        drained_answer_tokens=scenario.drained_answer_tokens,
-        streams=scenario.streams,
-        abreast=scenario.abreast,
-        session_tokens=scenario.session_tokens,
-        max_batch=scenario.max_batch,
-        seed=scenario.seed,
-    )
-
-
-def _layout_of(spec: LayoutSpec) -> Layout:
-    chains = tuple(tuple((hop.agent, *hop.blocks) for hop in hops) for hops in spec.chains)
-    return Layout(spec.label, chains, spec.moves, spec.drained)
-
-
-def report(scenario: LiveMoves, measured: PackingMeasured) -> Findings:
+def report(scenario: LiveMoves, measured: Sequence[LayoutMeasured]) -> Findings:
     """Returns tables and facts of a run."""
-    layouts = [layout_facts(each) for each in measured.layouts]
+    layouts = [layout_facts(each) for each in measured]
     found = targets(scenario, layouts)
     met = all(each["met"] for each in found)
     facts = {"layouts": layouts, "targets": found, "met": met}
@@ -82,7 +57,7 @@ def layout_facts(measured: LayoutMeasured) -> Facts:
     """Returns the figures of a layout as plain JSON values."""
     stalls = [stall for answer in measured.answers for stall in answer.stalls()]
     return {
-        "layout": measured.layout.name,
+        "layout": measured.layout.label,
         "chains": list(measured.chains),
         **_outcomes(measured, measured.answers),
         "moves": {mode: _moves_facts(measured, mode, stalls) for mode in MODES},

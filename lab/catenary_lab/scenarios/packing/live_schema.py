@@ -60,6 +60,11 @@ class LiveMoves(Annotatable):
         2.0, description="Target: time until a drained agent holds nothing."
     )
 
+    @property
+    def longest_answer(self) -> int:
+        """Number of tokens of the longest answer in the run."""
+        return max(self.answer_tokens, self.drained_answer_tokens)
+
     @model_validator(mode="after")
     def _labels_differ(self) -> LiveMoves:
         labels = [each.label for each in self.layouts]

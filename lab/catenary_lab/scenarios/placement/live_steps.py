@@ -10,7 +10,7 @@ import numpy as np
 
 from catenary_lab.live.placement.load import Answered
 from catenary_lab.live.placement.run import run_live
-from catenary_lab.live.placement.steps import Drawn, Step, StepsMeasured, StepsRun, changes
+from catenary_lab.live.placement.steps import StepsMeasured, changes
 from catenary_lab.scenarios.kinds import Progress
 from catenary_lab.scenarios.live import on_processes
 from catenary_lab.scenarios.placement.live_schema import LiveSteps
@@ -25,26 +25,7 @@ def serve(scenario: LiveSteps, progress: Progress) -> Findings:
     Raises:
         Unavailable: They were not ready in time.
     """
-    run = _run_of(scenario)
-    return report(scenario, on_processes(lambda folder: run_live(run, folder, progress)))
-
-
-def _run_of(scenario: LiveSteps) -> StepsRun:
-    return StepsRun(
-        scenario.model,
-        scenario.most_agents,
-        Drawn(scenario.prompt.median, scenario.prompt.sigma),
-        Drawn(scenario.answer.median, scenario.answer.sigma),
-        scenario.session_tokens,
-        scenario.max_batch,
-        scenario.per_token_factor,
-        scenario.first_token_factor,
-        scenario.theta,
-        tuple(Step(step.load, step.seconds) for step in scenario.steps),
-        scenario.settle_s,
-        scenario.seed,
-        dict(scenario.scheduler),
-    )
+    return report(scenario, on_processes(lambda folder: run_live(scenario, folder, progress)))
 
 
 def report(scenario: LiveSteps, measured: StepsMeasured) -> Findings:

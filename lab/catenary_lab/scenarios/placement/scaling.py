@@ -25,7 +25,7 @@ from catenary_simulator.placement.workload import RequestWorkload, stepped_workl
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """The figures of a run."""
+    """The cost of a run in worker-seconds, and the attainment of its requests."""
 
     figures: Figures
     worker_s: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -70,6 +71,11 @@ class DrawnLengths(Closed):
 
     median: Positive = Field(description="Tokens.")
     sigma: NotNegative = Field(description="Standard deviation of the logarithm.")
+
+    @property
+    def mean(self) -> float:
+        """Mean of the distribution in tokens, before long lengths are cut."""
+        return self.median * math.exp(self.sigma**2 / 2)
 
 
 class LengthsSpec(Closed):
