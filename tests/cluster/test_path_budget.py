@@ -11,6 +11,7 @@ import asyncio
 import http.client
 import json
 import os
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,7 +30,8 @@ pytestmark = pytest.mark.timeout(600)  # the first test of all imports the model
 
 PHOTOGRAPH_FILES = 87
 CHAT_FILES = 150
-RECORDINGS = 10
+CHAT_TEMPLATE = "{% for each in messages %}{{ each['content'] }}{% endfor %}"
+RECORDINGS = 40
 """Recordings of each request. What is in all of them belongs to it; what a loaded machine adds to
 one of them is not in the others."""
 
@@ -37,7 +39,9 @@ one of them is not in the others."""
 @asynccontextmanager
 async def _cluster(folder: Path) -> AsyncIterator[LocalCluster]:
     models = folder / "models"
-    models.symlink_to(shared_models())
+    shutil.copytree(shared_models(), models, copy_function=os.link)
+    (models / TEXTS / "1" / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    ModelRepository(models).record_content(ModelKey(TEXTS, "1"))
     plan = folder / "plan.json"
     plan.write_text(json.dumps({"models": [_images(models), _texts()]}))
     cluster = LocalCluster(
@@ -75,7 +79,7 @@ def _chat(port: int) -> None:
     question = {
         "model": TEXTS,
         "messages": [{"role": "user", "content": "Hello"}],
-        "max_tokens": 8,
+        "max_tokens": 4,
         "stream": True,
     }
     body = json.dumps(question)

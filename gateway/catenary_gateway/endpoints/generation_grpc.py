@@ -10,7 +10,6 @@ import grpc.aio
 
 from catenary_gateway.admission.request_pipeline import RequestPipeline, caller
 from catenary_gateway.endpoints.grpc_calls import answered
-from catenary_gateway.endpoints.parameters import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
 from catenary_gateway.generation.answer import GenerationStream
 from catenary_gateway.generation.request import (
     AnswerChunk,
@@ -21,6 +20,7 @@ from catenary_gateway.generation.request import (
     TokenPrompt,
 )
 from catenary_gateway.observability.generations import ObjectivesReport
+from catenary_gateway.tensors.validation import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from catenary_services.errors import DeadlineExceeded, InvalidInput
 from catenary_services.grpc.sampling_messages import sampling_of_message

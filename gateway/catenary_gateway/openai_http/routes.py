@@ -16,7 +16,6 @@ from catenary_gateway.endpoints.http_calls import (
     json_response,
     request_id_of,
 )
-from catenary_gateway.endpoints.parameters import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
 from catenary_gateway.endpoints.repository import server_version
 from catenary_gateway.generation.answer import GenerationStream
 from catenary_gateway.generation.request import GenerationOptions
@@ -34,6 +33,7 @@ from catenary_gateway.openai_http.completion_request import (
 from catenary_gateway.openai_http.fields import Fields
 from catenary_gateway.openai_http.stream import stream_answer
 from catenary_gateway.tensors.json_documents import document_of
+from catenary_gateway.tensors.validation import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
 from catenary_services.errors import InvalidInput, ModelNotFound
 
 _SHOWN = 100
