@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 import grpc.aio
@@ -38,6 +38,9 @@ _Call: TypeAlias = (
 )
 
 
+MessageHandlers: TypeAlias = Mapping[str, Callable[[Any], None]]
+
+
 class SchedulerListener(Protocol):
     """Callbacks for everything a scheduler says to this gateway."""
 
@@ -53,8 +56,12 @@ class SchedulerListener(Protocol):
         """Called when the stream is lost, before another scheduler is sought."""
         ...
 
-    def received(self, message: scheduler_pb2.SchedulerToGatewayMessage) -> None:
-        """Called for every order and table of the scheduler."""
+    @property
+    def handlers(self) -> MessageHandlers:
+        """What is called with the content of a message, by its kind: orders and tables.
+
+        Messages of other kinds are ignored: they are for a newer release.
+        """
         ...
 
 
@@ -214,21 +221,21 @@ class SchedulerLink:
         writer: PackedWriter[scheduler_pb2.GatewayMessage],
     ) -> None:
         """Passes messages to the listener, until the stream ends or falls silent with an error."""
+
+        def welcomed(welcome: scheduler_pb2.Welcome) -> None:
+            self._writer = writer
+            self.channel = channel
+            _log.info("scheduler_connected", scheduler=welcome.scheduler_id, epoch=welcome.epoch)
+            listener.connected(welcome.epoch)
+
+        handlers = {**listener.handlers, "welcome": welcomed}
         pack = first
         while True:
             for message in pack.messages:
                 kind = message.WhichOneof("kind")
-                if kind == "welcome":
-                    self._writer = writer
-                    self.channel = channel
-                    _log.info(
-                        "scheduler_connected",
-                        scheduler=message.welcome.scheduler_id,
-                        epoch=message.welcome.epoch,
-                    )
-                    listener.connected(message.welcome.epoch)
-                elif kind is not None and kind != "heartbeat":
-                    listener.received(message)
+                handle = handlers.get(kind or "")
+                if handle is not None and kind is not None:
+                    handle(getattr(message, kind))
             pack = await _read(call)
             self._heard_s = time.monotonic()
 

@@ -12,8 +12,8 @@ import http.client
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,7 @@ pytestmark = pytest.mark.timeout(600)  # the first test of all imports the model
 PHOTOGRAPH_FILES = 87
 CHAT_FILES = 150
 CHAT_TEMPLATE = "{% for each in messages %}{{ each['content'] }}{% endfor %}"
+WARM_UPS = 3
 RECORDINGS = 40
 """Recordings of each request. What is in all of them belongs to it; what a loaded machine adds to
 one of them is not in the others."""
@@ -73,9 +74,8 @@ def _texts() -> dict[str, object]:
     return {"name": TEXTS, "chains": [{"capacity": 4, "hops": hops}]}
 
 
-def _chat(port: int) -> None:
+def _chat(connection: http.client.HTTPConnection) -> None:
     """Asks over HTTP for a streamed answer, and reads all of it."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     question = {
         "model": TEXTS,
         "messages": [{"role": "user", "content": "Hello"}],
@@ -88,7 +88,6 @@ def _chat(port: int) -> None:
     text = answer.read().decode()
     assert answer.status == 200, text
     assert text.endswith("data: [DONE]\n\n"), text
-    connection.close()
 
 
 async def _trace(folder: Path) -> dict[str, RequestPath]:
@@ -98,16 +97,16 @@ async def _trace(folder: Path) -> dict[str, RequestPath]:
 
         def record() -> dict[str, RequestPath]:
             picture = np.zeros((1, 3, 224, 224), np.float32)
-            with catenary.Client(f"127.0.0.1:{cluster.grpc_port}") as client:
-                for _ in range(3):
-                    client.infer(IMAGES, {"image": picture})
-                    _chat(cluster.http_port)
-                return {
-                    "photograph": tracer.path_of(
-                        lambda: client.infer(IMAGES, {"image": picture}), RECORDINGS
-                    ),
-                    "chat": tracer.path_of(lambda: _chat(cluster.http_port), RECORDINGS),
+            http_door = http.client.HTTPConnection("127.0.0.1", cluster.http_port, timeout=60)
+            with catenary.Client(f"127.0.0.1:{cluster.grpc_port}") as client, closing(http_door):
+                requests: dict[str, Callable[[], object]] = {
+                    "photograph": lambda: client.infer(IMAGES, {"image": picture}),
+                    "chat": lambda: _chat(http_door),
                 }
+                for _ in range(WARM_UPS):
+                    for ask in requests.values():
+                        ask()
+                return {kind: tracer.path_of(ask, RECORDINGS) for kind, ask in requests.items()}
 
         return await asyncio.to_thread(record)
 
