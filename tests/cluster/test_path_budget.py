@@ -32,9 +32,7 @@ PHOTOGRAPH_FILES = 87
 CHAT_FILES = 150
 CHAT_TEMPLATE = "{% for each in messages %}{{ each['content'] }}{% endfor %}"
 WARM_UPS = 3
-RECORDINGS = 40
-"""Recordings of each request. What is in all of them belongs to it; what a loaded machine adds to
-one of them is not in the others."""
+RECORDINGS = 20
 
 
 @asynccontextmanager

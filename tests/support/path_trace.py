@@ -1,7 +1,8 @@
 """The path of a request: the files and functions that it enters in the processes of a cluster.
 
-A recording of one request also has what a process happened to do meanwhile: heartbeats, periodic
-reports. So a request is sent several times, and its path is what every recording has.
+A recording of one request also has what a process happened to do meanwhile: heartbeats, a report
+that is due once a second. So a request is sent many times, and its path is what most recordings
+have. What follows a request too late for its own recording is in the next one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,11 +48,6 @@ class RequestPath:
         entered = {name.partition(":")[0] for names in chosen for name in names}
         return entered.difference(MYPYC)
 
-    def __and__(self, other: RequestPath) -> RequestPath:
-        return RequestPath(
-            {name: own & other.functions[name] for name, own in self.functions.items()}
-        )
-
     def __str__(self) -> str:
         lines = [f"{len(self.files())} files in {len(self.functions)} processes"]
         for process, names in self.functions.items():
@@ -72,21 +69,27 @@ class PathTracer:
         self._pids = pids
 
     def path_of(self, request: Callable[[], object], times: int) -> RequestPath:
-        """Returns what every one of `times` requests enters, one after the other."""
-        path = self._record(request)
-        for _ in range(times - 1):
-            path &= self._record(request)
-        return path
+        """Returns what most of `times` requests enter, sent one after the other."""
+        counts: dict[str, Counter[str]] = {name: Counter() for name in self._pids}
+        for _ in range(times):
+            for name, entered in self._record(request).items():
+                counts[name].update(entered)
+        return RequestPath(
+            {
+                name: frozenset(each for each, seen in of.items() if 2 * seen > times)
+                for name, of in counts.items()
+            }
+        )
 
-    def _record(self, request: Callable[[], object]) -> RequestPath:
+    def _record(self, request: Callable[[], object]) -> dict[str, list[str]]:
         self._tell_all(signal.SIGUSR1, ".begun")
         request()
         time.sleep(SETTLE_S)
         self._tell_all(signal.SIGUSR2, ".entered")
-        texts = {name: self._file(pid, ".entered") for name, pid in self._pids.items()}
-        return RequestPath(
-            {name: frozenset(file.read_text().split("\n")) for name, file in texts.items()}
-        )
+        return {
+            name: self._file(pid, ".entered").read_text().splitlines()
+            for name, pid in self._pids.items()
+        }
 
     def _tell_all(self, number: signal.Signals, suffix: str) -> None:
         files = [self._file(pid, suffix) for pid in self._pids.values()]

@@ -19,6 +19,17 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = os.environ.get("ENTERED_FUNCTIONS", "")
+TIMERS = frozenset(
+    {
+        "run_periodic_tasks",
+        "Authorizer.watch",
+        "ConnectionWatcher._watch",
+        "LoopLag._look",
+        "ReceivingMessages._look",
+    }
+)
+"""Functions that run again and again whether or not there are requests. What they enter is of no
+request."""
 
 
 class _Recorder:
@@ -34,7 +45,12 @@ class _Recorder:
         signal.signal(signal.SIGUSR2, self._end)
 
     def _entering(self, frame: FrameType, event: str, _: Any) -> None:
-        if self._is_on and event == "call":
+        if self._is_on and event == "call" and frame.f_code not in self._entered:
+            caller: FrameType | None = frame
+            while caller is not None:
+                if caller.f_code.co_qualname in TIMERS:
+                    return
+                caller = caller.f_back
             self._entered.add(frame.f_code)
 
     def _begin(self, *_: object) -> None:
