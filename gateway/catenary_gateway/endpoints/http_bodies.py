@@ -168,6 +168,14 @@ def inflated(body: bytes, window: int, most_bytes: int) -> bytes:
 async def _received(
     request: web.Request, most_bytes: int, permit: ConcurrencyPermit | None
 ) -> bytes:
+    if request.content.is_eof() and request.content.exception() is None:
+        # A small body comes with its headers: nothing is waited for.
+        body = request.content.read_nowait()
+        if len(body) > most_bytes:
+            raise PayloadTooLarge(f"the body has more than {most_bytes} bytes")
+        if permit is not None:
+            permit.hold(len(body))
+        return body
     pieces: list[bytes] = []
     total = 0
     loop = asyncio.get_running_loop()

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from aiohttp import web
 
 from catenary_gateway.admission.request_pipeline import RequestPipeline
+from catenary_gateway.endpoints.http_connections import CONNECTIONS
 from catenary_services.errors import CatenaryError, ModelNotFound, PayloadTooLarge, forget_frames
 from catenary_services.grpc.error_tables import (
     error_of_exception,
@@ -30,7 +31,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Middleware that answers any error of a route with JSON, and charges its sender for it."""
-    arrived = request.app[PIPELINE].arrived(address_of(request))
+    app = request.app
+    app[CONNECTIONS].note_request(request)
+    arrived = app[PIPELINE].arrived(address_of(request))
     try:
         return await handler(request)
     except web.HTTPRequestEntityTooLarge:

@@ -187,6 +187,8 @@ def _encode(
 
 def _runs(slices: Sequence[common_pb2.Slice]) -> list[list[common_pb2.Slice]]:
     """Returns slices in the order of batch rows, split at rows of other gateways."""
+    if len(slices) == 1:
+        return [list(slices)]
     runs: list[list[common_pb2.Slice]] = []
     end = -1
     for piece in sorted(slices, key=lambda piece: piece.batch_row):
