@@ -16,7 +16,7 @@ from catenary_gateway.inference import (
     RequestArrival,
     Tensor,
 )
-from catenary_gateway.observability.outcomes import FinishedRequest
+from catenary_gateway.observability.recent_requests import FinishedRequest
 from catenary_gateway.observability.request_metrics import OK, RequestMetrics
 from catenary_gateway.results import delivery
 from catenary_gateway.results.deadlines import Deadlines

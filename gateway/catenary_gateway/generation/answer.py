@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 
-from catenary_gateway.generation.record import chain_changes, objectives_report
+from catenary_gateway.generation.chain_changes import chain_changes
+from catenary_gateway.generation.objectives import objectives_report
 from catenary_gateway.generation.request import AnswerChunk
 from catenary_gateway.generation.sessions.session import PendingSession
 from catenary_gateway.observability.generations import ChainChange, ObjectivesReport
