@@ -57,7 +57,7 @@ class SchedulerListener(Protocol):
 
     @property
     def handlers(self) -> MessageHandlers:
-        """What is called with the content of a message, by its kind: orders and tables.
+        """The handlers of orders and tables by the kind of the message; each gets its content.
 
         Messages of other kinds are ignored: they are for a newer release.
         """

@@ -1,4 +1,4 @@
-"""What all gRPC methods of a gateway share: the check of keys at the headers, and error answers."""
+"""The part that all gRPC methods of a gateway share: the check of keys, and error answers."""
 
 from __future__ import annotations
 
