@@ -142,14 +142,16 @@ class DataPlane:
             expected_ns=now_ns + order.expected_after_ns,
             agents=tuple(hop.agent_id for hop in order.route),
         )
-        numbers = {piece.request_id for piece in attempt.slices} & self._requests.keys()
-        attempt.waiting = len(numbers)
-        for number in numbers:
-            pending = self._requests[number]
-            pending.attempts.append(attempt)
-            if len(pending.attempts) > 1 and pending.attempts[-2].failed:
-                self.request_metrics.metrics.redispatches.labels(pending.attempts[-2].failed).inc()
-        if numbers:
+        for number in {piece.request_id for piece in attempt.slices}:
+            pending = self._requests.get(number)
+            if pending is None:
+                continue
+            attempt.waiting += 1
+            earlier = pending.attempts
+            if earlier and earlier[-1].failed:
+                self.request_metrics.metrics.redispatches.labels(earlier[-1].failed).inc()
+            earlier.append(attempt)
+        if attempt.waiting:
             self._attempts[attempt.batch_id] = attempt
         task = asyncio.create_task(self._deliver(attempt, order))
         self._deliveries.add(task)

@@ -7,6 +7,7 @@ import asyncio
 import grpc.aio
 from opentelemetry.sdk.trace.export import SpanExporter
 
+from catenary_gateway.admission.arrivals import RequestArrivals
 from catenary_gateway.admission.authorizer import Authorizer
 from catenary_gateway.admission.concurrency_limiter import ConcurrencyLimiter
 from catenary_gateway.admission.quotas import Quotas
@@ -17,7 +18,7 @@ from catenary_gateway.dashboard.api import Dashboard
 from catenary_gateway.data_plane import DataPlane
 from catenary_gateway.endpoints.admin import AdminService
 from catenary_gateway.endpoints.generation_grpc import GenerationService
-from catenary_gateway.endpoints.key_authorizer import (
+from catenary_gateway.endpoints.grpc_calls import (
     KeyAuthorizer,
     admin_longest,
     inference_call_policy,
@@ -112,7 +113,7 @@ class GatewayProcess:
             ),
         )
         self._plane.results.others[frame_pb2.FRAME_KIND_SESSION_TOKENS] = self._sessions.tokens
-        self._admission = ConcurrencyLimiter(
+        self._capacity = ConcurrencyLimiter(
             settings.max_in_flight_bytes,
             settings.max_in_flight_requests,
             settings.max_request_bytes,
@@ -126,15 +127,15 @@ class GatewayProcess:
         )
         self._pipeline = RequestPipeline(
             self.name,
-            self._catalog,
-            self._plane,
-            self._admission,
+            RequestArrivals(self.name, self._tracer, settings.max_request_bytes),
             self._keys,
+            self._capacity,
+            self._authorizer,
+            self._catalog,
             self._readiness,
-            self._tracer,
+            self._plane,
             self._sessions,
             self._codecs,
-            self._authorizer,
             min(settings.max_prompt_bytes, settings.max_request_bytes),
         )
         self._repository = Repository(self._catalog, scheduler_admin)
@@ -168,7 +169,7 @@ class GatewayProcess:
         await self._hub.start(self._plane.frame)
         self._certificate.start(self._metrics)
         self._watch_load()
-        self._pipeline.lag.start()
+        self._pipeline.arrivals.lag.start()
         self._keys_watch = asyncio.create_task(self._authorizer.watch(self._keys))
         if settings.health_port is not None:
             self.health_port = await self._probes.start(settings.health_host, settings.health_port)
@@ -211,7 +212,7 @@ class GatewayProcess:
     async def drain(self, timeout_s: float) -> None:
         """Refuses new requests, and waits until all others are answered or the time is up."""
         self._readiness.drain()
-        self._admission.draining = True
+        self._capacity.draining = True
         idle = await asyncio.gather(self._plane.idle(timeout_s), self._sessions.idle(timeout_s))
         if not all(idle):
             _log.warning("drain_incomplete", unanswered=self._unanswered)
@@ -219,8 +220,8 @@ class GatewayProcess:
     async def stop(self) -> None:
         """Ends every unanswered request with an error, and closes all connections."""
         self._readiness.drain()
-        self._admission.draining = True
-        self._pipeline.lag.stop()
+        self._capacity.draining = True
+        self._pipeline.arrivals.lag.stop()
         if self._keys_watch is not None:
             self._keys_watch.cancel()
             await asyncio.gather(self._keys_watch, return_exceptions=True)
@@ -287,7 +288,7 @@ class GatewayProcess:
     def _watch_load(self) -> None:
         metrics, sessions = self._metrics, self._sessions
         metrics.requests_in_flight.set_function(lambda: float(self._unanswered))
-        metrics.in_flight_bytes.set_function(lambda: float(self._admission.bytes))
+        metrics.in_flight_bytes.set_function(lambda: float(self._capacity.bytes))
         metrics.sessions_running.set_function(lambda: float(sessions.running))
         metrics.sessions_waiting.set_function(lambda: float(sessions.unanswered - sessions.running))
 

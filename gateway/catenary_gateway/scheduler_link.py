@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 import grpc.aio
@@ -24,7 +24,6 @@ from catenary_services.security.tls import ClientSecurity
 HEARTBEAT_S = 1.0
 SILENCE_S = 3.0
 CONNECT_TIMEOUT_S = 3.0
-_LINGER_S = 0.01
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 0.3
 """The longest pause in seconds between attempts to connect. Once a leader's lease is over, nothing
@@ -36,6 +35,9 @@ _Call: TypeAlias = (
     "grpc.aio.StreamStreamCall["
     "scheduler_pb2.GatewayMessages, scheduler_pb2.SchedulerToGatewayMessages]"
 )
+
+
+MessageHandlers: TypeAlias = Mapping[str, Callable[[Any], None]]
 
 
 class SchedulerListener(Protocol):
@@ -53,8 +55,12 @@ class SchedulerListener(Protocol):
         """Called when the stream is lost, before another scheduler is sought."""
         ...
 
-    def received(self, message: scheduler_pb2.SchedulerToGatewayMessage) -> None:
-        """Called for every order and table of the scheduler."""
+    @property
+    def handlers(self) -> MessageHandlers:
+        """The handlers of orders and tables by the kind of the message; each gets its content.
+
+        Messages of other kinds are ignored: they are for a newer release.
+        """
         ...
 
 
@@ -80,8 +86,6 @@ class SchedulerLink:
         self.metadata = tuple(metadata)
         """Metadata that are sent with every call to the scheduler."""
         self._writer: PackedWriter[scheduler_pb2.GatewayMessage] | None = None
-        self._later: list[scheduler_pb2.GatewayMessage] = []
-        self._later_timer: asyncio.TimerHandle | None = None
         self._heard_s = 0.0
         self.invalid: Callable[[], None] = _nothing
         """Called once for each invalid message of a scheduler."""
@@ -107,37 +111,14 @@ class SchedulerLink:
             Overloaded: The scheduler does not read fast enough.
         """
         if self._writer is not None:
-            if self._later:
-                self._flush_later()
             self._writer.put(message)
 
     def send_soon(self, message: scheduler_pb2.GatewayMessage) -> None:
-        """Queues a message to be sent with the next one, or at the latest after `_LINGER_S`.
-
-        A write costs far more than each message in it, and under load the next message comes soon.
-        """
-        if self._writer is None:
-            return
-        self._later.append(message)
-        if self._later_timer is None:
-            loop = asyncio.get_running_loop()
-            self._later_timer = loop.call_later(_LINGER_S, self._flush_later)
-
-    def _flush_later(self) -> None:
-        later = self._take_later()
+        """Queues a message that may wait a moment, to be sent with the next one."""
         if self._writer is not None:
             # A scheduler that does not read is about to be lost; `connected` tells the next one.
             with suppress(Overloaded):
-                for message in later:
-                    self._writer.put(message)
-
-    def _take_later(self) -> list[scheduler_pb2.GatewayMessage]:
-        # The timer is cancelled too: it would send the next messages too early.
-        if self._later_timer is not None:
-            self._later_timer.cancel()
-            self._later_timer = None
-        later, self._later = self._later, []
-        return later
+                self._writer.put_soon(message)
 
     async def run(self, listener: SchedulerListener) -> None:
         """Keeps a stream to the leading scheduler open, until cancelled."""
@@ -198,7 +179,6 @@ class SchedulerLink:
                 call.cancel()
                 if self._writer is not None:
                     self._writer = None
-                    self._take_later()
                     self.channel = None
                     listener.disconnected()
         finally:
@@ -214,21 +194,21 @@ class SchedulerLink:
         writer: PackedWriter[scheduler_pb2.GatewayMessage],
     ) -> None:
         """Passes messages to the listener, until the stream ends or falls silent with an error."""
+
+        def welcomed(welcome: scheduler_pb2.Welcome) -> None:
+            self._writer = writer
+            self.channel = channel
+            _log.info("scheduler_connected", scheduler=welcome.scheduler_id, epoch=welcome.epoch)
+            listener.connected(welcome.epoch)
+
+        handlers = {**listener.handlers, "welcome": welcomed}
         pack = first
         while True:
             for message in pack.messages:
                 kind = message.WhichOneof("kind")
-                if kind == "welcome":
-                    self._writer = writer
-                    self.channel = channel
-                    _log.info(
-                        "scheduler_connected",
-                        scheduler=message.welcome.scheduler_id,
-                        epoch=message.welcome.epoch,
-                    )
-                    listener.connected(message.welcome.epoch)
-                elif kind is not None and kind != "heartbeat":
-                    listener.received(message)
+                handle = handlers.get(kind or "")
+                if handle is not None and kind is not None:
+                    handle(getattr(message, kind))
             pack = await _read(call)
             self._heard_s = time.monotonic()
 

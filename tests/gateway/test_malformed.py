@@ -311,7 +311,7 @@ async def test_compressed_bomb_is_refused(small: Stage) -> None:
         headers = {"Content-Encoding": "gzip"}
         async with session.post("/v2/models/toy/infer", data=bomb, headers=headers) as answer:
             assert answer.status == 413
-    assert small.gateway._admission.bytes == 0
+    assert small.gateway._capacity.bytes == 0
 
 
 async def test_unknown_paths_and_openai_errors(small: Stage) -> None:

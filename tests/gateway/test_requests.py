@@ -130,7 +130,7 @@ async def test_deadline_answers_and_cancels_even_if_nobody_else_does(running: St
         running.scheduler.script = running.scheduler.one_batch
         error = await refused(stub_of(channel).ModelInfer(request_of(ONE, slo_ms=60)))
         assert details(error)[0]["stage"] == "execute"
-    assert running.gateway._admission.requests == 0
+    assert running.gateway._capacity.requests == 0
 
 
 async def test_client_that_goes_away_cancels_its_work(running: Stage) -> None:
@@ -192,7 +192,7 @@ async def test_overload_is_refused_at_once_with_advice(tmp_path: Path) -> None:
             await asyncio.gather(*waiting)
             running.agent.hold = False
             await infer(request_of(ONE))
-        assert running.gateway._admission.bytes == 0
+        assert running.gateway._capacity.bytes == 0
 
 
 async def test_bytes_are_bounded_too(tmp_path: Path) -> None:

@@ -450,7 +450,7 @@ def shared_models() -> Path:
 
 
 def _sources() -> Iterable[Path]:
-    yield ROOT / "catenaryd" / "demo_models.py"
+    yield ROOT / "catenaryd" / "demo" / "demo_models.py"
     yield ROOT / "tests" / "support" / "tiny_language_models.py"
 
 

@@ -200,7 +200,7 @@ class TextStage:
 
     def leftovers(self) -> dict[str, int]:
         """What the gateway still holds; all zero when nothing is unanswered."""
-        plane, admission = self.gateway._sessions, self.gateway._admission
+        plane, admission = self.gateway._sessions, self.gateway._capacity
         return {
             "requests": len(plane._requests),
             "sessions": len(plane._starts._sessions),

@@ -1,20 +1,33 @@
-"""Enforcement of an API key's limits for each request: priority, quotas, fair share, counts."""
+"""Requests that were let in, and the last step of admission: what their content asks of their key.
+
+That is the priority, the tokens of a generation, and the key's fair share of the model.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
+from types import TracebackType
 
 from prometheus_client import Counter
 
+from catenary_gateway.admission.concurrency_limiter import ConcurrencyLimiter, ConcurrencyPermit
 from catenary_gateway.admission.quotas import Quotas, TokenReservation
 from catenary_gateway.catalog import Model
+from catenary_gateway.data_plane import DataPlane, budget_of
 from catenary_gateway.fairness.fair_limiter import FairRequest
 from catenary_gateway.fairness.fair_limiters import FairLimiters, FairPermit
-from catenary_gateway.generation.request import GenerationRequest
-from catenary_gateway.inference import InferenceRequest
+from catenary_gateway.generation.answer import GenerationStream
+from catenary_gateway.generation.intake import request_of
+from catenary_gateway.generation.plane import SessionPlane
+from catenary_gateway.generation.request import GenerationOptions, GenerationRequest, Prompt
+from catenary_gateway.generation.text.text_codec import TextCodecs
+from catenary_gateway.inference import InferenceRequest, InferenceResponse, RequestArrival
 from catenary_gateway.observability.request_metrics import OK
+from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.errors import CatenaryError, QuotaExceeded
+from catenary_services.grpc.error_tables import error_of_exception
 from catenary_services.log import get_logger
 from catenary_services.security.keys import POLL_S, ApiKeys, Principal
 from catenary_services.telemetry.metrics import Metrics
@@ -78,22 +91,6 @@ class Authorizer:
         self._patience_ns = first_token_patience_ns
         # Looking up labels costs more than counting; keys and outcomes are few.
         self._counters: dict[tuple[str, str], Counter] = {}
-
-    def enter(self, principal: Principal) -> None:
-        """Counts a request against its key's rate, before its content is looked at.
-
-        Raises:
-            QuotaExceeded: The key made as many requests as it may.
-        """
-        self.quotas.enter(principal)
-
-    def precheck(self, principal: Principal, model: Model) -> None:
-        """Checks that a request for a model may be let in, as far as its key alone tells.
-
-        Raises:
-            Overloaded: It would be refused; its body need not be read.
-        """
-        self.fair.precheck(model, principal)
 
     def admit_inference(
         self, principal: Principal, request: InferenceRequest, budget_ns: int
@@ -175,3 +172,127 @@ class Authorizer:
             counter = self._metrics.key_requests.labels(principal.name, outcome)
             self._counters[principal.name, outcome] = counter
         counter.inc()
+
+
+class AdmittedInference(ConcurrencyPermit):
+    """An admitted inference request on its way to the data plane, and its room in the gateway."""
+
+    __slots__ = ("_authorizer", "_is_submitted", "_plane", "_principal", "model")
+
+    def __init__(
+        self,
+        capacity: ConcurrencyLimiter,
+        nbytes: int,
+        model: Model,
+        principal: Principal,
+        plane: DataPlane,
+        authorizer: Authorizer,
+    ) -> None:
+        super().__init__(capacity, nbytes)
+        self.model = model
+        self._principal = principal
+        self._plane = plane
+        self._authorizer = authorizer
+        self._is_submitted = False
+        """True once the data plane has the request and counts its outcome."""
+
+    async def infer(self, request: InferenceRequest, arrival: RequestArrival) -> InferenceResponse:
+        """Returns the data plane's answer to a request.
+
+        Raises:
+            PermissionDenied: The request asks for a higher priority than its key may.
+            Overloaded: The model cannot answer more in time.
+            CatenaryError: The data plane has no answer.
+        """
+        left_ns = arrival.monotonic_ns + budget_of(request, arrival) - time.monotonic_ns()
+        request, fair_permit = self._authorizer.admit_inference(self._principal, request, left_ns)
+        self._is_submitted = True
+        try:
+            response = await self._plane.infer(request, arrival)
+        except BaseException as exc:
+            fair_permit.failed(exc)
+            raise
+        fair_permit.answered()
+        self.admission.learn(time.monotonic_ns() - arrival.monotonic_ns)
+        return response
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if error is None:
+            self._authorizer.count(self._principal, OK)
+        elif isinstance(error, Exception):
+            failed = error_of_exception(error)
+            self._authorizer.refused(self._principal, failed)
+            if not self._is_submitted:
+                self._plane.request_metrics.refused(self.model.label, failed.reason)
+
+
+class AdmittedGeneration:
+    """An admitted generation request on its way to the session plane; used in a `with` block."""
+
+    __slots__ = ("_authorizer", "_codecs", "_is_submitted", "_principal", "_sessions", "model")
+
+    def __init__(
+        self,
+        model: Model,
+        principal: Principal,
+        sessions: SessionPlane,
+        codecs: TextCodecs,
+        authorizer: Authorizer,
+    ) -> None:
+        self.model = model
+        self._principal = principal
+        self._sessions = sessions
+        self._codecs = codecs
+        self._authorizer = authorizer
+        self._is_submitted = False
+        """True once the session plane has the request and counts its outcome."""
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        sampling: SamplingParameters,
+        options: GenerationOptions,
+        arrival: RequestArrival,
+    ) -> GenerationStream:
+        """Returns the stream of the answer, to be read piece by piece.
+
+        Raises:
+            InvalidInput: The prompt or the parameters do not fit the model.
+            NoActivePlan: This gateway cannot read the model's tokenizer.
+            PermissionDenied: The request asks for a higher priority than its key may.
+            QuotaExceeded: The key does not have the tokens that the request may need.
+            Overloaded: The model cannot answer more in time.
+            CatenaryError: The session plane does not take the request.
+        """
+        codec = await self._codecs.of(self.model.key)
+        request = await request_of(self.model, codec, request_id, prompt, sampling, options)
+        left_ns = self._sessions.limits(request, arrival).due_ns(0) - time.monotonic_ns()
+        request, observer = self._authorizer.admit_generation(self._principal, request, left_ns)
+        self._is_submitted = True
+        try:
+            return self._sessions.open(request, arrival, observer)
+        except CatenaryError as error:
+            observer.ended(error, 0, 0)
+            raise
+
+    def __enter__(self) -> AdmittedGeneration:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._is_submitted or not isinstance(error, Exception):
+            return
+        failed = error_of_exception(error)
+        self._authorizer.refused(self._principal, failed)
+        self._sessions.request_metrics.refused(self.model.label, failed.reason)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Self
 
 from catenary_services.errors import Overloaded, PayloadTooLarge, Unavailable
 from catenary_services.grpc.grpc_receiving import MOST_OF_ONE_SOURCE
@@ -34,6 +35,15 @@ class ConcurrencyLimiter:
         """Returns a permit for a request of `nbytes`; leaving it gives them back.
 
         Raises:
+            CatenaryError: There is no room; see `take`.
+        """
+        self.take(nbytes)
+        return ConcurrencyPermit(self, nbytes)
+
+    def take(self, nbytes: int) -> None:
+        """Counts a request of `nbytes` as held, for the permit that gives them back.
+
+        Raises:
             PayloadTooLarge: No request may have so many bytes.
             Overloaded: Too much is held already; the error says when to come back.
             Unavailable: This gateway is draining.
@@ -43,7 +53,6 @@ class ConcurrencyLimiter:
         self.require_room(nbytes)
         self.requests += 1
         self.bytes += nbytes
-        return ConcurrencyPermit(self, nbytes)
 
     def precheck(self) -> None:
         """Checks that one more request, of whatever size, may be let in.
@@ -149,7 +158,7 @@ class ConcurrencyPermit:
         self.admission.bytes += more
         self._nbytes = nbytes
 
-    def __enter__(self) -> ConcurrencyPermit:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

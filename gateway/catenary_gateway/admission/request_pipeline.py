@@ -1,178 +1,122 @@
-"""The steps that every endpoint takes with a caller before and after it converts messages."""
+"""The one object that may say no to a request: authorise, quota, capacity, fairness, in this order.
+
+An endpoint takes a request through three steps. Each comes as soon as what it decides by is known,
+so that nothing is read, inflated or parsed of a request that is refused anyway:
+
+1. `RequestPipeline.enter`, by the headers: whose key is it, has its holder sent too much that was
+   refused, may it make one more request, and is there room for one at all.
+2. `admit` (or `admit_prompt` and `admit_generation`), by model and size: may the key use the model,
+   can the model answer more in time, and is there room for the bytes.
+3. `AdmittedInference.infer` and `AdmittedGeneration.generate`, by the content: the priority, the
+   tokens and the fair share of the key (`authorizer`).
+
+A refusal that is the caller's fault is charged to the caller, by the bytes that were read.
+"""
 
 from __future__ import annotations
 
-import itertools
-import random
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from catenary_gateway.admission.authorizer import Authorizer
-from catenary_gateway.admission.callers import Caller, caller
+from catenary_gateway.admission.arrivals import RequestArrivals
+from catenary_gateway.admission.authorizer import (
+    AdmittedGeneration,
+    AdmittedInference,
+    Authorizer,
+)
 from catenary_gateway.admission.concurrency_limiter import ConcurrencyLimiter, ConcurrencyPermit
-from catenary_gateway.admission.loop_lag import LoopLag
+from catenary_gateway.admission.quotas import Quotas
 from catenary_gateway.admission.readiness import Readiness
 from catenary_gateway.catalog import Catalog, Model
-from catenary_gateway.data_plane import DataPlane, budget_of
-from catenary_gateway.generation.answer import GenerationStream
-from catenary_gateway.generation.intake import request_of
+from catenary_gateway.data_plane import DataPlane
 from catenary_gateway.generation.plane import SessionPlane
-from catenary_gateway.generation.request import GenerationOptions, Prompt
 from catenary_gateway.generation.text.text_codec import TextCodecs
-from catenary_gateway.inference import (
-    ConversionContext,
-    InferenceRequest,
-    InferenceResponse,
-    RequestArrival,
+from catenary_services.errors import (
+    CatenaryError,
+    ClientError,
+    InvalidInput,
+    PayloadTooLarge,
+    RequestCancelled,
+    Unauthenticated,
 )
-from catenary_gateway.observability.request_metrics import OK
-from catenary_services.domain.sampling import SamplingParameters
-from catenary_services.errors import CatenaryError, InvalidInput, PayloadTooLarge, Unauthenticated
 from catenary_services.grpc.error_tables import error_of_exception
 from catenary_services.security.keys import SCOPE_INFER, ApiKeys, Principal
-from catenary_services.telemetry.tracing import Tracer
-
-_LONGEST_ID = 256
-_ANSWER_MARGIN_S = 0.05
-_ANSWER_MARGIN_SHARE = 0.01
-"""Part of a client's waiting time by which it is answered earlier. A client that waits long loses
-nothing by it, and a machine may become busy meanwhile."""
-_ANSWER_MARGIN_LAGS = 3.0
-"""Number of event-loop lags by which a client is answered earlier: for the timer that ends its
-request, for the answer's way out, and one in reserve."""
 
 
 @dataclass(slots=True)
-class AdmittedRequest:
-    """An admitted inference request on its way to the data plane."""
+class Caller:
+    """The sender of a call, who is charged if a refusal is the sender's fault."""
 
-    model: Model
-    permit: ConcurrencyPermit
-    principal: Principal
-    _plane: DataPlane
-    _authorizer: Authorizer
-    handed_over: bool = False
-    """True once the data plane has the request and counts its outcome."""
+    quotas: Quotas
+    address: str
+    subject: str
+    """Name of who is charged: the address, or the key once it is known."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """Text metadata of a gRPC call; empty for HTTP."""
+    principal: Principal | None = None
+    """The holder of the key, once it was let in."""
+    read_bytes: int = 0
+    """Bytes of the body that were read so far, decompressed."""
 
-    async def infer(self, request: InferenceRequest, arrival: RequestArrival) -> InferenceResponse:
-        """Returns the data plane's answer to a request.
+    @property
+    def entered(self) -> Principal:
+        """The holder of the key, who was let in at the headers."""
+        assert self.principal is not None
+        return self.principal
 
-        Raises:
-            PermissionDenied: The request asks for a higher priority than its key may.
-            Overloaded: The model cannot answer more in time.
-            CatenaryError: The data plane has no answer.
-        """
-        left_ns = arrival.monotonic_ns + budget_of(request, arrival) - time.monotonic_ns()
-        request, fair_permit = self._authorizer.admit_inference(self.principal, request, left_ns)
-        self.handed_over = True
-        try:
-            response = await self._plane.infer(request, arrival)
-        except BaseException as exc:
-            fair_permit.failed(exc)
-            raise
-        fair_permit.answered()
-        self.permit.admission.learn(time.monotonic_ns() - arrival.monotonic_ns)
-        return response
+    def charge(self, error: CatenaryError) -> None:
+        """Charges the caller for a refused request, if the error is the caller's fault."""
+        if isinstance(error, ClientError) and not isinstance(error, RequestCancelled):
+            self.quotas.fault(self.subject, self.read_bytes)
 
 
-@dataclass(slots=True)
-class AdmittedGeneration:
-    """An admitted generation request on its way to the session plane."""
+_caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
+"""The caller of the present call. Each gRPC call has a context of its own; the HTTP endpoint sets
+the variable for each request."""
 
-    model: Model
-    principal: Principal
-    _sessions: SessionPlane
-    _codecs: TextCodecs
-    _authorizer: Authorizer
-    handed_over: bool = False
-    """True once the session plane has the request and counts its outcome."""
 
-    async def generate(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        sampling: SamplingParameters,
-        options: GenerationOptions,
-        arrival: RequestArrival,
-    ) -> GenerationStream:
-        """Returns the stream of the answer, to be read piece by piece.
+def caller() -> Caller:
+    """Returns the caller of the present call, which came in by its headers."""
+    found = _caller.get()
+    assert found is not None
+    return found
 
-        Raises:
-            InvalidInput: The prompt or the parameters do not fit the model.
-            NoActivePlan: This gateway cannot read the model's tokenizer.
-            PermissionDenied: The request asks for a higher priority than its key may.
-            QuotaExceeded: The key does not have the tokens that the request may need.
-            Overloaded: The model cannot answer more in time.
-            CatenaryError: The session plane does not take the request.
-        """
-        codec = await self._codecs.of(self.model.key)
-        request = await request_of(self.model, codec, request_id, prompt, sampling, options)
-        left_ns = self._sessions.limits(request, arrival).due_ns(0) - time.monotonic_ns()
-        request, observer = self._authorizer.admit_generation(self.principal, request, left_ns)
-        self.handed_over = True
-        try:
-            return self._sessions.open(request, arrival, observer)
-        except CatenaryError as error:
-            observer.ended(error, 0, 0)
-            raise
+
+def charge(error: CatenaryError) -> None:
+    """Charges the present caller, if there is one and `error` is the caller's fault."""
+    found = _caller.get()
+    if found is not None:
+        found.charge(error)
 
 
 @dataclass(slots=True)
 class RequestPipeline:
-    """The pipeline of a gateway, shared by its endpoints: it identifies and admits requests."""
+    """The admission of a gateway, and the planes behind it, shared by all its endpoints."""
 
     gateway_id: str
-    catalog: Catalog
-    plane: DataPlane
-    admission: ConcurrencyLimiter
+    arrivals: RequestArrivals
     keys: ApiKeys
+    capacity: ConcurrencyLimiter
+    authorizer: Authorizer
+    catalog: Catalog
     readiness: Readiness
-    tracer: Tracer
+    plane: DataPlane
     sessions: SessionPlane
     codecs: TextCodecs
-    authorizer: Authorizer
     max_prompt_bytes: int
-    lag: LoopLag = field(default_factory=LoopLag)
-    _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
-    _start: str = field(default_factory=lambda: f"{random.getrandbits(32):08x}")
 
-    def arrive(
-        self, method: str, traceparent: str | None, budget_s: float | None = None
-    ) -> RequestArrival:
-        """Returns the arrival of a request that came in just now.
+    def arrived(self, address: str, metadata: Mapping[str, str] | None = None) -> Caller:
+        """Returns the sender of the call that begins here, and remembers it for this context."""
+        made = Caller(self.authorizer.quotas, address, address, metadata or {})
+        _caller.set(made)
+        return made
 
-        `budget_s` are the seconds left of its call's deadline; None if it has none.
-        """
-        trace, parent_span_id = self.tracer.root(traceparent)
-        budget_ns = None if budget_s is None else answer_within_ns(budget_s, self.lag.worst_s)
-        return RequestArrival(
-            method, time.monotonic_ns(), time.time_ns(), trace, parent_span_id, budget_ns
-        )
-
-    def conversion(self, default_id: str | None = None) -> ConversionContext:
-        """Returns the arguments of a converter for a request that arrives now.
-
-        `default_id` is the id of a request without one; None for a new id.
-        """
-        made = default_id[:_LONGEST_ID] if default_id else self.new_id()
-        return ConversionContext(self.admission.max_request_bytes, time.time_ns(), made)
-
-    def identify(self, presented: str | None) -> Principal:
-        """Returns the principal of a caller's key.
-
-        Raises:
-            Unauthenticated: Keys are configured and this is none of them.
-        """
-        return self.keys.check(presented)
-
-    def enter(self, presented: str | None, address: str, *, counts: bool = True) -> Principal:
-        """Lets a caller in, before its request's content is read.
+    def enter(self, presented: str | None, *, counts: bool = True) -> Principal:
+        """Lets the present caller in, before the content of a request is read.
 
         Args:
-            presented: The key it presents; None if it presents none.
-            address: Its network address.
+            presented: The key the caller presents; None if there is none.
             counts: Whether the request counts against rates, as inferences and generations do.
 
         Raises:
@@ -181,15 +125,11 @@ class RequestPipeline:
             Overloaded: Too many requests are being worked on.
             Unavailable: This gateway is draining.
         """
-        quotas = self.authorizer.quotas
-        arrived = caller.get()
-        if arrived is None:
-            arrived = Caller(quotas, address)
-            caller.set(arrived)
+        arrived, quotas = caller(), self.authorizer.quotas
         try:
             principal = self.keys.check(presented)
         except Unauthenticated:
-            quotas.require_good(address)
+            quotas.require_good(arrived.address)
             raise
         if self.keys.enabled:
             arrived.subject = f"key {principal.name!r}"
@@ -197,19 +137,25 @@ class RequestPipeline:
         try:
             quotas.require_good(arrived.subject)
             if counts:
-                self.authorizer.enter(principal)
-                self.admission.precheck()
+                quotas.enter(principal)
+                self.capacity.precheck()
         except CatenaryError as error:
-            self.authorizer.refused(principal, error)
-            self.plane.request_metrics.refused("", error.reason)
+            self._refused(principal, "", error)
             raise
         return principal
 
-    @contextmanager
+    def identify(self, presented: str | None) -> Principal:
+        """Returns the holder of a key, for a call that is not a request to a model.
+
+        Raises:
+            Unauthenticated: Keys are configured and this is none of them.
+        """
+        return self.keys.check(presented)
+
     def admit(
         self, principal: Principal, name: str, version: str, nbytes: int
-    ) -> Iterator[AdmittedRequest]:
-        """Admits one inference request; all it holds is given back at the end of the block.
+    ) -> AdmittedInference:
+        """Admits one inference request; all it holds is given back at the end of its block.
 
         Raises:
             PermissionDenied: The key may not use the model, whether or not it exists.
@@ -218,34 +164,19 @@ class RequestPipeline:
             InvalidInput: The model generates text.
             Unavailable: No scheduler has said yet what is served, or this gateway is draining.
             PayloadTooLarge: The request has more bytes than one request may have.
-            Overloaded: Too much is held already.
+            Overloaded: The model cannot answer more in time, or too much is held already.
         """
-        # A name that is not served must not become a label: strangers could make many of them.
-        admitted, label = None, ""
+        model = self._usable(principal, name, version, generates=False)
         try:
-            principal.require(f"{SCOPE_INFER}:{name}")
-            model = self.catalog.find_deployed(name, version)
-            label = model.label
-            self.authorizer.precheck(principal, model)
-            if model.generates:
-                raise InvalidInput(
-                    "model_name",
-                    f"{name!r} generates text: ask it over catenary.v1.Generation or"
-                    " /v1/chat/completions",
-                )
-            with self.admission.admit(nbytes) as permit:
-                admitted = AdmittedRequest(model, permit, principal, self.plane, self.authorizer)
-                yield admitted
-            self.authorizer.count(principal, OK)
-        except Exception as exc:
-            error = error_of_exception(exc)
-            self.authorizer.refused(principal, error)
-            if admitted is None or not admitted.handed_over:
-                self.plane.request_metrics.refused(label, error.reason)
+            self.capacity.take(nbytes)
+        except CatenaryError as error:
+            self._refused(principal, model.label, error)
             raise
+        return AdmittedInference(
+            self.capacity, nbytes, model, principal, self.plane, self.authorizer
+        )
 
-    @contextmanager
-    def admitted(self, nbytes: int) -> Iterator[ConcurrencyPermit]:
+    def admit_prompt(self, nbytes: int) -> ConcurrencyPermit:
         """Admits the body of a generation request, which names its model only inside.
 
         Raises:
@@ -258,17 +189,12 @@ class RequestPipeline:
                 raise PayloadTooLarge(
                     f"the request has {nbytes} bytes; at most {self.max_prompt_bytes} are accepted"
                 )
-            permit = self.admission.admit(nbytes)
-        except Exception as exc:
-            self.plane.request_metrics.refused("", error_of_exception(exc).reason)
+            return self.capacity.admit(nbytes)
+        except CatenaryError as error:
+            self.plane.request_metrics.refused("", error.reason)
             raise
-        with permit:
-            yield permit
 
-    @contextmanager
-    def admit_generation(
-        self, principal: Principal, reference: str
-    ) -> Iterator[AdmittedGeneration]:
+    def admit_generation(self, principal: Principal, reference: str) -> AdmittedGeneration:
         """Admits a request to a model that generates text, "name" or "name:version".
 
         Raises:
@@ -277,39 +203,37 @@ class RequestPipeline:
             InvalidInput: The model does not generate text.
             NoActivePlan: The model cannot be deployed.
             Unavailable: No scheduler has said yet what is served.
+            Overloaded: The model cannot answer more in time.
         """
         name, _, version = reference.partition(":")
-        admitted, label = None, ""
+        model = self._usable(principal, name, version, generates=True)
+        return AdmittedGeneration(model, principal, self.sessions, self.codecs, self.authorizer)
+
+    def _usable(self, principal: Principal, name: str, version: str, *, generates: bool) -> Model:
+        """Returns a model that the key may use and that can answer one more request in time."""
+        # A name that is not served must not become a label: strangers could make many of them.
+        label = ""
         try:
             principal.require(f"{SCOPE_INFER}:{name}")
             model = self.catalog.find_deployed(name, version)
             label = model.label
-            self.authorizer.precheck(principal, model)
-            if not model.generates:
-                raise InvalidInput("model", f"{name!r} does not generate text")
-            admitted = AdmittedGeneration(
-                model, principal, self.sessions, self.codecs, self.authorizer
-            )
-            yield admitted
+            self.authorizer.fair.precheck(model, principal)
+            if model.generates != generates:
+                raise _other_kind(name, generates=generates)
         except Exception as exc:
-            if admitted is not None and admitted.handed_over:
-                raise
-            error = error_of_exception(exc)
-            self.authorizer.refused(principal, error)
-            self.plane.request_metrics.refused(label, error.reason)
+            self._refused(principal, label, error_of_exception(exc))
             raise
+        return model
 
-    def new_id(self) -> str:
-        """Returns a new id for a request that has none."""
-        return f"{self.gateway_id}-{self._start}-{next(self._numbers)}"
+    def _refused(self, principal: Principal, label: str, error: CatenaryError) -> None:
+        self.authorizer.refused(principal, error)
+        self.plane.request_metrics.refused(label, error.reason)
 
 
-def answer_within_ns(left_s: float, lag_s: float) -> int:
-    """Returns within how many nanoseconds to answer a client that waits `left_s` seconds more.
-
-    It is a little less than `left_s`, so that the client gets the reason of a failure before its
-    own deadline ends the call. The margin grows with the lag of this gateway's timers, `lag_s`.
-    """
-    wanted_s = max(_ANSWER_MARGIN_S, _ANSWER_MARGIN_SHARE * left_s, _ANSWER_MARGIN_LAGS * lag_s)
-    left_s = min(left_s, 1e6)
-    return max(0, int((left_s - min(wanted_s, left_s / 10)) * 1e9))
+def _other_kind(name: str, *, generates: bool) -> InvalidInput:
+    if generates:
+        return InvalidInput("model", f"{name!r} does not generate text")
+    return InvalidInput(
+        "model_name",
+        f"{name!r} generates text: ask it over catenary.v1.Generation or /v1/chat/completions",
+    )

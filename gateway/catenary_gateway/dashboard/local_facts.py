@@ -20,11 +20,11 @@ def gateway_facts(pipeline: RequestPipeline) -> dict[str, Any]:
         "version": server_version(),
         "ready": pipeline.readiness.ready,
         "why_not_ready": pipeline.readiness.why_not,
-        "draining": pipeline.admission.draining,
+        "draining": pipeline.capacity.draining,
         "requests_in_flight": pipeline.plane.unanswered + sessions.unanswered,
         "sessions_running": sessions.running,
         "sessions_waiting": sessions.unanswered - sessions.running,
-        "in_flight_bytes": pipeline.admission.bytes,
+        "in_flight_bytes": pipeline.capacity.bytes,
         "bucket_s": BUCKET_S,
         "models": {label: model_facts(outcomes, label, now_ns) for label in sorted(labels)},
     }

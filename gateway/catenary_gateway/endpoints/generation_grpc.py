@@ -8,10 +8,8 @@ from typing import Any
 
 import grpc.aio
 
-from catenary_gateway.admission.callers import entered
-from catenary_gateway.admission.request_pipeline import RequestPipeline
-from catenary_gateway.endpoints.grpc_calls import answered, metadata_of
-from catenary_gateway.endpoints.parameters import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
+from catenary_gateway.admission.request_pipeline import RequestPipeline, caller
+from catenary_gateway.endpoints.grpc_calls import answered
 from catenary_gateway.generation.answer import GenerationStream
 from catenary_gateway.generation.request import (
     AnswerChunk,
@@ -22,6 +20,7 @@ from catenary_gateway.generation.request import (
     TokenPrompt,
 )
 from catenary_gateway.observability.generations import ObjectivesReport
+from catenary_gateway.tensors.validation import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from catenary_services.errors import DeadlineExceeded, InvalidInput
 from catenary_services.grpc.sampling_messages import sampling_of_message
@@ -48,13 +47,13 @@ class GenerationService(generation_pb2_grpc.GenerationServicer):
         self, request: generation_pb2.GenerateRequest, context: Context
     ) -> None:
         """Streams one answer; `finish_reason` is set in its last response."""
-        pipeline, metadata = self._pipeline, metadata_of(context)
-        arrival = pipeline.arrive(GENERATE, metadata.get("traceparent"), context.time_remaining())
-        principal = entered()
-        with pipeline.admitted(request.ByteSize()):
+        pipeline, sender = self._pipeline, caller()
+        traceparent, arrivals = sender.metadata.get("traceparent"), pipeline.arrivals
+        arrival = arrivals.arrive(GENERATE, traceparent, context.time_remaining())
+        with pipeline.admit_prompt(request.ByteSize()):
             prompt, sampling = prompt_of(request), sampling_of_message(request.sampling)
-            own_id = request.id[:_LONGEST_ID] or pipeline.new_id()
-            with pipeline.admit_generation(principal, request.model) as admitted:
+            own_id = request.id[:_LONGEST_ID] or arrivals.new_id()
+            with pipeline.admit_generation(sender.entered, request.model) as admitted:
                 options = terms_of(request)
                 opened = await admitted.generate(own_id, prompt, sampling, options, arrival)
                 with opened as generation:

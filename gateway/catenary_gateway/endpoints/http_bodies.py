@@ -15,8 +15,8 @@ from typing import TypeVar
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from catenary_gateway.admission.callers import caller
 from catenary_gateway.admission.concurrency_limiter import ConcurrencyPermit
+from catenary_gateway.admission.request_pipeline import caller
 from catenary_services.errors import DeadlineExceeded, InvalidInput, Overloaded, PayloadTooLarge
 
 LONGEST_S = 60.0
@@ -130,12 +130,12 @@ async def body_of(
         likely = min(most_bytes, len(body) * MOST_RATIO)
         if permit is not None:
             permit.hold(len(body) + likely)
-        _note_read(likely)
+        caller().read_bytes = likely
         off_loop = request.app[OFF_LOOP]
         body = await off_loop.run(likely, lambda: inflated(body, window, most_bytes))
     if permit is not None:
         permit.hold(len(body))
-    _note_read(len(body))
+    caller().read_bytes = len(body)  # what the sender is charged for if it is refused
     return body
 
 
@@ -168,6 +168,14 @@ def inflated(body: bytes, window: int, most_bytes: int) -> bytes:
 async def _received(
     request: web.Request, most_bytes: int, permit: ConcurrencyPermit | None
 ) -> bytes:
+    if request.content.is_eof() and request.content.exception() is None:
+        # A small body comes with its headers: nothing is waited for.
+        body = request.content.read_nowait()
+        if len(body) > most_bytes:
+            raise PayloadTooLarge(f"the body has more than {most_bytes} bytes")
+        if permit is not None:
+            permit.hold(len(body))
+        return body
     pieces: list[bytes] = []
     total = 0
     loop = asyncio.get_running_loop()
@@ -189,12 +197,6 @@ async def _received(
     except (web.RequestPayloadError, HttpProcessingError):
         raise InvalidInput("body", "is not framed as its headers say") from None
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-def _note_read(nbytes: int) -> None:
-    """Notes the bytes read of a request, which its sender is charged for if it is refused."""
-    if (found := caller.get()) is not None:
-        found.read_bytes = nbytes
 
 
 def _encoding_of(request: web.Request) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
 
-from catenary_gateway.admission.callers import Caller, caller
 from catenary_gateway.admission.request_pipeline import RequestPipeline
+from catenary_gateway.endpoints.http_connections import CONNECTIONS
 from catenary_services.errors import CatenaryError, ModelNotFound, PayloadTooLarge, forget_frames
 from catenary_services.grpc.error_tables import (
     error_of_exception,
@@ -31,9 +31,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Middleware that answers any error of a route with JSON, and charges its sender for it."""
-    quotas = request.app[PIPELINE].authorizer.quotas
-    arrived = Caller(quotas, address_of(request))
-    caller.set(arrived)
+    app = request.app
+    app[CONNECTIONS].note_request(request)
+    arrived = app[PIPELINE].arrived(address_of(request))
     try:
         return await handler(request)
     except web.HTTPRequestEntityTooLarge:
@@ -42,7 +42,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         # aiohttp raises these: no such route, wrong method, a body it could not read.
         arrived.charge(_NO_ROUTE)
         try:
-            quotas.require_good(arrived.subject)
+            arrived.quotas.require_good(arrived.subject)
         except CatenaryError as flood:
             return error_response(request, flood)
         return _plain_error(request, exc)
@@ -59,7 +59,7 @@ def enter(request: web.Request, *, counts: bool = False) -> Principal:
     Raises:
         CatenaryError: The caller is refused.
     """
-    return request.app[PIPELINE].enter(bearer(request), address_of(request), counts=counts)
+    return request.app[PIPELINE].enter(bearer(request), counts=counts)
 
 
 def address_of(request: web.Request) -> str:

@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from typing import Any
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from catenary_gateway.endpoints.http_calls import Handler
 from catenary_services.log import get_logger
 
 MOST_CONNECTIONS = 8192
@@ -93,16 +91,9 @@ class ConnectionWatcher:
                 excess.append(each)
         return excess
 
-    @property
-    def middleware(self) -> Any:
-        """The middleware that notes which connections sent a request; it is the outermost one."""
-
-        @web.middleware
-        async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
-            self._served.add(request.protocol)
-            return await handler(request)
-
-        return note
+    def note_request(self, request: web.Request) -> None:
+        """Notes that a request came on a connection."""
+        self._served.add(request.protocol)
 
     async def _watch(self, server: web.Server) -> None:
         while True:
@@ -111,6 +102,9 @@ class ConnectionWatcher:
                 self.look(list(server.connections), time.monotonic())
             except Exception as error:  # nobody waits for this task
                 _log.error("http_connections_watch_failed", exc_info=error)
+
+
+CONNECTIONS: web.AppKey[ConnectionWatcher] = web.AppKey("connections", ConnectionWatcher)
 
 
 def _source_of(connection: _Connection) -> str:

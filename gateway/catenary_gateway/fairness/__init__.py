@@ -1,8 +1,8 @@
 """Admission under overload, fair among API keys (docs/security.md, "Fair share").
 
     limit          how much of a model's work may be unanswered, learnt from the time it takes
-    credits        which of the keys that want more than their share has had the least
-    fair_limiter   both for one model: lets a request in or not, at once
+    fair_limiter   lets a request for one model in or not, at once: by that limit, and by which of
+                   the keys that want more than their share has had the least
     fair_limiters  the limiters of all models, and the errors callers get
 
 Everything but `fair_limiters` is pure: time is an argument. A request is never queued here: a

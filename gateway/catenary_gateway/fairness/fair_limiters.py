@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -57,7 +58,7 @@ class FairLimiters:
             Overloaded: It would be refused.
         """
         limiter = self._limiters.get(model.label)
-        if limiter is None or not self._enabled:
+        if limiter is None or not self._enabled or limiter.limit.value == math.inf:
             return
         limits = principal.limits
         request = FairRequest(principal.name, limits.share, limits.max_priority)

@@ -9,7 +9,7 @@ from catenary_gateway.generation.sessions.session import PendingSession
 from catenary_gateway.generation.sessions.start import SessionStart
 from catenary_gateway.observability.generations import SessionRecord, WaterfallSpan
 from catenary_gateway.observability.recent_requests import FinishedRequest
-from catenary_gateway.results.hop_times import HopTimes
+from catenary_gateway.results.pending import HopTimes
 
 
 def finished_session(

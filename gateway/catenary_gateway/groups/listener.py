@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 
 from catenary_gateway.groups.router import GroupRouter
 from catenary_gateway.groups.tables import ModelTables, PeerDirectories
+from catenary_gateway.scheduler_link import MessageHandlers
 from catenary_gateway.scheduler_listener import MessageRouter
 from catenary_protos.catenary.v1 import scheduler_pb2
-
-_Down = scheduler_pb2.SchedulerToGatewayMessage
 
 
 @dataclass(slots=True)
@@ -34,7 +33,7 @@ class ListenerContext:
             for group in self.gone:
                 self.models.drop(group)
             self.gone.clear()
-            self.listener.received(_Down(models=self.models.merged()))
+            self.listener.told_models(self.models.merged())
 
 
 class GroupListener:
@@ -44,6 +43,14 @@ class GroupListener:
         self._group = group
         self._context = context
         self._timer: asyncio.TimerHandle | None = None
+        # Tables of all groups are merged, and a request belongs to one group.
+        self.handlers: MessageHandlers = {
+            **context.listener.handlers,
+            "reject": self._rejected,
+            "start_session": self._start_session,
+            "directory": self._told_directory,
+            "models": self._told_models,
+        }
 
     def hello(self) -> scheduler_pb2.GatewayHello:
         """Returns this gateway's identity, which is the same for every group."""
@@ -72,24 +79,21 @@ class GroupListener:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(context.grace_s, self._give_up)
 
-    def received(self, message: scheduler_pb2.SchedulerToGatewayMessage) -> None:
-        """Handles a message: merges tables, and checks to which group a request belongs."""
-        context, group = self._context, self._group
-        match message.WhichOneof("kind"):
-            case "reject":
-                if not context.router.refused(message.reject, group):
-                    context.listener.received(message)
-            case "start_session":
-                if not context.router.is_elsewhere(message.start_session.request_id, group):
-                    context.listener.received(message)
-            case "directory":
-                context.directories.update(group, message.directory)
-                context.listener.received(_Down(directory=context.directories.merged()))
-            case "models":
-                context.models.update(group, message.models)
-                context.listener.received(_Down(models=context.models.merged()))
-            case _:
-                context.listener.received(message)
+    def _rejected(self, order: scheduler_pb2.RejectRequest) -> None:
+        if not self._context.router.refused(order, self._group):
+            self._context.listener.rejected(order)
+
+    def _start_session(self, order: scheduler_pb2.StartSession) -> None:
+        if not self._context.router.is_elsewhere(order.request_id, self._group):
+            self._context.listener.start_session(order)
+
+    def _told_directory(self, directory: scheduler_pb2.Directory) -> None:
+        self._context.directories.update(self._group, directory)
+        self._context.listener.told_directory(self._context.directories.merged())
+
+    def _told_models(self, table: scheduler_pb2.ModelTable) -> None:
+        self._context.models.update(self._group, table)
+        self._context.listener.told_models(self._context.models.merged())
 
     def close(self) -> None:
         """Cancels the timer that would give the group up."""

@@ -89,6 +89,15 @@ class GroupRouter:
         self._group_of: dict[int, int] = {}
         self._moved: set[int] = set()
         self._left_behind: defaultdict[int, set[int]] = defaultdict(set)
+        self._senders: dict[str, Callable[[scheduler_pb2.GatewayMessage], None]] = {
+            "submit": self._submit,
+            "submit_session": self._submit,
+            "finished": lambda said: self._send_end(said.finished.request_id, said),
+            "cancel": lambda said: self._send_end(said.cancel.request_id, said),
+            "delivery_failed": lambda said: self._send_by_id(said.delivery_failed.batch_id, said),
+            "session_failed": lambda said: self._send_by_id(said.session_failed.session_id, said),
+            "sessions_progressed": self._send_progress,
+        }
 
     def serve(self, *planes: ResubmittingPlane) -> None:
         """Sets the planes whose requests are routed; they are made after this router."""
@@ -105,19 +114,9 @@ class GroupRouter:
         Raises:
             Overloaded: No scheduler that it could go to reads fast enough.
         """
-        kind = message.WhichOneof("kind")
-        if kind in ("submit", "submit_session"):
-            self._submit(message)
-        elif kind in ("finished", "cancel"):
-            group = self._ended(getattr(message, kind).request_id)
-            if group is not None:
-                self._links[group].send(message)
-        elif kind == "delivery_failed":
-            self._send_by_id(message.delivery_failed.batch_id, message)
-        elif kind == "session_failed":
-            self._send_by_id(message.session_failed.session_id, message)
-        elif kind == "sessions_progressed":
-            self._send_progress(message.sessions_progressed)
+        send = self._senders.get(message.WhichOneof("kind") or "")
+        if send is not None:
+            send(message)
 
     def send_soon(self, message: scheduler_pb2.GatewayMessage) -> None:
         """Queues a message that may wait a moment; only those of a request's end do."""
@@ -233,14 +232,19 @@ class GroupRouter:
             cancel = scheduler_pb2.CancelRequest(request_id=number)
             self._links[group].send(_Message(cancel=cancel))
 
+    def _send_end(self, number: int, message: scheduler_pb2.GatewayMessage) -> None:
+        group = self._ended(number)
+        if group is not None:
+            self._links[group].send(message)
+
     def _send_by_id(self, number: int, message: scheduler_pb2.GatewayMessage) -> None:
         group = group_of_id(number, len(self._links))
         if group < len(self._links):
             self._links[group].send(message)
 
-    def _send_progress(self, report: scheduler_pb2.SessionsProgressed) -> None:
+    def _send_progress(self, message: scheduler_pb2.GatewayMessage) -> None:
         by_group: defaultdict[int, list[scheduler_pb2.SessionProgress]] = defaultdict(list)
-        for each in report.sessions:
+        for each in message.sessions_progressed.sessions:
             group = self._group_of.get(each.request_id)
             if group is not None:
                 by_group[group].append(each)

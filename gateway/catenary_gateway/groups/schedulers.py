@@ -12,9 +12,8 @@ from catenary_gateway.groups.listener import GroupListener, ListenerContext
 from catenary_gateway.groups.router import GroupRouter
 from catenary_gateway.groups.tables import ModelTables, PeerDirectories
 from catenary_gateway.scheduler_link import SchedulerLink, SchedulerListener
-from catenary_gateway.scheduler_listener import MessageRouter
+from catenary_gateway.scheduler_listener import AuditingListener, MessageRouter
 from catenary_gateway.settings import GatewaySettings
-from catenary_gateway.unanswered import AuditingListener
 from catenary_services.domain.groups import metadata_of_group
 from catenary_services.security.tls import ClientSecurity
 from catenary_services.telemetry.metrics import Metrics

@@ -7,8 +7,7 @@ from typing import Any
 
 import grpc.aio
 
-from catenary_gateway.admission.callers import charge, entered, presented
-from catenary_gateway.admission.request_pipeline import RequestPipeline
+from catenary_gateway.admission.request_pipeline import RequestPipeline, caller, charge
 from catenary_gateway.endpoints.grpc_calls import answered, metadata_of
 from catenary_gateway.endpoints.ordered_stream import answer_in_order
 from catenary_gateway.endpoints.repository import EXTENSIONS, Repository, server_version
@@ -19,7 +18,6 @@ from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from catenary_services.grpc.error_details import public_message
 from catenary_services.grpc.error_tables import error_of_exception
-from catenary_services.grpc.grpc_intake import address_of
 from catenary_services.security.keys import SCOPE_ADMIN, Principal
 
 INFER = "inference.GRPCInferenceService/ModelInfer"
@@ -85,9 +83,9 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
         self, request: oip.ModelInferRequest, context: Context
     ) -> oip.ModelInferResponse:
         """Answers one inference request."""
-        traceparent = presented().get("traceparent")
-        arrival = self._pipeline.arrive(INFER, traceparent, context.time_remaining())
-        return await self._infer(request, arrival, entered())
+        sender, left_s = caller(), context.time_remaining()
+        arrival = self._pipeline.arrivals.arrive(INFER, sender.metadata.get("traceparent"), left_s)
+        return await self._infer(request, arrival, sender.entered)
 
     @answered
     async def ModelStreamInfer(  # type: ignore[override]  # noqa: N802
@@ -96,15 +94,13 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
         context: Context,
     ) -> None:
         """Answers many inference requests on one stream, in their order."""
-        metadata, address = metadata_of(context), address_of(context.peer())
+        metadata, arrivals = caller().metadata, self._pipeline.arrivals
 
         async def answer(request: oip.ModelInferRequest) -> oip.ModelStreamInferResponse:
-            arrival = self._pipeline.arrive(
+            arrival = arrivals.arrive(
                 STREAM_INFER, metadata.get("traceparent"), context.time_remaining()
             )
-            # Checked for each request, so that a revoked key is refused on open streams too.
-            presented = metadata.get("authorization")
-            return await self._infer_in_stream(request, arrival, presented, address)
+            return await self._infer_in_stream(request, arrival, metadata.get("authorization"))
 
         await answer_in_order(request_iterator, answer, context.write, self._max_stream_requests)
 
@@ -146,7 +142,8 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     ) -> oip.ModelInferResponse:
         pipeline, name, version = self._pipeline, message.model_name, message.model_version
         with pipeline.admit(principal, name, version, message.ByteSize()) as admitted:
-            request, form = oip_proto.request_of(message, admitted.model, pipeline.conversion())
+            conversion = pipeline.arrivals.conversion()
+            request, form = oip_proto.request_of(message, admitted.model, conversion)
             response = await admitted.infer(request, arrival)
             return oip_proto.response_of(response, form, request.outputs)
 
@@ -155,11 +152,11 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
         message: oip.ModelInferRequest,
         arrival: RequestArrival,
         presented: str | None,
-        address: str,
     ) -> oip.ModelStreamInferResponse:
         answer = oip.ModelStreamInferResponse()
         try:
-            principal = self._pipeline.enter(presented, address)
+            # Checked for each request, so that a revoked key is refused on open streams too.
+            principal = self._pipeline.enter(presented)
             answer.infer_response.CopyFrom(await self._infer(message, arrival, principal))
         except Exception as exc:
             error = error_of_exception(exc)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from catenary_gateway.admission.callers import charged_subject
+from catenary_gateway.admission.request_pipeline import caller
 from catenary_gateway.endpoints.http_bodies import OFF_LOOP, body_of
 from catenary_gateway.endpoints.http_calls import (
     PIPELINE,
@@ -92,17 +92,17 @@ async def _repository_index(request: web.Request) -> web.Response:
 
 async def _infer(request: web.Request) -> web.Response:
     pipeline = request.app[PIPELINE]
-    arrival = pipeline.arrive(_INFER_ROUTE, request.headers.get("traceparent"))
+    arrival = pipeline.arrivals.arrive(_INFER_ROUTE, request.headers.get("traceparent"))
     # Checked before the body is read: a refused request need not be received.
     principal = enter(request, counts=True)
     name, version = _named(request)
-    largest = pipeline.admission.max_request_bytes
+    largest = pipeline.capacity.max_request_bytes
     with pipeline.admit(principal, name, version, request.content_length or 0) as admitted:
         # The announced size was only checked; bytes are held as they arrive.
-        admitted.permit.hold(0)
-        with admitted.permit.arriving(charged_subject()):
-            body = await body_of(request, largest, admitted.permit)
-            conversion = pipeline.conversion(request.headers.get(REQUEST_ID))
+        admitted.hold(0)
+        with admitted.arriving(caller().subject):
+            body = await body_of(request, largest, admitted)
+            conversion = pipeline.arrivals.conversion(request.headers.get(REQUEST_ID))
             json_size = _json_size(request, body)
             wanted, form = await request.app[OFF_LOOP].run(
                 len(body) if json_size is None else json_size,

@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping, Sequence
 
 from catenary_gateway.catalog import Model
-from catenary_gateway.endpoints.parameters import terms_of
 from catenary_gateway.inference import (
     ConversionContext,
     InferenceRequest,
@@ -20,7 +19,13 @@ from catenary_gateway.inference import (
 )
 from catenary_gateway.tensors import json_tensors, raw_tensors
 from catenary_gateway.tensors.json_documents import Document, inference_of
-from catenary_gateway.tensors.validation import DeclaredInput, check_id, check_inputs, check_outputs
+from catenary_gateway.tensors.validation import (
+    DeclaredInput,
+    check_id,
+    check_inputs,
+    check_outputs,
+    terms_of,
+)
 from catenary_services.errors import InvalidInput
 
 _BINARY_SIZE = "binary_data_size"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from catenary_gateway.catalog import Model
-from catenary_gateway.endpoints.parameters import terms_of
 from catenary_gateway.inference import (
     ConversionContext,
     InferenceRequest,
@@ -14,7 +13,13 @@ from catenary_gateway.inference import (
     Tensor,
 )
 from catenary_gateway.tensors import raw_tensors, typed_contents
-from catenary_gateway.tensors.validation import DeclaredInput, check_id, check_inputs, check_outputs
+from catenary_gateway.tensors.validation import (
+    DeclaredInput,
+    check_id,
+    check_inputs,
+    check_outputs,
+    terms_of,
+)
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_services.errors import InvalidInput
 

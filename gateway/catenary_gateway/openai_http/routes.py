@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from catenary_gateway.admission.callers import charged_subject
-from catenary_gateway.admission.request_pipeline import RequestPipeline
+from catenary_gateway.admission.request_pipeline import RequestPipeline, caller
 from catenary_gateway.catalog import Model
 from catenary_gateway.endpoints.http_bodies import OFF_LOOP, body_of, require_announced
 from catenary_gateway.endpoints.http_calls import (
@@ -17,7 +16,6 @@ from catenary_gateway.endpoints.http_calls import (
     json_response,
     request_id_of,
 )
-from catenary_gateway.endpoints.parameters import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
 from catenary_gateway.endpoints.repository import server_version
 from catenary_gateway.generation.answer import GenerationStream
 from catenary_gateway.generation.request import GenerationOptions
@@ -35,6 +33,7 @@ from catenary_gateway.openai_http.completion_request import (
 from catenary_gateway.openai_http.fields import Fields
 from catenary_gateway.openai_http.stream import stream_answer
 from catenary_gateway.tensors.json_documents import document_of
+from catenary_gateway.tensors.validation import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
 from catenary_services.errors import InvalidInput, ModelNotFound
 
 _SHOWN = 100
@@ -93,17 +92,17 @@ async def _complete(
     request: web.Request, read: Callable[[Fields], CompletionRequest], *, chat: bool
 ) -> web.StreamResponse:
     pipeline = request.app[PIPELINE]
-    arrival = pipeline.arrive(request.path, request.headers.get("traceparent"))
+    arrival = pipeline.arrivals.arrive(request.path, request.headers.get("traceparent"))
     # Checked before the body is read: a refused request need not be received.
     principal = enter(request, counts=True)
     require_announced(request, pipeline.max_prompt_bytes)
-    with pipeline.admitted(0) as permit:
-        with permit.arriving(charged_subject()):
+    with pipeline.admit_prompt(0) as permit:
+        with permit.arriving(caller().subject):
             body = await body_of(request, pipeline.max_prompt_bytes, permit)
             off_loop = request.app[OFF_LOOP]
             wanted = await off_loop.run(len(body), lambda: read(document_of(body)))
         options = _terms(request, wanted)
-        own_id = request_id_of(request) or pipeline.new_id()
+        own_id = request_id_of(request) or pipeline.arrivals.new_id()
         with pipeline.admit_generation(principal, wanted.model) as admitted:
             opened = await admitted.generate(
                 own_id, wanted.prompt, wanted.sampling, options, arrival

@@ -47,7 +47,7 @@ async def deliver(
     live = [requests[piece.request_id] for piece in attempt.slices if piece.request_id in requests]
     if not live:
         raise RequestCancelled("no request of the batch is waiting any more")
-    deadline_ns = min(request.deadline_ns for request in live)
+    deadline_ns = min([request.deadline_ns for request in live])
     model = live[0].request.model
     link = await hub.link_to(dispatch.route[0].agent_id, left_s(deadline_ns))
     for run in _runs(dispatch.slices):
@@ -69,28 +69,30 @@ class _Rows:
         self._requests = requests
         self._example = example
 
-    def shape(self, name: str, rows: int) -> tuple[int, ...]:
-        """Returns the shape of `rows` rows of the input called `name`."""
-        whole = self._example.request.inputs[name].shape
-        return (rows, *whole[1:]) if self.model.batched else whole
+    def of(
+        self, name: str, run: Sequence[common_pb2.Slice], count: int
+    ) -> tuple[tuple[int, ...], list[Tensor | None]]:
+        """Returns the input called `name` for a run of slices that have `count` rows in all.
 
-    def parts(self, name: str, run: Sequence[common_pb2.Slice]) -> list[Tensor | None]:
-        """Returns the rows of each slice as a view of the request's array; None for blanks."""
-        found: list[Tensor | None] = []
+        That is its shape, and each slice's rows as a view of the request's array; None for blanks.
+        """
+        whole, batched = self._example.request.inputs[name].shape, self.model.batched
+        parts: list[Tensor | None] = []
         for piece in run:
             request = self._requests.get(piece.request_id)
             if request is None:
-                found.append(None)
+                parts.append(None)
                 continue
-            array = request.request.inputs[name]
-            if self.model.batched:
+            array, expected = request.request.inputs[name], whole
+            if batched:
                 array = array[piece.request_row : piece.request_row + piece.rows]
-            if array.shape != self.shape(name, piece.rows):
+                expected = (piece.rows, *whole[1:])
+            if array.shape != expected:
                 raise InvalidInput(
                     name, "requests with different shapes of a row cannot share a batch"
                 )
-            found.append(array)
-        return found
+            parts.append(array)
+        return (count, *whole[1:]) if batched else whole, parts
 
 
 async def _push_run(
@@ -102,34 +104,28 @@ async def _push_run(
     link: Link,
 ) -> None:
     """Pushes one frame with slices that are adjacent in the batch."""
-    count = sum(piece.rows for piece in run)
-    specs = rows.model.inputs
-    parts = [rows.parts(spec.name, run) for spec in specs]
-    shapes = [rows.shape(spec.name, count) for spec in specs]
-    encoded = [
-        _encode(spec, parts[at], run) if spec.datatype == "BYTES" else None
-        for at, spec in enumerate(specs)
-    ]
-    tensors, nbytes = layout(
-        [
-            # `layout` takes only datatypes of fixed size; BYTES are laid out in their raw form.
-            (spec.name, spec.datatype, shapes[at])
-            if (raw := encoded[at]) is None
-            else (spec.name, "UINT8", (len(raw),))
-            for at, spec in enumerate(specs)
-        ]
-    )
+    count = sum([piece.rows for piece in run])
+    laid_out: list[tuple[str, str, tuple[int, ...]]] = []
+    contents: list[tuple[tuple[int, ...], list[Tensor | None], bytes | None]] = []
+    for spec in rows.model.inputs:
+        shape, parts = rows.of(spec.name, run, count)
+        raw = _encode(spec, parts, run) if spec.datatype == "BYTES" else None
+        contents.append((shape, parts, raw))
+        # `layout` takes only datatypes of fixed size; BYTES are laid out in their raw form.
+        laid_out.append(
+            (spec.name, spec.datatype, shape) if raw is None else (spec.name, "UINT8", (len(raw),))
+        )
+    tensors, nbytes = layout(laid_out)
     slot = await link.export(nbytes, left_s(deadline_ns))
     try:
-        for at, tensor in enumerate(tensors):
-            raw = encoded[at]
+        for tensor, (shape, parts, raw) in zip(tensors, contents, strict=True):
             target = slot.view[tensor.offset : tensor.offset + tensor.nbytes]
             if raw is None:
-                _fill(target, shapes[at], parts[at], run)
+                _fill(target, shape, parts, run)
             else:
                 target[:] = raw
                 tensor.datatype = "BYTES"
-                tensor.shape[:] = shapes[at]
+                tensor.shape[:] = shape
         attempt.push_ns = time.monotonic_ns()
         header = frame_pb2.FrameHeader(
             kind=frame_pb2.FRAME_KIND_FEATURE_MAP,
@@ -187,6 +183,8 @@ def _encode(
 
 def _runs(slices: Sequence[common_pb2.Slice]) -> list[list[common_pb2.Slice]]:
     """Returns slices in the order of batch rows, split at rows of other gateways."""
+    if len(slices) == 1:
+        return [list(slices)]
     runs: list[list[common_pb2.Slice]] = []
     end = -1
     for piece in sorted(slices, key=lambda piece: piece.batch_row):

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from catenary_gateway.inference import InferenceRequest, RequestArrival, Tensor
-from catenary_gateway.results.hop_times import HopTimes
-from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.domain.tensors import DTYPE_OF
 from catenary_services.errors import InternalError
 
+_OBJECT = np.dtype(np.object_)
 
-@dataclass(frozen=True, slots=True)
-class RequestSlice:
+
+class RequestSlice(NamedTuple):
     """A slice of a batch: rows `[request_row, request_row + rows)` of a request.
 
     `batch_row` is the batch's row that holds the first of them.
@@ -122,6 +123,8 @@ class PendingRequest:
             InternalError: The result does not have the outputs of this model.
         """
         if self.outputs is None:
+            if rows == self.request.rows:
+                return self._take_whole(views, at)
             self.outputs = self._allocate(views)
         fresh = rows - self.have.count(1, row, row + rows)
         if fresh == 0:
@@ -142,6 +145,25 @@ class PendingRequest:
         assert self.outputs is not None
         return tuple(self.outputs)
 
+    def _take_whole(self, views: Mapping[str, Tensor], at: int) -> bool:
+        """Copies all rows from the one result that has them, as most requests get theirs."""
+        request, rows = self.request, self.request.rows
+        outputs = [self._view(index, views) for index in request.outputs]
+        if request.model.batched:
+            outputs = [view[at : at + rows] for view in outputs]
+        self.outputs = [view.copy() for view in outputs]
+        self.have[:] = b"\x01" * rows
+        self.missing = 0
+        return True
+
+    def _view(self, index: int, views: Mapping[str, Tensor]) -> Tensor:
+        """Returns the rows that a result has of one of the model's outputs."""
+        spec = self.request.model.outputs[index]
+        view = views.get(spec.name)
+        if view is None or view.dtype != DTYPE_OF.get(spec.datatype, _OBJECT):
+            raise InternalError(f"a result has no output {spec.name!r} of {spec.datatype}")
+        return view
+
     def _wanted(self) -> Iterator[str]:
         model = self.request.model
         return (model.outputs[index].name for index in self.request.outputs)
@@ -150,13 +172,9 @@ class PendingRequest:
         request = self.request
         outputs: list[Tensor] = []
         for index in request.outputs:
-            spec = request.model.outputs[index]
-            view = views.get(spec.name)
-            dtype = DTYPE_OF.get(spec.datatype, np.dtype(np.object_))
-            if view is None or view.dtype != dtype:
-                raise InternalError(f"a result has no output {spec.name!r} of {spec.datatype}")
+            view = self._view(index, views)
             shape = (request.rows, *view.shape[1:]) if request.model.batched else view.shape
-            outputs.append(np.empty(shape, dtype))
+            outputs.append(np.empty(shape, view.dtype))
         return outputs
 
     def _copy(self, start: int, count: int, views: Mapping[str, Tensor], at: int) -> None:
@@ -212,3 +230,57 @@ class PendingRequest:
                     expected_after_ns=max(0, due_ns - now_ns),
                 )
             start = row
+
+
+class HopTimes(NamedTuple):
+    """Times of one hop in nanoseconds, as its agent measured them.
+
+    A field of a message keeps the whole message in memory. Records of requests outlive the requests
+    by far, so they hold these plain numbers instead.
+    """
+
+    agent_id: str
+    first_block: int
+    last_block: int
+    transfer_ns: int
+    wait_ns: int
+    compute_ns: int
+    send_ns: int
+
+    @classmethod
+    def of(cls, timing: common_pb2.HopTiming) -> HopTimes:
+        """Returns the times that a message reports."""
+        return cls(
+            timing.agent_id,
+            timing.first_block,
+            timing.last_block,
+            timing.transfer_ns,
+            timing.wait_ns,
+            timing.compute_ns,
+            timing.send_ns,
+        )
+
+    @property
+    def blocks(self) -> tuple[str, int, int]:
+        """Identity of the hop: agent, first block and last block."""
+        return self.agent_id, self.first_block, self.last_block
+
+    @property
+    def phases(self) -> tuple[tuple[str, int], ...]:
+        """The phases of the hop in order, each as a name and a duration in nanoseconds."""
+        return (
+            ("agent.transfer", self.transfer_ns),
+            ("agent.wait", self.wait_ns),
+            ("agent.compute", self.compute_ns),
+            ("agent.send", self.send_ns),
+        )
+
+    def plus(self, other: HopTimes) -> HopTimes:
+        """Returns the sums of these times and those of another token on the same hop."""
+        return HopTimes(
+            *self.blocks,
+            self.transfer_ns + other.transfer_ns,
+            self.wait_ns + other.wait_ns,
+            self.compute_ns + other.compute_ns,
+            self.send_ns + other.send_ns,
+        )

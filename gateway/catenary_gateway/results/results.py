@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from catenary_gateway.inference import Tensor
-from catenary_gateway.results.hop_times import HopTimes
-from catenary_gateway.results.pending import BatchAttempt, PendingRequest
+from catenary_gateway.results.pending import BatchAttempt, HopTimes, PendingRequest
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2
 from catenary_services.errors import CatenaryError, InternalError, InvalidInput, InvalidMessage
 from catenary_services.log import get_logger

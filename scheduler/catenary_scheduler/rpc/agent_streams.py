@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.agents.epoch_claims import EpochClaim
@@ -120,6 +120,31 @@ class AgentStreams:
         self._deps = deps
         self._cluster = deps.cluster
         self._feed = deps.feed
+        self._handlers: dict[str, Callable[[AgentState, Any, Nanoseconds], None]] = {
+            "stage_report": self._stage_report,
+            "batch_failed": lambda _, said, now: self._feed(
+                wire_messages.batch_failed(said.batch_id, said.failure), now
+            ),
+            "sessions_closed": lambda record, said, now: self._feed(
+                SessionsClosed(record.agent.agent_id, tuple(map(SessionId, said.session_ids))), now
+            ),
+            "session_failed": lambda record, said, now: self._feed(
+                session_messages.session_failed(
+                    said.session_id, said.failure, record.agent.agent_id
+                ),
+                now,
+            ),
+            "generation_report": lambda record, said, _: deps.sessions.reported(record, said),
+            "session_moved": lambda _, said, __: deps.moves.moved(said),
+            "caches_sent": self._caches_sent,
+            "heartbeat": self._beats,
+            "partition_loaded": self._partition_loaded,
+            "partition_failed": self._partition_failed,
+            "holdings": lambda record, said, _: deps.audits.agent_says(record, said),
+            "order_refused": self._order_refused,
+            "ending": self._ending,
+            "drained": self._drained,
+        }
 
     async def serve(self, stream: GrpcStream[object, object], speaks: Speaks) -> None:
         """Serves the stream of one agent until it ends.
@@ -222,45 +247,33 @@ class AgentStreams:
     def _handle(self, record: AgentState, messages: Iterable[scheduler_pb2.AgentMessage]) -> None:
         now = now_ns()
         for message in messages:
-            kind = message.WhichOneof("kind")
             if record.session is None:
                 return  # found silent a moment ago: this message belongs to no stream
-            if not self._deps.plausibility.believes_agent(record, message, now):
-                continue
-            if kind == "stage_report":
-                report = message.stage_report
-                self._deps.utilisation.add(record.agent.agent_id, report.compute_ns)
-                self._feed(wire_messages.stage_reported(report, now), now)
-            elif kind == "batch_failed":
-                failed = message.batch_failed
-                self._feed(wire_messages.batch_failed(failed.batch_id, failed.failure), now)
-            elif kind == "sessions_closed":
-                closed = tuple(SessionId(each) for each in message.sessions_closed.session_ids)
-                self._feed(SessionsClosed(record.agent.agent_id, closed), now)
-            elif kind == "session_failed":
-                lost, agent_id = message.session_failed, record.agent.agent_id
-                self._feed(
-                    session_messages.session_failed(lost.session_id, lost.failure, agent_id), now
-                )
-            elif kind == "generation_report":
-                self._deps.sessions.reported(record, message.generation_report)
-            elif kind == "session_moved":
-                self._deps.moves.moved(message.session_moved)
-            elif kind == "caches_sent":
-                self._deps.moves.caches_sent(message.caches_sent)
-                self._deps.transfers.caches_sent(record.agent.agent_id, message.caches_sent)
-            elif kind == "heartbeat":
-                self._beats(record, record.session, message.heartbeat)
-            else:
-                self._handle_rare(record, message)
+            kind = message.WhichOneof("kind") or ""
+            handle = self._handlers.get(kind)
+            if handle is None:
+                continue  # a message of a newer release
+            said = getattr(message, kind)
+            if self._deps.plausibility.believes_agent(record, kind, said, now):
+                handle(record, said, now)
 
-    def _beats(
-        self, record: AgentState, session: AgentStream, beat: scheduler_pb2.Heartbeat
+    def _stage_report(
+        self, record: AgentState, report: scheduler_pb2.StageReport, now: Nanoseconds
     ) -> None:
+        self._deps.utilisation.add(record.agent.agent_id, report.compute_ns)
+        self._feed(wire_messages.stage_reported(report, now), now)
+
+    def _caches_sent(
+        self, record: AgentState, said: scheduler_pb2.CachesSent, now: Nanoseconds
+    ) -> None:
+        self._deps.moves.caches_sent(said)
+        self._deps.transfers.caches_sent(record.agent.agent_id, said)
+
+    def _beats(self, record: AgentState, beat: scheduler_pb2.Heartbeat, now: Nanoseconds) -> None:
         """Gives up an agent whose step does not end, so that its work goes elsewhere at once."""
-        agent_id = record.agent.agent_id
+        agent_id, session = record.agent.agent_id, record.session
         why = self._deps.stuck.heard(agent_id, beat)
-        if not why:
+        if not why or session is None:
             return
         _log.error("agent_stuck", agent=agent_id, why=why)
         self._deps.stuck.told_to_end(agent_id, record.incarnation)
@@ -281,49 +294,44 @@ class AgentStreams:
     def _end_order(self, why: str) -> Message:
         return Message(epoch=self._deps.epoch(), end_process=scheduler_pb2.EndProcess(why=why))
 
-    def _handle_rare(self, record: AgentState, message: scheduler_pb2.AgentMessage) -> None:
-        agent_id, now_s = record.agent.agent_id, time.monotonic()
-        kind = message.WhichOneof("kind")
-        if kind == "partition_loaded":
-            done = message.partition_loaded
-            key = wire_messages.partition_of(done.key)
-            loaded = _loaded(done, record.layouts.get(key))
-            self._cluster.partition_loaded(agent_id, key, loaded, now_s)
-        elif kind == "partition_failed":
-            failed = message.partition_failed
-            if failed.failure.reason in _OF_CONTENT:
-                self._cluster.content.refused(
-                    agent_id,
-                    wire_messages.partition_of(failed.key),
-                    failed.failure.message,
-                    failed.content_digest,
-                )
-            self._cluster.partition_failed(
-                agent_id,
-                wire_messages.partition_of(failed.key),
-                failed.failure.message,
-                out_of_memory=failed.out_of_memory,
-                now_s=now_s,
-            )
-        elif kind == "holdings":
-            self._deps.audits.agent_says(record, message.holdings)
-        elif kind == "order_refused":
-            refusal = self._deps.fence.refusal_of(
-                EpochClaim(agent_id, message.order_refused.agent_epoch)
-            )
-            if isinstance(refusal, InvalidInput) and record.session is not None:
-                record.session.close(refusal)
-        elif kind == "ending":
-            ending = message.ending
-            _log.error("agent_ends", agent=agent_id, reason=ending.reason, why=ending.why)
-            facts = {"agent": agent_id, "reason": ending.reason, "why": ending.why[:300]}
-            self._deps.note("agent_ends", facts)
-            if record.session is not None:
-                self._left(record, record.session)
-        elif kind == "drained":
-            _log.info("agent_drained", agent=agent_id)
-            self._deps.draining.mark(agent_id)
-            self._cluster.reconcile(now_s)
+    def _partition_loaded(
+        self, record: AgentState, done: scheduler_pb2.PartitionLoaded, now: Nanoseconds
+    ) -> None:
+        key = wire_messages.partition_of(done.key)
+        loaded = _loaded(done, record.layouts.get(key))
+        self._cluster.partition_loaded(record.agent.agent_id, key, loaded, time.monotonic())
+
+    def _partition_failed(
+        self, record: AgentState, failed: scheduler_pb2.PartitionFailed, now: Nanoseconds
+    ) -> None:
+        agent_id, key = record.agent.agent_id, wire_messages.partition_of(failed.key)
+        why = failed.failure.message
+        if failed.failure.reason in _OF_CONTENT:
+            self._cluster.content.refused(agent_id, key, why, failed.content_digest)
+        self._cluster.partition_failed(
+            agent_id, key, why, out_of_memory=failed.out_of_memory, now_s=time.monotonic()
+        )
+
+    def _order_refused(
+        self, record: AgentState, said: scheduler_pb2.OrderRefused, now: Nanoseconds
+    ) -> None:
+        claim = EpochClaim(record.agent.agent_id, said.agent_epoch)
+        refusal = self._deps.fence.refusal_of(claim)
+        if isinstance(refusal, InvalidInput) and record.session is not None:
+            record.session.close(refusal)
+
+    def _ending(self, record: AgentState, ending: scheduler_pb2.Ending, now: Nanoseconds) -> None:
+        agent_id = record.agent.agent_id
+        _log.error("agent_ends", agent=agent_id, reason=ending.reason, why=ending.why)
+        facts = {"agent": agent_id, "reason": ending.reason, "why": ending.why[:300]}
+        self._deps.note("agent_ends", facts)
+        if record.session is not None:
+            self._left(record, record.session)
+
+    def _drained(self, record: AgentState, said: scheduler_pb2.Drained, now: Nanoseconds) -> None:
+        _log.info("agent_drained", agent=record.agent.agent_id)
+        self._deps.draining.mark(record.agent.agent_id)
+        self._cluster.reconcile(time.monotonic())
 
 
 def _loaded(

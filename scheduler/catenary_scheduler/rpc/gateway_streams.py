@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.agents.deployments import Deployments
@@ -102,6 +102,20 @@ class GatewayStreams:
         self._deps = deps
         self._registry = deps.registry
         self._feed = deps.feed
+        self._handlers: dict[str, Callable[[GatewayState, Any, Nanoseconds], None]] = {
+            "submit": self._submit,
+            "submit_session": self._submit_session,
+            "sessions_progressed": lambda gateway, said, now: self._feed(
+                session_messages.sessions_progressed(gateway.gateway_id, said), now
+            ),
+            "finished": self._finished,
+            "cancel": self._cancelled,
+            "delivery_failed": self._delivery_failed,
+            "unanswered": self._unanswered,
+            "session_failed": lambda _, said, now: self._feed(
+                session_messages.session_failed(said.session_id, said.failure, None), now
+            ),
+        }
 
     async def serve(self, stream: GrpcStream[object, object], speaks: Speaks) -> None:
         """Serves the stream of one gateway until it ends.
@@ -182,33 +196,24 @@ class GatewayStreams:
     ) -> None:
         now = now_ns()
         for message in messages:
-            if not self._deps.plausibility.believes_gateway(gateway.gateway_id, message):
-                continue
-            kind = message.WhichOneof("kind")
-            if kind == "submit":
-                self._submit(gateway, message.submit, now)
-            elif kind == "submit_session":
-                self._submit_session(gateway, message.submit_session, now)
-            elif kind == "sessions_progressed":
-                progressed = message.sessions_progressed
-                self._feed(
-                    session_messages.sessions_progressed(gateway.gateway_id, progressed), now
-                )
-            elif kind == "finished":
-                completed = session_messages.request_completed(gateway.gateway_id, message.finished)
-                self._end(gateway, completed, now)
-            elif kind == "cancel":
-                request = RequestId(gateway.gateway_id, message.cancel.request_id)
-                self._end(gateway, RequestCancelled(request), now)
-            elif kind == "delivery_failed":
-                self._delivery_failed(gateway, message.delivery_failed, now)
-            elif kind == "unanswered":
-                self._unanswered(gateway, message.unanswered)
-            elif kind == "session_failed":
-                lost = message.session_failed
-                self._feed(
-                    session_messages.session_failed(lost.session_id, lost.failure, None), now
-                )
+            kind = message.WhichOneof("kind") or ""
+            handle = self._handlers.get(kind)
+            if handle is None:
+                continue  # a heartbeat, or a message of a newer release
+            said = getattr(message, kind)
+            if self._deps.plausibility.believes_gateway(gateway.gateway_id, kind, said):
+                handle(gateway, said, now)
+
+    def _finished(
+        self, gateway: GatewayState, said: scheduler_pb2.RequestFinished, now: Nanoseconds
+    ) -> None:
+        self._end(gateway, session_messages.request_completed(gateway.gateway_id, said), now)
+
+    def _cancelled(
+        self, gateway: GatewayState, said: scheduler_pb2.CancelRequest, now: Nanoseconds
+    ) -> None:
+        request = RequestId(gateway.gateway_id, said.request_id)
+        self._end(gateway, RequestCancelled(request), now)
 
     def _delivery_failed(
         self, gateway: GatewayState, failed: scheduler_pb2.DeliveryFailed, now: Nanoseconds
@@ -229,7 +234,9 @@ class GatewayStreams:
             self._give_up(gateway, gateway.open.intersection(gone))
         self._feed(event, now)
 
-    def _unanswered(self, gateway: GatewayState, message: scheduler_pb2.Unanswered) -> None:
+    def _unanswered(
+        self, gateway: GatewayState, message: scheduler_pb2.Unanswered, now: Nanoseconds
+    ) -> None:
         """Takes in the requests that a gateway waits for: its answer to an audit, or unasked.
 
         A gateway says so unasked when it has come back, since it could not report requests that

@@ -65,6 +65,12 @@ class PlausibilityChecks:
 
     def __init__(self, deps: PlausibilityDeps) -> None:
         self._deps = deps
+        self._of_gateways: dict[str, Callable[[GatewayId, Any], None]] = {
+            "submit": self._submit,
+            "submit_session": self._submit_session,
+            "delivery_failed": self._delivery_failed,
+            "session_failed": self._gateways_session,
+        }
         self._of_agents: dict[str, Callable[[AgentState, Any, Nanoseconds], None]] = {
             "stage_report": self._stage_report,
             "batch_failed": self._batch_failed,
@@ -76,34 +82,31 @@ class PlausibilityChecks:
             "caches_sent": self._caches_sent,
         }
 
-    def believes_agent(
-        self, record: AgentState, message: scheduler_pb2.AgentMessage, now: Nanoseconds
-    ) -> bool:
-        """Returns whether a message of an agent may be true; if not, the agent is accused."""
-        kind = message.WhichOneof("kind")
-        question = self._of_agents.get(kind or "")
-        if question is None or kind is None:
+    def believes_agent(self, record: AgentState, kind: str, said: Any, now: Nanoseconds) -> bool:
+        """Returns whether what an agent said may be true; if not, the agent is accused.
+
+        `said` is the content of a message of the kind `kind`.
+        """
+        question = self._of_agents.get(kind)
+        if question is None:
             return True
         try:
-            question(record, getattr(message, kind), now)
+            question(record, said, now)
         except InvalidMessage as error:
             self._deps.peer_quarantine.accuse(Role.AGENT, record.agent.agent_id, error)
             return False
         return True
 
-    def believes_gateway(self, gateway: GatewayId, message: scheduler_pb2.GatewayMessage) -> bool:
-        """Returns whether a message of a gateway may be true; if not, the gateway is accused."""
-        kind = message.WhichOneof("kind")
+    def believes_gateway(self, gateway: GatewayId, kind: str, said: Any) -> bool:
+        """Returns whether what a gateway said may be true; if not, the gateway is accused.
+
+        `said` is the content of a message of the kind `kind`.
+        """
+        question = self._of_gateways.get(kind)
+        if question is None:
+            return True
         try:
-            if kind == "submit" and message.submit.in_flight:
-                for each in message.submit.in_flight:
-                    self._is_given_out("InFlight", each.batch_id)
-            elif kind == "submit_session" and message.submit_session.session_id:
-                self._is_begun("SubmitSession", message.submit_session.session_id)
-            elif kind == "delivery_failed":
-                self._delivery_failed(gateway, message.delivery_failed)
-            elif kind == "session_failed":
-                self._gateways_session(gateway, message.session_failed.session_id)
+            question(gateway, said)
         except InvalidMessage as error:
             self._deps.peer_quarantine.accuse(Role.GATEWAY, gateway, error)
             return False
@@ -226,6 +229,14 @@ class PlausibilityChecks:
 
     # ---- gateways ----
 
+    def _submit(self, gateway: GatewayId, request: scheduler_pb2.SubmitRequest) -> None:
+        for each in request.in_flight:
+            self._is_given_out("InFlight", each.batch_id)
+
+    def _submit_session(self, gateway: GatewayId, request: scheduler_pb2.SubmitSession) -> None:
+        if request.session_id:
+            self._is_begun("SubmitSession", request.session_id)
+
     def _delivery_failed(self, gateway: GatewayId, failed: scheduler_pb2.DeliveryFailed) -> None:
         self._is_given_out("DeliveryFailed", failed.batch_id)
         entry = self._deps.timelines.entry(BatchId(failed.batch_id))
@@ -236,9 +247,9 @@ class PlausibilityChecks:
             raise InvalidMessage("DeliveryFailed", "batch_id", "has no rows of it")
         _is_blamable("DeliveryFailed", failed.failure, command)
 
-    def _gateways_session(self, gateway: GatewayId, number: int) -> None:
-        self._is_begun("SessionFailed", number)
-        request = self._deps.live.request_of(SessionId(number))
+    def _gateways_session(self, gateway: GatewayId, failed: scheduler_pb2.SessionFailed) -> None:
+        self._is_begun("SessionFailed", failed.session_id)
+        request = self._deps.live.request_of(SessionId(failed.session_id))
         if request is not None and request.gateway != gateway:
             raise InvalidMessage("SessionFailed", "session_id", "is another gateway's")
 

@@ -112,10 +112,18 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         empty = _empty_of(parse)
         if method.startswith(_OURS):
             parse = checked(parse, counted=bool(handler.request_streaming))
-        reader = _Reader(self._receiving, most, parse, empty)
+        takes_stream = bool(handler.request_streaming)
+        call = _Method(
+            method,
+            self._call_authorizer,
+            self._receiving,
+            most,
+            parse,
+            empty=empty,
+            takes_stream=takes_stream,
+        )
         # gRPC itself parses messages of a stream, because handlers may read them themselves.
-        parse = parse if handler.request_streaming else None
-        call = _Call(method, self._call_authorizer, reader, bool(handler.request_streaming))
+        parse = parse if takes_stream else None
         if handler.response_streaming:
             name = "stream_stream" if handler.request_streaming else "unary_stream"
             behaviour = getattr(handler, name)
@@ -131,73 +139,26 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return grpc.stream_unary_rpc_method_handler(serve, parse, handler.response_serializer)
 
 
-class _Reader:
-    """Reads the messages of one method, within its limits."""
+class _Method:
+    """One method of a server: it admits the caller, reads the message, and calls the handler."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
+        method: str,
+        call_authorizer: CallAuthorizer,
         receiving: ReceivingMessages,
         most_bytes: int,
         parse: Callable[[bytes], Any] | None,
+        *,
         empty: Callable[[], Any] | None,
+        takes_stream: bool,
     ) -> None:
+        self._method = method
+        self._call_authorizer = call_authorizer
         self._receiving = receiving
         self._most_bytes = most_bytes
         self._parse = parse
         self._empty = empty
-
-    async def one(self, context: Context, peer: str, source: str) -> Any:
-        """Returns the message of a unary call.
-
-        Raises:
-            CatenaryError: There is no message, or it cannot be taken.
-        """
-        if self._empty is not None:
-            return self._empty()  # a message without fields needs no reading
-        receiving, most = self._receiving, self._most_bytes
-        with receiving.awaiting(peer, source or address_of(peer), most, is_timed=True):
-            raw = await context.read()
-        if not isinstance(raw, bytes):
-            raise InvalidInput("request", "the call has no message")
-        receiving.took(peer, raw.__len__)
-        if len(raw) > most:
-            raise PayloadTooLarge(f"the message has {len(raw)} bytes; at most {most} are accepted")
-        if self._parse is None:
-            return raw
-        try:
-            message = self._parse(raw)
-        except Exception as error:  # kinds of exceptions differ between implementations of protobuf
-            raise InvalidInput("request", "is not a message of this method") from error
-        if isinstance(message, InvalidMessage):
-            # The caller may be a person, who is told as for any other wrong input.
-            raise InvalidInput(message.field, message.message.partition(": ")[2])
-        return message
-
-    async def all(self, requests: AsyncIterable[Any], peer: str, source: str) -> AsyncIterator[Any]:
-        """Yields the messages of a stream."""
-        messages = aiter(requests)
-        charged = source or address_of(peer)
-        receiving, most = self._receiving, self._most_bytes
-        while True:
-            with receiving.awaiting(peer, charged, most, is_timed=False):
-                message = await anext(messages, None)
-            if message is None:
-                return
-            if isinstance(message, InvalidMessage):
-                raise message
-            receiving.took(peer, partial(_size_of, message))
-            yield message
-
-
-class _Call:
-    """Wraps the handler of one method: admits the caller, then reads the message."""
-
-    def __init__(
-        self, method: str, call_authorizer: CallAuthorizer, reader: _Reader, takes_stream: bool
-    ) -> None:
-        self._method = method
-        self._call_authorizer = call_authorizer
-        self._reader = reader
         self._takes_stream = takes_stream
 
     def answering(
@@ -224,18 +185,65 @@ class _Call:
         return generate
 
     async def _request(self, requests: AsyncIterable[Any], context: Context) -> Any:
+        """Returns the message of a unary call, or those of a stream, once the caller is in."""
         try:
             peer = context.peer()
             source = self._call_authorizer.enter(self._method, context, peer)
             if self._takes_stream:
-                return self._reader.all(requests, peer, source)
+                return self._all(requests, peer, source or address_of(peer))
+            if self._empty is not None:
+                return self._empty()  # a message without fields needs no reading
             try:
-                return await self._reader.one(context, peer, source)
+                watched = self._receiving.awaiting(
+                    peer, source or address_of(peer), self._most_bytes, is_timed=True
+                )
+                with watched:
+                    raw = await context.read()
+                return self._message(raw, peer)
             except CatenaryError as error:
                 self._call_authorizer.refused(self._method, context, error)
                 raise
         except CatenaryError as error:
             await abort(context, error)
+
+    def _message(self, raw: object, peer: str) -> Any:
+        """Returns the message in the bytes of a unary call.
+
+        Raises:
+            CatenaryError: There is no message, or it cannot be taken.
+        """
+        if not isinstance(raw, bytes):
+            raise InvalidInput("request", "the call has no message")
+        self._receiving.took(peer, raw.__len__)
+        most = self._most_bytes
+        if len(raw) > most:
+            raise PayloadTooLarge(f"the message has {len(raw)} bytes; at most {most} are accepted")
+        if self._parse is None:
+            return raw
+        try:
+            message = self._parse(raw)
+        except Exception as error:  # kinds of exceptions differ between implementations of protobuf
+            raise InvalidInput("request", "is not a message of this method") from error
+        if isinstance(message, InvalidMessage):
+            # The caller may be a person, who is told as for any other wrong input.
+            raise InvalidInput(message.field, message.message.partition(": ")[2])
+        return message
+
+    async def _all(
+        self, requests: AsyncIterable[Any], peer: str, source: str
+    ) -> AsyncIterator[Any]:
+        """Yields the messages of a stream."""
+        messages = aiter(requests)
+        receiving, most = self._receiving, self._most_bytes
+        while True:
+            with receiving.awaiting(peer, source, most, is_timed=False):
+                message = await anext(messages, None)
+            if message is None:
+                return
+            if isinstance(message, InvalidMessage):
+                raise message
+            receiving.took(peer, partial(_size_of, message))
+            yield message
 
 
 def address_of(peer: str) -> str:

@@ -12,6 +12,8 @@ from typing import Generic, TypeVar
 
 from catenary_services.errors import DeadlineExceeded, Overloaded
 
+LINGER_S = 0.01
+"""The longest time for which `put_soon` lets a message wait for another one to go with."""
 MOST_AT_ONCE = 4096
 """The most messages of one send, because the reader limits the number of values in a message."""
 
@@ -21,11 +23,20 @@ M = TypeVar("M")
 class PackedWriter(Generic[M]):
     """A bounded queue in front of a stream, used from one event loop.
 
-    Invariant: the writer sleeps only while the queue is empty, so `put` needs to wake it once per
-    batch and not once per message.
+    Invariant: the writer sleeps only while nothing is due, so `put` needs to wake it once per batch
+    and not once per message. What is queued but not due was put soon, and the timer runs.
     """
 
-    __slots__ = ("_capacity", "_idle", "_queue", "_send", "_sleeping", "_wake")
+    __slots__ = (
+        "_capacity",
+        "_idle",
+        "_is_due",
+        "_queue",
+        "_send",
+        "_sleeping",
+        "_timer",
+        "_wake",
+    )
 
     def __init__(self, send: Callable[[list[M]], Awaitable[None]], capacity: int = 65536) -> None:
         self._send = send
@@ -35,6 +46,8 @@ class PackedWriter(Generic[M]):
         self._idle = asyncio.Event()
         self._idle.set()
         self._sleeping = True
+        self._is_due = False
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def pending(self) -> int:
@@ -51,20 +64,49 @@ class PackedWriter(Generic[M]):
         if len(queue) >= self._capacity:
             raise Overloaded(f"{len(queue)} messages wait for a peer that does not read them")
         queue.append(message)
+        self._is_due = True
         if self._sleeping:
-            self._sleeping = False
-            self._idle.clear()
-            self._wake.set()
+            self._wake_up()
+
+    def put_soon(self, message: M) -> None:
+        """Queues a message to be sent with the next one, or at the latest after `LINGER_S`.
+
+        A write costs far more than each message in it, and under load the next message comes soon.
+
+        Raises:
+            Overloaded: As by `put`.
+        """
+        queue = self._queue
+        if len(queue) >= self._capacity:
+            raise Overloaded(f"{len(queue)} messages wait for a peer that does not read them")
+        queue.append(message)
+        self._idle.clear()
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._lingered)
+
+    def _lingered(self) -> None:
+        self._timer = None
+        if self._queue:
+            self._is_due = True
+            if self._sleeping:
+                self._wake_up()
+
+    def _wake_up(self) -> None:
+        self._sleeping = False
+        self._idle.clear()
+        self._wake.set()
 
     async def run(self) -> None:
         """Sends until it is cancelled. An error of `send` is raised here, and its batch is lost."""
         while True:
-            if not self._queue:
+            if not self._is_due:
                 self._sleeping = True
-                self._idle.set()
+                if not self._queue:
+                    self._idle.set()
                 self._wake.clear()
                 await self._wake.wait()
             batch, self._queue = self._queue[:MOST_AT_ONCE], self._queue[MOST_AT_ONCE:]
+            self._is_due = bool(self._queue)
             await self._send(batch)
 
     async def flush(self, timeout_s: float) -> None:

@@ -129,9 +129,10 @@ async def test_a_chat_beyond_its_limits_never_reaches_the_template(
 
 async def served(connections: ConnectionWatcher) -> tuple[web.AppRunner, int]:
     async def hello(request: web.Request) -> web.Response:
+        connections.note_request(request)
         return web.Response(text="hello")
 
-    app = web.Application(middlewares=[connections.middleware])
+    app = web.Application()
     app.router.add_get("/", hello)
     runner = web.AppRunner(app)
     await runner.setup()

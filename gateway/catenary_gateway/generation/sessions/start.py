@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from catenary_gateway.results.hop_times import HopTimes
+from catenary_gateway.results.pending import HopTimes
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 
 MOST_EARLY = 64
