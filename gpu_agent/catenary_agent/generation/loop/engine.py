@@ -67,9 +67,13 @@ class GenerationEngine:
         """The highest epoch seen; sessions of an older one may not begin here."""
         self._around = context
         self._receiver = FrameReceiver(agent_id, context.held)
-        steps = context.steps
         self._generation_loop = GenerationLoop(
-            agent_id, limits, time.monotonic_ns, self._batcher_closed, steps
+            agent_id,
+            limits,
+            time.monotonic_ns,
+            self._batcher_closed,
+            context.steps,
+            validates=context.validates,
         )
         self._thread = GenerationLoopThread(self._generation_loop, time.monotonic_ns, self._flush)
         self._sent = SentCacheReporter(context.tell)
