@@ -56,7 +56,9 @@ class World:
         limits = GenerationLimits(chunk, caches=small)
         self.skipped_ns = 0
         self.epoch = 1
-        self.rings = {name: GenerationLoop(name, limits, self.now, validates=True) for name in self.decoders}
+        self.rings = {
+            name: GenerationLoop(name, limits, self.now, validates=True) for name in self.decoders
+        }
         for name, ring in self.rings.items():
             ring.add_batcher(PartitionBatcher(self.decoders[name]))
         for name, last in (("e", 3), ("e", BLOCKS), ("f", 5)):
