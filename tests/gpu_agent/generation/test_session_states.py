@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from catenary_agent.generation.context import GenerationLimits
@@ -17,8 +19,8 @@ from catenary_agent.generation.state.partition_batcher import PartitionBatcher
 from catenary_agent.generation.state.session import ArrivalTime, Session, SessionSpec
 from catenary_agent.generation.state.states import (
     FIRST_STATES,
+    ROUND,
     TRANSITIONS,
-    Cause,
     History,
     IllegalTransitionError,
     SessionState,
@@ -242,7 +244,7 @@ def queue_twice(loop: GenerationLoop) -> None:
 
 def test_an_illegal_change_is_raised_in_tests() -> None:
     loop = lone_loop(validates=True)
-    with pytest.raises(IllegalTransitionError, match=r"waiting -> computing \(LoopCall-3\)"):
+    with pytest.raises(IllegalTransitionError, match=r"-> computing \(LoopCall-3\) after new"):
         queue_twice(loop)
 
 
@@ -289,16 +291,20 @@ def test_what_does_not_fit_together_is_found() -> None:
 
 def test_a_history_keeps_the_latest_changes_and_the_milestones() -> None:
     history = History()
-    history.add(None, S.MIGRATING_IN, Cause("MoveMessage", 1, 0))
-    history.add(S.MIGRATING_IN, S.WAITING, Cause("MoveMessage", 2, 0))
+    history.add(None, S.MIGRATING_IN, ("MoveMessage", 1, 0))
+    history.add(S.MIGRATING_IN, S.WAITING, ("MoveMessage", 2, 0))
     for number in range(3, 303):
-        before, after = (S.QUEUED, S.COMPUTING) if number % 2 else (S.COMPUTING, S.WAITING)
-        history.add(before, after, Cause("Step", number, 0))
-    kept = [change.cause.number for change in history]
+        history.latest.append((S.QUEUED, S.COMPUTING, ("Step", number, 0)))
+    kept = [int(number) for number in re.findall(r"-(\d+)\)", repr(history))]
     assert kept == [1, 2, *range(295, 303)]
     for number in range(303, 400):
-        history.add(S.COMPUTING, S.LEAVING, Cause("Step", number, 0))
-    assert len(list(history)) <= 24
+        history.add(S.COMPUTING, S.LEAVING, ("Step", number, 0))
+    assert repr(history).count("->") == 16
+
+
+def test_the_changes_that_every_token_takes_are_in_the_table() -> None:
+    assert ROUND == {S.WAITING: S.QUEUED, S.QUEUED: S.COMPUTING, S.COMPUTING: S.WAITING}
+    assert all(after in TRANSITIONS[before] for before, after in ROUND.items())
 
 
 def test_every_change_of_a_session_has_the_event_that_caused_it() -> None:

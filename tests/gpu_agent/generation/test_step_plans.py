@@ -91,7 +91,7 @@ def test_a_plan_has_all_decode_rows_and_one_chunk_of_prompts() -> None:
         (1, 1, True),
         (2, 4, False),
     ]
-    assert plan.decode_rows == 1
+    assert plan.size.decode_rows == 1
     assert plan.size == (1, len(PROMPT), (4,))
 
 
@@ -103,7 +103,7 @@ def test_executing_touches_no_session() -> None:
     before = seen_of(loop)
     output = loop.runner.execute(plan)
     assert seen_of(loop) == before
-    loop.runner.apply(plan, output)
+    loop.runner.apply(plan, *output)
     assert seen_of(loop) != before
 
 
@@ -113,11 +113,11 @@ def test_a_stale_plan_leaves_out_what_was_closed() -> None:
         loop.step()
     plan = loop.runner.plan_step()
     assert plan is not None
-    assert plan.decode_rows == 3
+    assert plan.size.decode_rows == 3
     loop.handle(CloseOrdered((2,)))
     begun = loop.runner.begin(plan)
     assert [work.session.spec.session_id for work in begun.works] == [1, 3]
-    assert begun.decode_rows == 2
+    assert begun.size.decode_rows == 2
 
 
 def test_what_was_closed_while_it_was_computed_is_not_sent_and_gives_its_rows_back() -> None:
@@ -133,7 +133,7 @@ def test_what_was_closed_while_it_was_computed_is_not_sent_and_gives_its_rows_ba
     output = loop.runner.execute(plan)
     loop.handle(CloseOrdered((1,)))
     assert plan.works[0].session.state is SessionState.CLOSED
-    loop.runner.apply(plan, output)
+    loop.runner.apply(plan, *output)
     out = loop.take_outflow()
     assert not out.tokens
     assert out.consumed_bytes == rows.nbytes
@@ -158,7 +158,8 @@ class Overlapped(World):
             if plan.works:
                 under_way.append((plan, loop.runner.execute(plan)))
         elif under_way:
-            loop.runner.apply(*under_way.popleft())
+            plan, output = under_way.popleft()
+            loop.runner.apply(plan, *output)
             loop.migrations.settle()
             loop.validate()
         self._collect(agent)

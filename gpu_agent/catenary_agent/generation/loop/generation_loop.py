@@ -154,7 +154,7 @@ class GenerationLoop:
             self.validate()
 
     def _expire(self) -> None:
-        now = self.sessions.cause.at_ns
+        now = self.sessions.cause[2]
         self.sessions.expire(now)
         self.migrations.expire(now)
         self.migrations.renew()

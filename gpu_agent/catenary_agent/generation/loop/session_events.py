@@ -53,11 +53,11 @@ class SessionEvents:
             self.ignored += 1
             self._sessions.out.consumed_bytes += event.rows.nbytes
             return
-        if session.incoming is not None and session.pending_cache is not None:
-            if not session.chunks:
-                session.expected = event.position  # verified when the session is handed over
-        elif session.state is MIGRATING_IN:  # the hop before reads the tokens of a move already
-            self._sessions.go(session, WAITING)
+        incoming = session.incoming
+        if incoming is not None and incoming.by_tokens and session.state is MIGRATING_IN:
+            self._sessions.go(session, WAITING)  # the hop before reads them already
+        elif incoming is not None and session.pending_cache is not None and not session.chunks:
+            session.expected = event.position  # verified when the session is handed over
         try:
             admission.check_rows(session, event.position, event.rows)
         except CatenaryError as error:

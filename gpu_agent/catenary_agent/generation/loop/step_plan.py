@@ -7,9 +7,8 @@ OSDI 2024), so that no prompt delays the others by more than a chunk. Prompts ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from catenary_agent.generation.cache.cache_budget import over_budget
 from catenary_agent.generation.state.partition_batcher import StepSize
@@ -17,7 +16,7 @@ from catenary_agent.generation.state.states import QUEUED
 
 if TYPE_CHECKING:
     from catenary_agent.generation.state.partition_batcher import PartitionBatcher
-    from catenary_agent.generation.state.session import Session, SessionWork
+    from catenary_agent.generation.state.session import SessionWork
     from catenary_agent.generation.state.sessions import SessionTable
     from catenary_services.domain.ids import Nanoseconds
     from catenary_services.errors import CacheFull
@@ -31,39 +30,44 @@ _FEWEST_TOKENS = 4
 steps are short. With fewer, reading its tokens could be slower than generating them."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """One step of one batcher."""
 
     batcher: PartitionBatcher
     made_ns: Nanoseconds
-    works: Sequence[SessionWork]
+    works: list[SessionWork]
     """The parts of the sessions; decode rows come first."""
-    decode_rows: int
-    evicted: Mapping[int, CacheFull] = field(default_factory=dict)
+    size: StepSize
+    """The same in numbers."""
+    evicted: Mapping[int, CacheFull]
     """The sessions that must fail first, because memory is too small for them."""
-    looked_at: tuple[int, int, int] = (0, 0, 0)
+    looked_at: tuple[int, int, int]
     """How many sessions leave each queue: decode rows, urgent ones, prompts."""
-    passed_over: Sequence[int] = ()
+    passed_over: Sequence[int]
     """The prompts among them that return to the front of their queue."""
-
-    @property
-    def size(self) -> StepSize:
-        """The work in numbers."""
-        rows, chunks = self.works[: self.decode_rows], self.works[self.decode_rows :]
-        context_tokens = sum([work.position for work in rows])
-        return StepSize(len(rows), context_tokens, tuple(len(work.inputs) for work in chunks))
 
     def only(self, is_kept: Callable[[SessionWork], bool]) -> StepPlan:
         """Returns the same plan with fewer works."""
-        works = [work for work in self.works if is_kept(work)]
-        decode_rows = sum(map(is_kept, self.works[: self.decode_rows]))
-        return replace(self, works=works, decode_rows=decode_rows)
+        rows = list(filter(is_kept, self.works[: self.size.decode_rows]))
+        chunks = filter(is_kept, self.works[self.size.decode_rows :])
+        return self._of([*rows, *chunks], len(rows))
 
     def parts(self) -> Iterator[StepPlan]:
         """Yields a plan of each of the works alone."""
         for number, work in enumerate(self.works):
-            yield replace(self, works=[work], decode_rows=int(number < self.decode_rows))
+            yield self._of([work], int(number < self.size.decode_rows))
+
+    def _of(self, works: list[SessionWork], decode_rows: int) -> StepPlan:
+        return self._replace(works=works, size=size_of(works, decode_rows))
+
+
+def size_of(works: Sequence[SessionWork], decode_rows: int) -> StepSize:
+    """Returns the work of a step in numbers."""
+    if len(works) == decode_rows:
+        return StepSize(decode_rows, sum([work.position for work in works]))
+    context_tokens = sum([work.position for work in works[:decode_rows]])
+    chunks = tuple([len(work.inputs) for work in works[decode_rows:]])
+    return StepSize(decode_rows, context_tokens, chunks)
 
 
 def plan_step(
@@ -80,9 +84,18 @@ def plan_step(
             hurry.
         now_ns: The present moment.
     """
-    works = [session.work(1) for session in _ready(sessions, batcher.decoding)]
+    get = sessions.get
+    works = [
+        session.work(1)
+        for session_id in batcher.decoding
+        if (session := get(session_id)) is not None and session.state is QUEUED
+    ]
     decode_rows = len(works)
-    works += [session.work(chunk_tokens) for session in _ready(sessions, batcher.urgent)]
+    works += [
+        session.work(chunk_tokens)
+        for session_id in batcher.urgent
+        if (session := get(session_id)) is not None and session.state is QUEUED
+    ]
     is_gentle = now_ns < batcher.gentle_until_ns
     left = max(1, chunk_tokens // _SHORTEST_CHUNKS) if is_gentle else chunk_tokens
     spare = max(1, chunk_tokens // _SHORT_CHUNKS) if works else chunk_tokens
@@ -96,29 +109,23 @@ def plan_step(
         if max(left, spare) <= 0:
             break
         looked_at += 1
-        for session in _ready(sessions, (session_id,)):
-            most = spare if session.incoming is not None else left
-            if most <= 0:
-                passed_over.append(session_id)
-                continue
-            work = session.work(most)
-            left -= len(work.inputs)
-            spare -= len(work.inputs)
-            works.append(work)
+        session = get(session_id)
+        if session is None or session.state is not QUEUED:
+            continue
+        most = spare if session.incoming is not None else left
+        if most <= 0:
+            passed_over.append(session_id)
+            continue
+        work = session.work(most)
+        left -= len(work.inputs)
+        spare -= len(work.inputs)
+        works.append(work)
     leaving = (len(batcher.decoding), len(batcher.urgent), looked_at)
-    plan = StepPlan(batcher, now_ns, works, decode_rows, {}, leaving, passed_over)
+    size = size_of(works, decode_rows)
+    plan = StepPlan(batcher, now_ns, works, size, {}, leaving, passed_over)
     if not batcher.executor.layout.cache_tokens:
         return plan
     coming = {work.session.spec.session_id: work.position + len(work.inputs) for work in works}
     evicted = dict(over_budget(sessions, batcher, coming))
-    return replace(
-        plan.only(lambda work: work.session.spec.session_id not in evicted), evicted=evicted
-    )
-
-
-def _ready(sessions: SessionTable, ids: Iterable[int]) -> Iterator[Session]:
-    """Yields the sessions that are still to be computed."""
-    for session_id in ids:
-        session = sessions.get(session_id)
-        if session is not None and session.state is QUEUED:
-            yield session
+    left = plan.only(lambda work: work.session.spec.session_id not in evicted)
+    return left._replace(evicted=evicted)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from catenary_agent.decoders.sampling.sampling import NO_TOKEN
 from catenary_agent.devices.device_errors import failure
@@ -39,13 +39,6 @@ if TYPE_CHECKING:
     from catenary_agent.generation.state.session import SessionWork, Times
     from catenary_agent.generation.state.sessions import SessionTable
     from catenary_services.domain.ids import Nanoseconds
-
-
-class StepOutput(NamedTuple):
-    """What an executor returned for the works of a plan, in their order."""
-
-    results: list[np.ndarray | None]
-    times: Times
 
 
 class StepRunner:
@@ -95,14 +88,16 @@ class StepRunner:
         batcher.dequeue(*plan.looked_at, plan.passed_over)
         for session_id, error in plan.evicted.items():
             sessions.fail(session_id, error)
-        if any(work.session.state is not QUEUED for work in plan.works):
-            plan = plan.only(lambda work: work.session.state is QUEUED)
+        is_stale = False
         for work in plan.works:
-            sessions.go(work.session, COMPUTING)
-        return plan
+            if work.session.state is QUEUED:
+                sessions.go(work.session, COMPUTING)
+            else:
+                is_stale = True
+        return plan.only(lambda work: work.session.state is COMPUTING) if is_stale else plan
 
-    def execute(self, plan: StepPlan) -> StepOutput:
-        """Runs a plan on its executor."""
+    def execute(self, plan: StepPlan) -> tuple[list[np.ndarray | None], Times]:
+        """Runs a plan on its executor; returns the result of each work, and when that was."""
         batcher, started_ns = plan.batcher, self._clock()
         results = self._steps.run(
             partial(batcher.executor.step, [work.item() for work in plan.works]),
@@ -110,21 +105,21 @@ class StepRunner:
             batcher.key,
             plan.size.booked_ns(batcher.cost),
         )
-        return StepOutput(results, (started_ns, self._clock()))
+        return results, (started_ns, self._clock())
 
-    def apply(self, plan: StepPlan, output: StepOutput) -> None:
+    def apply(self, plan: StepPlan, results: list[np.ndarray | None], times: Times) -> None:
         """Counts a step, and sends what it computed for each session."""
-        batcher, times = plan.batcher, output.times
+        batcher, size = plan.batcher, plan.size
         self._sessions.because("StepDone", times[1])
-        prefill_tokens = batcher.work_done.add(plan.size, times, batcher.cost)
-        for work, result in zip(plan.works, output.results, strict=True):
+        prefill_tokens = batcher.work_done.add(size, times, batcher.cost)
+        for work, result in zip(plan.works, results, strict=True):
             try:
                 if work.session.state is not CLOSED:
                     self._advance(work, result, times)
             except IllegalTransitionError as error:
                 self._sessions.fail_illegal(error)
         done = StepDone(
-            batcher.key.model.name, plan.decode_rows, prefill_tokens, times[1] - times[0]
+            batcher.key.model.name, size.decode_rows, prefill_tokens, times[1] - times[0]
         )
         self._sessions.out.steps.append(done)
         if times[1] - batcher.work_done.since_ns >= REPORT_NS:
@@ -150,7 +145,7 @@ class StepRunner:
         except Exception as error:
             told = failure(error, partition=str(plan.batcher.key))
         else:
-            self.apply(plan, output)
+            self.apply(plan, *output)
             return None
         is_alone = len(plan.works) == 1
         for part in plan.parts():

@@ -86,10 +86,10 @@ class PartitionBatcher:
             if wait_ns > 0:
                 heapq.heappush(self._waiting, (now_ns + wait_ns, session_id))
                 return
-        self.enqueue(session_id, pending)
+        (self.decoding if pending == 1 else self.prefilling).append(session_id)
 
-    def enqueue(self, session_id: int, pending: int) -> None:
-        """Queues a session without an emulated wait, or after it."""
+    def wake(self, session_id: int, pending: int) -> None:
+        """Queues a session whose emulated wait is over."""
         (self.decoding if pending == 1 else self.prefilling).append(session_id)
 
     def queue_first(self, session_id: int, pending: int, now_ns: Nanoseconds) -> None:
@@ -103,9 +103,10 @@ class PartitionBatcher:
     def dequeue(self, decoding: int, urgent: int, prefilling: int, back: Sequence[int]) -> None:
         """Takes so many sessions out of the queues, and puts some prompts back to the front."""
         del self.decoding[:decoding], self.urgent[:urgent]
-        for _ in range(prefilling):
-            self.prefilling.popleft()
-        self.prefilling.extendleft(reversed(back))
+        if prefilling:
+            for _ in range(prefilling):
+                self.prefilling.popleft()
+            self.prefilling.extendleft(reversed(back))
         self.is_awaited = False
 
     def woken(self, now_ns: Nanoseconds) -> Iterator[int]:

@@ -212,8 +212,9 @@ class Session:
             sample = end == len(self.tokens) and self.incoming is None
             return SessionWork(self, self.cached, inputs, sample, self.arrived)
         chunk = self.chunks[0]
-        sample = chunk.sample and len(chunk.rows) <= most
-        return SessionWork(self, self.cached, chunk.rows[:most], sample, chunk.arrived)
+        if len(chunk.rows) <= most:
+            return SessionWork(self, self.cached, chunk.rows, chunk.sample, chunk.arrived)
+        return SessionWork(self, self.cached, chunk.rows[:most], False, chunk.arrived)
 
     def advance(self, work: SessionWork, times: Times) -> None:
         """Counts pending tokens that a step has computed as cached."""
@@ -224,12 +225,13 @@ class Session:
         self.first_step_ns = self.first_step_ns or times[0]
         if work.sample and not self.prefilled_ns:
             self.prefilled_ns = times[1]
-        if self.chunks:
-            chunk = self.chunks[0]
-            if len(chunk.rows) == tokens:
-                self.chunks.popleft()
-            else:
-                chunk.rows = chunk.rows[tokens:]
+        if self.spec.is_first:
+            return
+        chunk = self.chunks[0]
+        if len(chunk.rows) == tokens:
+            self.chunks.popleft()
+        else:
+            chunk.rows = chunk.rows[tokens:]
 
 
 @dataclass(slots=True, eq=False)

@@ -20,11 +20,10 @@ from catenary_agent.generation.state.states import (
     FIRST_STATES,
     LEAVING,
     QUEUED,
+    ROUND,
     TRANSITIONS,
     WAITING,
-    Cause,
     IllegalTransitionError,
-    Transition,
 )
 from catenary_services.errors import DeadlineExceeded
 from catenary_services.log import get_logger
@@ -32,7 +31,7 @@ from catenary_services.log import get_logger
 if TYPE_CHECKING:
     from catenary_agent.generation.state.partition_batcher import PartitionBatcher
     from catenary_agent.generation.state.session import Session
-    from catenary_agent.generation.state.states import SessionState
+    from catenary_agent.generation.state.states import Cause, SessionState
     from catenary_services.domain.ids import Nanoseconds
     from catenary_services.errors import CatenaryError
 
@@ -67,7 +66,7 @@ class SessionTable:
         """
         self.agent_id = agent_id
         self.is_strict = is_strict
-        self.cause = Cause("Start", 0, 0)
+        self.cause: Cause = ("Start", 0, 0)
         """What is happening now."""
         self.batchers: list[PartitionBatcher] = []
         """Every batcher whose executor is not closed yet; the next to compute comes first."""
@@ -112,7 +111,7 @@ class SessionTable:
 
     def because(self, kind: str, now: Nanoseconds) -> None:
         """Notes what is the cause of all changes until the next call."""
-        self.cause = Cause(kind, self.cause.number + 1, now)
+        self.cause = (kind, self.cause[1] + 1, now)
 
     def go(self, session: Session, state: SessionState) -> None:
         """Changes the state of a session.
@@ -121,11 +120,14 @@ class SessionTable:
             IllegalTransitionError: `TRANSITIONS` does not have this change.
         """
         before = session.state
-        if state not in TRANSITIONS[before]:
-            change = Transition(before, state, self.cause)
-            raise IllegalTransitionError(session.spec.session_id, change, session.history)
+        if ROUND.get(before) is state:
+            session.history.latest.append((before, state, self.cause))
+        elif state in TRANSITIONS[before]:
+            session.history.add(before, state, self.cause)
+        else:
+            session_id = session.spec.session_id
+            raise IllegalTransitionError(session_id, state, self.cause, session.history)
         session.state = state
-        session.history.add(before, state, self.cause)
 
     def resume(self, session: Session, *, is_awaited: bool = False) -> None:
         """Queues a waiting session if it has tokens to compute.
@@ -138,7 +140,7 @@ class SessionTable:
             self.go(session, QUEUED)
             batcher = session.batcher
             queue = batcher.queue_first if is_awaited else batcher.queue
-            queue(session.spec.session_id, pending, self.cause.at_ns)
+            queue(session.spec.session_id, pending, self.cause[2])
 
     def fail_illegal(self, error: IllegalTransitionError) -> None:
         """Fails the session of a bug that is being handled, or raises it if that is asked for."""
@@ -279,7 +281,7 @@ class SessionTable:
             for session_id in batcher.woken(now):
                 session = self._open.get(session_id)
                 if session is not None:
-                    batcher.enqueue(session_id, session.pending)
+                    batcher.wake(session_id, session.pending)
             if batcher.work_done.since_ns and now - batcher.work_done.since_ns >= REPORT_NS:
                 self.report(batcher)
 

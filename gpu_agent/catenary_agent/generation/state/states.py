@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
 
 class SessionState(enum.StrEnum):
@@ -62,61 +61,45 @@ TRANSITIONS: Mapping[SessionState, Mapping[SessionState, str]] = {
 }
 """Every change there is, and what happened."""
 _ROUND = frozenset({WAITING, QUEUED, COMPUTING})
-"""The states that a session passes through once per token."""
+ROUND = {each: next(iter(_ROUND & TRANSITIONS[each].keys())) for each in _ROUND}
+"""The changes among them that generating one token takes: the state that follows each."""
 _LATEST, _MILESTONES = 8, 16
 
-
-class Cause(NamedTuple):
-    """The reason of changes: one event, one step, or the passing of time."""
-
-    kind: str
-    number: int
-    """Counts everything that happened at this agent."""
-    at_ns: int
-
-    def __str__(self) -> str:
-        return f"{self.kind}-{self.number}"
-
-
-class Transition(NamedTuple):
-    """One change of a session's state."""
-
-    before: SessionState | None
-    """None at the beginning."""
-    state: SessionState
-    cause: Cause
-
-    def __str__(self) -> str:
-        return f"{self.before or 'new'} -> {self.state} ({self.cause})"
+Cause = tuple[str, int, int]
+"""The reason of changes: the kind of an event, "StepDone" or the like; its number among everything
+that happened at this agent; and the moment, in monotonic nanoseconds."""
+Transition = tuple[SessionState | None, SessionState, Cause]
+"""One change: the state before it, None for a new session; the state after it; and its cause."""
 
 
 class History:
-    """The latest changes of a session's state, and the latest that are not part of every token."""
+    """The latest changes of a session's state, and the latest that not every token takes."""
 
-    __slots__ = ("_latest", "_milestones")
+    __slots__ = ("latest", "milestones")
 
     def __init__(self) -> None:
-        self._latest: deque[tuple[SessionState | None, SessionState, Cause]] = deque(maxlen=_LATEST)
-        self._milestones = self._latest.__class__(maxlen=_MILESTONES)
+        self.latest: deque[Transition] = deque(maxlen=_LATEST)
+        self.milestones: deque[Transition] = deque(maxlen=_MILESTONES)
 
     def add(self, before: SessionState | None, state: SessionState, cause: Cause) -> None:
-        """Records a change."""
-        change = (before, state, cause)
-        self._latest.append(change)
-        if before not in _ROUND or state not in _ROUND:
-            self._milestones.append(change)
-
-    def __iter__(self) -> Iterator[Transition]:
-        older = [each for each in self._milestones if each not in self._latest]
-        return (Transition(*each) for each in (*older, *self._latest))
+        """Records a change that is not part of every token."""
+        self.latest.append((before, state, cause))
+        self.milestones.append(self.latest[-1])
 
     def __repr__(self) -> str:
-        return "; ".join(map(str, self))
+        older = [each for each in self.milestones if each not in self.latest]
+        return "; ".join(
+            f"{before or 'new'} -> {state} ({kind}-{number})"
+            for before, state, (kind, number, _) in (*older, *self.latest)
+        )
 
 
 class IllegalTransitionError(Exception):
     """A change of state that the table does not have, which is a bug."""
 
-    def __init__(self, session_id: int, change: Transition, history: History) -> None:
-        super().__init__(f"session {session_id}: {change} after {history}")
+    def __init__(
+        self, session_id: int, state: SessionState, cause: Cause, history: History
+    ) -> None:
+        kind, number, _ = cause
+        super().__init__(f"session {session_id}: -> {state} ({kind}-{number}) after {history}")
         self.session_id = session_id
