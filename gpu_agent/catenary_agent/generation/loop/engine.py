@@ -41,7 +41,7 @@ from catenary_services.errors import CatenaryError, Unavailable
 from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.frames.wire import Frame
+    from catenary_agent.generation.frames.session_frame import SessionFrame
     from catenary_agent.generation.state.events import CacheOut, LoopOutput
     from catenary_agent.generation.state.partition_batcher import PartitionBatcher
     from catenary_services.domain.ids import PartitionKey
@@ -285,7 +285,7 @@ class GenerationEngine:
         after = any(hop.agent_id == self.agent_id for hop in opening.decode_route)
         return opening.decode_route if after else opening.route
 
-    def _header_of(self, frame: Frame) -> bytes:
+    def _header_of(self, frame: SessionFrame) -> bytes:
         return frame.header(self.epoch, self.agent_id)
 
     def _undeliverable(self, session_ids: tuple[int, ...], error: CatenaryError, peer: str) -> None:

@@ -127,5 +127,5 @@ def plan_step(
         return plan
     coming = {work.session.spec.session_id: work.position + len(work.inputs) for work in works}
     evicted = dict(over_budget(sessions, batcher, coming))
-    left = plan.only(lambda work: work.session.spec.session_id not in evicted)
-    return left._replace(evicted=evicted)
+    fitting = plan.only(lambda work: work.session.spec.session_id not in evicted)
+    return fitting._replace(evicted=evicted)
