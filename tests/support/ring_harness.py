@@ -419,6 +419,7 @@ class RingNet:
             GenerationMeter(options.pop("metrics", None)),
             options.pop("tracer", None),
             node.engine.link,
+            validates=True,
         )
         limits = GenerationLimits(chunk_tokens=chunk, **options)
         generation = GenerationEngine(agent_id, around, limits)

@@ -10,6 +10,12 @@ from catenary_agent.engine.inbound.intake import not_loaded
 from catenary_agent.generation.cache.cache_pushing import outlets_of
 from catenary_agent.generation.state.incidents import incident
 from catenary_agent.generation.state.session import PendingCache, Session
+from catenary_agent.generation.state.states import (
+    AWAITING_TOKEN,
+    MIGRATING_IN,
+    RECEIVING,
+    WAITING,
+)
 from catenary_agent.kv import CacheReceiveProgress
 from catenary_services.errors import CatenaryError, InvalidInput, Overloaded
 from catenary_services.grpc.sampling_messages import sampling_of_message
@@ -18,6 +24,7 @@ if TYPE_CHECKING:
     from catenary_agent.generation.state.events import SessionOpened
     from catenary_agent.generation.state.partition_batcher import PartitionBatcher
     from catenary_agent.generation.state.session import Hidden, IncomingMigration, SessionSpec
+    from catenary_agent.generation.state.states import SessionState
     from catenary_agent.kv import CacheSendProgress
     from catenary_protos.catenary.v1 import common_pb2, frame_pb2
 
@@ -75,34 +82,42 @@ def admit(
         parameters.check_vocabulary(table.vocabulary_size)
         sampler = SessionSampler(parameters, tokens, opening.prompt_tokens, table.end_token_ids)
     executor.open_session(spec.session_id, spec.own_hop.first_block, room)
+    state, pending_cache = _first_state(spec, room, incoming)
     return Session(
         spec,
         batcher,
         room,
         event.arrived,
+        state,
         tokens=tokens if spec.is_first else [],
         sampler=sampler,
         opened_ns=event.arrived.received_ns,
         expected=len(tokens) if spec.side == "decode" else 0,
-        pending_cache=_awaited_of(spec, room, incoming),
+        pending_cache=pending_cache,
         incoming=incoming,
         cache_sends=_outlets_of(spec, room),
         introduced=incoming is not None,
     )
 
 
-def _awaited_of(
+def _first_state(
     spec: SessionSpec, room: int, incoming: IncomingMigration | None
-) -> PendingCache | None:
-    """Returns the caches a session must wait for; None if it computes them itself."""
+) -> tuple[SessionState, PendingCache | None]:
+    """Returns the first state of a session, and the caches that it must wait for.
+
+    In the split phase, the hops that embed or sample tokens also wait for the first one.
+    """
     own = spec.own_hop
     if spec.side == "decode":
-        intake = CacheReceiveProgress(own.first_block, own.last_block, spec.history)
-        return PendingCache(intake, spec.is_first or spec.is_last)
-    if incoming is None or incoming.by_tokens:
-        return None
-    intake = CacheReceiveProgress(own.first_block, own.last_block, room)
-    return PendingCache(intake, word=True, leader=incoming.leader)
+        state = AWAITING_TOKEN if spec.is_first or spec.is_last else RECEIVING
+        progress = CacheReceiveProgress(own.first_block, own.last_block, spec.history)
+        return state, PendingCache(progress)
+    if incoming is None:
+        return WAITING, None
+    if incoming.by_tokens:
+        return MIGRATING_IN, None
+    progress = CacheReceiveProgress(own.first_block, own.last_block, room)
+    return MIGRATING_IN, PendingCache(progress, incoming.leader)
 
 
 def _outlets_of(spec: SessionSpec, room: int) -> tuple[CacheSendProgress, ...]:

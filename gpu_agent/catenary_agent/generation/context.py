@@ -62,3 +62,5 @@ class GenerationContext:
     uplink: EmulatedLink | None = None
     steps: RunningSteps = field(default_factory=RunningSteps)
     """The steps that are being computed, for the watchdog."""
+    validates: bool = False
+    """Whether the generation loop checks all its invariants after every event and step."""

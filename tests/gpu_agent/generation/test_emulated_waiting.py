@@ -32,7 +32,7 @@ class Agent:
         plain = toy()
         self.decoder = Waiting(plain.key, plain.layout)
         self.now = 0
-        self.ring = GenerationLoop("a-0", GenerationLimits(512), lambda: self.now)
+        self.ring = GenerationLoop("a-0", GenerationLimits(512), lambda: self.now, validates=True)
         self.ring.add_batcher(PartitionBatcher(self.decoder))
         self.moments: dict[int, list[int]] = {}
         self.tokens: dict[int, list[int]] = {}
@@ -99,7 +99,7 @@ def test_a_session_closed_while_it_waits_is_never_computed(agent: Agent) -> None
 def test_a_token_that_comes_back_waits_again(agent: Agent) -> None:
     plain = toy(0, 2)
     decoder = Waiting(plain.key, plain.layout)
-    ring = GenerationLoop("a-1", GenerationLimits(512), lambda: agent.now)
+    ring = GenerationLoop("a-1", GenerationLimits(512), lambda: agent.now, validates=True)
     ring.add_batcher(PartitionBatcher(decoder))
     made = opening([("a-1", 0, 2), ("a-2", 2, BLOCKS)], PROMPT, max_tokens=4)
     ring.handle(SessionOpened(SessionSpec(1, made, 0, FAR), ArrivalTime(0)))

@@ -14,8 +14,7 @@ from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem
 from catenary_agent.decoders.timing import context_slope, floored_line, line
 from catenary_agent.generation.loop import measuring
 from catenary_agent.generation.loop.measuring import measure_between_steps
-from catenary_agent.generation.state.partition_batcher import BatcherWork
-from catenary_agent.generation.state.session import SessionWork
+from catenary_agent.generation.state.partition_batcher import BatcherWork, StepSize
 from catenary_services.domain.ids import PartitionKey
 from ring_harness import BLOCKS, MODEL, ToyDecoder
 
@@ -127,20 +126,10 @@ def test_the_slope_of_context_compares_like_with_like() -> None:
     assert context_slope([(2, 30.0)], [(2, 100, 25.0)]) == 0.0
 
 
-def _works(*cached: int, prompt: int = 0) -> list[SessionWork]:
-    rows = [
-        SessionWork(SimpleNamespace(cached=tokens), np.zeros(1), False, None)  # type: ignore[arg-type]
-        for tokens in cached
-    ]
-    if prompt:
-        rows.append(SessionWork(SimpleNamespace(cached=0), np.zeros(prompt), True, None))  # type: ignore[arg-type]
-    return rows
-
-
 def test_lone_steps_are_counted_apart() -> None:
     work = BatcherWork()
-    work.add(_works(10, 20), 2, (0, 100), TRUE)
-    work.add(_works(30), 1, (0, 60), TRUE)
+    work.add(StepSize(2, 30), (0, 100), TRUE)
+    work.add(StepSize(1, 30), (0, 60), TRUE)
     assert (work.decode_steps, work.decode_rows, work.decode_context_tokens) == (2, 3, 60)
     assert (work.lone_steps, work.lone_context_tokens, work.lone_ns) == (1, 30, 60)
     assert work.decode_ns == 160
@@ -150,17 +139,17 @@ def test_mixed_steps_are_split_by_cost_at_the_pace_of_late_steps() -> None:
     work = BatcherWork()
     alone_ns = round(TRUE.decode(2, 30))
     for _ in range(200):  # a device that is half as fast today
-        work.add(_works(10, 20), 2, (0, 2 * alone_ns), TRUE)
+        work.add(StepSize(2, 30), (0, 2 * alone_ns), TRUE)
     before = work.decode_ns
-    work.add(_works(10, 20, prompt=5), 2, (0, 2 * alone_ns + 77), TRUE)
+    work.add(StepSize(2, 30, (5,)), (0, 2 * alone_ns + 77), TRUE)
     assert work.decode_ns - before == pytest.approx(2 * alone_ns, rel=1e-3)
     assert BatcherWork(work.pace).pace == work.pace
     # A step that was interrupted says little of the pace.
-    work.add(_works(10, 20), 2, (0, 1000 * alone_ns), TRUE)
+    work.add(StepSize(2, 30), (0, 1000 * alone_ns), TRUE)
     assert work.pace < 2.5
 
 
 def test_without_a_cost_mixed_steps_are_split_by_tokens() -> None:
     work = BatcherWork()
-    assert work.add(_works(10, prompt=3), 1, (0, 400), None) == 3
+    assert work.add(StepSize(1, 10, (3,)), (0, 400), None) == 3
     assert (work.decode_ns, work.prefill_ns) == (100, 300)

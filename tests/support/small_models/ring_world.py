@@ -56,7 +56,9 @@ class World:
         limits = GenerationLimits(chunk, caches=small)
         self.skipped_ns = 0
         self.epoch = 1
-        self.rings = {name: GenerationLoop(name, limits, self.now) for name in self.decoders}
+        self.rings = {
+            name: GenerationLoop(name, limits, self.now, validates=True) for name in self.decoders
+        }
         for name, ring in self.rings.items():
             ring.add_batcher(PartitionBatcher(self.decoders[name]))
         for name, last in (("e", 3), ("e", BLOCKS), ("f", 5)):
@@ -146,7 +148,7 @@ class World:
     def ready(self) -> list[str]:
         """Returns the agents that have something to compute, or to copy."""
         return sorted(
-            name for name, ring in self.rings.items() if ring.is_ready or ring._moving.is_waiting
+            name for name, ring in self.rings.items() if ring.is_ready or ring.migrations.is_waiting
         )
 
     def _put(
@@ -208,6 +210,6 @@ class World:
         for name, ring in self.rings.items():
             assert len(ring.sessions) == 0
             assert self.consumed[name] == self.arrived[name]
-            assert not ring._moving.pushing._lines
+            assert not ring.migrations.pushing._lines
             assert not ring.sessions.out
         assert all(frame.releases == 1 for frame in self.frames)

@@ -9,19 +9,20 @@ eventually. Session ids grow with time, so all agents of a chain agree on which 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from catenary_services.errors import CacheFull
 
 if TYPE_CHECKING:
     from catenary_agent.generation.state.partition_batcher import PartitionBatcher
-    from catenary_agent.generation.state.session import SessionWork
     from catenary_agent.generation.state.sessions import SessionTable
 
 
-def relieve(sessions: SessionTable, batcher: PartitionBatcher, coming: Mapping[int, int]) -> None:
-    """Fails the youngest sessions of a batcher until its caches hold what is about to be written.
+def over_budget(
+    sessions: SessionTable, batcher: PartitionBatcher, coming: Mapping[int, int]
+) -> Iterator[tuple[int, CacheFull]]:
+    """Yields the youngest sessions of a batcher until its caches hold what is about to be written.
 
     At least one session is left: it may become as long as it was admitted for.
 
@@ -48,34 +49,13 @@ def relieve(sessions: SessionTable, batcher: PartitionBatcher, coming: Mapping[i
     }
     for session_id in sorted(sizes, reverse=True)[: len(sizes) - 1]:
         text = f"{batcher.key} has memory for {budget} block tokens, {held} are needed"
-        sessions.fail(session_id, CacheFull(text))
+        yield session_id, CacheFull(text)
         held -= sizes[session_id]
         if held <= budget:
             return
 
 
-def affordable(
-    sessions: SessionTable, batcher: PartitionBatcher, works: list[SessionWork], decode_rows: int
-) -> tuple[list[SessionWork], int]:
-    """Returns the part of a step that fits into memory, and the number of decode rows in it.
-
-    The youngest sessions are failed until the others fit.
-    """
-    if not batcher.executor.layout.cache_tokens:
-        return works, decode_rows
-    coming = {
-        work.session.spec.session_id: work.session.cached + len(work.inputs) for work in works
-    }
-    relieve(sessions, batcher, coming)
-    if not any(work.session.closed for work in works):
-        return works, decode_rows
-    left = []
-    for index, work in enumerate(works):
-        if not work.session.closed:
-            left.append(work)
-            continue
-        decode_rows -= index < decode_rows
-        # These bytes are counted here, since `take` removed the rows from `chunks` already.
-        if not work.session.spec.is_first:
-            sessions.out.consumed_bytes += work.inputs.nbytes
-    return left, decode_rows
+def relieve(sessions: SessionTable, batcher: PartitionBatcher, coming: Mapping[int, int]) -> None:
+    """Fails the sessions that are `over_budget`."""
+    for session_id, error in over_budget(sessions, batcher, coming):
+        sessions.fail(session_id, error)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from catenary_agent.generation.state.events import CacheOut
 from catenary_agent.generation.state.incidents import incident
+from catenary_agent.generation.state.states import CLOSED, LEAVING
 from catenary_agent.kv import CacheSendProgress
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class CachePusher:
 
     def end_if_done(self, session: Session) -> None:
         """Frees the slots of a session that has nothing left to do here."""
-        if session.leaves and not session.closed and all(o.is_empty for o in session.cache_sends):
+        if session.state is LEAVING and all(each.is_empty for each in session.cache_sends):
             self._sessions.finish(session)
 
     def _list(self, session: Session, cache_send: CacheSendProgress) -> None:
@@ -135,9 +136,9 @@ class CachePusher:
         window = self._limits.window_bytes
         while line.queue and line.nbytes < window and self._left_bytes > 0:
             session, cache_send = line.queue[0]
-            if not session.closed and cache_send.has_more:
+            if session.state is not CLOSED and cache_send.has_more:
                 self._export(session, cache_send, line)
-            if session.closed or not cache_send.has_more:
+            if session.state is CLOSED or not cache_send.has_more:
                 line.queue.popleft()
                 self.end_if_done(session)
         if not line.queue and not line.nbytes:

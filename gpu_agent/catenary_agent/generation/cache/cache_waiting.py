@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from catenary_agent.generation.cache.cache_budget import relieve
 from catenary_agent.generation.state.incidents import incident
 from catenary_agent.generation.state.stall_timer import StallTimer
+from catenary_agent.generation.state.states import AWAITING_TOKEN, CLOSED, RECEIVING, WAITING
 from catenary_agent.kv import array_of_payload
 from catenary_services.errors import CatenaryError, InvalidInput, PartitionLost
 
@@ -88,7 +89,7 @@ class PendingCaches:
         if session is not None and session.pending_cache is not None:
             self._keep(session, session.pending_cache, span, lambda: rows)
 
-    def on_token(self, session: Session, pending_cache: PendingCache, event: TokenArrived) -> None:
+    def on_token(self, session: Session, event: TokenArrived) -> None:
         """Accepts the first generated token, which the prefill ring sampled."""
         spec, table = session.spec, session.batcher.executor.table
         if event.position != spec.history or event.token_id >= table.vocabulary_size:
@@ -97,20 +98,23 @@ class PendingCaches:
             return
         session.arrived = event.arrived
         session.learn([event.token_id])
-        pending_cache.word = False
-        self.advanced(session, pending_cache)
+        self._sessions.go(session, RECEIVING)
+        self.advanced(session)
 
-    def advanced(self, session: Session, pending_cache: PendingCache) -> None:
+    def advanced(self, session: Session) -> None:
         """Lets a session continue if nothing is missing any more."""
         session_id, now = session.spec.session_id, self._clock()
-        if not pending_cache.is_over:
+        assert session.pending_cache is not None
+        progress = session.pending_cache.progress
+        if session.state is not RECEIVING or not progress.is_complete:
             if session_id in self._stall_timer:
                 self._stall_timer.touch(session_id, now)
             self._came(session)
             return
         self._stall_timer.drop(session_id)
         session.pending_cache = None
-        session.cached = pending_cache.caches.tokens
+        session.cached = progress.tokens
+        self._sessions.go(session, WAITING)
         if session.spec.is_first:
             sent_ns = session.arrived.received_ns - session.arrived.transfer_ns
             model = session.batcher.key.model.name
@@ -119,8 +123,13 @@ class PendingCaches:
                 out.handed_over.append((model, max(0, now - sent_ns)))
             else:
                 out.taken_over.append((model, "kv", max(0, now - sent_ns)))
-        if session.pending:
-            session.batcher.queue_first(session, now)
+        self._sessions.resume(session, is_awaited=True)
+
+    def validate(self) -> None:
+        """Raises AssertionError unless the stall timeout of every session runs."""
+        for session in self._sessions:
+            if session.state in (AWAITING_TOKEN, RECEIVING):
+                assert session.spec.session_id in self._stall_timer
 
     def expire(self, now: Nanoseconds) -> None:
         """Fails sessions of which no cache part came within the stall timeout."""
@@ -163,12 +172,12 @@ class PendingCaches:
         session_id, executor = session.spec.session_id, session.batcher.executor
         try:
             rows = read()
-            pending_cache.caches.check(span)
+            pending_cache.progress.check(span)
             relieve(self._sessions, session.batcher, {session_id: span.last_token})
-            if session.closed:
+            if session.state is CLOSED:
                 return
             executor.import_cache(session_id, span, rows)
-            pending_cache.caches.add(span)
+            pending_cache.progress.add(span)
         except CatenaryError as error:
             error.__traceback__ = None  # its frames hold views of the payload
             self._sessions.fail(session_id, error)
@@ -176,7 +185,7 @@ class PendingCaches:
             what = "its cache could not be written"
             self._sessions.fail(session_id, incident(what, str(session.batcher.key)))
         else:
-            self.advanced(session, pending_cache)
+            self.advanced(session)
 
 
 def _source(session: Session, pending_cache: PendingCache) -> str:
@@ -184,7 +193,7 @@ def _source(session: Session, pending_cache: PendingCache) -> str:
     if pending_cache.leader:
         return pending_cache.leader
     route = session.spec.opening.route
-    block = pending_cache.caches.missing_block
+    block = pending_cache.progress.missing_block
     for hop in route:
         if block is not None and hop.first_block <= block < hop.last_block:
             return hop.agent_id

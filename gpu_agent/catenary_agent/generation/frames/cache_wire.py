@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from catenary_agent.generation.frames.session_frame import SessionFrame
 from catenary_agent.kv import datatype_of
 from catenary_protos.catenary.v1 import frame_pb2
 
@@ -18,34 +18,36 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class CacheFrame:
-    """Keys and values of one session, addressed to one agent."""
+class CacheFrame(SessionFrame):
+    """Keys and values of one session, addressed to one agent. Copying 1 MiB takes 0.1 ms."""
 
+    KIND = frame_pb2.FRAME_KIND_SESSION_CACHE
+    CARRIES_CACHE = True
     out: CacheOut
     settled: Callable[[CacheOut], None]
     """Called exactly once, when the frame has left or was given up."""
 
     @property
     def nbytes(self) -> int:
-        """Size of the payload in bytes."""
         return self.out.rows.nbytes
 
     @property
     def session_ids(self) -> tuple[int, ...]:
-        """The session, by its id at the receiver, that fails if this cannot be delivered."""
         return (self.out.cache_send.session_id,)
 
-    def fill(self, view: memoryview) -> None:
-        """Writes the payload.
+    @property
+    def can_wait(self) -> bool:
+        return not self.out.is_urgent
 
-        This runs on the event loop, so frames are small (1 MiB takes 0.1 ms).
-        """
+    def settle(self) -> None:
+        self.settled(self.out)
+
+    def fill(self, view: memoryview) -> None:
         rows = self.out.rows
         np.frombuffer(view, rows.dtype).reshape(rows.shape)[:] = rows
 
-    def header(self, epoch: int, agent_id: str) -> bytes:
-        """Returns the encoded header, with the current time as the time of sending."""
-        now, span = time.monotonic_ns(), self.out.span
+    def content(self, now_ns: int, agent_id: str) -> dict[str, Any]:
+        span = self.out.span
         cache = frame_pb2.SessionCache(
             session_id=self.out.cache_send.session_id,
             first_block=span.first_block,
@@ -55,13 +57,8 @@ class CacheFrame:
             datatype=datatype_of(self.out.rows),
         )
         if self.out.opens:
-            put_opening(cache.opening, self.out.session.spec, now)
-        return frame_pb2.FrameHeader(
-            kind=frame_pb2.FRAME_KIND_SESSION_CACHE,
-            epoch=epoch,
-            sent_monotonic_ns=now,
-            cache=cache,
-        ).SerializeToString()
+            put_opening(cache.opening, self.out.session.spec, now_ns)
+        return {"cache": cache}
 
 
 def put_opening(target: frame_pb2.SessionOpening, spec: SessionSpec, now_ns: int) -> None:

@@ -8,7 +8,7 @@ admitted.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import frame_pb2
@@ -29,6 +29,14 @@ class FrameFilter:
 
     def __init__(self) -> None:
         self._of: dict[int, _Names] = {}
+        self._rules: Mapping[int, Callable[[frame_pb2.FrameHeader, str], bool]] = {
+            frame_pb2.FRAME_KIND_SESSION_STEP: lambda h, name: self._admits(h.session_rows, name),
+            frame_pb2.FRAME_KIND_SESSION_TOKENS: lambda h, name: self._admits(
+                h.session_tokens, name
+            ),
+            frame_pb2.FRAME_KIND_SESSION_CACHE: lambda h, name: self._admits((h.cache,), name),
+            frame_pb2.FRAME_KIND_SESSION_MOVE: lambda h, name: self._admits_move(h.move, name),
+        }
         self._moves: OrderedDict[int, _Names | None] = OrderedDict()
         """Further senders admitted for a session that moves, by its new id. None admits every
         peer."""
@@ -45,18 +53,9 @@ class FrameFilter:
 
     def admits(self, header: frame_pb2.FrameHeader, sender: FrameSender) -> bool:
         """Returns True if a sender may speak of all sessions in a frame; nameless ones may."""
-        name = sender.name
-        if not name:
-            return True
-        if header.kind == frame_pb2.FRAME_KIND_SESSION_TOKENS:
-            return self._admits_all(header.session_tokens, name)
-        if header.kind == frame_pb2.FRAME_KIND_SESSION_CACHE:
-            return self._admits_all((header.cache,), name)
-        if header.kind == frame_pb2.FRAME_KIND_SESSION_MOVE:
-            return self._admits_move(header.move, name)
-        return self._admits_all(header.session_rows, name)
+        return not sender.name or self._rules[header.kind](header, sender.name)
 
-    def _admits_all(self, entries: Iterable[_Entry], name: str) -> bool:
+    def _admits(self, entries: Iterable[_Entry], name: str) -> bool:
         for entry in entries:
             names = self._of.get(entry.session_id)
             if names is not None and name in names:

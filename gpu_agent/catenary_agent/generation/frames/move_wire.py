@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from catenary_agent.engine.reporting import is_retryable
+from catenary_agent.generation.frames.session_frame import SessionFrame
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2
 
 if TYPE_CHECKING:
@@ -15,33 +15,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class MoveFrame:
-    """One step of a live migration, addressed to one agent."""
+class MoveFrame(SessionFrame):
+    """One step of a live migration, addressed to one agent; nothing fails with a move given up."""
 
+    KIND = frame_pb2.FRAME_KIND_SESSION_MOVE
     out: MoveOut
-    nbytes: int = 0
 
     @property
     def session_ids(self) -> tuple[int, ...]:
-        """The session that fails if this cannot be delivered; none if the move is given up."""
         move = self.out.move
         is_over = move.step == frame_pb2.SessionMove.STEP_GIVE_UP
         return () if is_over else (move.session_id,)
 
-    def fill(self, view: memoryview) -> None:
-        """A step has no payload."""
-
-    def header(self, epoch: int, agent_id: str) -> bytes:
-        """Returns the encoded header, with the current time and what is left until the deadline."""
-        now, move = time.monotonic_ns(), self.out.move
+    def content(self, now_ns: int, agent_id: str) -> dict[str, Any]:
+        move = self.out.move
         if move.HasField("opening"):
-            move.opening.budget_ns = self.out.deadline_ns - now
-        return frame_pb2.FrameHeader(
-            kind=frame_pb2.FRAME_KIND_SESSION_MOVE,
-            epoch=epoch,
-            sent_monotonic_ns=now,
-            move=move,
-        ).SerializeToString()
+            move.opening.budget_ns = self.out.deadline_ns - now_ns
+        return {"move": move}
 
 
 def give_up_of(

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from catenary_agent.generation.frames.cache_wire import CacheFrame
 from catenary_services.errors import (
     CatenaryError,
     DeadlineExceeded,
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from catenary_agent.engine.emulated_link import EmulatedLink
     from catenary_agent.engine.outbound import LinkHub
     from catenary_agent.generation.frames.sent_caches import SentCacheReporter
-    from catenary_agent.generation.frames.wire import Frame
+    from catenary_agent.generation.frames.session_frame import SessionFrame
     from catenary_services.transport.interface import Link
 
 _log = get_logger("catenary_agent.generation")
@@ -52,7 +51,7 @@ class PeerSender:
         self,
         hub: LinkHub,
         limits: tuple[float, int],
-        header_of: Callable[[Frame], bytes],
+        header_of: Callable[[SessionFrame], bytes],
         failed: Failed,
         uplink: EmulatedLink | None = None,
         sent: SentCacheReporter | None = None,
@@ -81,23 +80,23 @@ class PeerSender:
         """The sessions of frames that a broken link may have lost, by peer, until they are
         reported."""
 
-    def send(self, peer: str, frame: Frame) -> None:
+    def send(self, peer: str, frame: SessionFrame) -> None:
         """Queues a frame for a peer; errors are reported to `failed`."""
         line = self._lines.get(peer)
         if line is None:
             line = _Line()
             self._lines[peer] = line
             line.task = asyncio.get_running_loop().create_task(self._drain(peer, line))
-        part = line.bulk if _can_wait(frame) else line.urgent
+        part, nbytes = line.bulk if frame.can_wait else line.urgent, frame.nbytes
         if part.frames and (
-            part.nbytes + frame.nbytes > self._max_bytes or len(part.frames) >= _MAX_FRAMES
+            part.nbytes + nbytes > self._max_bytes or len(part.frames) >= _MAX_FRAMES
         ):
             error = Overloaded(f"{len(part.frames)} frames wait for {peer} already")
             self._failed(frame.session_ids, error, peer)
-            _settle(frame)
+            frame.settle()
             return
         part.frames.append(frame)
-        part.nbytes += frame.nbytes
+        part.nbytes += nbytes
 
     async def close(self) -> None:
         """Drops all queued frames."""
@@ -115,7 +114,7 @@ class PeerSender:
                 await self._send(peer, frame)
                 part.frames.popleft()
                 part.nbytes -= frame.nbytes
-                _settle(frame)
+                frame.settle()
         except CatenaryError as error:
             self._give_up(peer, line, self._told(peer, error))
         except Exception:
@@ -135,7 +134,7 @@ class PeerSender:
         if ids:
             self._failed(tuple(ids), error, peer)
         for frame in frames:
-            _settle(frame)
+            frame.settle()
 
     def _told(self, peer: str, error: CatenaryError) -> CatenaryError:
         if isinstance(error, DeadlineExceeded):
@@ -146,25 +145,25 @@ class PeerSender:
             return InternalError(error.message)
         return error
 
-    async def _send(self, peer: str, frame: Frame) -> None:
+    async def _send(self, peer: str, frame: SessionFrame) -> None:
         link = self._links.get(peer)
         if link is None or link.closed:
             link = await self._hub.link_to(peer, self._timeout_s)
             self._links = {name: each for name, each in self._links.items() if not each.closed}
             self._links[peer] = link
-        began_ns = time.monotonic_ns()
-        slot = await link.export(frame.nbytes, self._timeout_s)
+        began_ns, nbytes = time.monotonic_ns(), frame.nbytes
+        slot = await link.export(nbytes, self._timeout_s)
         try:
-            if frame.nbytes:
+            if nbytes:
                 frame.fill(slot.view)
-            if self._uplink is not None and frame.nbytes:
-                await self._uplink.turn(frame.nbytes)
+            if self._uplink is not None and nbytes:
+                await self._uplink.turn(nbytes)
             lost = partial(self._lost_on_its_way, peer, frame.session_ids)
             await link.push(slot, self._header_of(frame), self._timeout_s, lost)
         finally:
             slot.release()
-        if self._sent is not None and isinstance(frame, CacheFrame):
-            self._sent.add(peer, frame.nbytes, time.monotonic_ns() - began_ns)
+        if self._sent is not None and frame.CARRIES_CACHE:
+            self._sent.add(peer, nbytes, time.monotonic_ns() - began_ns)
 
     def _lost_on_its_way(
         self, peer: str, session_ids: tuple[int, ...], error: CatenaryError
@@ -183,23 +182,13 @@ class PeerSender:
             self._failed(ids, self._told(peer, error), peer)
 
 
-def _can_wait(frame: Frame) -> bool:
-    return isinstance(frame, CacheFrame) and not frame.out.is_urgent
-
-
-def _settle(frame: Frame) -> None:
-    """Tells the owner of a cache frame that it has left or was given up."""
-    if isinstance(frame, CacheFrame):
-        frame.settled(frame.out)
-
-
 class _Part:
     """One line of frames, which leave in order."""
 
     __slots__ = ("frames", "nbytes")
 
     def __init__(self) -> None:
-        self.frames: deque[Frame] = deque()
+        self.frames: deque[SessionFrame] = deque()
         self.nbytes = 0
 
 

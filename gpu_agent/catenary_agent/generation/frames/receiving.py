@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from catenary_agent.generation.frames import intake
 from catenary_agent.generation.state.events import SessionsBroken
 from catenary_protos.catenary.v1 import frame_pb2
+from catenary_protos.catenary.v1.frame_pb2 import FrameHeader
 from catenary_services.errors import CatenaryError
 
 if TYPE_CHECKING:
@@ -28,10 +29,15 @@ class FrameReceiver:
         """Counts the bytes of received tensors in `held`."""
         self._agent_id = agent_id
         self._held = held
+        self._readers: Mapping[int, Callable[[FrameHeader, ReceivedFrame, int], Sequence[Event]]]
+        self._readers = {
+            frame_pb2.FRAME_KIND_SESSION_STEP: self._step,
+            frame_pb2.FRAME_KIND_SESSION_TOKENS: self._tokens,
+            frame_pb2.FRAME_KIND_SESSION_CACHE: self._cache,
+            frame_pb2.FRAME_KIND_SESSION_MOVE: self._move,
+        }
 
-    def events(
-        self, header: frame_pb2.FrameHeader, frame: ReceivedFrame, epoch: int
-    ) -> Sequence[Event]:
+    def events(self, header: FrameHeader, frame: ReceivedFrame, epoch: int) -> Sequence[Event]:
         """Returns the events of a frame.
 
         Args:
@@ -39,21 +45,29 @@ class FrameReceiver:
             frame: The frame; it is released here, except for parts of caches.
             epoch: Sessions of an older epoch may not begin here as their first hop.
         """
+        return self._readers[header.kind](header, frame, epoch)
+
+    def _tokens(self, header: FrameHeader, frame: ReceivedFrame, epoch: int) -> Sequence[Event]:
         arrived = intake.arrival(header, frame)
-        if header.kind == frame_pb2.FRAME_KIND_SESSION_TOKENS:
+        frame.release()
+        return intake.token_events(header, arrived, self._agent_id, epoch)
+
+    def _move(self, header: FrameHeader, frame: ReceivedFrame, epoch: int) -> Sequence[Event]:
+        arrived = intake.arrival(header, frame)
+        frame.release()
+        return (intake.move_said(header.move, arrived, self._agent_id, (header.epoch, epoch)),)
+
+    def _cache(self, header: FrameHeader, frame: ReceivedFrame, epoch: int) -> Sequence[Event]:
+        arrived = intake.arrival(header, frame)
+        try:
+            self._held.claim(len(frame.payload))
+        except CatenaryError as error:
             frame.release()
-            return intake.token_events(header, arrived, self._agent_id, epoch)
-        if header.kind == frame_pb2.FRAME_KIND_SESSION_MOVE:
-            frame.release()
-            epochs = (header.epoch, epoch)
-            return (intake.move_said(header.move, arrived, self._agent_id, epochs),)
-        if header.kind == frame_pb2.FRAME_KIND_SESSION_CACHE:
-            try:
-                self._held.claim(len(frame.payload))
-            except CatenaryError as error:
-                frame.release()
-                return (SessionsBroken((header.cache.session_id,), error, self._agent_id),)
-            return intake.cache_events(header, frame, arrived, self._agent_id, epoch)
+            return (SessionsBroken((header.cache.session_id,), error, self._agent_id),)
+        return intake.cache_events(header, frame, arrived, self._agent_id, epoch)
+
+    def _step(self, header: FrameHeader, frame: ReceivedFrame, epoch: int) -> Sequence[Event]:
+        arrived = intake.arrival(header, frame)
         try:
             rows = self._rows_of(header, frame)
         except CatenaryError as error:
@@ -61,7 +75,7 @@ class FrameReceiver:
             return (SessionsBroken(ids, error, self._agent_id),)
         return intake.step_events(header, rows, arrived, self._agent_id, epoch)
 
-    def _rows_of(self, header: frame_pb2.FrameHeader, frame: ReceivedFrame) -> Hidden:
+    def _rows_of(self, header: FrameHeader, frame: ReceivedFrame) -> Hidden:
         """Returns a copy of the rows, counted as held, and releases the frame."""
         try:
             self._held.claim(len(frame.payload))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from catenary_agent.generation.frames.cache_wire import CacheFrame, put_opening
-from catenary_agent.generation.frames.move_wire import MoveFrame
+from catenary_agent.generation.frames.cache_wire import put_opening
+from catenary_agent.generation.frames.session_frame import SessionFrame
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2
 
 if TYPE_CHECKING:
@@ -18,58 +17,51 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class StepFrame:
-    """Hidden states of several sessions, addressed to one next agent."""
+class StepFrame(SessionFrame):
+    """Hidden states of several sessions, addressed to one next agent.
 
+    The payload is row-major float32 `[sum of tokens, hidden]`; a chunk of 64 rows is copied in
+    about 20 microseconds.
+    """
+
+    KIND = frame_pb2.FRAME_KIND_SESSION_STEP
     rows: list[RowsOut]
-    nbytes: int
-    session_ids: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.rows.nbytes for each in self.rows)
+
+    @property
+    def session_ids(self) -> tuple[int, ...]:
+        return tuple(each.spec.session_id for each in self.rows)
 
     def fill(self, view: memoryview) -> None:
-        """Writes the payload: row-major float32 `[sum of tokens, hidden]`.
-
-        This runs on the event loop; a chunk of 64 rows is copied in about 20 microseconds.
-        """
         target = np.frombuffer(view, np.float32).reshape(-1, self.rows[0].rows.shape[1])
         start = 0
         for each in self.rows:
             target[start : start + len(each.rows)] = each.rows
             start += len(each.rows)
 
-    def header(self, epoch: int, agent_id: str) -> bytes:
-        """Returns the encoded header, with the current time as the time of sending."""
-        now = time.monotonic_ns()
-        entries = [_rows_entry(each, now, agent_id) for each in self.rows]
-        return frame_pb2.FrameHeader(
-            kind=frame_pb2.FRAME_KIND_SESSION_STEP,
-            epoch=epoch,
-            sent_monotonic_ns=now,
-            session_rows=entries,
-        ).SerializeToString()
+    def content(self, now_ns: int, agent_id: str) -> dict[str, Any]:
+        return {"session_rows": [_rows_entry(each, now_ns, agent_id) for each in self.rows]}
 
 
 @dataclass(slots=True)
-class TokenFrame:
-    """Tokens of several sessions, addressed to one gateway or one agent."""
+class TokenFrame(SessionFrame):
+    """Tokens of several sessions, addressed to one gateway or one agent; they are in the header."""
 
+    KIND = frame_pb2.FRAME_KIND_SESSION_TOKENS
     tokens: list[TokenOut]
     for_gateway: bool
-    nbytes: int = 0
 
     @property
     def session_ids(self) -> tuple[int, ...]:
-        """The sessions that fail if the frame cannot be delivered."""
         if self.for_gateway:
             return tuple(each.spec.session_id for each in self.tokens)
         # A finished session has all its tokens; the scheduler orders its slots there to be freed.
         return tuple(each.spec.session_id for each in self.tokens if not each.finish_reason)
 
-    def fill(self, view: memoryview) -> None:
-        """Tokens travel in the header, so there is no payload."""
-
-    def header(self, epoch: int, agent_id: str) -> bytes:
-        """Returns the encoded header, with the current time as the time of sending."""
-        now = time.monotonic_ns()
+    def content(self, now_ns: int, agent_id: str) -> dict[str, Any]:
         entries = []
         for each in self.tokens:
             entry = frame_pb2.SessionToken(
@@ -79,22 +71,16 @@ class TokenFrame:
                 finish_reason=each.finish_reason,
             )
             if self.for_gateway and each.spec.opening.timed:
-                entry.timings.extend(_timings(each, now, agent_id))
+                entry.timings.extend(_timings(each, now_ns, agent_id))
             if not self.for_gateway and each.spec.side == "prefill":
-                put_opening(entry.opening, each.spec, now)
+                put_opening(entry.opening, each.spec, now_ns)
             entries.append(entry)
-        return frame_pb2.FrameHeader(
-            kind=frame_pb2.FRAME_KIND_SESSION_TOKENS,
-            epoch=epoch,
-            sent_monotonic_ns=now,
-            session_tokens=entries,
-        ).SerializeToString()
+        return {"session_tokens": entries}
 
 
-Frame = StepFrame | TokenFrame | CacheFrame | MoveFrame
-
-
-def frames_of(rows: Sequence[RowsOut], tokens: Sequence[TokenOut]) -> Iterable[tuple[str, Frame]]:
+def frames_of(
+    rows: Sequence[RowsOut], tokens: Sequence[TokenOut]
+) -> Iterable[tuple[str, SessionFrame]]:
     """Yields each frame of a step with its receiver; frames that keep a ring going come first."""
     following: dict[str, list[RowsOut]] = {}
     for row in rows:
@@ -106,8 +92,7 @@ def frames_of(rows: Sequence[RowsOut], tokens: Sequence[TokenOut]) -> Iterable[t
             agents.setdefault(agent, []).append(token)
         gateways.setdefault(token.spec.opening.gateway_id, []).append(token)
     for peer, parts in following.items():
-        nbytes = sum(each.rows.nbytes for each in parts)
-        yield peer, StepFrame(parts, nbytes, tuple(each.spec.session_id for each in parts))
+        yield peer, StepFrame(parts)
     for peer, part in agents.items():
         yield peer, TokenFrame(part, for_gateway=False)
     for peer, part in gateways.items():

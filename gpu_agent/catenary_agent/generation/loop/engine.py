@@ -41,7 +41,7 @@ from catenary_services.errors import CatenaryError, Unavailable
 from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.frames.wire import Frame
+    from catenary_agent.generation.frames.session_frame import SessionFrame
     from catenary_agent.generation.state.events import CacheOut, LoopOutput
     from catenary_agent.generation.state.partition_batcher import PartitionBatcher
     from catenary_services.domain.ids import PartitionKey
@@ -67,9 +67,13 @@ class GenerationEngine:
         """The highest epoch seen; sessions of an older one may not begin here."""
         self._around = context
         self._receiver = FrameReceiver(agent_id, context.held)
-        steps = context.steps
         self._generation_loop = GenerationLoop(
-            agent_id, limits, time.monotonic_ns, self._batcher_closed, steps
+            agent_id,
+            limits,
+            time.monotonic_ns,
+            self._batcher_closed,
+            context.steps,
+            validates=context.validates,
         )
         self._thread = GenerationLoopThread(self._generation_loop, time.monotonic_ns, self._flush)
         self._sent = SentCacheReporter(context.tell)
@@ -281,7 +285,7 @@ class GenerationEngine:
         after = any(hop.agent_id == self.agent_id for hop in opening.decode_route)
         return opening.decode_route if after else opening.route
 
-    def _header_of(self, frame: Frame) -> bytes:
+    def _header_of(self, frame: SessionFrame) -> bytes:
         return frame.header(self.epoch, self.agent_id)
 
     def _undeliverable(self, session_ids: tuple[int, ...], error: CatenaryError, peer: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from catenary_agent.generation.cache.cache_pushing import outlets_of
 from catenary_agent.generation.frames.move_wire import give_up_of
+from catenary_agent.generation.state.states import LEAVING
 from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import CatenaryError, Unavailable
 
@@ -51,7 +52,7 @@ class MigrationSender:
     def follow(self, move: frame_pb2.SessionMove) -> None:
         """Begins to send a session's caches, because the new ring has slots for it."""
         session = self._sessions.get(move.moved_session_id)
-        if session is None or session.leaves:
+        if session is None or session.state is LEAVING:
             error = Unavailable("the session that was to move is over")
             self._sessions.fail(move.session_id, error)
             self._give_up(move.agent_id, move, error, "")
@@ -86,7 +87,7 @@ class MigrationSender:
 
     def leave(self, session: Session) -> None:
         """Computes nothing more of a session; its slots are freed once its rows have left."""
-        session.leaves = True
+        self._sessions.go(session, LEAVING)
         self._sessions.bound(session, self._clock() + self._patience_ns)
         self._pushing.end_if_done(session)
 
@@ -94,7 +95,7 @@ class MigrationSender:
         """Returns which of the sessions to be closed stay until their last rows have left."""
         sending = [each for each in self._sending.values() if each.spec.session_id in session_ids]
         for session in sending:
-            if not session.leaves:
+            if session.state is not LEAVING:
                 self.leave(session)
         return {session.spec.session_id for session in sending}
 
@@ -120,6 +121,12 @@ class MigrationSender:
         """Forgets a session that was closed; no rows of it leave any more."""
         for cache_send in session.cache_sends:
             self._sending.pop(cache_send.session_id, None)
+
+    def validate(self) -> None:
+        """Raises AssertionError unless every session is open and sends where it moves to."""
+        for session_id, session in self._sending.items():
+            assert self._sessions.get(session.spec.session_id) is session
+            assert {each.session_id for each in session.cache_sends} == {session_id}
 
     def _give_up(
         self, leader: str, move: frame_pb2.SessionMove, error: CatenaryError, blamed: str

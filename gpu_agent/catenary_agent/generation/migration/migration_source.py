@@ -21,6 +21,7 @@ from catenary_agent.generation.migration.outgoing_migration import OutgoingMigra
 from catenary_agent.generation.state.events import MoveDone
 from catenary_agent.generation.state.reporting import session_moved
 from catenary_agent.generation.state.stall_timer import StallTimer
+from catenary_agent.generation.state.states import LEAVING
 from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import (
     CatenaryError,
@@ -162,6 +163,14 @@ class MigrationSource:
         for move in list(self._moves.values()):
             if move.epoch < self._epoch:
                 self.give_up(move, StaleEpoch(f"epoch {move.epoch} is over"))
+
+    def validate(self) -> None:
+        """Raises AssertionError unless every session that moves is here, and moves once."""
+        assert list(self._moves.values()) == list(self._moves_of.values())
+        for session_id, move in self._moves.items():
+            assert session_id in self._stall_timer
+            assert self._sessions.get(move.session.spec.session_id) is move.session
+            assert move.session.state is not LEAVING
 
     def expire(self, now: Nanoseconds) -> None:
         """Gives up moves that made no progress within the stall timeout."""

@@ -19,6 +19,7 @@ from catenary_agent.generation.frames.move_wire import give_up_of
 from catenary_agent.generation.state.events import SessionOpened
 from catenary_agent.generation.state.session import IncomingMigration, SessionSpec
 from catenary_agent.generation.state.stall_timer import StallTimer
+from catenary_agent.generation.state.states import MIGRATING_IN, RECEIVING, WAITING
 from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import CatenaryError, InvalidInput, PartitionLost, Unavailable
 
@@ -68,11 +69,10 @@ class MigrationTarget:
         incoming.asked = said.move.tokens
         self._stall_timer.touch(said.move.session_id, self._clock())
         if incoming.by_tokens:
-            had = session.pending
-            incoming.begun = True
+            if session.state is MIGRATING_IN:
+                self._sessions.go(session, WAITING)
             self._learn(session, incoming, said)
-            if session.pending and not had:
-                session.batcher.queue(session, self._clock())
+            self._sessions.resume(session)
         self.advanced(session)
         return True
 
@@ -82,7 +82,6 @@ class MigrationTarget:
         if session is None or session.incoming is None:
             return False
         session.arrived = said.arrived
-        had = session.pending
         try:
             self._learn(session, session.incoming, said)
             self._end_at(session, session.incoming, said.move.tokens)
@@ -92,18 +91,18 @@ class MigrationTarget:
         session.incoming = None
         session.batcher.be_gentle(self._clock())
         self._stall_timer.drop(said.move.session_id)
+        if session.state is MIGRATING_IN:
+            self._sessions.go(session, RECEIVING if session.pending_cache else WAITING)
         if session.pending_cache is not None:
-            session.pending_cache.word = False
             self._waiting.begin(session)
-            self._waiting.advanced(session, session.pending_cache)
+            self._waiting.advanced(session)
             return True
         if session.spec.is_first:
             since_ns = said.arrived.received_ns - said.arrived.transfer_ns
             waited_ns = max(0, self._clock() - since_ns)
             waited = (session.batcher.key.model.name, "tokens", waited_ns)
             self._sessions.out.taken_over.append(waited)
-        if session.pending and not had:
-            session.batcher.queue_first(session, self._clock())
+        self._sessions.resume(session, is_awaited=True)
         return True
 
     def on_give_up(self, session_id: int) -> bool:
@@ -125,7 +124,7 @@ class MigrationTarget:
         if session.spec.session_id in self._stall_timer:
             self._stall_timer.touch(session.spec.session_id, self._clock())
         pending_cache = session.pending_cache
-        come = session.cached if pending_cache is None else pending_cache.caches.come
+        come = session.cached if pending_cache is None else pending_cache.progress.come
         if incoming.asked is not None and come >= incoming.asked:
             ready = self._step(session, incoming, frame_pb2.SessionMove.STEP_READY)
             ready.tokens, incoming.asked = incoming.asked, None
@@ -141,6 +140,12 @@ class MigrationTarget:
             why = error or Unavailable("it was closed where it was to go")
             step = self._step(session, incoming, frame_pb2.SessionMove.STEP_GIVE_UP)
             self._give_up(incoming.leader, step, why, blamed)
+
+    def validate(self) -> None:
+        """Raises AssertionError unless the stall timeout of every session runs."""
+        for session in self._sessions:
+            is_timed = session.spec.session_id in self._stall_timer
+            assert is_timed == (session.incoming is not None)
 
     def expire(self, now: Nanoseconds) -> None:
         """Fails sessions of whose move nothing was heard within the stall timeout."""
@@ -199,7 +204,7 @@ class MigrationTarget:
             raise InvalidInput("tokens", f"{tokens} are cached, and {incoming.known} are known")
         if session.pending_cache is None:
             return
-        session.pending_cache.caches.end_at(tokens)
+        session.pending_cache.progress.end_at(tokens)
         came = sum(len(chunk.rows) for chunk in session.chunks)
         if came and session.expected - came != tokens:
             raise InvalidInput("position", f"{session.expected - came}; {tokens} comes next")

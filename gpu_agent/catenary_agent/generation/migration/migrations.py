@@ -7,7 +7,7 @@ agent, which may be on both rings, are not sent as frames.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from catenary_agent.generation.cache.cache_pushing import CachePusher
@@ -22,11 +22,18 @@ from catenary_protos.catenary.v1 import frame_pb2
 
 if TYPE_CHECKING:
     from catenary_agent.generation.context import CacheLimits
-    from catenary_agent.generation.state.events import CachePushed, MoveMessage
+    from catenary_agent.generation.state.events import (
+        CachePushed,
+        CloseOrdered,
+        EpochRaised,
+        MoveMessage,
+    )
     from catenary_agent.generation.state.session import Session
     from catenary_agent.generation.state.sessions import SessionTable
     from catenary_services.domain.ids import Nanoseconds
     from catenary_services.errors import CatenaryError
+
+_Step = frame_pb2.SessionMove
 
 
 class Migrations:
@@ -47,26 +54,27 @@ class Migrations:
         self._arrivals = MigrationTarget(sessions, self.waiting, stall_timeout_ns, clock, self._say)
         self._sending = MigrationSender(sessions, self.pushing, stall_timeout_ns, clock, self._say)
         self._leading = MigrationSource(sessions, self._sending, limits, clock, self._say)
+        self._handlers: Mapping[int, Callable[[MoveMessage], bool]] = {
+            _Step.STEP_BEGIN: self._on_begin,
+            _Step.STEP_ROUND: self._arrivals.on_round,
+            _Step.STEP_READY: self._leading.on_ready,
+            _Step.STEP_HAND_OVER: self._arrivals.on_hand_over,
+            _Step.STEP_GIVE_UP: self._on_give_up,
+        }
         sessions.on_closed = self._closed
 
     def on_said(self, said: MoveMessage) -> None:
         """Handles a step of a move that the gateway or another agent sent."""
-        step, move = said.move.step, said.move
-        if step == frame_pb2.SessionMove.STEP_BEGIN:
-            done = self._on_begin(said)
-        elif step == frame_pb2.SessionMove.STEP_ROUND:
-            done = self._arrivals.on_round(said)
-        elif step == frame_pb2.SessionMove.STEP_READY:
-            done = self._leading.on_ready(said)
-        elif step == frame_pb2.SessionMove.STEP_HAND_OVER:
-            done = self._arrivals.on_hand_over(said)
-        else:
-            done = self._on_give_up(move)
-        self.ignored += not done
+        # A step that this release does not know ends the move.
+        self.ignored += not self._handlers.get(said.move.step, self._on_give_up)(said)
 
-    def turned(self, session: Session) -> bool:
-        """Returns True if a session whose newest token has just arrived was handed over."""
-        return self._leading.turned(session)
+    def go_on(self, session: Session) -> None:
+        """Continues a session whose newest token is known and of which no rows are in transit.
+
+        It goes on here, or on the ring that it moves to.
+        """
+        if not self._leading.turned(session):
+            self._sessions.resume(session)
 
     def broken(self, session_id: int, error: CatenaryError, blamed: str) -> bool:
         """Handles frames of a move that could not be sent; False if no move here has that id."""
@@ -74,18 +82,18 @@ class Migrations:
             session_id, error, blamed
         )
 
-    def order_closed(self, session_ids: tuple[int, ...]) -> None:
+    def on_close_ordered(self, event: CloseOrdered) -> None:
         """Closes sessions; those whose caches are being sent close after their last rows left."""
-        for session_id in session_ids:
+        for session_id in event.session_ids:
             session = self._sessions.get(session_id)
             if session is not None:  # a move that is led here and was not handed over ends
                 self._leading.closed(session)
-        later = self._sending.defer(session_ids)
-        self._sessions.order_closed(tuple(each for each in session_ids if each not in later))
+        later = self._sending.defer(event.session_ids)
+        self._sessions.order_closed(tuple(each for each in event.session_ids if each not in later))
 
-    def raise_epoch(self, epoch: int) -> None:
-        """Gives up moves that schedulers older than `epoch` have ordered."""
-        self._leading.raise_epoch(epoch)
+    def on_epoch(self, event: EpochRaised) -> None:
+        """Gives up moves that older schedulers have ordered."""
+        self._leading.raise_epoch(event.epoch)
 
     def on_pushed(self, event: CachePushed) -> None:
         """Handles the departure of a frame of caches."""
@@ -117,10 +125,19 @@ class Migrations:
         while self._local:
             move = self._local.popleft()
             arrived = ArrivalTime(self._clock())
+            self._sessions.because("MoveMessage", arrived.received_ns)
             said = move_said(move, arrived, self._sessions.agent_id, (0, 0))
             if isinstance(said.spec, SessionSpec):
                 self._sessions.out.opened.append(said.spec)
             self.on_said(said)
+
+    def validate(self) -> None:
+        """Raises AssertionError unless every invariant of the moves holds."""
+        assert not self._local
+        self.waiting.validate()
+        self._arrivals.validate()
+        self._sending.validate()
+        self._leading.validate()
 
     def expire(self, now: Nanoseconds) -> None:
         """Gives up sessions and moves that made no progress within the stall timeout."""
@@ -144,12 +161,13 @@ class Migrations:
         self._sending.follow(said.move)
         return True
 
-    def _on_give_up(self, move: frame_pb2.SessionMove) -> bool:
-        if move.session_id in self._leading:
-            self._leading.on_give_up(move)
+    def _on_give_up(self, said: MoveMessage) -> bool:
+        session_id = said.move.session_id
+        if session_id in self._leading:
+            self._leading.on_give_up(said.move)
             return True
-        sent = self._sending.stop(move.session_id)
-        return self._arrivals.on_give_up(move.session_id) or sent
+        sent = self._sending.stop(session_id)
+        return self._arrivals.on_give_up(session_id) or sent
 
     def _say(self, peer: str, move: frame_pb2.SessionMove, deadline_ns: Nanoseconds) -> None:
         if peer != self._sessions.agent_id:

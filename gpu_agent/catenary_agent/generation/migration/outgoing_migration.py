@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from catenary_agent.engine.inbound.intake import MAX_HOPS
 from catenary_agent.generation.frames.intake import whole
+from catenary_agent.generation.state.states import LEAVING
 from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import CatenaryError, InvalidInput, StaleEpoch, Unavailable
 
@@ -120,7 +121,7 @@ def why_not(said: MoveMessage, session: Session | None, epoch: int) -> CatenaryE
     opening = said.move.opening
     if said.epoch < epoch:
         return StaleEpoch(f"epoch {said.epoch} is over; this agent obeys {epoch}")
-    if session is None or session.leaves:
+    if session is None or session.state is LEAVING:
         return Unavailable("the session that was to move is over")
     spec = session.spec
     if not spec.is_first or spec.side == "prefill":

@@ -10,13 +10,29 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from catenary_agent.decoders.base import StepItem
+from catenary_agent.generation.state.states import (
+    AWAITING_TOKEN,
+    CLOSED,
+    LEAVING,
+    MIGRATING_IN,
+    QUEUED,
+    RECEIVING,
+    WAITING,
+    History,
+    SessionState,
+)
+
 if TYPE_CHECKING:
+    from catenary_agent.decoders.base import Want
     from catenary_agent.decoders.sampling.sampling import SessionSampler
     from catenary_agent.generation.state.partition_batcher import PartitionBatcher
     from catenary_agent.kv import CacheReceiveProgress, CacheSendProgress
     from catenary_protos.catenary.v1 import common_pb2, frame_pb2
 
 Hidden = NDArray[np.float32]
+Times = tuple[int, int]
+"""The start and the end of a step in monotonic nanoseconds."""
 Side = Literal["mixed", "prefill", "decode"]
 """The work of a ring for a session: everything, only its prompt, or only the tokens after it."""
 
@@ -43,6 +59,14 @@ class SessionSpec:
     deadline_ns: int
     """The deadline on this process's monotonic clock."""
     side: Side = "mixed"
+    is_first: bool = field(init=False)
+    """True if this agent embeds the session's tokens."""
+    is_last: bool = field(init=False)
+    """True if this agent samples the session's tokens."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_first", self.hop == 0)
+        object.__setattr__(self, "is_last", self.hop == len(self.ring) - 1)
 
     @property
     def ring(self) -> Sequence[common_pb2.Hop]:
@@ -58,16 +82,6 @@ class SessionSpec:
     def own_hop(self) -> common_pb2.Hop:
         """The blocks that this agent computes for the session."""
         return self.ring[self.hop]
-
-    @property
-    def is_first(self) -> bool:
-        """True if this agent embeds the session's tokens."""
-        return self.hop == 0
-
-    @property
-    def is_last(self) -> bool:
-        """True if this agent samples the session's tokens."""
-        return self.hop == len(self.ring) - 1
 
     @property
     def first_agent(self) -> str:
@@ -90,21 +104,13 @@ class HiddenChunk:
     arrived: ArrivalTime
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PendingCache:
-    """The parts still missing from a session whose caches come from elsewhere."""
+    """The caches that a session is missing, which come from elsewhere."""
 
-    caches: CacheReceiveProgress
-    word: bool
-    """True while a message is awaited beside the caches. Split phase: the first token, on hops that
-    embed or sample tokens. Live migration: the hand-over."""
+    progress: CacheReceiveProgress
     leader: str = ""
     """The first agent of the old ring in a live migration; empty in the split phase."""
-
-    @property
-    def is_over(self) -> bool:
-        """True once everything is here."""
-        return not self.word and self.caches.is_complete
 
 
 @dataclass(slots=True)
@@ -120,19 +126,11 @@ class IncomingMigration:
     """Number of tokens received so far."""
     asked: int | None = 0
     """Number of cached tokens the leader waits for; None if it waits for nothing."""
-    begun: bool = False
-    """True in a move by tokens once they may be computed."""
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """A session that holds block slots here.
-
-    Invariants: tokens `[0, cached)` are in the cache. The pending ones behind them are
-    `tokens[cached:]` on the first hop and the rows of `chunks` on any other. While `pending_cache`
-    is set nothing is pending. A session is in a queue of its batcher exactly if it has pending
-    tokens.
-    """
+    """A session that holds block slots here. `validate` checks what holds between two events."""
 
     spec: SessionSpec
     batcher: PartitionBatcher
@@ -140,6 +138,8 @@ class Session:
     """The most tokens it may have, prompt included."""
     arrived: ArrivalTime
     """Arrival of the opening, on the first hop later of the newest token."""
+    state: SessionState
+    """Changed by `SessionTable.go` only."""
     tokens: list[int] = field(default_factory=list)
     """First hop only: the whole sequence as far as it is known."""
     chunks: deque[HiddenChunk] = field(default_factory=deque)
@@ -149,17 +149,15 @@ class Session:
     sampler: SessionSampler | None = None
     """Last hop only; None on others."""
     cached: int = 0
+    """Number of tokens in the cache. The pending ones are those behind them."""
     pending_cache: PendingCache | None = None
     """Set until the caches are here, if they come from elsewhere."""
     incoming: IncomingMigration | None = None
     """Set until the session is handed over, if it moves here."""
     cache_sends: tuple[CacheSendProgress, ...] = ()
     """The receivers of the caches and their blocks, if the session is handed over or moves."""
-    leaves: bool = False
-    """True if nothing more is computed here: the session ends once its caches have left."""
     introduced: bool = False
     """True once the next agent was sent the opening."""
-    closed: bool = False
     opened_ns: int = 0
     first_step_ns: int = 0
     prefilled_ns: int = 0
@@ -167,19 +165,36 @@ class Session:
     compute_ns: int = 0
     """Sum of the durations of its steps, which other sessions shared."""
     steps: int = 0
+    history: History = field(default_factory=History)
 
     @property
     def pending(self) -> int:
-        """Number of tokens that can be computed now in one piece."""
-        if self.pending_cache is not None or self.leaves:
-            return 0
-        incoming = self.incoming
-        if self.spec.hop == 0:
-            is_held = incoming is not None and not incoming.begun
-            return 0 if is_held else len(self.tokens) - self.cached
-        if not self.chunks or (incoming is not None and self.chunks[0].sample):
+        """Number of known tokens that can be computed in one piece."""
+        if self.spec.is_first:
+            return len(self.tokens) - self.cached
+        if not self.chunks or (self.incoming is not None and self.chunks[0].sample):
             return 0  # the hand-over of these rows has not reached this agent yet
         return len(self.chunks[0].rows)
+
+    def validate(self) -> None:
+        """Raises AssertionError unless the fields agree with the state, as between two events."""
+        state, incoming = self.state, self.incoming
+        if state is not LEAVING:
+            misses = state in (AWAITING_TOKEN, RECEIVING)
+            misses |= state is MIGRATING_IN and incoming is not None and not incoming.by_tokens
+            assert misses == (self.pending_cache is not None)
+            assert incoming is None or state not in (AWAITING_TOKEN, RECEIVING)
+            assert incoming is not None or state is not MIGRATING_IN
+        assert state is not CLOSED
+        assert state is not WAITING or not self.pending
+        assert state is not QUEUED or self.pending
+        assert state is not LEAVING or not all(each.is_empty for each in self.cache_sends)
+        assert (self.sampler is not None) == self.spec.is_last
+        if self.spec.is_first:
+            assert not self.chunks
+            assert self.cached <= len(self.tokens) <= self.limit
+        elif self.pending_cache is None:
+            assert self.expected == self.cached + sum(len(chunk.rows) for chunk in self.chunks)
 
     def learn(self, token_ids: Sequence[int]) -> None:
         """Adds tokens that another ring has sampled."""
@@ -189,19 +204,34 @@ class Session:
             for token_id in token_ids:
                 self.sampler.accept(token_id)
 
-    def take(self, most: int) -> SessionWork:
-        """Removes up to `most` pending tokens from the session, to be computed."""
-        if self.spec.hop == 0:
+    def work(self, most: int) -> SessionWork:
+        """Returns the computation of up to `most` pending tokens; changes nothing."""
+        if self.spec.is_first:
             end = min(len(self.tokens), self.cached + most)
             inputs = np.array(self.tokens[self.cached : end], np.int64)
-            is_last = end == len(self.tokens) and self.incoming is None
-            return SessionWork(self, inputs, is_last, self.arrived)
+            sample = end == len(self.tokens) and self.incoming is None
+            return SessionWork(self, self.cached, inputs, sample, self.arrived)
         chunk = self.chunks[0]
         if len(chunk.rows) <= most:
+            return SessionWork(self, self.cached, chunk.rows, chunk.sample, chunk.arrived)
+        return SessionWork(self, self.cached, chunk.rows[:most], False, chunk.arrived)
+
+    def advance(self, work: SessionWork, times: Times) -> None:
+        """Counts pending tokens that a step has computed as cached."""
+        tokens = len(work.inputs)
+        self.cached += tokens
+        self.steps += 1
+        self.compute_ns += times[1] - times[0]
+        self.first_step_ns = self.first_step_ns or times[0]
+        if work.sample and not self.prefilled_ns:
+            self.prefilled_ns = times[1]
+        if self.spec.is_first:
+            return
+        chunk = self.chunks[0]
+        if len(chunk.rows) == tokens:
             self.chunks.popleft()
-            return SessionWork(self, chunk.rows, chunk.sample, chunk.arrived)
-        rows, chunk.rows = chunk.rows[:most], chunk.rows[most:]
-        return SessionWork(self, rows, False, chunk.arrived)
+        else:
+            chunk.rows = chunk.rows[tokens:]
 
 
 @dataclass(slots=True, eq=False)
@@ -209,7 +239,17 @@ class SessionWork:
     """The part of one session in one step."""
 
     session: Session
+    position: int
+    """The position of the first input."""
     inputs: NDArray[np.int64] | Hidden
     sample: bool
     """True if the token after these inputs is to be sampled."""
     arrived: ArrivalTime
+
+    def item(self) -> StepItem:
+        """Returns the input of the executor."""
+        session = self.session
+        want: Want = "hidden"
+        if session.spec.is_last:
+            want = "token" if self.sample else "nothing"
+        return StepItem(session.spec.session_id, self.position, self.inputs, want, session.sampler)

@@ -8,17 +8,30 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from catenary_agent.generation.state.events import LoopOutput
-from catenary_agent.generation.state.partition_batcher import BatcherWork, PartitionBatcher
+from catenary_agent.generation.state.incidents import incident
+from catenary_agent.generation.state.partition_batcher import BatcherWork
 from catenary_agent.generation.state.reporting import (
     generation_report,
     session_failed,
     sessions_closed,
 )
-from catenary_agent.generation.state.session import Session
+from catenary_agent.generation.state.states import (
+    CLOSED,
+    FIRST_STATES,
+    LEAVING,
+    QUEUED,
+    ROUND,
+    TRANSITIONS,
+    WAITING,
+    IllegalTransitionError,
+)
 from catenary_services.errors import DeadlineExceeded
 from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
+    from catenary_agent.generation.state.partition_batcher import PartitionBatcher
+    from catenary_agent.generation.state.session import Session
+    from catenary_agent.generation.state.states import Cause, SessionState
     from catenary_services.domain.ids import Nanoseconds
     from catenary_services.errors import CatenaryError
 
@@ -31,15 +44,30 @@ REPORT_NS = 1_000_000_000
 
 
 class SessionTable:
-    """The open sessions, and the output caused by changes to them.
+    """The open sessions, their states, and the output caused by changes to them.
 
     Invariants: a session is closed exactly once; then its block slots are free, and the bytes of
     its waiting rows are given back. A retired batcher is closed with its last session.
     """
 
-    def __init__(self, agent_id: str, batcher_closed: Callable[[PartitionBatcher], None]) -> None:
-        """Begins empty; calls `batcher_closed` with each batcher whose executor was closed."""
+    def __init__(
+        self,
+        agent_id: str,
+        batcher_closed: Callable[[PartitionBatcher], None],
+        *,
+        is_strict: bool = False,
+    ) -> None:
+        """Begins empty.
+
+        Args:
+            agent_id: The id of this agent.
+            batcher_closed: Called with each batcher whose executor was closed.
+            is_strict: Whether an illegal change of a state is raised; otherwise its session fails.
+        """
         self.agent_id = agent_id
+        self.is_strict = is_strict
+        self.cause: Cause = ("Start", 0, 0)
+        """What is happening now."""
         self.batchers: list[PartitionBatcher] = []
         """Every batcher whose executor is not closed yet; the next to compute comes first."""
         self.out = LoopOutput()
@@ -67,6 +95,8 @@ class SessionTable:
 
     def add(self, session: Session) -> None:
         """Adds a session that holds its slots."""
+        assert session.state in FIRST_STATES
+        session.history.add(None, session.state, self.cause)
         self._open[session.spec.session_id] = session
         self.bound(session, session.spec.deadline_ns)
 
@@ -76,6 +106,60 @@ class SessionTable:
         if len(self._deadlines) > 2 * len(self._open) + _SPARE_DEADLINES:
             self._deadlines = [each for each in self._deadlines if each[1] in self._open]
             heapq.heapify(self._deadlines)
+
+    # -- states ----------------------------------------------------------------------------------
+
+    def because(self, kind: str, now: Nanoseconds) -> None:
+        """Notes what is the cause of all changes until the next call."""
+        self.cause = (kind, self.cause[1] + 1, now)
+
+    def go(self, session: Session, state: SessionState) -> None:
+        """Changes the state of a session.
+
+        Raises:
+            IllegalTransitionError: `TRANSITIONS` does not have this change.
+        """
+        before = session.state
+        if ROUND.get(before) is state:
+            session.history.latest.append((before, state, self.cause))
+        elif state in TRANSITIONS[before]:
+            session.history.add(before, state, self.cause)
+        else:
+            session_id = session.spec.session_id
+            raise IllegalTransitionError(session_id, state, self.cause, session.history)
+        session.state = state
+
+    def resume(self, session: Session, *, is_awaited: bool = False) -> None:
+        """Queues a waiting session if it has tokens to compute.
+
+        Args:
+            session: The session.
+            is_awaited: Whether its stream stands still, because it has just moved here.
+        """
+        if session.state is WAITING and (pending := session.pending):
+            self.go(session, QUEUED)
+            batcher = session.batcher
+            queue = batcher.queue_first if is_awaited else batcher.queue
+            queue(session.spec.session_id, pending, self.cause[2])
+
+    def fail_illegal(self, error: IllegalTransitionError) -> None:
+        """Fails the session of a bug that is being handled, or raises it if that is asked for."""
+        if self.is_strict:
+            raise error
+        self.fail(error.session_id, incident("the session came into a state it cannot be in"))
+
+    def validate(self) -> None:
+        """Raises AssertionError unless every invariant of the sessions and batchers holds."""
+        for session_id, session in self._open.items():
+            session.validate()
+            assert session_id == session.spec.session_id
+            assert session_id not in self._over
+            assert session.batcher in self.batchers
+        for batcher in self.batchers:
+            own = {each.spec.session_id: each for each in self if each.batcher is batcher}
+            assert batcher.executor.sessions == len(own)
+            queued = [each for each in batcher.queued if each in own and own[each].state is QUEUED]
+            assert sorted(queued) == sorted(each for each in own if own[each].state is QUEUED)
 
     # -- ends ------------------------------------------------------------------------------------
 
@@ -126,8 +210,9 @@ class SessionTable:
     ) -> None:
         """Frees everything a session holds."""
         session_id = session.spec.session_id
+        self.go(session, CLOSED)
+        _log.debug("session_closed", session_id=session_id, history=session.history)
         del self._open[session_id]
-        session.closed = True
         self.out.consumed_bytes += sum(chunk.rows.nbytes for chunk in session.chunks)
         session.chunks.clear()
         session.batcher.executor.close_session(session_id)
@@ -185,7 +270,7 @@ class SessionTable:
         while self._deadlines and self._deadlines[0][0] <= now:
             session_id = heapq.heappop(self._deadlines)[1]
             session = self._open.get(session_id)
-            if session is not None and session.leaves:
+            if session is not None and session.state is LEAVING:
                 self.finish(session)
             elif session is not None:
                 error = DeadlineExceeded(
@@ -193,7 +278,10 @@ class SessionTable:
                 )
                 self.fail(session_id, error)
         for batcher in self.batchers:
-            batcher.wake(now)
+            for session_id in batcher.woken(now):
+                session = self._open.get(session_id)
+                if session is not None:
+                    batcher.wake(session_id, session.pending)
             if batcher.work_done.since_ns and now - batcher.work_done.since_ns >= REPORT_NS:
                 self.report(batcher)
 

@@ -32,7 +32,7 @@ class StallTimer:
 
     def lost(self, now: Nanoseconds) -> Iterator[int]:
         """Removes and yields the sessions whose timeout has passed."""
-        while (wakeup := self.next_wakeup_ns()) is not None and wakeup <= now:
+        while self._since and next(iter(self._since.values())) + self.stall_timeout_ns <= now:
             yield self._since.popitem(last=False)[0]
 
     def next_wakeup_ns(self) -> Nanoseconds | None:

@@ -1,0 +1,53 @@
+"""What the frames of sessions have in common, whatever they carry."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, ClassVar
+
+from catenary_protos.catenary.v1 import frame_pb2
+
+
+class SessionFrame:
+    """A frame for one agent or gateway; without further words it has no payload and cannot wait."""
+
+    __slots__ = ()
+
+    KIND: ClassVar[frame_pb2.FrameKind.ValueType]
+    CARRIES_CACHE: ClassVar[bool] = False
+    """Whether the scheduler is told how long it took to leave."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the payload in bytes."""
+        return 0
+
+    @property
+    def session_ids(self) -> tuple[int, ...]:
+        """The sessions, by their ids at the receiver, that fail if this cannot be delivered."""
+        raise NotImplementedError
+
+    @property
+    def can_wait(self) -> bool:
+        """True if frames that keep rings going may overtake it."""
+        return False
+
+    def fill(self, view: memoryview) -> None:
+        """Writes the payload. This runs on the event loop, so payloads are small."""
+
+    def settle(self) -> None:
+        """Notes that the frame has left or was given up."""
+
+    def content(self, now_ns: int, agent_id: str) -> dict[str, Any]:
+        """Returns the fields of the header that are of this kind of frame only."""
+        raise NotImplementedError
+
+    def header(self, epoch: int, agent_id: str) -> bytes:
+        """Returns the encoded header, with the current time as the time of sending."""
+        now = time.monotonic_ns()
+        return frame_pb2.FrameHeader(
+            kind=self.KIND,
+            epoch=epoch,
+            sent_monotonic_ns=now,
+            **self.content(now, agent_id),
+        ).SerializeToString()

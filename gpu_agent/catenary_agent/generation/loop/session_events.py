@@ -1,0 +1,98 @@
+"""Events of the ring: openings, rows and tokens of sessions, and links that broke."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from catenary_agent.generation import admission
+from catenary_agent.generation.state.session import HiddenChunk
+from catenary_agent.generation.state.states import AWAITING_TOKEN, MIGRATING_IN, WAITING
+from catenary_services.errors import CatenaryError
+
+if TYPE_CHECKING:
+    from catenary_agent.generation.migration.migrations import Migrations
+    from catenary_agent.generation.state.events import (
+        RowsArrived,
+        SessionOpened,
+        SessionsBroken,
+        TokenArrived,
+    )
+    from catenary_agent.generation.state.sessions import SessionTable
+
+
+class SessionEvents:
+    """Opens sessions and takes in their rows and tokens."""
+
+    def __init__(self, sessions: SessionTable, migrations: Migrations) -> None:
+        self._sessions = sessions
+        self._migrations = migrations
+        self.ignored = 0
+        """Number of openings, rows and tokens that came late or twice."""
+
+    def on_opened(self, event: SessionOpened) -> None:
+        session_id = event.spec.session_id
+        is_over = self._sessions.is_over(session_id)
+        if is_over or self._sessions.get(session_id) is not None:
+            # Several agents introduce a session on its decode side, each unaware of the others.
+            self.ignored += is_over or event.spec.side != "decode"
+            if is_over:
+                self._sessions.out.gone.append(session_id)
+            return
+        session = admission.try_admit(event, self._sessions.batchers)
+        if isinstance(session, CatenaryError):
+            self._sessions.fail(session_id, session)
+            return
+        self._sessions.add(session)
+        if session.pending_cache is not None:
+            self._migrations.waiting.begin(session)
+        self._sessions.resume(session)
+
+    def on_rows(self, event: RowsArrived) -> None:
+        session = self._sessions.get(event.session_id)
+        if session is None or session.spec.is_first:
+            self.ignored += 1
+            self._sessions.out.consumed_bytes += event.rows.nbytes
+            return
+        incoming = session.incoming
+        if incoming is not None and incoming.by_tokens and session.state is MIGRATING_IN:
+            self._sessions.go(session, WAITING)  # the hop before reads them already
+        elif incoming is not None and session.pending_cache is not None and not session.chunks:
+            session.expected = event.position  # verified when the session is handed over
+        try:
+            admission.check_rows(session, event.position, event.rows)
+        except CatenaryError as error:
+            self._sessions.out.consumed_bytes += event.rows.nbytes
+            self._sessions.fail(event.session_id, error)
+            return
+        session.expected += len(event.rows)
+        session.chunks.append(HiddenChunk(event.rows, event.sample, event.arrived))
+        self._sessions.resume(session)
+
+    def on_token(self, event: TokenArrived) -> None:
+        session = self._sessions.get(event.session_id)
+        if session is not None and session.state is AWAITING_TOKEN:
+            self._migrations.waiting.on_token(session, event)
+            return
+        if session is None or not session.spec.is_first or session.spec.is_last:
+            self.ignored += 1
+            return
+        if event.is_last:
+            self._sessions.finish(session)
+            return
+        try:
+            admission.check_token(session, event.position, event.token_id)
+        except CatenaryError as error:
+            self._sessions.fail(event.session_id, error)
+            return
+        session.arrived = event.arrived
+        session.tokens.append(event.token_id)
+        self._migrations.go_on(session)
+
+    def on_broken(self, event: SessionsBroken) -> None:
+        for session_id in event.session_ids:
+            if self._migrations.broken(session_id, event.error, event.blamed):
+                continue
+            if self._sessions.is_over(session_id) and event.blamed == self._sessions.agent_id:
+                self.ignored += 1  # a wrong frame of a session that is over
+            else:  # also one that is over: its last token did not reach the gateway
+                self._sessions.fail(session_id, event.error, event.blamed)

@@ -1,0 +1,131 @@
+"""Planning of one step: iteration-level batching (Orca, OSDI 2022), without any side effect.
+
+Every step includes all sessions that have one row to compute, whatever block they enter at. Beside
+them it has at most one chunk of prompt tokens (chunked prefill, Agrawal et al., "Sarathi-Serve",
+OSDI 2024), so that no prompt delays the others by more than a chunk. Prompts take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from catenary_agent.generation.cache.cache_budget import over_budget
+from catenary_agent.generation.state.partition_batcher import StepSize
+from catenary_agent.generation.state.states import QUEUED
+
+if TYPE_CHECKING:
+    from catenary_agent.generation.state.partition_batcher import PartitionBatcher
+    from catenary_agent.generation.state.session import SessionWork
+    from catenary_agent.generation.state.sessions import SessionTable
+    from catenary_services.domain.ids import Nanoseconds
+    from catenary_services.errors import CacheFull
+
+_SHORT_CHUNKS = 4
+"""The number of parts a chunk is divided into beside decode rows, for a session without hurry."""
+_SHORTEST_CHUNKS = 8
+"""The number of parts any chunk is divided into while a moved stream is about to continue here."""
+_FEWEST_TOKENS = 4
+"""The most tokens that a step may take of a session that still generates elsewhere, even while
+steps are short. With fewer, reading its tokens could be slower than generating them."""
+
+
+class StepPlan(NamedTuple):
+    """One step of one batcher."""
+
+    batcher: PartitionBatcher
+    made_ns: Nanoseconds
+    works: list[SessionWork]
+    """The parts of the sessions; decode rows come first."""
+    size: StepSize
+    """The same in numbers."""
+    evicted: Mapping[int, CacheFull]
+    """The sessions that must fail first, because memory is too small for them."""
+    looked_at: tuple[int, int, int]
+    """How many sessions leave each queue: decode rows, urgent ones, prompts."""
+    passed_over: Sequence[int]
+    """The prompts among them that return to the front of their queue."""
+
+    def only(self, is_kept: Callable[[SessionWork], bool]) -> StepPlan:
+        """Returns the same plan with fewer works."""
+        rows = list(filter(is_kept, self.works[: self.size.decode_rows]))
+        chunks = filter(is_kept, self.works[self.size.decode_rows :])
+        return self._of([*rows, *chunks], len(rows))
+
+    def parts(self) -> Iterator[StepPlan]:
+        """Yields a plan of each of the works alone."""
+        for number, work in enumerate(self.works):
+            yield self._of([work], int(number < self.size.decode_rows))
+
+    def _of(self, works: list[SessionWork], decode_rows: int) -> StepPlan:
+        return self._replace(works=works, size=size_of(works, decode_rows))
+
+
+def size_of(works: Sequence[SessionWork], decode_rows: int) -> StepSize:
+    """Returns the work of a step in numbers."""
+    if len(works) == decode_rows:
+        return StepSize(decode_rows, sum([work.position for work in works]))
+    context_tokens = sum([work.position for work in works[:decode_rows]])
+    chunks = tuple([len(work.inputs) for work in works[decode_rows:]])
+    return StepSize(decode_rows, context_tokens, chunks)
+
+
+def plan_step(
+    batcher: PartitionBatcher, sessions: SessionTable, chunk_tokens: int, now_ns: Nanoseconds
+) -> StepPlan:
+    """Returns the next step of a batcher, and changes nothing.
+
+    Args:
+        batcher: The executor and its queues.
+        sessions: The sessions of this agent.
+        chunk_tokens: The most prompt tokens in one step. Fewer are taken while a stream is about to
+            continue here, and none beside decode rows in the step in which it does. Beside decode
+            rows, fewer are also taken of sessions that still generate elsewhere: they are in no
+            hurry.
+        now_ns: The present moment.
+    """
+    get = sessions.get
+    works = [
+        session.work(1)
+        for session_id in batcher.decoding
+        if (session := get(session_id)) is not None and session.state is QUEUED
+    ]
+    decode_rows = len(works)
+    works += [
+        session.work(chunk_tokens)
+        for session_id in batcher.urgent
+        if (session := get(session_id)) is not None and session.state is QUEUED
+    ]
+    is_gentle = now_ns < batcher.gentle_until_ns
+    left = max(1, chunk_tokens // _SHORTEST_CHUNKS) if is_gentle else chunk_tokens
+    spare = max(1, chunk_tokens // _SHORT_CHUNKS) if works else chunk_tokens
+    if is_gentle:
+        spare = min(spare, max(left, _FEWEST_TOKENS))
+    if works and batcher.is_awaited:
+        left = spare = 0
+    looked_at = 0
+    passed_over: list[int] = []
+    for session_id in batcher.prefilling:
+        if max(left, spare) <= 0:
+            break
+        looked_at += 1
+        session = get(session_id)
+        if session is None or session.state is not QUEUED:
+            continue
+        most = spare if session.incoming is not None else left
+        if most <= 0:
+            passed_over.append(session_id)
+            continue
+        work = session.work(most)
+        left -= len(work.inputs)
+        spare -= len(work.inputs)
+        works.append(work)
+    leaving = (len(batcher.decoding), len(batcher.urgent), looked_at)
+    size = size_of(works, decode_rows)
+    plan = StepPlan(batcher, now_ns, works, size, {}, leaving, passed_over)
+    if not batcher.executor.layout.cache_tokens:
+        return plan
+    coming = {work.session.spec.session_id: work.position + len(work.inputs) for work in works}
+    evicted = dict(over_budget(sessions, batcher, coming))
+    fitting = plan.only(lambda work: work.session.spec.session_id not in evicted)
+    return fitting._replace(evicted=evicted)

@@ -1,0 +1,202 @@
+"""One step after another: planned, begun, executed and applied.
+
+    plan_step  reads the sessions and changes nothing
+    begin      takes the sessions of the plan out of their queues
+    execute    calls the executor, and touches no session: a device thread may do it
+    apply      counts the output and sends it, and queues the sessions again
+
+Whatever happens between `begin` and `apply` finds the sessions in the state COMPUTING. See
+docs/agent-session-states.md for why the next step is not planned before the output is applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from catenary_agent.decoders.sampling.sampling import NO_TOKEN
+from catenary_agent.devices.device_errors import failure
+from catenary_agent.generation.loop.step_plan import StepPlan, plan_step
+from catenary_agent.generation.state.events import RowsOut, StepDone, TokenOut
+from catenary_agent.generation.state.session import ArrivalTime
+from catenary_agent.generation.state.sessions import REPORT_NS
+from catenary_agent.generation.state.states import (
+    CLOSED,
+    COMPUTING,
+    LEAVING,
+    QUEUED,
+    WAITING,
+    IllegalTransitionError,
+)
+from catenary_agent.supervision.steps import RunningSteps, StepKind
+from catenary_services.errors import CatenaryError, DeviceLost, InternalError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from catenary_agent.generation.migration.migrations import Migrations
+    from catenary_agent.generation.state.session import SessionWork, Times
+    from catenary_agent.generation.state.sessions import SessionTable
+    from catenary_services.domain.ids import Nanoseconds
+
+
+class StepRunner:
+    """The steps of all batchers of one agent."""
+
+    def __init__(
+        self,
+        sessions: SessionTable,
+        migrations: Migrations,
+        chunk_tokens: int,
+        clock: Callable[[], Nanoseconds],
+        steps: RunningSteps,
+    ) -> None:
+        """Begins without steps.
+
+        Args:
+            sessions: The sessions that are computed, and their batchers.
+            migrations: Told how sessions advance.
+            chunk_tokens: The most prompt tokens of one step.
+            clock: Returns monotonic nanoseconds.
+            steps: Where the running step is noted, for the watchdog.
+        """
+        self._sessions = sessions
+        self._migrations = migrations
+        self._chunk_tokens = chunk_tokens
+        self._clock = clock
+        self._steps = steps
+
+    def plan_step(self) -> StepPlan | None:
+        """Returns a step of the next batcher that is ready; None if none is. Changes nothing."""
+        for batcher in self._sessions.batchers:
+            if batcher.is_ready:
+                return plan_step(batcher, self._sessions, self._chunk_tokens, self._clock())
+        return None
+
+    def begin(self, plan: StepPlan) -> StepPlan:
+        """Takes the sessions of a plan out of their queues; batchers take turns.
+
+        Returns:
+            The plan without sessions that were closed since it was made.
+        """
+        sessions, batcher = self._sessions, plan.batcher
+        sessions.because("StepBegan", plan.made_ns)
+        if len(sessions.batchers) > 1:
+            sessions.batchers.remove(batcher)
+            sessions.batchers.append(batcher)
+        batcher.dequeue(*plan.looked_at, plan.passed_over)
+        for session_id, error in plan.evicted.items():
+            sessions.fail(session_id, error)
+        is_stale = False
+        for work in plan.works:
+            if work.session.state is QUEUED:
+                sessions.go(work.session, COMPUTING)
+            else:
+                is_stale = True
+        return plan.only(lambda work: work.session.state is COMPUTING) if is_stale else plan
+
+    def execute(self, plan: StepPlan) -> tuple[list[np.ndarray | None], Times]:
+        """Runs a plan on its executor; returns the result of each work, and when that was."""
+        batcher, started_ns = plan.batcher, self._clock()
+        results = self._steps.run(
+            partial(batcher.executor.step, [work.item() for work in plan.works]),
+            StepKind.GENERATION,
+            batcher.key,
+            plan.size.booked_ns(batcher.cost),
+        )
+        return results, (started_ns, self._clock())
+
+    def apply(self, plan: StepPlan, results: list[np.ndarray | None], times: Times) -> None:
+        """Counts a step, and sends what it computed for each session."""
+        batcher, size = plan.batcher, plan.size
+        self._sessions.because("StepDone", times[1])
+        prefill_tokens = batcher.work_done.add(size, times, batcher.cost)
+        for work, result in zip(plan.works, results, strict=True):
+            try:
+                if work.session.state is not CLOSED:
+                    self._advance(work, result, times)
+            except IllegalTransitionError as error:
+                self._sessions.fail_illegal(error)
+        done = StepDone(
+            batcher.key.model.name, size.decode_rows, prefill_tokens, times[1] - times[0]
+        )
+        self._sessions.out.steps.append(done)
+        if times[1] - batcher.work_done.since_ns >= REPORT_NS:
+            self._sessions.report(batcher)
+
+    def step(self) -> None:
+        """Computes the next step, if any session is to be computed."""
+        plan = self.plan_step()
+        if plan is not None and (plan := self.begin(plan)).works:
+            self._compute(plan)
+
+    def _compute(self, plan: StepPlan) -> CatenaryError | None:
+        """Executes a plan and applies its output; returns the error if the step failed.
+
+        Then every session of the step fails, because the content of their caches is unknown. Of
+        several sessions each is computed on its own first, so that only faulty ones fail: one may
+        make a device fail, or memory may be too small for all at once. A failed step has added
+        nothing to what executors count as cached. After the loss of the device nothing is tried.
+        """
+        told: CatenaryError | None = None
+        try:
+            output = self.execute(plan)
+        except Exception as error:
+            told = failure(error, partition=str(plan.batcher.key))
+        else:
+            self.apply(plan, *output)
+            return None
+        is_alone = len(plan.works) == 1
+        for part in plan.parts():
+            session = part.works[0].session
+            if session.state is CLOSED:
+                continue
+            if is_alone or isinstance(told, DeviceLost):
+                self._sessions.because("StepFailed", self._clock())
+                self._sessions.fail(session.spec.session_id, told)
+            else:
+                told = self._compute(part) or told
+        return told
+
+    def _advance(self, work: SessionWork, result: np.ndarray | None, times: Times) -> None:
+        """Sends the output of a session's part of a step, and queues what is pending of it."""
+        session, spec, sessions = work.session, work.session.spec, self._sessions
+        session.advance(work, times)
+        if not spec.is_first:
+            sessions.out.consumed_bytes += work.inputs.nbytes
+        if not spec.is_last:
+            assert result is not None
+            opens, session.introduced = not session.introduced, True
+            sessions.out.rows.append(
+                RowsOut(spec, work.position, result, work.sample, opens, work.arrived, *times)
+            )
+        elif work.sample:
+            assert result is not None
+            self._accept(work, int(result[0]), times)
+        if session.state is CLOSED:
+            return
+        if spec.side == "prefill" and session.cached >= spec.history:
+            sessions.go(session, LEAVING)
+        self._migrations.advanced(session)
+        if session.state is COMPUTING:
+            sessions.go(session, WAITING)
+            if session.pending:
+                self._migrations.go_on(session)
+
+    def _accept(self, work: SessionWork, token_id: int, times: Times) -> None:
+        """Sends the token that was sampled for a session."""
+        session, spec, sessions = work.session, work.session.spec, self._sessions
+        assert session.sampler is not None
+        if token_id in NO_TOKEN:
+            sessions.fail(spec.session_id, InternalError(NO_TOKEN[token_id]))
+            return
+        position = session.cached
+        reason = session.sampler.accept(token_id)
+        reason = reason or ("length" if position + 1 >= session.limit else "")
+        sessions.out.tokens.append(TokenOut(spec, position, token_id, reason, work.arrived, *times))
+        if reason:
+            sessions.finish(session)
+        elif spec.is_first and spec.side != "prefill":
+            session.arrived = ArrivalTime(times[1])
+            session.tokens.append(token_id)
