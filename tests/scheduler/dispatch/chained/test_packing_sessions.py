@@ -167,7 +167,7 @@ def test_nobody_is_put_closer_together_while_objectives_are_missed() -> None:
     held = TokenObjectives(per_token_ns=100 * MS)
     cluster = PackedCluster(Setup(chains=3, goal="off", lines=LINES, objectives=held))
     spread(cluster, 3)
-    placer = cluster.dispatcher._state.model_queue(MODEL).placer
+    placer = cluster.dispatcher._table.model_queue(MODEL).placer
     assert placer is not None
     for attained in [True] * 30 + [False]:
         placer.adaptation.ended(attained=attained, forced=False)

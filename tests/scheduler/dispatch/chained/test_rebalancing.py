@@ -53,7 +53,7 @@ def bench(active: Plan, config: ChainedConfig = ON) -> ChainBench:
 
 
 def board_of(each: ChainBench) -> SloPlacer:
-    placer = each.dispatcher._state.model_queues[LLAMA].placer
+    placer = each.dispatcher._table.model_queues[LLAMA].placer
     assert placer is not None
     return placer
 

@@ -290,7 +290,7 @@ class Cluster(RuleBasedStateMachine):
                 self.let_go(each.agent, command.session)
         if command.request in self.current and command.decode_hops:
             # Nobody lost a session by that: it goes on, and nothing doubts it.
-            life = self.dispatcher._state
+            life = self.dispatcher._table
             if self.current[command.request] is command and command.session in life.slots:
                 assert not life.sessions[command.session].left
 
@@ -549,7 +549,7 @@ class Cluster(RuleBasedStateMachine):
 
     @invariant()
     def a_request_waits_or_has_a_session(self) -> None:
-        life = self.dispatcher._state
+        life = self.dispatcher._table
         waiting = {
             t.request
             for model_queue in life.model_queues.values()
@@ -567,7 +567,7 @@ class Cluster(RuleBasedStateMachine):
 
     @invariant()
     def a_request_has_two_sessions_while_it_moves_and_one_otherwise(self) -> None:
-        life = self.dispatcher._state
+        life = self.dispatcher._table
         assert len(life.moves) <= CONFIG.max_moves
         at: dict[AgentId, int] = defaultdict(int)
         for session_id, move in life.moves.items():
@@ -663,14 +663,14 @@ class ClusterWithObjectives(Cluster):
 
     @invariant()
     def sums_are_those_of_the_seats_and_seats_those_of_sessions(self) -> None:
-        in_sessions = {t.request for t in self.dispatcher._state.sequences.values() if t.session}
-        for model_queue in self.dispatcher._state.model_queues.values():
+        in_sessions = {t.request for t in self.dispatcher._table.sequences.values() if t.session}
+        for model_queue in self.dispatcher._table.model_queues.values():
             placer = model_queue.placer
             if placer is None:
                 continue
             assert placer._running.keys() <= in_sessions
             assert placer._prompts.keys() <= placer._running.keys()
-            moving = {move.sequence.request for move in self.dispatcher._state.moves.values()}
+            moving = {move.sequence.request for move in self.dispatcher._table.moves.values()}
             assert placer._coming.keys() <= moving
             for worker in placer._workers.values():
                 running_sequences = worker.running_sequences.values()
