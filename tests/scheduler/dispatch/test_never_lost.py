@@ -359,7 +359,7 @@ class Cluster(RuleBasedStateMachine):
 
     @invariant()
     def every_row_of_an_open_request_is_in_the_queue_or_in_one_batch(self) -> None:
-        life = self.dispatcher._table
+        life = self.dispatcher._state
         places = defaultdict(list)
         for queue in life.queues.values():
             for _, rows in queue._entries:

@@ -27,6 +27,8 @@ from catenary_scheduler.dispatch.chained.sessions.closing import SessionClosing
 from catenary_scheduler.dispatch.chained.sessions.ledger import RequestLedger
 from catenary_scheduler.dispatch.chained.sessions.misplaced import MisplacedSessions
 from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
+from catenary_scheduler.dispatch.chained.sessions.stories import StateChange, story_of
+from catenary_scheduler.dispatch.chained.sessions.validation import validate
 from catenary_scheduler.dispatch.chained.sessions.views import (
     BookedSession,
     SessionView,
@@ -131,7 +133,7 @@ class ChainedDispatcher:
         Events of other kinds of plans are ignored.
         """
         table = self._table
-        table.now = now
+        table.begin(event, now)
         match event:
             case SessionRequested():
                 self._requests.requested(event)
@@ -169,6 +171,11 @@ class ChainedDispatcher:
                 self._packing.plan_activated()
             case Tick():
                 pass
+        return self._follow()
+
+    def _follow(self) -> list[Command]:
+        """Returns the commands that follow once an event was taken in."""
+        table, now = self._table, self._table.now
         availability = self._availability
         table.breakers.look(now)
         availability.expire(now)
@@ -178,6 +185,8 @@ class ChainedDispatcher:
         if table.dirty:
             self._serve()
         self._packing.after_event()
+        if table.config.checked:
+            validate(table)
         return table.take_commands()
 
     def next_wakeup(self) -> Nanoseconds | None:
@@ -269,9 +278,17 @@ class ChainedDispatcher:
         """Returns the requests that wait or have a session."""
         return list(self._table.sequences)
 
+    def story(self, key: RequestId | SessionId) -> list[StateChange]:
+        """Returns what happened to a request and its sessions, and why; empty if it is not known.
+
+        Args:
+            key: The request, or one of its sessions. It may have ended a while ago.
+        """
+        return story_of(self._table, key)
+
     def move_failure(self, session: SessionId) -> str:
         """Returns why a recent move to this session failed; empty if none did."""
-        return self._table.failures.get(session, "")
+        return self._table.moves.failures.get(session, "")
 
     def problem(self, session: SessionId, chain_id: str) -> str:
         """Returns in words why a session cannot be moved now; empty if it can.

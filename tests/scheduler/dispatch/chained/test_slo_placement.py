@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from catenary_scheduler.dispatch.chained import ChainedDispatcher
+from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
 from catenary_scheduler.dispatch.events import (
     AdoptedSession,
     AgentJoined,
@@ -68,7 +68,7 @@ class Cluster:
         cache: float = 0.0,
         may_pack: bool = False,
     ) -> None:
-        self.dispatcher = ChainedDispatcher(policy="slo")
+        self.dispatcher = ChainedDispatcher(ChainedConfig(checked=True), policy="slo")
         self.now = 0
         self.count = 0
         self.rejected: dict[RequestId, Reject] = {}

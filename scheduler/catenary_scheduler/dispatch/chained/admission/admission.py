@@ -27,6 +27,7 @@ def refusal(table: SessionTable, event: SessionRequested) -> Reject | None:
             InvalidInput.reason,
             f"max_tokens: {fault}",
             details={"field": "max_tokens"},
+            cause=table.event,
         )
     if table.plan is not None and (model_queue is None or not model_queue.served):
         return Reject(
@@ -34,6 +35,7 @@ def refusal(table: SessionTable, event: SessionRequested) -> Reject | None:
             NoActivePlan.reason,
             f"no plan serves {event.model}",
             retry_after_ns=table.config.retry_after_ns,
+            cause=table.event,
         )
     if event.deadline_ns <= table.now:
         return Reject(
@@ -41,6 +43,7 @@ def refusal(table: SessionTable, event: SessionRequested) -> Reject | None:
             DeadlineExceeded.reason,
             "the deadline is over already",
             details={"stage": "arrival"},
+            cause=table.event,
         )
     waiting = len(model_queue.waiting) if model_queue is not None else 0
     if waiting >= table.config.max_queued or len(table.sequences) >= table.config.max_requests:
@@ -49,20 +52,27 @@ def refusal(table: SessionTable, event: SessionRequested) -> Reject | None:
             Overloaded.reason,
             f"{waiting} requests for {event.model} wait already",
             retry_after_ns=_drained_after(table, model_queue),
+            cause=table.event,
         )
-    return _inadmissible(model_queue, event, table.now)
+    return _inadmissible(table, model_queue, event)
 
 
 def _inadmissible(
-    model_queue: ModelQueue | None, event: SessionRequested, now: Nanoseconds
+    table: SessionTable, model_queue: ModelQueue | None, event: SessionRequested
 ) -> Reject | None:
     """Returns the refusal of a request whose objectives not even an empty worker could keep."""
     if model_queue is None or model_queue.placer is None or event.progress is not None:
         return None
-    fault = model_queue.placer.fault(event, now)
+    fault = model_queue.placer.fault(event, table.now)
     if fault is None:
         return None
-    return Reject(event.request, SloUnattainable.reason, fault.message, details=fault.details())
+    return Reject(
+        event.request,
+        SloUnattainable.reason,
+        fault.message,
+        details=fault.details(),
+        cause=table.event,
+    )
 
 
 def _fault(model_queue: ModelQueue | None, event: SessionRequested) -> str:

@@ -12,6 +12,16 @@ from catenary_scheduler.dispatch.chained.migration.moving import SessionMigratio
 from catenary_scheduler.dispatch.chained.sessions.closing import SessionClosing
 from catenary_scheduler.dispatch.chained.sessions.ledger import RequestLedger
 from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
+from catenary_scheduler.dispatch.chained.states import (
+    ADOPTED,
+    CLAIMED,
+    FIRST_TOKEN,
+    FOUND,
+    NOT_ADOPTED,
+    SENT_AGAIN,
+    UNWANTED,
+    SessionState,
+)
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_scheduler.dispatch.events import AdoptedSession, SessionRequested
 from catenary_services.domain.ids import AgentId, Nanoseconds, SessionId
@@ -44,7 +54,8 @@ class SessionAdoption:
         table = self._table
         for session_id in table.slots.sessions():
             if session_id not in table.sessions:
-                table.sessions[session_id] = Session(session_id, None, None)
+                session = table.sessions[session_id] = Session(session_id, None, [])
+                table.session_goes(session, FOUND, "in the stored book")
                 table.unclaimed[session_id] = None
 
     def adopt(self, sequence: SequenceRequest, adopted: AdoptedSession) -> None:
@@ -52,16 +63,19 @@ class SessionAdoption:
         table = self._table
         session = self._claimable(adopted)
         if session is None:
-            self._ledger.again(sequence)
+            self._ledger.again(sequence, NOT_ADOPTED, "it is not known, or is being closed")
             return
         if session.session_id != adopted.session:  # it has moved since
             adopted = AdoptedSession(session.session_id, session.hops)
         table.unclaimed.pop(adopted.session, None)
-        session.sequence, sequence.session = sequence, session
+        table.assign(session, sequence)
+        table.request_goes(sequence, ADOPTED)
+        table.session_goes(session, CLAIMED)
         table.counters["adopted_sessions"] += 1
         table.awaits_tokens(sequence)
         progress = sequence.event.progress
-        session.runs = progress is not None
+        if progress is not None:
+            table.session_goes(session, FIRST_TOKEN)
         if adopted.hops:
             session.hops = adopted.hops
             session.route = table.model_queue(sequence.model).route_of(adopted.hops)
@@ -82,7 +96,7 @@ class SessionAdoption:
             if hop.agent in holders:
                 continue
             if hop.agent in table.agents:  # the agent has joined without it
-                self._ledger.again(sequence)
+                self._ledger.again(sequence, NOT_ADOPTED, f"{hop.agent} does not hold it")
                 return
             cache = table.slots.cache(hop.agent, hop.partition)
             table.slots.correct(adopted.session, cache, hop.blocks, table.now, expires)
@@ -104,13 +118,13 @@ class SessionAdoption:
         if move is not None and named == move.target.session_id:  # the move was done
             self._migration.arrived(move)
         else:
-            self._ledger.again(sequence)
+            self._ledger.again(sequence, SENT_AGAIN)
 
     def refused(self, adopted: AdoptedSession) -> None:
         """Closes the session of a request that was refused."""
         session = self._table.sessions.get(adopted.session)
-        if session is not None and session.sequence is None and not session.closing:
-            self._closing.close(session)
+        if session is not None and session.state is SessionState.UNCLAIMED:
+            self._closing.close(session, UNWANTED, "its request was refused")
 
     def found(self, agent: AgentId, held: AdoptedSession) -> None:
         """Books a session that an agent holds, and closes it if its request is over."""
@@ -121,8 +135,9 @@ class SessionAdoption:
             if not hops:
                 table.tell_to_close(agent, held.session)
                 return
-            session = table.sessions[held.session] = Session(held.session, None, None)
+            session = table.sessions[held.session] = Session(held.session, None, [])
             if not self._is_ours(held.session):
+                table.session_goes(session, FOUND, f"on {agent}")
                 table.unclaimed[held.session] = table.now + table.config.claim_grace_ns
         if session.sequence is None and not session.hops:
             session.hops = held.hops
@@ -130,20 +145,21 @@ class SessionAdoption:
         for hop in hops:
             cache = table.slots.cache(agent, hop.partition)
             table.slots.correct(held.session, cache, hop.blocks, table.now, expires)
-        is_wanted = session.sequence is not None or session.arriving is not None
-        if not is_wanted and held.session not in table.unclaimed:
-            session.attempts = 0
-            self._closing.close(session)
+        if session.state is SessionState.NEW:
+            self._closing.close(session, UNWANTED, "its request is over")
+        elif session.state is SessionState.CLOSING:
+            self._closing.free(session)
 
     def lost(self, agent: AgentId, sessions: list[SessionId]) -> None:
         """Starts the requests of these sessions again: an agent holds nothing of them any more."""
         for session_id in sessions:
             session = self._table.sessions.get(session_id)
-            if session is not None and session.arriving is not None:
-                self._closing.fail_move(session.arriving, "lost")
+            move = self._table.moves.to(session_id)
+            if move is not None:
+                self._closing.fail_move(move, "lost")
             self._closing.let_go(session_id, agent)
             if session is not None and session.sequence is not None:
-                self._ledger.restart(session.sequence)
+                self._ledger.restart(session.sequence, f"{agent} holds nothing of it any more")
 
     def end_claims(self) -> None:
         """Closes the sessions that no gateway claimed in time."""
@@ -153,7 +169,7 @@ class SessionAdoption:
                 table.unclaimed[session_id] = table.now + table.config.claim_grace_ns
             elif until <= table.now:
                 table.counters["unclaimed_sessions"] += 1
-                self._closing.close(table.sessions[session_id])
+                self._closing.close(table.sessions[session_id], UNWANTED, "nobody claimed it")
 
     def next_claim_end(self) -> Nanoseconds | None:
         """Returns when `end_claims` has something to do."""
@@ -164,23 +180,19 @@ class SessionAdoption:
 
     def _claimable(self, adopted: AdoptedSession) -> Session | None:
         session = self._table.sessions.get(adopted.session)
-        if session is not None and self._is_free(session):
+        if session is not None and session.state is SessionState.UNCLAIMED:
             return session
         successor = self._successor(adopted.session)
         if session is not None or successor is not None:
             return successor
         if self._is_ours(adopted.session) or not adopted.hops:
             return None
-        session = self._table.sessions[adopted.session] = Session(adopted.session, None, None)
+        session = self._table.sessions[adopted.session] = Session(adopted.session, None, [])
         return session
 
     def _successor(self, session_id: SessionId) -> Session | None:
         """Returns the session that this one became before any gateway asked for it."""
         for session in self._table.sessions.values():
-            if session.was == session_id and self._is_free(session):
+            if session.was == session_id and session.state is SessionState.UNCLAIMED:
                 return session
         return None
-
-    @staticmethod
-    def _is_free(session: Session) -> bool:
-        return session.sequence is None and session.arriving is None and not session.closing

@@ -19,6 +19,7 @@ from catenary_scheduler.dispatch.chained.sessions.closing import SessionClosing
 from catenary_scheduler.dispatch.chained.sessions.kv_budget import expected_tokens, measure_growth
 from catenary_scheduler.dispatch.chained.sessions.ledger import RequestLedger
 from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
+from catenary_scheduler.dispatch.chained.states import PREEMPTED, UNWANTED
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_scheduler.dispatch.events import CachesReported
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, AgentId, ModelKey, Nanoseconds
@@ -75,11 +76,11 @@ class SessionPreemption:
                 if excess > 0:
                     self._send_away(route, model, excess)
 
-    def preempt(self, sequence: SequenceRequest) -> None:
+    def preempt(self, sequence: SequenceRequest, why: str) -> None:
         """Makes a request wait until there is room for its session again."""
         self._table.counters["preempted_sessions"] += 1
         sequence.preempted += 1
-        self._ledger.again(sequence)
+        self._ledger.again(sequence, PREEMPTED, why)
 
     def cache_was_full(self, session: Session, agent: AgentId | None) -> None:
         """Handles that an agent had no memory left for a session."""
@@ -87,9 +88,9 @@ class SessionPreemption:
             if hop.agent == agent:
                 self._table.kv_budget.is_full(self._table.slots.cache(hop.agent, hop.partition))
         if session.sequence is not None:
-            self.preempt(session.sequence)
+            self.preempt(session.sequence, f"{agent} has no memory left")
         else:
-            self._closing.close(session)
+            self._closing.close(session, UNWANTED, "there is no memory for it")
 
     def caches_reported(self, event: CachesReported) -> None:
         """Takes in how much an agent has cached."""
@@ -111,7 +112,7 @@ class SessionPreemption:
         ]
         if len(staying) < 2:
             return False
-        self.preempt(max(staying, key=_by_arrival))
+        self.preempt(max(staying, key=_by_arrival), f"{route.chain_id} is about to overflow")
         return True
 
     def _send_away(self, route: ChainState, model: ModelKey, excess: int) -> None:

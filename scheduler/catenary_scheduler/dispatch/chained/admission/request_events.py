@@ -6,6 +6,7 @@ from catenary_scheduler.dispatch.chained.admission.admission import refusal
 from catenary_scheduler.dispatch.chained.admission.adoption import SessionAdoption
 from catenary_scheduler.dispatch.chained.sessions.ledger import RequestLedger
 from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
+from catenary_scheduler.dispatch.chained.states import ARRIVED, CANCELLED, COMPLETED
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_scheduler.dispatch.events import (
     RequestCancelled,
@@ -56,6 +57,7 @@ class RequestEvents:
         if event.in_flight is None:
             if event.progress is not None:
                 sequence.generated_tokens = event.progress.generated_tokens
+            table.request_goes(sequence, ARRIVED)
             self._ledger.enqueue(sequence)
         else:
             self._adoption.adopt(sequence, event.in_flight)
@@ -78,11 +80,11 @@ class RequestEvents:
         if sequence.session is not None:
             table.backoff.worked(sequence.session.hops)
             table.breakers_worked(sequence.session)
-        self._ledger.forget(sequence)
+        self._ledger.forget(sequence, COMPLETED)
 
     def cancelled(self, event: RequestCancelled) -> None:
         """Ends a request for which its client does not wait any more."""
         sequence = self._table.sequences.get(event.request)
         if sequence is not None:
             self._table.counters["cancelled_requests"] += 1
-            self._ledger.forget(sequence)
+            self._ledger.forget(sequence, CANCELLED)

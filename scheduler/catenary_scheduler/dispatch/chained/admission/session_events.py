@@ -11,6 +11,7 @@ from catenary_scheduler.dispatch.chained.sessions.chain_offers import ChainOffer
 from catenary_scheduler.dispatch.chained.sessions.closing import SessionClosing
 from catenary_scheduler.dispatch.chained.sessions.ledger import RequestLedger
 from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
+from catenary_scheduler.dispatch.chained.states import ENDED, FIRST_TOKEN, UNWANTED, SessionState
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_scheduler.dispatch.events import (
     SessionFailed,
@@ -86,22 +87,23 @@ class SessionEvents:
             if (
                 session is not None
                 and session.sequence is not None
-                and not session.left
+                and session.state is not SessionState.DELIVERING
                 and session.ends_at(event.agent)
             ):
-                session.left = True
+                table.session_goes(session, ENDED, event.agent)
                 table.check_later(session.sequence, table.config.delivery_grace_ns)
             self._closing.let_go(session_id, event.agent)
-            if session is not None and session.arriving is not None:
-                self._closing.fail_move(session.arriving, "closed")
+            move = table.moves.to(session_id)
+            if move is not None:
+                self._closing.fail_move(move, "closed")
 
     def session_failed(self, event: SessionFailed) -> None:
         """Starts the request again elsewhere, or answers it with the failure."""
         table = self._table
         session = table.sessions.get(event.session)
-        if session is None or session.closing:
+        if session is None or session.state is SessionState.CLOSING:
             return
-        if session.arriving is not None:
+        if session.state is SessionState.MIGRATING_IN:
             self._migration.move_failed(session, event)
             return
         if event.reason == CacheFull.reason:
@@ -110,7 +112,7 @@ class SessionEvents:
         table.counters["failed_sessions"] += 1
         sequence = session.sequence
         if sequence is None:
-            self._closing.close(session)
+            self._closing.close(session, UNWANTED, event.reason)
         elif not event.retryable:
             self._ledger.reject(sequence, event.reason, event.message)
         elif is_of_device(event.reason) and self._is_to_blame(sequence, session, event):
@@ -122,7 +124,7 @@ class SessionEvents:
             )
         else:
             self._suspect(session, event)
-            self._ledger.restart(sequence)
+            self._ledger.restart(sequence, f"{event.agent or 'its gateway'}: {event.reason}")
 
     def _has_tokens(
         self, sequence: SequenceRequest, session: Session, generated_tokens: int
@@ -133,8 +135,8 @@ class SessionEvents:
         table.kv_budget.grows(session.session_id, sequence.tokens)
         if session.moving is not None:
             table.kv_budget.grows(session.moving.target.session_id, sequence.tokens)
-        if not session.runs and generated_tokens > session.carried_tokens:
-            session.runs = True
+        if session.state is SessionState.STARTING and generated_tokens > session.carried_tokens:
+            table.session_goes(session, FIRST_TOKEN)
             if session.session_id in table.misplaced:
                 table.dirty[sequence.model] = None
 

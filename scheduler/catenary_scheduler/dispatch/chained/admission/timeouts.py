@@ -8,6 +8,7 @@ from catenary_scheduler.dispatch.chained.migration.moving import SessionMigratio
 from catenary_scheduler.dispatch.chained.sessions.closing import SessionClosing
 from catenary_scheduler.dispatch.chained.sessions.ledger import RequestLedger
 from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
+from catenary_scheduler.dispatch.chained.states import RequestState, SessionState
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_services.domain.ids import Nanoseconds
 
@@ -84,16 +85,18 @@ class SessionTimeouts:
         table.next_stall_look = table.now + max(1, config.stall_ns // 8) if running else None
         for sequence in running:
             session = sequence.session
-            if session is None or session.left:  # its end is awaited, with another patience
+            if (
+                session is None or session.state is SessionState.DELIVERING
+            ):  # its end is awaited, with another patience
                 continue
             if table.now - sequence.heard > self._longest_silence(sequence, session):
                 table.counters["stalled_sessions"] += 1
-                self._ledger.restart(sequence)
+                self._ledger.restart(sequence, "it got no token for too long")
 
     def _longest_silence(self, sequence: SequenceRequest, session: Session) -> Nanoseconds:
         config = self._table.config
         allowed = config.stall_ns
-        if not session.runs:
+        if session.state is SessionState.STARTING:
             service_ns = session.route.service_ns if session.route is not None else 0
             allowed = max(4 * allowed, round(config.prompt_factor * service_ns))
         return max(allowed, round(config.stall_factor * sequence.token_ns))
@@ -102,7 +105,7 @@ class SessionTimeouts:
         table = self._table
         last = sequence.deadline + table.config.deadline_grace_ns
         session = sequence.session
-        if sequence.request in table.resting:
+        if sequence.state is RequestState.RESTING:
             self._ledger.tries_no_more(sequence)
         elif session is None and table.now < sequence.deadline:  # it rested, and waits for its turn
             table.timers.set(sequence, sequence.deadline, len(table.sequences))
@@ -112,11 +115,11 @@ class SessionTimeouts:
             self._ledger.too_late(sequence, "in flight")
         elif sequence.check_later is not None and sequence.check_later <= table.now:
             sequence.check_later = None
-            if session.left:
+            if session.state is SessionState.DELIVERING:
                 table.counters["undelivered_sessions"] += 1
-                self._ledger.restart(sequence)
+                self._ledger.restart(sequence, "its answer was not delivered")
             elif any(hop.agent not in table.agents for hop in session.hops):
-                self._ledger.restart(sequence)
+                self._ledger.restart(sequence, "one of its agents did not come back")
             else:
                 table.timers.set(sequence, last, len(table.sequences))
         else:

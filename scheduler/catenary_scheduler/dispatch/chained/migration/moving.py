@@ -18,6 +18,15 @@ from catenary_scheduler.dispatch.chained.sessions.closing import SessionClosing
 from catenary_scheduler.dispatch.chained.sessions.ledger import RequestLedger
 from catenary_scheduler.dispatch.chained.sessions.misplaced import MisplacedSessions
 from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
+from catenary_scheduler.dispatch.chained.states import (
+    ENDED,
+    MOVE_BEGAN,
+    MOVED_AWAY,
+    RESERVED,
+    TOOK_OVER,
+    UNWANTED,
+    SessionState,
+)
 from catenary_scheduler.dispatch.chained.tracking import Move, SequenceRequest, Session
 from catenary_scheduler.dispatch.events import MoveMode, SessionFailed, SessionMoved, StartSession
 from catenary_services.domain.ids import Nanoseconds, SessionId
@@ -81,10 +90,9 @@ class SessionMigration:
             reason,
             table.now + table.config.move_deadline_ns,
         )
-        session.moving = target.arriving = move
-        table.moves[target.session_id] = move
-        for agent in move.agents:
-            table.moves_at[agent] = table.moves_at.get(agent, 0) + 1
+        table.moves.begin(move)
+        table.session_goes(target, RESERVED, route.chain_id)
+        table.session_goes(session, MOVE_BEGAN, reason)
         table.counters["started_moves"] += 1
         placer = table.placer_of(sequence.model)
         objectives = sequence.event.objectives
@@ -100,6 +108,7 @@ class SessionMigration:
                 objectives=objectives,
                 moves=session.session_id,
                 move_mode=mode,
+                cause=table.event,
             )
         )
         return True
@@ -141,8 +150,7 @@ class SessionMigration:
 
     def may_concern(self, hops: Iterable[ChainHop]) -> bool:
         """True if each agent of these hops may take part in one more move."""
-        most = self._table.config.max_moves_per_agent
-        return all(self._table.moves_at.get(hop.agent, 0) < most for hop in hops)
+        return self._table.moves.may_concern(hops, self._table.config.max_moves_per_agent)
 
     # How it ends
 
@@ -150,7 +158,7 @@ class SessionMigration:
         """Handles an agent's message that it has handed a session over."""
         table = self._table
         target = table.sessions.get(event.session)
-        move = target.arriving if target is not None else None
+        move = table.moves.to(event.session)
         if move is not None:
             self.arrived(move)
             return
@@ -160,15 +168,14 @@ class SessionMigration:
             return
         if target is not None and event.session in table.unclaimed:
             target.was = event.moved  # a gateway that comes back may still name the old one
-        elif target is not None and target.sequence is None and not target.closing:
-            self._closing.close(target)  # its request was answered, or started again
-        if source is not None and not source.closing:
-            self._closing.close(source)
+        if source is not None and source.state is SessionState.UNCLAIMED:
+            self._closing.close(source, UNWANTED, "it has moved")
 
     def arrived(self, move: Move) -> None:
         """Completes a move: the session generates at its target."""
-        self._closing.unlink(move)
+        self._table.moves.end(move)
         sequence, source, target = move.sequence, move.source, move.target
+        self._table.dirty[sequence.model] = None
         self._table.counters["kv_moves" if move.mode == "kv" else "tokens_moves"] += 1
         placer = self._table.placer_of(sequence.model)
         if placer is not None:
@@ -177,9 +184,7 @@ class SessionMigration:
 
     def move_failed(self, session: Session, event: SessionFailed) -> None:
         """Handles the failure of a move at an agent or the gateway."""
-        move = session.arriving
-        if move is None:
-            return
+        move = self._table.moves.ongoing[session.session_id]
         # The agent that leads the move only reports: it is not to blame, and it still generates.
         old = {hop.agent for hop in move.source.hops}
         blamed = event.agent
@@ -190,23 +195,25 @@ class SessionMigration:
 
     def end_moves(self) -> None:
         """Gives up the moves that took too long."""
-        for move in list(self._table.moves.values()):
-            if move.deadline <= self._table.now and move.target.arriving is move:
+        moves, now = self._table.moves, self._table.now
+        for move in list(moves.ongoing.values()):
+            if move.deadline <= now and moves.to(move.target.session_id) is move:
                 self._closing.fail_move(move, "deadline")
 
     def next_move_end(self) -> Nanoseconds | None:
         """Returns when `end_moves` has something to do; None if nothing moves."""
-        return min([move.deadline for move in self._table.moves.values()], default=None)
+        return min([move.deadline for move in self._table.moves.ongoing.values()], default=None)
 
     def _becomes(self, sequence: SequenceRequest, source: Session, target: Session) -> None:
         """Makes another session the one that answers a request."""
         source.sequence = None
-        target.sequence, sequence.session = sequence, target
+        self._table.assign(target, sequence)
+        self._table.session_goes(target, TOOK_OVER, f"from {source.session_id}")
         self._table.awaits_tokens(sequence)
         target.was = source.session_id
         target.carried_tokens = sequence.generated_tokens  # raised when its first token is reported
         sequence.check_later = None
-        self._closing.close(source)
+        self._closing.close(source, MOVED_AWAY, f"to {target.session_id}")
         self._misplaced.look_at(target)
 
     def _moved_unexpectedly(
@@ -216,7 +223,7 @@ class SessionMigration:
         table = self._table
         sequence = source.sequence
         assert sequence is not None
-        if target is not None and not target.closing and target.sequence is None:
+        if target is not None and target.state is SessionState.UNCLAIMED:
             table.unclaimed.pop(target_id, None)
             placer = table.placer_of(sequence.model)
             if placer is not None:
@@ -232,21 +239,22 @@ class SessionMigration:
             if any(hop.agent not in table.agents for hop in target.hops):
                 table.check_later(sequence, table.config.claim_grace_ns)
         elif source.closed_move == target_id:  # it may have ended there with its whole answer
-            source.left = True
+            if source.state is not SessionState.DELIVERING:
+                table.session_goes(source, ENDED, f"as {target_id}")
             table.check_later(sequence, table.config.delivery_grace_ns)
         else:
-            self._ledger.restart(sequence)
+            self._ledger.restart(sequence, f"moved to {target_id}, which is not known")
 
 
 def _unmovable(session: Session | None) -> str:
     """Returns why a session cannot be moved to any chain; empty if it can."""
-    if session is None or session.sequence is None or session.closing:
+    if session is None or session.sequence is None:
         return "no request is answered by it"
     if session.moving is not None:
         return "it moves already"
-    if session.left:
+    if session.state is SessionState.DELIVERING:
         return "it is about to end"
-    if session.prefill is not None or not session.runs:
+    if session.prefill is not None or session.state is not SessionState.DECODING:
         return "its prompt is not done"
     if session.route is None or not session.hops:
         return "its chain is not known"

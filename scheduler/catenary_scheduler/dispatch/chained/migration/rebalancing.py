@@ -83,7 +83,7 @@ class SessionRebalancing:
                     self._booking.start(sequence, each)
                     break
             else:  # chains that share a cache: its last slots are gone
-                self._ledger.again(sequence)
+                self._ledger.wait_again(sequence)
                 lost = True
         return lost
 

@@ -147,6 +147,14 @@ class WorkerLoads:
         """
         return self._running.get(request)
 
+    def loads_of_requests(self) -> list[RequestId]:
+        """Returns the requests whose sessions count as load."""
+        return [*self._running, *self._prompts]
+
+    def loads_of_moves(self) -> list[RequestId]:
+        """Returns the requests whose sessions count as load at the target of a move."""
+        return list(self._coming)
+
     def mixed(self) -> list[tuple[ChainState, Worker]]:
         """Returns the usable workers that both run prompts and generate."""
         both = zip(self._routes, self._open, strict=True)

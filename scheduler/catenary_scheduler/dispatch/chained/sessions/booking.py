@@ -5,6 +5,7 @@ from __future__ import annotations
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.chained.sessions.closing import SessionClosing
 from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
+from catenary_scheduler.dispatch.chained.states import PLACED, PLACED_ANEW, STARTED, TAKEN_BACK
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_scheduler.dispatch.events import StartSession
 from catenary_services.domain.ids import SessionId
@@ -27,7 +28,9 @@ class SessionBooking:
         """Books slots on every hop and orders the gateway to open a session."""
         table = self._table
         session = self.book(sequence, route)
-        session.sequence, sequence.session = sequence, session
+        table.assign(session, sequence)
+        table.request_goes(sequence, PLACED, route.chain_id)
+        table.session_goes(session, STARTED, route.chain_id)
         session.carried_tokens = sequence.generated_tokens
         table.counters["started_sessions"] += 1
         table.awaits_tokens(sequence)
@@ -55,6 +58,7 @@ class SessionBooking:
                 objectives,
                 first_ns,
                 per_token_ns,
+                cause=table.event,
             )
         )
 
@@ -65,7 +69,7 @@ class SessionBooking:
         table.next_session += 1
         expires = sequence.deadline + table.config.deadline_grace_ns
         table.slots.reserve(session_id, route.claims, table.now, expires)
-        session = table.sessions[session_id] = Session(session_id, None, route)
+        session = table.sessions[session_id] = Session(session_id, route, sequence.story)
         routes = [each for each in (session.prefill, session.route) if each is not None]
         for each in routes:
             each.running += 1
@@ -85,6 +89,8 @@ class SessionBooking:
         table.kv_budget.ends(session.session_id)
         del table.sessions[session.session_id]
         table.misplaced.pop(session.session_id, None)
+        table.session_goes(session, TAKEN_BACK)
+        table.request_goes(sequence, PLACED_ANEW)
         sequence.session = session.sequence = None
         table.counters["started_sessions"] -= 1
         table.commands = [

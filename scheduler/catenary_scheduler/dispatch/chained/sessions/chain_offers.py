@@ -7,6 +7,7 @@ from catenary_scheduler.dispatch.availability import Impairment
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.chained.sessions.misplaced import MisplacedSessions
 from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
+from catenary_scheduler.dispatch.chained.states import RESUMED
 
 
 class ChainOffers:
@@ -31,6 +32,7 @@ class ChainOffers:
         for request, sequence in list(table.resting.items()):
             if not table.model_queue(sequence.model).must_rest:
                 del table.resting[request]
+                table.request_goes(sequence, RESUMED)
                 table.model_queue(sequence.model).waiting.push(sequence)
         draining = table.availability.impaired_by(Impairment.DRAINING)
         if draining != table.draining:

@@ -7,12 +7,18 @@ their agent has released them.
 from __future__ import annotations
 
 from catenary_scheduler.dispatch.chained.sessions.chain_offers import ChainOffers
-from catenary_scheduler.dispatch.chained.sessions.session_table import MoveFailure, SessionTable
+from catenary_scheduler.dispatch.chained.sessions.move_table import MoveFailure
+from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
+from catenary_scheduler.dispatch.chained.states import (
+    MOVE_FAILED,
+    NOT_TAKEN,
+    RELEASED,
+    UNWANTED,
+    SessionState,
+    Transition,
+)
 from catenary_scheduler.dispatch.chained.tracking import Move, SequenceRequest, Session
 from catenary_services.domain.ids import AgentId, SessionId
-
-_FAILURES = 256
-"""Number of failed moves that are remembered."""
 
 
 class SessionClosing:
@@ -27,12 +33,15 @@ class SessionClosing:
         self._table = table
         self._offers = offers
 
-    def close(self, session: Session) -> None:
+    def close(self, session: Session, way: Transition[SessionState], why: str = "") -> None:
         """Orders all agents that hold slots of a session to free them.
 
-        Slots stay booked until then.
+        Slots stay booked until then. The session that it is to become by a move is closed, too.
 
-        The session that it is to become by a move is closed, too.
+        Args:
+            session: The session.
+            way: The transition that takes it to its end.
+            why: Particulars for its story.
         """
         table, session_id = self._table, session.session_id
         if session.moving is not None:
@@ -43,7 +52,13 @@ class SessionClosing:
             sequence.session = session.sequence = None
         table.unclaimed.pop(session_id, None)
         table.misplaced.pop(session_id, None)
-        session.closing = True
+        table.session_goes(session, way, why)
+        self.free(session)
+
+    def free(self, session: Session) -> None:
+        """Orders all agents that hold slots of a closing session, perhaps again, to free them."""
+        table, session_id = self._table, session.session_id
+        session.attempts = 0
         table.kv_budget.leaves(session_id)
         for agent in table.slots.agents(session_id):
             if agent not in table.present:  # if it connects, it says what it holds
@@ -90,12 +105,14 @@ class SessionClosing:
         session = table.sessions.get(session_id)
         if session is None:
             return
-        if session.arriving is not None:
-            self.fail_move(session.arriving, "closed")
+        if session.state is SessionState.MIGRATING_IN:
+            self.fail_move(table.moves.ongoing[session_id], "closed")
             return
         if session.sequence is not None:
             self.leaves(session.sequence)
         else:
+            table.session_goes(session, RELEASED)
+            table.history.session_ended(session)
             del table.sessions[session_id]
             table.unclaimed.pop(session_id, None)
         self._handed_over(session)
@@ -121,15 +138,14 @@ class SessionClosing:
         table = self._table
         for session_id in table.slots.overdue(table.now):
             session = table.sessions[session_id]
-            sequence = (
-                session.arriving.sequence if session.arriving is not None else session.sequence
-            )
+            move = table.moves.to(session_id)
+            sequence = move.sequence if move is not None else session.sequence
             if sequence is not None:
                 last = sequence.deadline + table.config.deadline_grace_ns
                 table.slots.confirm(session_id, last)
-            elif not session.closing:
+            elif session.state is not SessionState.CLOSING:
                 table.counters["unclaimed_sessions"] += 1
-                self.close(session)
+                self.close(session, UNWANTED, "nobody claimed it")
             elif session.attempts < table.config.close_attempts:
                 self.order_close(session)
         expired = table.slots.expire(table.now)
@@ -146,14 +162,14 @@ class SessionClosing:
         table, source, target = self._table, move.source, move.target
         table.counters["failed_moves"] += 1
         table.counters[f"failed_moves_{why}"] += 1
-        table.failures[target.session_id] = why
-        if len(table.failures) > _FAILURES:
-            del table.failures[next(iter(table.failures))]
-        self.unlink(move)
+        table.moves.failed(move, why)
+        table.dirty[move.sequence.model] = None
         placer = table.placer_of(move.sequence.model)
         if placer is not None:
             placer.unreserve(move.sequence.request)
         if why != "over":
+            if source.state is SessionState.MIGRATING_OUT:
+                table.session_goes(source, MOVE_FAILED, why)
             config = table.config
             pause = config.move_pause_ns << min(source.failed_moves, 16)
             source.move_after = table.now + min(config.longest_move_pause_ns, pause)
@@ -163,15 +179,4 @@ class SessionClosing:
                 # closed.
                 table.tell_to_close(source.hops[0].agent, target.session_id)
             source.closed_move = target.session_id if why == "closed" else None
-        self.close(target)
-
-    def unlink(self, move: Move) -> None:
-        """Removes a move that is over, so that its agents have room for others."""
-        table = self._table
-        del table.moves[move.target.session_id]
-        for agent in move.agents:
-            table.moves_at[agent] -= 1
-            if not table.moves_at[agent]:
-                del table.moves_at[agent]
-        move.source.moving = move.target.arriving = None
-        table.dirty[move.sequence.model] = None
+        self.close(target, NOT_TAKEN, why)

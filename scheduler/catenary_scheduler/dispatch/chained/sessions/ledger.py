@@ -7,6 +7,15 @@ from __future__ import annotations
 
 from catenary_scheduler.dispatch.chained.sessions.closing import SessionClosing
 from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
+from catenary_scheduler.dispatch.chained.states import (
+    GIVEN_UP,
+    LOST,
+    REJECTED,
+    REQUEST_ENDED,
+    SUSPENDED,
+    RequestState,
+    Transition,
+)
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_scheduler.dispatch.events import Reject
 from catenary_services.domain.ids import Nanoseconds
@@ -34,17 +43,31 @@ class RequestLedger:
             if table.now >= last:
                 self.tries_no_more(sequence)
                 return
+            table.request_goes(sequence, SUSPENDED)
             table.resting[sequence.request] = sequence
             table.timers.set(sequence, last, len(table.sequences))
             return
         model_queue.waiting.push(sequence)
         table.dirty[sequence.model] = None
 
-    def again(self, sequence: SequenceRequest) -> None:
-        """Puts a request back to the head of its queue; its session is closed."""
-        table = self._table
+    def again(
+        self, sequence: SequenceRequest, way: Transition[RequestState], why: str = ""
+    ) -> None:
+        """Puts a request back to the head of its queue; its session is closed.
+
+        Args:
+            sequence: The request.
+            way: The transition that has it wait.
+            why: Particulars for its story.
+        """
+        self._table.request_goes(sequence, way, why)
         if sequence.session is not None:
-            self._closing.close(sequence.session)
+            self._closing.close(sequence.session, GIVEN_UP)
+        self.wait_again(sequence)
+
+    def wait_again(self, sequence: SequenceRequest) -> None:
+        """Puts a request that has lost its place to the head of its queue, or answers it."""
+        table = self._table
         sequence.again = True
         sequence.check_later = None
         if table.plan is not None and not table.model_queue(sequence.model).served:
@@ -55,7 +78,7 @@ class RequestLedger:
             table.timers.set(sequence, sequence.deadline, len(table.sequences))
             self.enqueue(sequence)
 
-    def restart(self, sequence: SequenceRequest) -> None:
+    def restart(self, sequence: SequenceRequest, why: str) -> None:
         """Starts a request again that lost its session, as often as is allowed."""
         sequence.restarts += 1
         if sequence.restarts > self._table.config.max_restarts:
@@ -63,19 +86,31 @@ class RequestLedger:
             self.reject(sequence, PartitionLost.reason, lost)
             return
         self._table.counters["restarted_sessions"] += 1
-        self.again(sequence)
+        self.again(sequence, LOST, why)
 
     # Answers
 
-    def forget(self, sequence: SequenceRequest) -> None:
-        """Stops following a request, and closes its session."""
-        table = self._table
+    def forget(
+        self, sequence: SequenceRequest, way: Transition[RequestState], why: str = ""
+    ) -> None:
+        """Stops following a request, and closes its session.
+
+        Args:
+            sequence: The request.
+            way: The transition that ends it.
+            why: Particulars for its story.
+        """
+        table, state = self._table, sequence.state
+        table.request_goes(sequence, way, why)
+        table.history.request_ended(sequence)
         table.sequences.pop(sequence.request, None)
         sequence.timer = -1
         session = sequence.session
         if session is not None:
-            self._closing.close(session)
-        elif table.resting.pop(sequence.request, None) is None:
+            self._closing.close(session, REQUEST_ENDED)
+        elif state is RequestState.RESTING:
+            del table.resting[sequence.request]
+        else:
             table.model_queue(sequence.model).waiting.remove(sequence)
 
     def reject(
@@ -92,9 +127,16 @@ class RequestLedger:
         if table.sequences.get(sequence.request) is sequence:
             table.counters["rejected_requests"] += 1
             table.commands.append(
-                Reject(sequence.request, reason, message, retry_after_ns, None, details or {})
+                Reject(
+                    sequence.request,
+                    reason,
+                    message,
+                    retry_after_ns,
+                    details=details or {},
+                    cause=table.event,
+                )
             )
-            self.forget(sequence)
+            self.forget(sequence, REJECTED, reason)
 
     def tries_no_more(self, sequence: SequenceRequest) -> None:
         """Rejects a request that lost sessions while its client has time to ask again."""

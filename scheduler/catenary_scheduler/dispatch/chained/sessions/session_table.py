@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 from catenary_scheduler.book.slots import SlotLedger
 from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.dispatch.breaker import CircuitBreakers
@@ -13,14 +11,12 @@ from catenary_scheduler.dispatch.chained.placement.slo_placer import SloPlacer
 from catenary_scheduler.dispatch.chained.queues.failure_backoff import FailureBackoff
 from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
 from catenary_scheduler.dispatch.chained.queues.wait_queue import PolicyFactory
+from catenary_scheduler.dispatch.chained.sessions.history import SessionHistory
 from catenary_scheduler.dispatch.chained.sessions.kv_budget import KvBudget
-from catenary_scheduler.dispatch.chained.tracking import (
-    Move,
-    RequestTimers,
-    SequenceRequest,
-    Session,
-)
-from catenary_scheduler.dispatch.events import CloseSessions, Command
+from catenary_scheduler.dispatch.chained.sessions.move_table import MOVE_COUNTERS, MoveTable
+from catenary_scheduler.dispatch.chained.states import RequestState, SessionState, Transition
+from catenary_scheduler.dispatch.chained.tracking import RequestTimers, SequenceRequest, Session
+from catenary_scheduler.dispatch.events import CloseSessions, Command, Event
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
 from catenary_scheduler.dispatch.placing.rebalancing.rebalancer import Rebalancer
 from catenary_scheduler.packing.transfers.migration_budget import MigrationBudget
@@ -34,22 +30,6 @@ from catenary_services.domain.ids import (
 )
 from catenary_services.domain.plan import Plan
 
-MoveFailure = Literal["deadline", "agent", "lost", "closed", "over"]
-"""Reasons of failed moves. In order: not done in time; an agent said that it cannot; an agent is
-gone; an agent said unasked that it is over; the request has ended or lost its session meanwhile."""
-MOVE_COUNTERS = (
-    "wanted_moves",
-    "refused_moves",
-    "started_moves",
-    "kv_moves",
-    "tokens_moves",
-    "failed_moves",
-    *(f"failed_moves_{each}" for each in get_args(MoveFailure)),
-)
-"""Counters of moves. In order: asked for by `MoveRequested`; not begun, whether asked for or not;
-begun; done, by what travelled; failed, in all and by reason."""
-_FAILURES = 256
-"""Number of failed moves that are remembered."""
 _COUNTERS = (
     "arrived_requests",
     "completed_requests",
@@ -69,8 +49,16 @@ _COUNTERS = (
     "rebalanced_sessions",
     "preempted_sessions",
     "overflow_moves",
+    "illegal_transitions",
     *MOVE_COUNTERS,
 )
+_STEPS = 64
+"""The most steps of one story; beyond them, steps after the first few are dropped."""
+_FIRST_STEPS = 8
+
+
+class IllegalTransitionError(AssertionError):
+    """A state changed by a way that is not in the table of transitions: a bug."""
 
 
 class SessionTable:
@@ -89,6 +77,10 @@ class SessionTable:
         first_session: int,
     ) -> None:
         self.now: Nanoseconds = 0
+        self.event = 0
+        """Number of the event in hand."""
+        self.event_kind: type = type(None)
+        self.history = SessionHistory()
         self.commands: list[Command] = []
         self.dirty: dict[ModelKey, None] = {}
         self.model_queues: dict[ModelKey, ModelQueue] = {}
@@ -126,13 +118,7 @@ class SessionTable:
         self.unclaimed: dict[SessionId, Nanoseconds | None] = {}
         """Sessions that were found, and the end of the time for a claim; None: found since the last
         event."""
-        self.moves: dict[SessionId, Move] = {}
-        """Moves in progress, by the session that the moving one becomes."""
-        self.moves_at: dict[AgentId, int] = {}
-        """Number of moves in progress that concern an agent."""
-        self.failures: dict[SessionId, MoveFailure] = {}
-        """Reasons of the latest failed moves, by the session that the moving one would have
-        become."""
+        self.moves = MoveTable()
         self.draining: frozenset[AgentId] = frozenset()
         """Agents that are draining: nothing begins there if it can begin elsewhere."""
         self.hosted: set[tuple[AgentId, PartitionKey]] = set()
@@ -163,6 +149,60 @@ class SessionTable:
         if known is None:
             known = self.lengths[model] = LengthPredictor()
         return known
+
+    def begin(self, event: Event, now: Nanoseconds) -> None:
+        """Takes the next event in hand."""
+        self.now = now
+        self.event += 1
+        self.event_kind = type(event)
+
+    # Changes of state
+
+    def request_goes(
+        self, sequence: SequenceRequest, way: Transition[RequestState], why: str = ""
+    ) -> None:
+        """Changes the state of a request.
+
+        Args:
+            sequence: The request.
+            way: The transition.
+            why: Particulars for its story.
+
+        Raises:
+            IllegalTransitionError: The way does not lead from its state, and the configuration says
+                `checked`.
+        """
+        if sequence.state not in way.sources:
+            self._illegal(sequence.state, way.name)
+        story = sequence.story
+        if len(story) >= _STEPS:
+            del story[_FIRST_STEPS]
+        story.append((self.now, self.event, self.event_kind, None, sequence.state, way, why))
+        sequence.state = way.target
+
+    def session_goes(self, session: Session, way: Transition[SessionState], why: str = "") -> None:
+        """Changes the state of a session; see `request_goes`."""
+        if session.state not in way.sources:
+            self._illegal(session.state, way.name)
+        story, session_id = session.story, session.session_id
+        if len(story) >= _STEPS:
+            del story[_FIRST_STEPS]
+        story.append((self.now, self.event, self.event_kind, session_id, session.state, way, why))
+        session.state = way.target
+
+    def _illegal(self, state: str, name: str) -> None:
+        if self.config.checked:
+            raise IllegalTransitionError(f"{name!r} cannot happen in the state {state!r}")
+        self.counters["illegal_transitions"] += 1
+
+    def assign(self, session: Session, sequence: SequenceRequest) -> None:
+        """Makes a session the one that generates for a request."""
+        if session.story is not sequence.story:
+            sequence.story += session.story
+            session.story = sequence.story
+        session.sequence, sequence.session = sequence, session
+
+    # Lookups
 
     def placer_of(self, model: ModelKey) -> SloPlacer | None:
         """Returns the placer of a model; None if its policy needs none."""
@@ -197,7 +237,7 @@ class SessionTable:
         if self._orders:
             orders, self._orders = self._orders, {}
             closes: list[Command] = [
-                CloseSessions(agent, tuple(dict.fromkeys(sessions)))
+                CloseSessions(agent, tuple(dict.fromkeys(sessions)), cause=self.event)
                 for agent, sessions in orders.items()
             ]
             return closes + commands

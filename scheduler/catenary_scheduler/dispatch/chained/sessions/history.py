@@ -1,0 +1,44 @@
+"""Stories of requests and sessions: every change of state, with what caused it.
+
+Each request keeps the changes of its own state and those of its sessions, so that they tell what
+happened to it and why. Stories of answered requests are kept for a while. All of it is bounded.
+"""
+
+from __future__ import annotations
+
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session, StoryStep
+from catenary_services.domain.ids import RequestId, SessionId
+
+_ENDED_STORIES = 1024
+"""Number of stories that are kept of requests that are answered, and of sessions nobody claimed."""
+
+
+class SessionHistory:
+    """Keeps the stories of what has ended; those of the others are kept with the others."""
+
+    def __init__(self) -> None:
+        self._ended: dict[RequestId | SessionId, list[StoryStep]] = {}
+
+    def request_ended(self, sequence: SequenceRequest) -> None:
+        """Keeps the story of a request that was answered."""
+        self._keep(sequence.request, sequence.story)
+
+    def session_ended(self, session: Session) -> None:
+        """Keeps the story of a session that never had a request."""
+        if session.story and session.story[0][3] is not None:
+            self._keep(session.session_id, session.story)
+
+    def ended_story(self, key: RequestId | SessionId) -> list[StoryStep]:
+        """Returns the story of a request or session that has ended; empty if it is not kept."""
+        found = self._ended.get(key)
+        if found is None and not isinstance(key, RequestId):
+            # Sessions of requests are found in the stories of these.
+            for story in self._ended.values():
+                if any(step[3] == key for step in story):
+                    return story
+        return found or []
+
+    def _keep(self, key: RequestId | SessionId, story: list[StoryStep]) -> None:
+        self._ended[key] = story
+        if len(self._ended) > _ENDED_STORIES:
+            del self._ended[next(iter(self._ended))]
