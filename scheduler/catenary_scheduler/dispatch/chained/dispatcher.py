@@ -252,7 +252,7 @@ class ChainedDispatcher:
         self._table.lengths[model] = predictor
         model_queue = self._table.model_queues.get(model)
         if model_queue is not None and model_queue.placer is not None:
-            model_queue.placer.lengths = predictor
+            model_queue.placer.requests.lengths = predictor
 
     def sessions(self) -> list[SessionView]:
         """Returns the session of every request that has one, by id."""

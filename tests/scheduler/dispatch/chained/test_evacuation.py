@@ -175,7 +175,7 @@ def test_a_stray_goes_where_nobody_misses_an_objective_if_it_can() -> None:
     )
     model = bench.dispatcher._table.model_queues[next(iter(bench.dispatcher._table.model_queues))]
     assert model.placer is not None
-    model.placer._objectives = pace
+    model.placer.requests.objectives = pace
     sessions = [bench.start(0, 100_000) for _ in range(3)]
     for session in sessions:
         bench.progress(1, session, 1)
@@ -216,7 +216,10 @@ def test_a_session_seats_at_both_workers_until_it_has_moved() -> None:
     assert placer is not None
 
     def loads() -> list[tuple[int, int]]:
-        return [(len(worker.running_sequences), worker.now_tokens) for _, worker in placer.mixed()]
+        return [
+            (len(worker.running_sequences), worker.now_tokens)
+            for _, worker in placer.workers.mixed()
+        ]
 
     here = ["a", "b"].index(old.chain_id)
     assert loads()[here] == (1, 7)

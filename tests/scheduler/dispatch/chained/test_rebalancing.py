@@ -68,10 +68,10 @@ def ask(each: ChainBench, at_ms: float, prompt: int = 100) -> list[Command]:
 def tell_errors(each: ChainBench, over: str, under: str) -> None:
     """Has one worker turn out to have more left than was thought, and another less."""
     placer = board_of(each)
-    assert placer.rebalancer is not None
-    workers = {route.chain_id: found for route, found in placer.mixed()}
-    placer.rebalancer.outgrew(workers[over], 900.0)
-    placer.rebalancer.ended_early(workers[under], 900.0, 10)
+    assert placer.loads.rebalancer is not None
+    workers = {route.chain_id: found for route, found in placer.workers.mixed()}
+    placer.loads.rebalancer.outgrew(workers[over], 900.0)
+    placer.loads.rebalancer.ended_early(workers[under], 900.0, 10)
 
 
 def test_a_session_begins_where_others_ended_early() -> None:

@@ -302,7 +302,7 @@ def test_pairs_take_the_prompt_and_the_rest_on_different_workers() -> None:
     placer = cluster.dispatcher._table.model_queue(MODEL).placer
     assert placer is not None
     cluster.report(requests[0], 5, 4 * 25.0 * MS)
-    assert [len(worker.running_sequences) for worker in placer._open] == [1]
+    assert [len(worker.running_sequences) for worker in placer.workers.open] == [1]
 
 
 def test_a_successor_counts_adopted_sessions_and_what_they_have_done() -> None:
@@ -326,7 +326,7 @@ def test_a_successor_counts_adopted_sessions_and_what_they_have_done() -> None:
     )
     placer = cluster.dispatcher._table.model_queue(MODEL).placer
     assert placer is not None
-    running = placer._running[request][1]
+    running = placer.loads._running[request][1]
     assert (running.generated_tokens, running.carried_tokens, running.is_new) == (50, 0, False)
 
 
@@ -341,9 +341,9 @@ def test_nothing_is_left_of_sessions_that_ended() -> None:
         cluster.tell(SessionsClosed(started.hops[0].agent, (started.session,)))
     placer = cluster.dispatcher._table.model_queue(MODEL).placer
     assert placer is not None
-    assert not placer._running
-    assert not placer._prompts
-    for worker in placer._open:
+    assert not placer.loads._running
+    assert not placer.loads._prompts
+    for worker in placer.workers.open:
         assert (len(worker.running_sequences), worker.context_tokens, worker.final_tokens) == (
             0,
             0.0,

@@ -82,9 +82,9 @@ class SessionAdoption:
             session.route.running += 1
             placer = table.placer_of(sequence.model)
             if placer is not None:
-                placer.start(sequence, session.route, table.now)
+                placer.loads.start(sequence, session.route, table.now)
                 if progress is not None:
-                    placer.progressed(sequence, progress)
+                    placer.loads.progressed(sequence, progress)
         if progress is not None:
             sequence.generated_tokens = progress.generated_tokens
         if session.route is not None:

@@ -107,7 +107,7 @@ class ClusterEvents:
         """Takes in new latency lines of chains."""
         model_queue = self._table.model_queues.get(event.model)
         if model_queue is not None and model_queue.placer is not None:
-            model_queue.placer.refit(event.lines)
+            model_queue.placer.workers.refit(event.lines)
             self._table.dirty[event.model] = None
 
     def move_costs_measured(self, event: MoveCostsMeasured) -> None:

@@ -76,7 +76,7 @@ class RequestEvents:
             )
             placer = table.placer_of(sequence.model)
             if placer is not None:
-                placer.ended(sequence, event.progress)
+                placer.loads.ended(sequence, event.progress)
         if sequence.session is not None:
             table.backoff.worked(sequence.session.hops)
             table.breakers_worked(sequence.session)

@@ -65,7 +65,7 @@ class SessionEvents:
             table.breakers_worked(sequence.session)
             model_queue = table.model_queue(sequence.model)
             if model_queue.placer is not None:
-                model_queue.placer.progressed(sequence, progress)
+                model_queue.placer.loads.progressed(sequence, progress)
                 heard[sequence.model] = model_queue
             self._has_tokens(sequence, sequence.session, progress.generated_tokens)
             route = sequence.session.route
@@ -73,7 +73,7 @@ class SessionEvents:
                 grown[route] = sequence.model
         for model, model_queue in heard.items():
             if model_queue.placer is not None:
-                model_queue.placer.look(table.now)
+                model_queue.placer.workers.look(table.now)
             if model_queue.waiting:
                 table.dirty[model] = None
         if grown:

@@ -97,8 +97,8 @@ class SessionMigration:
         placer = table.placer_of(sequence.model)
         objectives = sequence.event.objectives
         if placer is not None:
-            objectives = placer.objectives_of(sequence.event)
-            placer.reserve(sequence, route, table.now, runs_again=mode == "tokens")
+            objectives = placer.requests.objectives_of(sequence.event)
+            placer.loads.reserve(sequence, route, table.now, runs_again=mode == "tokens")
         table.commands.append(
             StartSession(
                 target.session_id,
@@ -179,7 +179,7 @@ class SessionMigration:
         self._table.counters["kv_moves" if move.mode == "kv" else "tokens_moves"] += 1
         placer = self._table.placer_of(sequence.model)
         if placer is not None:
-            placer.moved(sequence.request)
+            placer.loads.moved(sequence.request)
         self._becomes(sequence, source, target)
 
     def move_failed(self, session: Session, event: SessionFailed) -> None:
@@ -227,13 +227,13 @@ class SessionMigration:
             table.unclaimed.pop(target_id, None)
             placer = table.placer_of(sequence.model)
             if placer is not None:
-                placer.leave(sequence.request)
+                placer.loads.leave(sequence.request)
             if target.hops:
                 target.route = table.model_queue(sequence.model).route_of(target.hops)
                 target.route.running += 1
                 table.kv_budget.begins(target_id, [target.route], sequence.tokens)
                 if placer is not None:
-                    placer.start(sequence, target.route, table.now)
+                    placer.loads.start(sequence, target.route, table.now)
             table.slots.confirm(target_id, sequence.deadline + table.config.deadline_grace_ns)
             self._becomes(sequence, source, target)
             if any(hop.agent not in table.agents for hop in target.hops):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.chained.placement.placer_figures import PLACED
 from catenary_scheduler.dispatch.chained.placement.slo_placer import SloPlacer
-from catenary_scheduler.dispatch.chained.placement.worker_loads import UNKNOWN
+from catenary_scheduler.dispatch.chained.placement.workers import UNKNOWN
 from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
 from catenary_scheduler.dispatch.chained.sessions.booking import SessionBooking
 from catenary_scheduler.dispatch.chained.sessions.ledger import RequestLedger
@@ -54,15 +54,17 @@ class SessionRebalancing:
         """
         table = self._table
         placer = model_queue.placer
-        if placer is None or placer.rebalancer is None:
+        if placer is None or placer.loads.rebalancer is None:
             return False
-        workers = {worker: route for route, worker in placer.mixed() if worker.lines is not UNKNOWN}
+        workers = {
+            worker: route for route, worker in placer.workers.mixed() if worker.lines is not UNKNOWN
+        }
         placed: list[tuple[SequenceRequest, Worker, RunningSequence]] = []
         for sequence in started:
-            held = placer.running_of(sequence.request)
+            held = placer.loads.running_of(sequence.request)
             if held is not None and held[0] in workers:
                 placed.append((sequence, *held))
-        moves = placer.rebalancer.settle(
+        moves = placer.loads.rebalancer.settle(
             {worker: worker.lines for worker in workers},
             [UnstartedPlacement(worker, running.predicted_tokens) for _, worker, running in placed],
             _Check(placer, workers, placed, table.now),
@@ -73,7 +75,7 @@ class SessionRebalancing:
         ]
         for sequence, _, _ in changed:
             self._booking.unstart(sequence)
-            if placer.objectives_of(sequence.event) is not None:
+            if placer.requests.objectives_of(sequence.event) is not None:
                 placer.counters[PLACED] -= 1  # it will be counted again
         table.counters["rebalanced_sessions"] += len(changed)
         lost = False

@@ -7,7 +7,7 @@ import math
 from catenary_scheduler.dispatch.chained.migration.moving import SessionMigration
 from catenary_scheduler.dispatch.chained.packing.view import PackedChain, SessionSnapshot
 from catenary_scheduler.dispatch.chained.packing_rules import PackingRules
-from catenary_scheduler.dispatch.chained.placement.worker_loads import UNKNOWN
+from catenary_scheduler.dispatch.chained.placement.workers import UNKNOWN
 from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
 from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
 from catenary_scheduler.dispatch.placing.worker import Worker
@@ -71,7 +71,7 @@ class MoveChecks:
         if not (self.is_harmless or seen.chain.overflows):
             return False
         placer = self._model_queue.placer
-        held = placer.running_of(seen.sequence.request) if placer is not None else None
+        held = placer.loads.running_of(seen.sequence.request) if placer is not None else None
         if placer is None or held is None:
             return True
         worker, running = self._worker(chain), held[1]
@@ -80,7 +80,7 @@ class MoveChecks:
         worker.look(self._table.now)
         left = max(1.0, running.final_tokens - running.generated_tokens)
         theta = placer.adaptation.theta
-        share = placer.prompt_share.of_each(self._model_queue.usable, self._table.now)
+        share = placer.loads.prompt_share.of_each(self._model_queue.usable, self._table.now)
         return worker.has_context(
             seen.tokens, left, running.per_token_ns, theta, share
         ) and worker.has_cache(seen.tokens, left)
@@ -146,4 +146,4 @@ class MoveChecks:
 
     def _worker(self, chain: PackedChain) -> Worker | None:
         placer = self._model_queue.placer
-        return placer.worker_of(chain.route) if placer is not None else None
+        return placer.workers.of(chain.route) if placer is not None else None

@@ -45,9 +45,9 @@ class SessionBooking:
         objectives = sequence.event.objectives
         placer = table.placer_of(sequence.model)
         if placer is not None:
-            objectives = placer.objectives_of(sequence.event)
+            objectives = placer.requests.objectives_of(sequence.event)
             first_ns, per_token_ns = placer.expected(sequence, route, table.now)
-            placer.start(sequence, route, table.now)
+            placer.loads.start(sequence, route, table.now)
         table.commands.append(
             StartSession(
                 session.session_id,

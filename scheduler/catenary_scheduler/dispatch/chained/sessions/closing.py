@@ -72,7 +72,7 @@ class SessionClosing:
         """Stops counting the session of a request as load of its worker."""
         model_queue = self._table.model_queues.get(sequence.model)
         if model_queue is not None and model_queue.placer is not None:
-            model_queue.placer.leave(sequence.request)
+            model_queue.placer.loads.leave(sequence.request)
 
     def order_close(self, session: Session) -> None:
         """Orders the agents of a session, perhaps again, to close it."""
@@ -166,7 +166,7 @@ class SessionClosing:
         table.dirty[move.sequence.model] = None
         placer = table.placer_of(move.sequence.model)
         if placer is not None:
-            placer.unreserve(move.sequence.request)
+            placer.loads.unreserve(move.sequence.request)
         if why != "over":
             if source.state is SessionState.MIGRATING_OUT:
                 table.session_goes(source, MOVE_FAILED, why)

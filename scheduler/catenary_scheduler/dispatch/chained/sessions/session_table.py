@@ -19,6 +19,7 @@ from catenary_scheduler.dispatch.chained.tracking import RequestTimers, Sequence
 from catenary_scheduler.dispatch.events import CloseSessions, Command, Event
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
 from catenary_scheduler.dispatch.placing.rebalancing.rebalancer import Rebalancer
+from catenary_scheduler.dispatch.placing.worker import Worker
 from catenary_scheduler.packing.transfers.migration_budget import MigrationBudget
 from catenary_services.domain.ids import (
     AgentId,
@@ -55,10 +56,6 @@ _COUNTERS = (
 _STEPS = 64
 """The most steps of one story; beyond them, steps after the first few are dropped."""
 _FIRST_STEPS = 8
-
-
-class IllegalTransitionError(AssertionError):
-    """A state changed by a way that is not in the table of transitions: a bug."""
 
 
 class SessionTable:
@@ -137,10 +134,8 @@ class SessionTable:
                 model, self._policy(self.slots), self.slots
             )
             if model_queue.placer is not None:
-                model_queue.placer.lengths = self.lengths_of(model)
-                if self.config.rebalance:
-                    model_queue.placer.rebalancer = Rebalancer()
-                model_queue.placer.counters = self.counters
+                rebalancer = Rebalancer[Worker]() if self.config.rebalance else None
+                model_queue.placer.connect(self.lengths_of(model), self.counters, rebalancer)
         return model_queue
 
     def lengths_of(self, model: ModelKey) -> LengthPredictor:
@@ -169,7 +164,7 @@ class SessionTable:
             why: Particulars for its story.
 
         Raises:
-            IllegalTransitionError: The way does not lead from its state, and the configuration says
+            AssertionError: The way does not lead from its state, and the configuration says
                 `checked`.
         """
         if sequence.state not in way.sources:
@@ -192,7 +187,7 @@ class SessionTable:
 
     def _illegal(self, state: str, name: str) -> None:
         if self.config.checked:
-            raise IllegalTransitionError(f"{name!r} cannot happen in the state {state!r}")
+            raise AssertionError(f"{name!r} cannot happen in the state {state!r}")
         self.counters["illegal_transitions"] += 1
 
     def assign(self, session: Session, sequence: SequenceRequest) -> None:

@@ -10,26 +10,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
 from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
 from catenary_scheduler.dispatch.chained.states import OWNED, RequestState, SessionState
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_services.domain.ids import RequestId
 
 
-class BrokenInvariantError(AssertionError):
-    """The state of a dispatcher contradicts itself: a bug."""
-
-
 def validate(table: SessionTable) -> None:
     """Checks all invariants.
 
     Raises:
-        BrokenInvariantError: Some do not hold; the message names each of them.
+        AssertionError: Some do not hold; the message names each of them.
     """
     found = [*_requests(table), *_sessions(table), *_moves(table), *_chains(table)]
     if found:
-        raise BrokenInvariantError("; ".join(found))
+        raise AssertionError("; ".join(found))
 
 
 def _requests(table: SessionTable) -> Iterator[str]:
@@ -143,6 +138,8 @@ def _moves(table: SessionTable) -> Iterator[str]:
 
 
 def _chains(table: SessionTable) -> Iterator[str]:
+    owned = {each.request for each in table.sequences.values() if each.session is not None}
+    moving = {move.sequence.request for move in table.moves.ongoing.values()}
     for model_queue in table.model_queues.values():
         for route in model_queue.routes():
             here = [
@@ -155,18 +152,5 @@ def _chains(table: SessionTable) -> Iterator[str]:
             tokens = sum(table.kv_budget.tokens_of(session.session_id) for session in here)
             if route.tokens != tokens:
                 yield f"{route.chain_id} counts {route.tokens} tokens of {tokens}"
-        yield from _loads(table, model_queue)
-
-
-def _loads(table: SessionTable, model_queue: ModelQueue) -> Iterator[str]:
-    placer = model_queue.placer
-    if placer is None:
-        return
-    moving = {move.sequence.request for move in table.moves.ongoing.values()}
-    for request in placer.loads_of_requests():
-        sequence = table.sequences.get(request)
-        if sequence is None or sequence.session is None:
-            yield f"{request} counts as load and has no session"
-    for request in placer.loads_of_moves():
-        if request not in moving:
-            yield f"{request} counts as load at the target of no move"
+        if model_queue.placer is not None:
+            yield from model_queue.placer.loads.faults(owned, moving)
