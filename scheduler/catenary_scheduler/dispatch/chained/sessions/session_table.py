@@ -187,7 +187,7 @@ class SessionTable:
 
     def _illegal(self, state: str, name: str) -> None:
         if self.config.checked:
-            raise AssertionError(f"{name!r} cannot happen in the state {state!r}")
+            raise AssertionError(f"{name!r} cannot happen in the state {str(state)!r}")
         self.counters["illegal_transitions"] += 1
 
     def assign(self, session: Session, sequence: SequenceRequest) -> None:
