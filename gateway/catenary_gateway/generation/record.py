@@ -39,6 +39,7 @@ def finished_session(
         finished_ns,
         (),
         record,
+        number=session.number,
     )
 
 

@@ -12,6 +12,7 @@ from catenary_scheduler.book import Reservation
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.cluster.active_plan import ActivePlan
 from catenary_scheduler.dispatch.availability import ImpairmentReport
+from catenary_scheduler.dispatch.chained.sessions.stories import StateChange
 from catenary_scheduler.dispatch.chained.sessions.views import SessionView
 from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_scheduler.observed.timelines import ResourceUse, TimelineEntry
@@ -26,7 +27,9 @@ from catenary_services.domain.ids import (
     ModelKey,
     Nanoseconds,
     PartitionKey,
+    RequestId,
     ServerId,
+    SessionId,
 )
 from catenary_services.domain.plan import Chain, ModelPlan
 
@@ -216,6 +219,10 @@ class ClusterView:
     def sessions(self) -> list[SessionView]:
         """Returns every session the dispatcher knows."""
         return self._leader.moves.sessions()
+
+    def story(self, key: RequestId | SessionId) -> list[StateChange]:
+        """Returns what happened to a request and its sessions; empty if it is not known."""
+        return self._leader.dispatcher.chained.story(key)
 
     def sessions_by_model(self) -> Counter[ModelKey]:
         """Returns the number of requests of each model that have a session."""
