@@ -71,6 +71,7 @@ class Transition(Generic[S]):
 # Requests
 
 _R = RequestState
+NEW_REQUEST: Final = _R.NEW
 _OPEN = (_R.WAITING, _R.RESTING, _R.RUNNING)
 
 ARRIVED: Final = Transition("arrived", (_R.NEW,), _R.WAITING)
@@ -106,6 +107,7 @@ REQUEST_TRANSITIONS: Final = (
 # Sessions
 
 _S = SessionState
+NEW_SESSION: Final = _S.NEW
 OWNED: Final = (_S.STARTING, _S.DECODING, _S.MIGRATING_OUT, _S.DELIVERING)
 """The states of the session of a request."""
 

@@ -7,7 +7,13 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
-from catenary_scheduler.dispatch.chained.states import RequestState, SessionState, Transition
+from catenary_scheduler.dispatch.chained.states import (
+    NEW_REQUEST,
+    NEW_SESSION,
+    RequestState,
+    SessionState,
+    Transition,
+)
 from catenary_scheduler.dispatch.events import MoveMode, SessionRequested
 from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, RequestId, SessionId
 from catenary_services.domain.plan import ChainHop
@@ -17,9 +23,35 @@ if TYPE_CHECKING:
 
 _FEWEST_STALE = 64
 
-StoryStep = tuple[Nanoseconds, int, type, SessionId | None, StrEnum, Transition[Any], str]
-"""A change of state: its moment, number and kind of the event that caused it, the session that
-changed (None: the request), the state before, the transition, and particulars in words."""
+
+class CauseEvent:
+    """An event that caused changes of states."""
+
+    __slots__ = ("at_ns", "kind", "number")
+
+    def __init__(self, number: int, at_ns: Nanoseconds, kind: str) -> None:
+        self.number = number
+        """Number of the event, counted since the scheduler leads."""
+        self.at_ns = at_ns
+        self.kind = kind
+        """Name of its class."""
+
+
+class StoryStep:
+    """A change of the state of a request or session."""
+
+    __slots__ = ("before", "cause", "session", "way", "why")
+
+    def __init__(
+        self, cause: CauseEvent, session: SessionId, before: StrEnum, way: Transition[Any], why: str
+    ) -> None:
+        self.cause = cause
+        self.session = session
+        """The session that changed; 0: the request did."""
+        self.before = before
+        self.way = way
+        self.why = why
+        """Particulars in words."""
 
 
 class SequenceRequest:
@@ -55,7 +87,7 @@ class SequenceRequest:
     def __init__(
         self, event: SessionRequested, arrival_number: int, arrived: Nanoseconds = 0
     ) -> None:
-        self.state = RequestState.NEW
+        self.state: RequestState = NEW_REQUEST
         self.story: list[StoryStep] = []
         """Changes of its state and of those of its sessions."""
         self.event = event
@@ -131,7 +163,7 @@ class Session:
         self, session_id: SessionId, route: ChainState | None, story: list[StoryStep]
     ) -> None:
         self.session_id = session_id
-        self.state = SessionState.NEW
+        self.state: SessionState = NEW_SESSION
         self.story = story
         """Changes of its state: the story of its request, or its own if it has none."""
         self.sequence: SequenceRequest | None = None

@@ -25,7 +25,7 @@ class SessionHistory:
 
     def session_ended(self, session: Session) -> None:
         """Keeps the story of a session that never had a request."""
-        if session.story and session.story[0][3] is not None:
+        if session.story and session.story[0].session:
             self._keep(session.session_id, session.story)
 
     def ended_story(self, key: RequestId | SessionId) -> list[StoryStep]:
@@ -34,7 +34,7 @@ class SessionHistory:
         if found is None and not isinstance(key, RequestId):
             # Sessions of requests are found in the stories of these.
             for story in self._ended.values():
-                if any(step[3] == key for step in story):
+                if any(step.session == key for step in story):
                     return story
         return found or []
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from typing import Any, Final
+
 from catenary_scheduler.book.slots import SlotLedger
 from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.dispatch.breaker import CircuitBreakers
@@ -15,8 +18,14 @@ from catenary_scheduler.dispatch.chained.sessions.history import SessionHistory
 from catenary_scheduler.dispatch.chained.sessions.kv_budget import KvBudget
 from catenary_scheduler.dispatch.chained.sessions.move_table import MOVE_COUNTERS, MoveTable
 from catenary_scheduler.dispatch.chained.states import RequestState, SessionState, Transition
-from catenary_scheduler.dispatch.chained.tracking import RequestTimers, SequenceRequest, Session
-from catenary_scheduler.dispatch.events import CloseSessions, Command, Event
+from catenary_scheduler.dispatch.chained.tracking import (
+    CauseEvent,
+    RequestTimers,
+    SequenceRequest,
+    Session,
+    StoryStep,
+)
+from catenary_scheduler.dispatch.events import CloseSessions, Command, Event, Tick
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
 from catenary_scheduler.dispatch.placing.rebalancing.rebalancer import Rebalancer
 from catenary_scheduler.dispatch.placing.worker import Worker
@@ -53,9 +62,11 @@ _COUNTERS = (
     "illegal_transitions",
     *MOVE_COUNTERS,
 )
-_STEPS = 64
+_STEPS: Final = 64
 """The most steps of one story; beyond them, steps after the first few are dropped."""
-_FIRST_STEPS = 8
+_FIRST_STEPS: Final = 8
+_REQUEST: Final = SessionId(0)
+"""Stands for the request in its story."""
 
 
 class SessionTable:
@@ -76,7 +87,9 @@ class SessionTable:
         self.now: Nanoseconds = 0
         self.event = 0
         """Number of the event in hand."""
-        self.event_kind: type = type(None)
+        self._event: Event = Tick()
+        self._cause: CauseEvent | None = None
+        """The event in hand as a cause; None until it has caused anything."""
         self.history = SessionHistory()
         self.commands: list[Command] = []
         self.dirty: dict[ModelKey, None] = {}
@@ -149,7 +162,8 @@ class SessionTable:
         """Takes the next event in hand."""
         self.now = now
         self.event += 1
-        self.event_kind = type(event)
+        self._event = event
+        self._cause = None
 
     # Changes of state
 
@@ -169,21 +183,30 @@ class SessionTable:
         """
         if sequence.state not in way.sources:
             self._illegal(sequence.state, way.name)
-        story = sequence.story
-        if len(story) >= _STEPS:
-            del story[_FIRST_STEPS]
-        story.append((self.now, self.event, self.event_kind, None, sequence.state, way, why))
+        self._note(sequence.story, _REQUEST, sequence.state, way, why)
         sequence.state = way.target
 
     def session_goes(self, session: Session, way: Transition[SessionState], why: str = "") -> None:
         """Changes the state of a session; see `request_goes`."""
         if session.state not in way.sources:
             self._illegal(session.state, way.name)
-        story, session_id = session.story, session.session_id
+        self._note(session.story, session.session_id, session.state, way, why)
+        session.state = way.target
+
+    def _note(
+        self,
+        story: list[StoryStep],
+        session: SessionId,
+        before: StrEnum,
+        way: Transition[Any],
+        why: str,
+    ) -> None:
+        cause = self._cause
+        if cause is None:
+            cause = self._cause = CauseEvent(self.event, self.now, type(self._event).__name__)
         if len(story) >= _STEPS:
             del story[_FIRST_STEPS]
-        story.append((self.now, self.event, self.event_kind, session_id, session.state, way, why))
-        session.state = way.target
+        story.append(StoryStep(cause, session, before, way, why))
 
     def _illegal(self, state: str, name: str) -> None:
         if self.config.checked:

@@ -52,11 +52,18 @@ def story_of(table: SessionTable, key: RequestId | SessionId) -> list[StateChang
 
 
 def _moment(step: StoryStep) -> tuple[Nanoseconds, int]:
-    return step[:2]
+    return step.cause.at_ns, step.cause.number
 
 
 def _change(step: StoryStep) -> StateChange:
-    at_ns, event, kind, session, before, way, why = step
+    cause, way = step.cause, step.way
     return StateChange(
-        at_ns, event, kind.__name__, session, str(before), str(way.target), way.name, why
+        cause.at_ns,
+        cause.number,
+        cause.kind,
+        step.session or None,
+        str(step.before),
+        str(way.target),
+        way.name,
+        step.why,
     )
