@@ -1,4 +1,4 @@
-"""What is heard of running sessions: tokens, ends and failures."""
+"""Reports on running sessions: tokens, ends and failures."""
 
 from __future__ import annotations
 

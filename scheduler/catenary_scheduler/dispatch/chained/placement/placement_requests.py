@@ -1,4 +1,4 @@
-"""What requests need from a worker, in the form that decisions take."""
+"""Needs of requests towards a worker, in the form that decisions take."""
 
 from __future__ import annotations
 
