@@ -76,7 +76,6 @@ MYPYC = (
     "scheduler/catenary_scheduler/dispatch/chained/sessions/history.py",
     "scheduler/catenary_scheduler/dispatch/chained/sessions/misplaced.py",
     "scheduler/catenary_scheduler/dispatch/chained/sessions/move_table.py",
-    "scheduler/catenary_scheduler/dispatch/chained/sessions/stories.py",
     "scheduler/catenary_scheduler/dispatch/chained/sessions/validation.py",
     "scheduler/catenary_scheduler/dispatch/chained/sessions/kv_budget.py",
     "scheduler/catenary_scheduler/dispatch/chained/sessions/views.py",

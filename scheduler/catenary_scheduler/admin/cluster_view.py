@@ -12,8 +12,8 @@ from catenary_scheduler.book import Reservation
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.cluster.active_plan import ActivePlan
 from catenary_scheduler.dispatch.availability import ImpairmentReport
-from catenary_scheduler.dispatch.chained.sessions.stories import StateChange
 from catenary_scheduler.dispatch.chained.sessions.views import SessionView
+from catenary_scheduler.dispatch.chained.tracking import StoryStep
 from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_scheduler.observed.timelines import ResourceUse, TimelineEntry
 from catenary_scheduler.replanning.provenance import PlanProvenance
@@ -220,7 +220,7 @@ class ClusterView:
         """Returns every session the dispatcher knows."""
         return self._leader.moves.sessions()
 
-    def story(self, key: RequestId | SessionId) -> list[StateChange]:
+    def story(self, key: RequestId | SessionId) -> list[StoryStep]:
         """Returns what happened to a request and its sessions; empty if it is not known."""
         return self._leader.dispatcher.chained.story(key)
 

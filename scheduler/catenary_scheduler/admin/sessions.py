@@ -82,22 +82,22 @@ def story_of(
     key: RequestId | SessionId = SessionId(request.session_id)
     if not request.session_id:
         key = RequestId(GatewayId(request.gateway_id), request.request_number)
-    now, changes = now_ns(), cluster.story(key)
-    if not changes:
+    now, story = now_ns(), cluster.story(key)
+    if not story:
         raise InvalidInput("session_id", f"{key} is not known, or is not known any more")
     return admin_pb2.GetStoryResponse(
         changes=[
             admin_pb2.StateChange(
-                ago_ns=max(0, now - each.at_ns),
-                event=each.event,
-                event_kind=each.event_kind,
-                session_id=each.session or 0,
-                before=each.before,
-                after=each.after,
-                name=each.name,
-                why=each.why,
+                ago_ns=max(0, now - step.cause.at_ns),
+                event=step.cause.number,
+                event_kind=step.cause.kind,
+                session_id=step.session,
+                before=step.before,
+                after=step.way.target,
+                name=step.way.name,
+                why=step.why,
             )
-            for each in changes
+            for step in story
         ]
     )
 

@@ -27,7 +27,6 @@ from catenary_scheduler.dispatch.chained.sessions.closing import SessionClosing
 from catenary_scheduler.dispatch.chained.sessions.ledger import RequestLedger
 from catenary_scheduler.dispatch.chained.sessions.misplaced import MisplacedSessions
 from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
-from catenary_scheduler.dispatch.chained.sessions.stories import StateChange, story_of
 from catenary_scheduler.dispatch.chained.sessions.validation import validate
 from catenary_scheduler.dispatch.chained.sessions.views import (
     BookedSession,
@@ -36,7 +35,7 @@ from catenary_scheduler.dispatch.chained.sessions.views import (
     view_of,
     views_of,
 )
-from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, StoryStep
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
@@ -278,13 +277,13 @@ class ChainedDispatcher:
         """Returns the requests that wait or have a session."""
         return list(self._table.sequences)
 
-    def story(self, key: RequestId | SessionId) -> list[StateChange]:
+    def story(self, key: RequestId | SessionId) -> list[StoryStep]:
         """Returns what happened to a request and its sessions, and why; empty if it is not known.
 
         Args:
             key: The request, or one of its sessions. It may have ended a while ago.
         """
-        return story_of(self._table, key)
+        return self._table.story(key)
 
     def move_failure(self, session: SessionId) -> str:
         """Returns why a recent move to this session failed; empty if none did."""

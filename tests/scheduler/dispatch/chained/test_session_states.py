@@ -8,7 +8,6 @@ import pytest
 
 from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
 from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
-from catenary_scheduler.dispatch.chained.sessions.stories import StateChange
 from catenary_scheduler.dispatch.chained.sessions.validation import validate
 from catenary_scheduler.dispatch.chained.states import (
     FOUND,
@@ -17,6 +16,7 @@ from catenary_scheduler.dispatch.chained.states import (
     RequestState,
     SessionState,
 )
+from catenary_scheduler.dispatch.chained.tracking import StoryStep
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
@@ -34,8 +34,8 @@ from move_bench import MoveBench
 A, B = AgentId("a"), AgentId("b")
 
 
-def names(story: list[StateChange]) -> list[str]:
-    return [each.name for each in story]
+def names(story: list[StoryStep]) -> list[str]:
+    return [each.way.name for each in story]
 
 
 def bench_of_two() -> MoveBench:
@@ -155,30 +155,30 @@ def test_a_story_tells_what_happened_to_a_request_and_why() -> None:
     bench.closed(4, "b", second)
     bench.finished(5, second)
     story = bench.dispatcher.story(first.request)
-    steps = [(each.session, each.before, each.after, each.event_kind) for each in story]
+    steps = [(each.session, each.before, each.way.target, each.cause.kind) for each in story]
     assert steps == [
-        (None, "new", "waiting", "SessionRequested"),
-        (None, "waiting", "running", "SessionRequested"),
+        (0, "new", "waiting", "SessionRequested"),
+        (0, "waiting", "running", "SessionRequested"),
         (first.session, "new", "starting", "SessionRequested"),
         (first.session, "starting", "decoding", "SessionsProgressed"),
-        (None, "running", "waiting", "SessionFailed"),
+        (0, "running", "waiting", "SessionFailed"),
         (first.session, "decoding", "closing", "SessionFailed"),
-        (None, "waiting", "running", "SessionFailed"),
+        (0, "waiting", "running", "SessionFailed"),
         (second.session, "new", "starting", "SessionFailed"),
         (second.session, "starting", "decoding", "SessionsProgressed"),
         (second.session, "decoding", "delivering", "SessionsClosed"),
-        (None, "running", "answered", "RequestCompleted"),
+        (0, "running", "answered", "RequestCompleted"),
         (second.session, "delivering", "closing", "RequestCompleted"),
         (second.session, "closing", "closed", "RequestCompleted"),
     ]
-    assert [each.why for each in story if each.name in ("placed", "session lost", "ended")] == [
+    assert [each.why for each in story if each.way.name in ("placed", "session lost", "ended")] == [
         "a",
         "a: INTERNAL",
         "b",
         "b",
     ]
-    assert [each.at_ns for each in story] == sorted(each.at_ns for each in story)
-    assert [each.event for each in story] == sorted(each.event for each in story)
+    moments = [(each.cause.at_ns, each.cause.number) for each in story]
+    assert moments == sorted(moments)
     for session in (first.session, second.session):
         assert bench.dispatcher.story(session) == story
 
@@ -187,7 +187,7 @@ def test_a_command_names_the_event_that_caused_it() -> None:
     bench = bench_of_two()
     start = bench.start(0)
     story = bench.dispatcher.story(start.request)
-    assert {each.event for each in story} == {start.cause}
+    assert {each.cause.number for each in story} == {start.cause}
     commands = bench.tell(1, RequestCancelled(start.request))
     assert [each.cause for each in commands] == [start.cause + 1]  # type: ignore[union-attr]
 
@@ -255,7 +255,7 @@ def test_a_long_story_keeps_its_beginning_and_its_end() -> None:
     story = bench.dispatcher.story(start.request)
     assert len(story) <= 64
     assert names(story)[:3] == ["arrived", "placed", "started"]
-    assert [(each.name, each.why) for each in story[-2:]] == [
+    assert [(each.way.name, each.why) for each in story[-2:]] == [
         ("moved away", f"to {session.session}"),
         ("released", ""),
     ]

@@ -1,7 +1,7 @@
-"""Stories of requests and sessions: every change of state, with what caused it.
+"""Stories of requests and sessions that have ended.
 
-Each request keeps the changes of its own state and those of its sessions, so that they tell what
-happened to it and why. Stories of answered requests are kept for a while. All of it is bounded.
+A request keeps the changes of its own state and those of its sessions, each with what caused it, so
+that they tell what happened to it and why. Once it is answered its story is kept here for a while.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _ENDED_STORIES = 1024
 
 
 class SessionHistory:
-    """Keeps the stories of what has ended; those of the others are kept with the others."""
+    """Keeps the latest stories that have ended."""
 
     def __init__(self) -> None:
         self._ended: dict[RequestId | SessionId, list[StoryStep]] = {}
@@ -28,7 +28,7 @@ class SessionHistory:
         if session.story and session.story[0].session:
             self._keep(session.session_id, session.story)
 
-    def ended_story(self, key: RequestId | SessionId) -> list[StoryStep]:
+    def story(self, key: RequestId | SessionId) -> list[StoryStep]:
         """Returns the story of a request or session that has ended; empty if it is not kept."""
         found = self._ended.get(key)
         if found is None and not isinstance(key, RequestId):

@@ -222,6 +222,18 @@ class SessionTable:
 
     # Lookups
 
+    def story(self, key: RequestId | SessionId) -> list[StoryStep]:
+        """Returns what happened to a request and its sessions in order; empty if it is not known.
+
+        Args:
+            key: The request, or one of its sessions.
+        """
+        known: SequenceRequest | Session | None
+        known = self.sequences.get(key) if isinstance(key, RequestId) else self.sessions.get(key)
+        steps = known.story if known is not None else self.history.story(key)
+        # A session that was found brings its own story with it when it is claimed.
+        return sorted(steps, key=_number)
+
     def placer_of(self, model: ModelKey) -> SloPlacer | None:
         """Returns the placer of a model; None if its policy needs none."""
         return self.model_queue(model).placer
@@ -260,3 +272,7 @@ class SessionTable:
             ]
             return closes + commands
         return commands
+
+
+def _number(step: StoryStep) -> int:
+    return step.cause.number
