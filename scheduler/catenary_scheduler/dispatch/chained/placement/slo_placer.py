@@ -118,15 +118,13 @@ class SloPlacer:
         be in time is refused if it named its objectives itself; one that has them from its model is
         served as soon as possible.
         """
-        if self.requests.objectives_of(event) is None or not self.workers.open:
+        workers = self.workers
+        if self.requests.objectives_of(event) is None or not workers.open:
             return None
-        if any(
-            worker.lines is UNKNOWN for worker in self.workers.kinds
-        ):  # such a worker may well do
+        if any(worker.lines is UNKNOWN for worker in workers.kinds):  # such a worker may well do
             return None
-        fault = fault_of(
-            self.workers.kinds, self.workers.decode_kinds, self.requests.request_of(event, now)
-        )
+        placement_request = self.requests.request_of(event, now)
+        fault = fault_of(workers.kinds, workers.decode_kinds, placement_request)
         if fault is None:
             return None
         self.counters[INADMISSIBLE] += 1
