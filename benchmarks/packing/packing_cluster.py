@@ -88,7 +88,7 @@ class PackedCluster:
         """Integral over time of the number of chains that hold sessions."""
         self.availability = Availability(everything_loaded=True)
         self.dispatcher = ChainedDispatcher(
-            ChainedConfig(packing=setup.rules),
+            ChainedConfig(packing=setup.rules, checked=setup.checked),
             availability=self.availability,
             policy=policy_named(setup.policy, lambda n: 0),
         )

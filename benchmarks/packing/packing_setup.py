@@ -30,6 +30,8 @@ class Setup:
 
     chains: int = 4
     goal: PackingGoal = "pack"
+    checked: bool = False
+    """True if all invariants are checked after every event, which takes time."""
     slots: int = 16
     cache_tokens: int = 16_000
     """Cache of each chain in tokens; 0 if slots are the only limit."""

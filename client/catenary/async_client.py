@@ -222,6 +222,15 @@ class AsyncClient(GeneratesTextAsync):
         """Returns the sessions that generate for a model, or for all, and where (admin port)."""
         return await self._run(moving.sessions(model))
 
+    async def story(self, session: int | str) -> list[moving.StateChange]:
+        """Returns what happened to a request and its sessions, and why (admin port).
+
+        Args:
+            session: The id of a session, or of a request that this gateway serves or served a while
+                ago.
+        """
+        return await self._run(moving.story(session))
+
     async def move_session(
         self,
         session: int | str,

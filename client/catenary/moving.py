@@ -74,10 +74,46 @@ class SessionMove:
     problem: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class StateChange:
+    """A change of the state of a request, or of one of its sessions.
+
+    Attributes:
+        ago_ns: Time since then.
+        event: Number of the event that caused it, counted since the scheduler leads.
+        event_kind: Kind of that event, e.g. "SessionFailed".
+        session_id: The session that changed; 0: the request.
+        before: The state before.
+        after: The state after.
+        name: What happened, e.g. "session lost".
+        why: Particulars, e.g. the chain or the failure; may be empty.
+    """
+
+    ago_ns: int
+    event: int
+    event_kind: str
+    session_id: int
+    before: str
+    after: str
+    name: str
+    why: str = ""
+
+
 def sessions(model: str) -> RpcCall[list[SessionInfo]]:
     """Returns the call that lists the sessions of a model, or of all for an empty name."""
     request = admin_pb2.ListSessionsRequest(model=model)
     return RpcCall("admin", "ListSessions", request, session_list, looks_only=True)
+
+
+def story(session: int | str) -> RpcCall[list[StateChange]]:
+    """Returns the call that tells the story of a session or request, given by its id.
+
+    Raises:
+        InvalidInputError: The id is empty, or is no session's.
+    """
+    request = admin_pb2.GetStoryRequest()
+    _name(request, session)
+    return RpcCall("admin", "GetStory", request, state_changes, looks_only=True)
 
 
 def move_session(
@@ -95,6 +131,14 @@ def move_session(
     request = admin_pb2.MoveSessionRequest(
         chain_id=chain_id, mode="" if mode == "auto" else mode, wait_ns=round(wait_s * 1e9)
     )
+    _name(request, session)
+    return RpcCall("admin", "MoveSession", request, move_result, timeout_s, repeatable=False)
+
+
+def _name(
+    request: admin_pb2.GetStoryRequest | admin_pb2.MoveSessionRequest, session: int | str
+) -> None:
+    """Puts the id of a session or of a request into a message."""
     if isinstance(session, str):
         if not session:
             raise InvalidInputError.at("session", "is empty")
@@ -103,7 +147,11 @@ def move_session(
         raise InvalidInputError.at("session", f"{session} is no session's id")
     else:
         request.session_id = session
-    return RpcCall("admin", "MoveSession", request, move_result, timeout_s, repeatable=False)
+
+
+def state_changes(message: admin_pb2.GetStoryResponse) -> list[StateChange]:
+    """Returns the story in a reply."""
+    return [record_of(StateChange, each) for each in message.changes]
 
 
 def session_list(message: admin_pb2.ListSessionsResponse) -> list[SessionInfo]:

@@ -269,6 +269,19 @@ class Admin(admin_pb2_grpc.AdminServicer):
             del answer.sessions[:]
         return answer
 
+    def GetStory(self, request, context):
+        self.server.saw(context)
+        self.server.orders.append(request)
+        change = {"ago_ns": 1_500_000_000, "event": 41, "event_kind": "SessionFailed"}
+        placed = {"session_id": 1 << 40 | 7, "before": "new", "after": "starting"}
+        lost = {"before": "running", "after": "waiting", "why": "agent-0: COMPUTE_FAILED"}
+        return admin_pb2.GetStoryResponse(
+            changes=[
+                admin_pb2.StateChange(name="session lost", **change, **lost),
+                admin_pb2.StateChange(name="started", **change, **placed),
+            ]
+        )
+
     def MoveSession(self, request, context):
         self.server.saw(context)
         self.server.orders.append(request)

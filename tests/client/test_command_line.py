@@ -284,6 +284,25 @@ def test_sessions_are_listed_and_moved(catenary, server):
     assert catenary("move", "mine", "--by", "both").exit_code == 2
 
 
+def test_a_story_is_told(catenary, server):
+    page = catenary("sessions", "--story", "mine").stdout
+    assert server.orders[-1].request_id == "mine"
+    for words in (
+        "1.500 s",
+        "request",
+        "waiting",
+        "session lost",
+        "SessionFailed 41",
+        "1099511627783",
+    ):
+        assert words in page
+    lost, started = json.loads(catenary("sessions", "--story", "1099511627783", "--json").stdout)
+    assert server.orders[-1].session_id == 1099511627783
+    assert (lost["session_id"], lost["why"]) == (0, "agent-0: COMPUTE_FAILED")
+    assert (started["session_id"], started["event"], started["why"]) == (1 << 40 | 7, 41, "")
+    assert catenary("sessions", "--story", "0").exit_code == 2
+
+
 def test_bench_prints_rate_percentiles_and_attainment(catenary, server):
     found = catenary(
         "bench",

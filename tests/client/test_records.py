@@ -71,6 +71,8 @@ def test_lists_of_sessions_and_requests_are_read_whole() -> None:
         assert session.model == f"{sent.model}:{sent.version}"
         (_, hop) = sent.hops
         assert session.hops[1] == (hop.agent_id, hop.first_block, hop.last_block)
+    story = filled(admin_pb2.GetStoryResponse())
+    assert all(map(same, moving.state_changes(story), story.changes))
     listed = filled(admin_pb2.ListRequestsResponse())
     assert all(map(same, recent.request_list(listed), listed.requests))
 

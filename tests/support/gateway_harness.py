@@ -200,6 +200,9 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer, admin_pb2_grpc.Adm
     async def ListSessions(self, request, context):  # noqa: N802
         return self.answers["ListSessions"](request)
 
+    async def GetStory(self, request, context):  # noqa: N802
+        return self.answers["GetStory"](request)
+
     async def MoveSession(self, request, context):  # noqa: N802
         return self.answers["MoveSession"](request)
 

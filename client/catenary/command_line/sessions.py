@@ -12,7 +12,7 @@ from catenary.moving import MODES, SessionInfo
 
 def register(app: typer.Typer) -> None:
     """Adds the commands of this module."""
-    app.command(epilog="Example: catenary sessions --model smollm2-135m")(sessions)
+    app.command(epilog="Example: catenary sessions --story 1099511627777")(sessions)
     app.command(epilog="Example: catenary move 1099511627777 --to smollm2-135m/1 --by kv")(move)
 
 
@@ -20,8 +20,14 @@ def register(app: typer.Typer) -> None:
 def sessions(
     options: CommandOptions,
     model: Annotated[str, typer.Option(help="Only those of this model.")] = "",
+    story: Annotated[
+        str, typer.Option(help="Tell what happened to this session or request, and why.")
+    ] = "",
 ) -> None:
     """List the sessions that generate text now, and on which chain."""
+    if story:
+        _tell(options, story)
+        return
     with options.client() as client:
         found = client.sessions(model)
     if options.as_json:
@@ -44,6 +50,28 @@ def sessions(
     console().print(table(columns, rows))
 
 
+def _tell(options: CommandOptions, named: str) -> None:
+    """Prints the story of a session or request."""
+    with options.client() as client:
+        changes = client.story(_id_of(named))
+    if options.as_json:
+        print_json(changes)
+        return
+    columns = ("AGO", "WHO", "STATE", "WHAT", "WHY", "EVENT")
+    rows = (
+        (
+            f"{each.ago_ns / 1e9:.3f} s",
+            str(each.session_id) if each.session_id else "request",
+            each.after,
+            each.name,
+            each.why or "-",
+            f"{each.event_kind} {each.event}",
+        )
+        for each in changes
+    )
+    console().print(table(columns, rows))
+
+
 @command
 def move(
     options: CommandOptions,
@@ -59,9 +87,8 @@ def move(
     """Move a running session to another chain; its stream goes on without a restart."""
     if by not in MODES:
         fail(f"--by must be one of {', '.join(MODES)}", 2)
-    named: int | str = int(session) if session.isdecimal() else session
     with options.client() as client:
-        found = client.move_session(named, chain_id=to, mode=by, wait_s=wait)
+        found = client.move_session(_id_of(session), chain_id=to, mode=by, wait_s=wait)
     if options.as_json:
         print_json(found)
     elif found.outcome == "moved":
@@ -74,6 +101,10 @@ def move(
         typer.echo(f"{session} moves to {found.chain_id}, by {found.mode}")
     if found.outcome == "failed":
         fail(f"{session} did not move: {found.problem}")
+
+
+def _id_of(named: str) -> int | str:
+    return int(named) if named.isdecimal() else named
 
 
 def _agents(session: SessionInfo) -> str:

@@ -35,7 +35,7 @@ FROZEN_AFTER_S = 1.9
 """Seconds of silence after which a scheduler counts as frozen; it sends a heartbeat every
 second."""
 _LOOK_EVERY_S = 0.1
-_VIEWS = frozenset({"GetStatus", "GetPlan", "ListSessions", "GetTimelines"})
+_VIEWS = frozenset({"GetStatus", "GetPlan", "ListSessions", "GetStory", "GetTimelines"})
 """Methods that only look, for which the scope `view` is enough."""
 _RETRY_NS = 1_000_000_000
 
@@ -221,6 +221,34 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         )
         name_requests(answer, self._request_metrics.gateway_id, self._requests)
         return answer
+
+    @answered
+    async def GetStory(  # noqa: N802
+        self, request: admin_pb2.GetStoryRequest, context: Context
+    ) -> admin_pb2.GetStoryResponse:
+        """Returns what happened to a request and its sessions.
+
+        The request may be named by its id if this gateway serves it, or did a while ago.
+        """
+        self._authorize(context, SCOPE_VIEW)
+        if bool(request.request_id) == bool(request.session_id):
+            raise InvalidInput("session_id", "name either a session or a request")
+        if request.request_id:
+            request.request_number = self._number_of(request.request_id)
+            request.gateway_id = self._request_metrics.gateway_id
+            request.request_id = ""
+        answer: admin_pb2.GetStoryResponse = await self._forward("GetStory", request, context)
+        return answer
+
+    def _number_of(self, request_id: str) -> int:
+        """Returns the number of a request that generates text, or did a while ago."""
+        number = self._requests.number_of(request_id)
+        if number is None:
+            found = self._request_metrics.recent.find(request_id)
+            number = found.number if found is not None else None
+        if not number:
+            raise InvalidInput("request_id", "did not generate text at this gateway lately")
+        return number
 
     @answered
     async def MoveSession(  # noqa: N802

@@ -107,6 +107,13 @@ class SessionPlane:
         session = self._requests.get(number)
         return session.request.id if session is not None else ""
 
+    def number_of(self, request_id: str) -> int | None:
+        """Returns the number of an unanswered generation by its id; None if there is none."""
+        for number, session in self._requests.items():
+            if session.request.id == request_id:
+                return number
+        return None
+
     def session_id(self, request_id: str) -> int | None:
         """Returns the id of the session that generates for a request; None if none does."""
         for session in self._requests.values():

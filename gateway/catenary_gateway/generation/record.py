@@ -38,6 +38,7 @@ def finished_session(
         finished_ns,
         (),
         record,
+        number=session.number,
     )
 
 

@@ -48,6 +48,7 @@ class GroupsAdmin(SchedulerAdmin):
             "ApplyPlan": self._apply,
             "DrainAgent": self._drain,
             "ListSessions": self._sessions,
+            "GetStory": self._story,
             "GetTimelines": self._timelines,
             "MoveSession": self._move,
         }
@@ -166,6 +167,21 @@ class GroupsAdmin(SchedulerAdmin):
     async def _sessions(self, request: Any, timeout_s: float | None) -> Any:
         lists = await self._those_that_answer("ListSessions", request, timeout_s)
         return sums.joint_sessions(lists)
+
+    async def _story(self, request: admin_pb2.GetStoryRequest, timeout_s: float | None) -> Any:
+        unknown: InvalidInput | None = None
+        for each in self._each:
+            try:
+                return await each.call("GetStory", request, timeout_s)
+            except (grpc.aio.AioRpcError, InvalidInput, *_NOTHING_TO_SAY) as error:
+                said = error_of_rpc(error) if isinstance(error, grpc.aio.AioRpcError) else error
+                if isinstance(said, InvalidInput):
+                    unknown = said
+                elif not isinstance(said, _NOTHING_TO_SAY):
+                    raise
+        if unknown is not None:
+            raise unknown
+        raise Unavailable("no scheduler group has an answer", retry_after_ns=_RETRY_NS)
 
     async def _timelines(self, request: Any, timeout_s: float | None) -> Any:
         answers = await self._those_that_answer("GetTimelines", request, timeout_s)

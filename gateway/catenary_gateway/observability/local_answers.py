@@ -47,6 +47,10 @@ class RunningRequests(Protocol):
         """Returns the id of an unanswered request by its number; empty if there is none."""
         ...
 
+    def number_of(self, request_id: str) -> int | None:
+        """Returns the number of an unanswered request by its id; None if there is none."""
+        ...
+
     def session_id(self, request_id: str) -> int | None:
         """Returns the id of the session that generates for a request; None if none does."""
         ...

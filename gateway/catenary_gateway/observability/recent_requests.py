@@ -28,6 +28,8 @@ class FinishedRequest:
     session: SessionRecord | None = None
     """The record of a generation, which has no attempts; None for an inference."""
     rows: int = 1
+    number: int = 0
+    """The number of a generation among the requests of this gateway; 0 for an inference."""
 
     @classmethod
     def of(cls, pending: PendingRequest, outcome: str, finished_ns: int) -> FinishedRequest:

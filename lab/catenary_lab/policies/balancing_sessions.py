@@ -80,7 +80,7 @@ class LeastContext(SloPlacer):
         best: ChainState | None = None
         fewest = 0
         self._tokens = sequence.tokens
-        for route, worker in zip(self._routes, self._open, strict=True):
+        for route, worker in zip(self.workers.routes, self.workers.open, strict=True):
             if (best is None or worker.now_tokens < fewest) and self._is_free(route):
                 best, fewest = route, worker.now_tokens
         return best

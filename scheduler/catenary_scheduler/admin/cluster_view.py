@@ -13,6 +13,7 @@ from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.cluster.active_plan import ActivePlan
 from catenary_scheduler.dispatch.availability import ImpairmentReport
 from catenary_scheduler.dispatch.chained.sessions.views import SessionView
+from catenary_scheduler.dispatch.chained.tracking import StoryStep
 from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_scheduler.observed.timelines import ResourceUse, TimelineEntry
 from catenary_scheduler.replanning.provenance import PlanProvenance
@@ -26,7 +27,9 @@ from catenary_services.domain.ids import (
     ModelKey,
     Nanoseconds,
     PartitionKey,
+    RequestId,
     ServerId,
+    SessionId,
 )
 from catenary_services.domain.plan import Chain, ModelPlan
 
@@ -209,6 +212,10 @@ class ClusterView:
     def sessions(self) -> list[SessionView]:
         """Returns every session the dispatcher knows."""
         return self._leader.moves.sessions()
+
+    def story(self, key: RequestId | SessionId) -> list[StoryStep]:
+        """Returns what happened to a request and its sessions; empty if it is not known."""
+        return self._leader.dispatcher.chained.story(key)
 
     def sessions_by_model(self) -> Counter[ModelKey]:
         """Returns the number of requests of each model that have a session."""

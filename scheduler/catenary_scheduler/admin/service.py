@@ -12,7 +12,7 @@ from catenary_scheduler.admin import operations
 from catenary_scheduler.admin.cluster_view import ClusterView
 from catenary_scheduler.admin.plan_summary import promises_of
 from catenary_scheduler.admin.plan_text import explain
-from catenary_scheduler.admin.sessions import move_session, session_list, sessions_of
+from catenary_scheduler.admin.sessions import move_session, session_list, sessions_of, story_of
 from catenary_scheduler.admin.status import status_of
 from catenary_scheduler.admin.timelines import timelines_of
 from catenary_scheduler.leadership.leader import LeaderRuntime
@@ -151,6 +151,14 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         async def answer(leader: LeaderRuntime) -> admin_pb2.ListSessionsResponse:
             view = ClusterView(leader)
             return session_list(view, sessions_of(view, request))
+
+        return await self._answer(context, answer)
+
+    async def GetStory(  # noqa: N802
+        self, request: admin_pb2.GetStoryRequest, context: Context
+    ) -> admin_pb2.GetStoryResponse:
+        async def answer(leader: LeaderRuntime) -> admin_pb2.GetStoryResponse:
+            return story_of(ClusterView(leader), request)
 
         return await self._answer(context, answer)
 

@@ -11,7 +11,14 @@ from catenary_scheduler.admin.cluster_view import ClusterView
 from catenary_scheduler.dispatch.chained.sessions.views import SessionView
 from catenary_scheduler.dispatch.events import MoveMode
 from catenary_scheduler.inflight.session_moves import FinishedMove, OngoingMove, SessionMoves
-from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, SessionId
+from catenary_scheduler.storage.clock import now_ns
+from catenary_services.domain.ids import (
+    NANOSECONDS_PER_SECOND,
+    GatewayId,
+    ModelKey,
+    RequestId,
+    SessionId,
+)
 from catenary_services.domain.plan import ChainHop
 from catenary_services.errors import InvalidInput, NotSupported
 
@@ -57,6 +64,40 @@ def session_list(
                 generates=view.runs,
             )
             for view in views
+        ]
+    )
+
+
+def story_of(
+    cluster: ClusterView, request: admin_pb2.GetStoryRequest
+) -> admin_pb2.GetStoryResponse:
+    """Returns what happened to a request and its sessions as the message that operators get.
+
+    Raises:
+        InvalidInput: No such request or session is known, or is not known any more.
+        NotSupported: The request is named by the id that its client gave; only gateways know that.
+    """
+    if request.request_id:
+        raise NotSupported("requests are known to their gateways; ask one of them")
+    key: RequestId | SessionId = SessionId(request.session_id)
+    if not request.session_id:
+        key = RequestId(GatewayId(request.gateway_id), request.request_number)
+    now, story = now_ns(), cluster.story(key)
+    if not story:
+        raise InvalidInput("session_id", f"{key} is not known, or is not known any more")
+    return admin_pb2.GetStoryResponse(
+        changes=[
+            admin_pb2.StateChange(
+                ago_ns=max(0, now - step.cause.at_ns),
+                event=step.cause.number,
+                event_kind=step.cause.kind,
+                session_id=step.session,
+                before=step.before,
+                after=step.way.target,
+                name=step.way.name,
+                why=step.why,
+            )
+            for step in story
         ]
     )
 

@@ -325,6 +325,8 @@ class Reject:
     retry_after_ns: Nanoseconds | None = None
     earliest_finish_ns: Nanoseconds | None = None
     details: dict[str, str] = field(default_factory=dict)
+    cause: int = field(default=0, compare=False)
+    """Number of the event for which it is given; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +358,8 @@ class StartSession:
     moves: SessionId | None = None
     """The session that generates for the request now, and goes on until this one has taken over."""
     move_mode: MoveMode = "kv"
+    cause: int = field(default=0, compare=False)
+    """Number of the event for which it is given; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +368,8 @@ class CloseSessions:
 
     agent: AgentId
     sessions: tuple[SessionId, ...]
+    cause: int = field(default=0, compare=False)
+    """Number of the event for which it is given; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 
 from catenary_scheduler.dispatch import CombinedDispatcher
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
+from catenary_services.log import get_logger
 from catenary_services.telemetry.metrics import Metrics
 
+_log = get_logger(__name__)
 _PLACEMENTS = {
     "placed": "placed_requests",
     "forced": "forced_placements",
@@ -44,6 +46,9 @@ class DispatchMetrics:
         metrics.live_reservations.set(len(self._dispatcher.snapshot()))
         now = self._dispatcher.statistics()
         _add(now, self._told, metrics)
+        wrong = now.get("illegal_transitions", 0) - self._told.get("illegal_transitions", 0)
+        if wrong:  # a bug, after which requests go on all the same
+            _log.error("illegal_transitions", count=wrong)
         self._told = now
 
 

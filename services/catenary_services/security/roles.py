@@ -59,6 +59,7 @@ RULES: Final[Mapping[str, AccessRule]] = MappingProxyType(
         "/catenary.v1.Admin/GetStatus": LOOK,
         "/catenary.v1.Admin/GetPlan": LOOK,
         "/catenary.v1.Admin/ListSessions": LOOK,
+        "/catenary.v1.Admin/GetStory": LOOK,
         "/catenary.v1.Admin/GetTrace": LOOK,
         "/catenary.v1.Admin/GetTimelines": LOOK,
         "/catenary.v1.Admin/ListRequests": LOOK,

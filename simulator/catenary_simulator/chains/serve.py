@@ -26,6 +26,8 @@ def serve_chains(
     policy: str | PolicyFactory,
     workload: SessionWorkload,
     stopwatch: Callable[[], Nanoseconds] | None = None,
+    *,
+    checked: bool = False,
 ) -> ChainResult:
     """Runs a workload on composed chains, and returns its times.
 
@@ -35,9 +37,11 @@ def serve_chains(
         policy: The choice of a session's chain: a name of the scheduler's, or a policy factory.
         workload: The sessions.
         stopwatch: Clock in nanoseconds to time every decision with; None: they are not timed.
+        checked: True if all invariants of the dispatcher are checked after every event, for tests.
     """
     # No session is rejected, because queues in the paper's model are unlimited.
-    limits = ChainedConfig(max_queued=len(workload) + 1, max_requests=len(workload) + 1)
+    most = len(workload) + 1
+    limits = ChainedConfig(max_queued=most, max_requests=most, checked=checked)
     dispatcher = ChainedDispatcher(limits, policy=policy, stopwatch=stopwatch)
     for server in cluster.servers:
         dispatcher.handle(AgentJoined(_agent(server.name, server.gpu.memory_gb)), 0)

@@ -68,6 +68,7 @@ class PlacementRun:
         delays: Delays and intervals of messages.
         may_miss: The run ends early when more requests than this have missed; None: it never does.
         stopwatch: Clock in nanoseconds to time every decision with; None: they are not timed.
+        checked: True if all invariants of the dispatcher are checked after every event, for tests.
     """
 
     kind: WorkerKind
@@ -78,6 +79,7 @@ class PlacementRun:
     delays: ReportDelays = field(default_factory=ReportDelays)
     may_miss: int | None = None
     stopwatch: Callable[[], Nanoseconds] | None = None
+    checked: bool = False
 
 
 def serve_placement(run: PlacementRun, workload: RequestWorkload) -> PlacementResult:
@@ -103,7 +105,9 @@ def serve_placement(run: PlacementRun, workload: RequestWorkload) -> PlacementRe
 def dispatcher_for(run: PlacementRun, requests: int) -> ChainedDispatcher:
     """Returns the dispatcher of a run without agents, its predictor trained on `run.learned`."""
     # Simulated workers cannot move sessions: one that leaves waits for its sessions to end.
-    limits = ChainedConfig(max_queued=requests + 1, max_requests=requests + 1, max_moves=0)
+    limits = ChainedConfig(
+        max_queued=requests + 1, max_requests=requests + 1, max_moves=0, checked=run.checked
+    )
     dispatcher = ChainedDispatcher(limits, policy=run.policy, stopwatch=run.stopwatch)
     if run.learned is not None:
         dispatcher.restore_lengths(MODEL, trained(run.learned))

@@ -416,6 +416,32 @@ async def test_operators_name_sessions_by_their_requests(tmp_path: Path) -> None
             assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
+async def test_operators_ask_for_stories_by_requests_that_run_or_have_ended(tmp_path: Path) -> None:
+    async with (
+        generating(tmp_path) as (stage, _, _),
+        grpc.aio.insecure_channel(stage.admin) as channel,
+    ):
+        admin = admin_pb2_grpc.AdminStub(channel)
+        asked = []
+
+        def get_story(request):
+            asked.append(request)
+            return admin_pb2.GetStoryResponse(changes=[admin_pb2.StateChange(name="placed")])
+
+        stage.scheduler.answers["GetStory"] = get_story
+        for spec in {"request_id": "mine"}, {"session_id": S1}:
+            story = await admin.GetStory(admin_pb2.GetStoryRequest(**spec))
+            assert [each.name for each in story.changes] == ["placed"]
+        assert [(a.session_id, a.request_id, a.gateway_id, a.request_number) for a in asked] == [
+            (0, "", "gateway-t", 1),
+            (S1, "", "", 0),
+        ]
+        for wrong in ({"request_id": "other"}, {}, {"request_id": "mine", "session_id": S1}):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await admin.GetStory(admin_pb2.GetStoryRequest(**wrong))
+            assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def until(condition) -> None:
     async with asyncio.timeout(30):
         while not condition():

@@ -389,6 +389,10 @@ class FakeCalls:
             answer = admin_pb2.ListSessionsResponse()
             answer.sessions.add(session_id=self.session, chain_id="m/0", moving_to="m/1")
             return answer
+        if isinstance(request, admin_pb2.GetStoryRequest):
+            if request.session_id != self.session:
+                raise InvalidInput("session_id", f"{request.session_id} is not known")
+            return admin_pb2.GetStoryResponse(changes=[admin_pb2.StateChange(why="found")])
         assert isinstance(request, admin_pb2.MoveSessionRequest)
         self.requests.append(request)
         return admin_pb2.MoveSessionResponse(outcome="moved")
@@ -409,6 +413,11 @@ async def test_sessions_of_all_groups_are_listed_and_each_is_moved_by_its_own() 
     assert [(each.session_id, each.chain_id) for each in second.requests] == [(6, "m/1")]
     with pytest.raises(InvalidInput, match="7"):
         await both.call("MoveSession", admin_pb2.MoveSessionRequest(session_id=7), 1.0)
+    for known in 5, 6:
+        story = await both.call("GetStory", admin_pb2.GetStoryRequest(session_id=known), 1.0)
+        assert [each.why for each in story.changes] == ["found"]
+    with pytest.raises(InvalidInput, match="7 is not known"):
+        await both.call("GetStory", admin_pb2.GetStoryRequest(session_id=7), 1.0)
 
 
 def test_timelines_of_all_groups_stand_side_by_side() -> None:

@@ -246,7 +246,7 @@ class Dispatching(Events):
         super().__init__()
         book = Book()
         # A suspicion that lasts keeps a request that failed, but never one that comes anew.
-        config = ChainedConfig(suspicion_ns=50 * MS, longest_suspicion_ns=100 * MS)
+        config = ChainedConfig(suspicion_ns=50 * MS, longest_suspicion_ns=100 * MS, checked=True)
         self.dispatcher = CombinedDispatcher(
             PooledDispatcher(book=book, availability=self.view),
             ChainedDispatcher(config, book, availability=self.view),

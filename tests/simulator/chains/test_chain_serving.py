@@ -61,7 +61,9 @@ def mean_of_runs(
 ) -> tuple[float, float]:
     """Returns the mean response over independent runs, and its standard error."""
     means = [
-        serve_chains(servers, composition, "jffc", work(rate, 2500, seed)).mean_response_s
+        serve_chains(
+            servers, composition, "jffc", work(rate, 2500, seed), checked=True
+        ).mean_response_s
         for seed in range(1, 7)
     ]
     return float(np.mean(means)), float(np.std(means, ddof=1) / len(means) ** 0.5)
@@ -88,7 +90,9 @@ def test_jffc_is_the_best_policy_under_load() -> None:
     composition = whole_on_each(servers, 2, 2, 4)
     workload = work(0.85 * composition.total_rate_per_s, 2500)
     means = {
-        policy: serve_chains(servers, composition, seeded(policy, 1), workload).mean_response_s
+        policy: serve_chains(
+            servers, composition, seeded(policy, 1), workload, checked=True
+        ).mean_response_s
         for policy in POLICIES
     }
     assert min(means, key=lambda each: means[each]) == "jffc"
@@ -100,7 +104,8 @@ def test_equal_seeds_give_equal_runs_and_others_do_not(policy: str) -> None:
     servers = cluster(0.0, 100.0, 100.0)
     composition = whole_on_each(servers, 2, 2, 2)
     first, again = (
-        serve_chains(servers, composition, seeded(policy, 1), work(4.0, 400)) for _ in range(2)
+        serve_chains(servers, composition, seeded(policy, 1), work(4.0, 400), checked=True)
+        for _ in range(2)
     )
     assert np.array_equal(first.responses_s, again.responses_s)
     other = serve_chains(servers, composition, seeded(policy, 2), work(4.0, 400, seed=2))
@@ -111,7 +116,7 @@ def test_sessions_wait_in_order_of_arrival_and_take_what_their_chain_takes() -> 
     servers = cluster(0.0, 1000.0)
     arrived = [0, 100_000_000, 200_000_000, 300_000_000]
     workload = SessionWorkload(arrived, [1.0, 0.5, 1.0, 2.0], [2000.0] * 4, [20.0] * 4)
-    result = serve_chains(servers, whole_on_each(servers, 1, 1), "jffc", workload)
+    result = serve_chains(servers, whole_on_each(servers, 1, 1), "jffc", workload, checked=True)
     # 0 s: fast chain until 1.0; 0.1 s: slow one until 1.1; then two wait and take them in turn.
     assert result.waits_s.tolist() == pytest.approx([0.0, 0.0, 0.8, 0.8])
     assert result.services_s.tolist() == pytest.approx([1.0, 1.0, 1.0, 4.0])
@@ -135,7 +140,7 @@ def test_times_of_a_session_follow_its_tokens() -> None:
     servers = cluster_of(model, [ServerSite("a", gpu, 30.0)], CommunicationCost(), compute_factor=3)
     composition = compose(servers.task(0.1), 1)
     workload = SessionWorkload([0], [1.0], [500.0], [6.0])
-    result = serve_chains(servers, composition, "jffc", workload)
+    result = serve_chains(servers, composition, "jffc", workload, checked=True)
     per_block_ms = 1 + 0.02 * 500 + 2.0 * 5  # overhead, prefill, decoding after the first token
     expected = (6 * (30 + 18) + 3 * 4 * per_block_ms) / 1000
     assert result.services_s[0] == pytest.approx(expected)
@@ -158,6 +163,6 @@ def test_replaying_bursts_reserves_more_cache_than_the_mean_rate_says() -> None:
 def test_a_session_that_takes_an_hour_is_not_taken_for_a_silent_one() -> None:
     servers = cluster(0.0, 0.0)
     long = SessionWorkload([0, 1], [3600.0, 1.0], [2000, 2000], [20, 20])
-    result = serve_chains(servers, whole_on_each(servers, 1, 1), "jffc", long)
+    result = serve_chains(servers, whole_on_each(servers, 1, 1), "jffc", long, checked=True)
     assert result.responses_s.tolist() == pytest.approx([3600.0, 1.0])
     assert result.waits_s.tolist() == [0, 0]

@@ -47,13 +47,14 @@ def kind(cache_tokens: float = 60_000.0, *, chunk: int = 0, split: bool = False)
 
 def run(policy: str = "fewest-sessions", workers: int = 3, **changes: object) -> PlacementRun:
     return PlacementRun(
+        checked=True,
         **{
             "kind": kind(),
             "workers": workers,
             "policy": seeded(policy, 5),
             "objectives": OBJECTIVES,
             **changes,
-        }
+        },
     )
 
 

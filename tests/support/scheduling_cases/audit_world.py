@@ -176,7 +176,7 @@ class World:
         self.leaks: list[tuple[int, Leak]] = []
         book = Book()
         self.book = book
-        config = replace(ChainedConfig(), move_deadline_ns=300_000 * MS)
+        config = replace(ChainedConfig(checked=True), move_deadline_ns=300_000 * MS)
         self.dispatcher = CombinedDispatcher(
             PooledDispatcher(PooledConfig(), book=book),
             ChainedDispatcher(config, book, first_session=1000),

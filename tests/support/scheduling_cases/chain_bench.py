@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from catenary_lab.policies import policy_named
@@ -82,7 +83,7 @@ class ChainBench:
         self.book = Book()
         self.availability = Availability(everything_loaded=True)
         self.dispatcher = ChainedDispatcher(
-            config,
+            replace(config or ChainedConfig(), checked=True),
             self.book,
             availability=self.availability,
             policy=policy,

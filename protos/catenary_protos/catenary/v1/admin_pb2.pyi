@@ -1065,6 +1065,103 @@ class SessionStatus(_message.Message):
 Global___SessionStatus: _TypeAlias = SessionStatus  # noqa: Y015
 
 @_typing.final
+class GetStoryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    GATEWAY_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_NUMBER_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.int
+    """Either a session,"""
+    request_id: _builtins.str
+    """or, at the gateway that serves or served it, the id of a request,"""
+    gateway_id: _builtins.str
+    """or, at the scheduler, a gateway and the number of the request there."""
+    request_number: _builtins.int
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+        gateway_id: _builtins.str = ...,
+        request_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "request_id", b"request_id", "request_number", b"request_number", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStoryRequest: _TypeAlias = GetStoryRequest  # noqa: Y015
+
+@_typing.final
+class GetStoryResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateChange]: ...
+    def __init__(
+        self,
+        *,
+        changes: _abc.Iterable[Global___StateChange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStoryResponse: _TypeAlias = GetStoryResponse  # noqa: Y015
+
+@_typing.final
+class StateChange(_message.Message):
+    """A change of the state of a request, or of one of its sessions; see docs/session-states.md."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGO_NS_FIELD_NUMBER: _builtins.int
+    EVENT_FIELD_NUMBER: _builtins.int
+    EVENT_KIND_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    ago_ns: _builtins.int
+    """How long ago."""
+    event: _builtins.int
+    """The event that caused it, counted since the scheduler leads, and its kind."""
+    event_kind: _builtins.str
+    session_id: _builtins.int
+    """The session that changed; 0: the request."""
+    before: _builtins.str
+    after: _builtins.str
+    name: _builtins.str
+    """What happened, e.g. "session lost", and particulars such as the failure."""
+    why: _builtins.str
+    def __init__(
+        self,
+        *,
+        ago_ns: _builtins.int = ...,
+        event: _builtins.int = ...,
+        event_kind: _builtins.str = ...,
+        session_id: _builtins.int = ...,
+        before: _builtins.str = ...,
+        after: _builtins.str = ...,
+        name: _builtins.str = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "ago_ns", b"ago_ns", "before", b"before", "event", b"event", "event_kind", b"event_kind", "name", b"name", "session_id", b"session_id", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateChange: _TypeAlias = StateChange  # noqa: Y015
+
+@_typing.final
 class MoveSessionRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

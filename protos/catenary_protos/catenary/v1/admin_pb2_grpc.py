@@ -69,6 +69,11 @@ class AdminStub:
                 request_serializer=catenary_dot_v1_dot_admin__pb2.ListSessionsRequest.SerializeToString,
                 response_deserializer=catenary_dot_v1_dot_admin__pb2.ListSessionsResponse.FromString,
                 _registered_method=True)
+        self.GetStory = channel.unary_unary(
+                '/catenary.v1.Admin/GetStory',
+                request_serializer=catenary_dot_v1_dot_admin__pb2.GetStoryRequest.SerializeToString,
+                response_deserializer=catenary_dot_v1_dot_admin__pb2.GetStoryResponse.FromString,
+                _registered_method=True)
         self.MoveSession = channel.unary_unary(
                 '/catenary.v1.Admin/MoveSession',
                 request_serializer=catenary_dot_v1_dot_admin__pb2.MoveSessionRequest.SerializeToString,
@@ -148,6 +153,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetStory(self, request, context):
+        """What happened to one request and its sessions, and why.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def MoveSession(self, request, context):
         """Moves a running session to another chain; its stream goes on without a restart.
         """
@@ -221,6 +233,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListSessions,
                     request_deserializer=catenary_dot_v1_dot_admin__pb2.ListSessionsRequest.FromString,
                     response_serializer=catenary_dot_v1_dot_admin__pb2.ListSessionsResponse.SerializeToString,
+            ),
+            'GetStory': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStory,
+                    request_deserializer=catenary_dot_v1_dot_admin__pb2.GetStoryRequest.FromString,
+                    response_serializer=catenary_dot_v1_dot_admin__pb2.GetStoryResponse.SerializeToString,
             ),
             'MoveSession': grpc.unary_unary_rpc_method_handler(
                     servicer.MoveSession,
@@ -437,6 +454,33 @@ class Admin:
             '/catenary.v1.Admin/ListSessions',
             catenary_dot_v1_dot_admin__pb2.ListSessionsRequest.SerializeToString,
             catenary_dot_v1_dot_admin__pb2.ListSessionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/catenary.v1.Admin/GetStory',
+            catenary_dot_v1_dot_admin__pb2.GetStoryRequest.SerializeToString,
+            catenary_dot_v1_dot_admin__pb2.GetStoryResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,8 @@ class AdminStub:
     """Nothing begins on the agent any more, and its running sessions move to other chains."""
     ListSessions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListSessionsRequest, _admin_pb2.ListSessionsResponse]
     """Sessions that generate, and where."""
+    GetStory: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStoryRequest, _admin_pb2.GetStoryResponse]
+    """What happened to one request and its sessions, and why."""
     MoveSession: _grpc.UnaryUnaryMultiCallable[_admin_pb2.MoveSessionRequest, _admin_pb2.MoveSessionResponse]
     """Moves a running session to another chain; its stream goes on without a restart."""
     GetTrace: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetTraceRequest, _admin_pb2.GetTraceResponse]
@@ -75,6 +77,8 @@ class AdminAsyncStub(AdminStub):
     """Nothing begins on the agent any more, and its running sessions move to other chains."""
     ListSessions: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSessionsRequest, _admin_pb2.ListSessionsResponse]  # type: ignore[assignment]
     """Sessions that generate, and where."""
+    GetStory: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStoryRequest, _admin_pb2.GetStoryResponse]  # type: ignore[assignment]
+    """What happened to one request and its sessions, and why."""
     MoveSession: _aio.UnaryUnaryMultiCallable[_admin_pb2.MoveSessionRequest, _admin_pb2.MoveSessionResponse]  # type: ignore[assignment]
     """Moves a running session to another chain; its stream goes on without a restart."""
     GetTrace: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetTraceRequest, _admin_pb2.GetTraceResponse]  # type: ignore[assignment]
@@ -144,6 +148,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListSessionsResponse, _abc.Awaitable[_admin_pb2.ListSessionsResponse]]:
         """Sessions that generate, and where."""
+
+    @_abc_1.abstractmethod
+    def GetStory(
+        self,
+        request: _admin_pb2.GetStoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetStoryResponse, _abc.Awaitable[_admin_pb2.GetStoryResponse]]:
+        """What happened to one request and its sessions, and why."""
 
     @_abc_1.abstractmethod
     def MoveSession(

@@ -21,6 +21,7 @@ from catenary_scheduler.dispatch.auditing.holdings import (
     SchedulerHoldings,
 )
 from catenary_scheduler.dispatch.chained.sessions.views import BookedSession
+from catenary_scheduler.dispatch.chained.states import SessionState
 from catenary_services.domain.ids import (
     AgentId,
     BatchId,
@@ -140,20 +141,20 @@ def _booked(
     asked: BookedSession, claim: BookedSession, now: SchedulerHoldings, said: AuditAnswers
 ) -> Iterator[Leak]:
     """Yields reservations of a session that nobody holds, or that are not wanted where they are."""
-    if claim.state == "left":
+    if claim.state is SessionState.DELIVERING:
         return  # its gateway is waited for, and only for a while
-    if claim.state in ("closing", "unclaimed"):
+    if claim.state in (SessionState.CLOSING, SessionState.UNCLAIMED):
         yield from _unheld(asked, claim, said)
         return
     expected = said.expected(claim.request)
     if expected is None:
         return  # if it is not wanted any more, its request is the leak
-    if claim.state == "arriving":
+    if claim.state is SessionState.MIGRATING_IN:
         yield from _moving(claim, expected, said)
     elif claim.session not in expected:
         if not _moved_on(claim.session, now, expected):
             yield Leak("start_lost", session=claim.session, request=claim.request)
-    elif claim.state == "starting":
+    elif claim.state is SessionState.STARTING:
         if _is_lost(claim, expected[claim.session], said):
             yield Leak("start_lost", session=claim.session, request=claim.request)
         else:

@@ -8,11 +8,14 @@
     policies    a policy returns a route (hops, and the slots they take); the seam is `policy`, the
                 default `jffc`: join the fastest free chain (server-chain composition, Algorithm 3)
     queues      one model: its chains, its observed rate, its waiting requests; policies by name
-    sessions    all state, and sessions with the slots they hold: how they begin and are closed
+    sessions    the table of all state, and what handlers share: requests that wait or are answered,
+                sessions with the slots they hold, how they begin and are closed
     migration   sessions that move to another chain while they generate, and those that must
     packing     which sessions should be where, epoch by epoch (Mell)
     admission   what each event does, from request to answer: refusals, what a new leader
-                adopts, what happens where memory runs out
+                adopts, what happens where memory runs out or time has passed
+
+Handlers take the table, and the handlers they need, as arguments; the dispatcher makes them all.
 
 A session begins with `StartSession`; its slots stay booked in `Book.slots` until every agent of it
 said `SessionsClosed` or was lost. `CloseSessions` orders follow the end of its request. A session

@@ -71,6 +71,9 @@ class ChainedConfig:
     retry_after_ns: Nanoseconds = 100 * NANOSECONDS_PER_MILLISECOND
     """The least pause advised to rejected clients, and the advice where nothing better is known."""
     longest_retry_after_ns: Nanoseconds = 30 * NANOSECONDS_PER_SECOND
+    checked: bool = False
+    """True if all invariants are checked after every event, and an illegal change of state raises;
+    for tests. Else it is counted, and made all the same: a bug must not end a process."""
     rebalance: bool = False
     """True if requests placed together change workers where predicted lengths were wrong (policy
     "slo")."""

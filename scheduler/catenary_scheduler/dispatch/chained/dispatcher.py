@@ -6,14 +6,28 @@ from collections.abc import Callable, Iterable
 
 from catenary_scheduler.book import Book, Reservation, ReservationChange
 from catenary_scheduler.dispatch.availability import Availability
-from catenary_scheduler.dispatch.chained.admission.lifecycle import ChainLifecycle
+from catenary_scheduler.dispatch.chained.admission.adoption import SessionAdoption
+from catenary_scheduler.dispatch.chained.admission.cluster_events import ClusterEvents
+from catenary_scheduler.dispatch.chained.admission.preemption import SessionPreemption
+from catenary_scheduler.dispatch.chained.admission.request_events import RequestEvents
+from catenary_scheduler.dispatch.chained.admission.session_events import SessionEvents
+from catenary_scheduler.dispatch.chained.admission.timeouts import SessionTimeouts
 from catenary_scheduler.dispatch.chained.config import ChainedConfig
-from catenary_scheduler.dispatch.chained.migration.rebalancing import rebalance
+from catenary_scheduler.dispatch.chained.migration.evacuation import SessionEvacuation
+from catenary_scheduler.dispatch.chained.migration.moving import SessionMigration
+from catenary_scheduler.dispatch.chained.migration.rebalancing import SessionRebalancing
 from catenary_scheduler.dispatch.chained.packing.session_packing import SessionPacking
 from catenary_scheduler.dispatch.chained.placement.placer_statistics import placement_statistics
 from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
 from catenary_scheduler.dispatch.chained.queues.policies import policy_factory
 from catenary_scheduler.dispatch.chained.queues.wait_queue import PolicyFactory
+from catenary_scheduler.dispatch.chained.sessions.booking import SessionBooking
+from catenary_scheduler.dispatch.chained.sessions.chain_offers import ChainOffers
+from catenary_scheduler.dispatch.chained.sessions.closing import SessionClosing
+from catenary_scheduler.dispatch.chained.sessions.ledger import RequestLedger
+from catenary_scheduler.dispatch.chained.sessions.misplaced import MisplacedSessions
+from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
+from catenary_scheduler.dispatch.chained.sessions.validation import validate
 from catenary_scheduler.dispatch.chained.sessions.views import (
     BookedSession,
     SessionView,
@@ -21,7 +35,7 @@ from catenary_scheduler.dispatch.chained.sessions.views import (
     view_of,
     views_of,
 )
-from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, StoryStep
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
@@ -88,80 +102,108 @@ class ChainedDispatcher:
         if availability is None:
             availability = Availability(everything_loaded=True)
         self._availability = availability
-        self._state = ChainLifecycle(config, slots, availability, policy, first_session)
-        self._packing = SessionPacking(self._state, config.packing)
+        table = SessionTable(config, slots, availability, policy, first_session)
+        misplaced = MisplacedSessions(table)
+        offers = ChainOffers(table, misplaced)
+        closing = SessionClosing(table, offers)
+        booking = SessionBooking(table, closing)
+        ledger = RequestLedger(table, closing)
+        migration = SessionMigration(table, booking, closing, ledger, offers, misplaced)
+        evacuation = SessionEvacuation(table, migration)
+        adoption = SessionAdoption(table, closing, ledger, migration)
+        preemption = SessionPreemption(table, closing, ledger, migration, offers)
+        self._table = table
+        self._offers = offers
+        self._booking = booking
+        self._migration = migration
+        self._evacuation = evacuation
+        self._adoption = adoption
+        self._preemption = preemption
+        self._rebalancing = SessionRebalancing(table, booking, ledger)
+        self._packing = SessionPacking(table, migration, config.packing)
+        self._requests = RequestEvents(table, ledger, adoption)
+        self._sessions = SessionEvents(table, closing, ledger, migration, preemption, offers)
+        self._cluster = ClusterEvents(table, ledger, adoption, offers, misplaced)
+        self._timeouts = SessionTimeouts(table, closing, ledger, migration, evacuation, adoption)
 
     def handle(self, event: Event, now: Nanoseconds) -> list[Command]:  # noqa: PLR0912
         """Folds one event into the state and returns the commands that follow, in order.
 
         Events of other kinds of plans are ignored.
         """
-        state = self._state
-        state.now = now
+        table = self._table
+        table.begin(event, now)
         match event:
             case SessionRequested():
-                state.requested(event)
+                self._requests.requested(event)
             case SessionsClosed():
-                state.sessions_closed(event)
+                self._sessions.sessions_closed(event)
             case RequestCompleted():
-                state.completed(event)
+                self._requests.completed(event)
             case RequestCancelled():
-                state.cancelled(event)
+                self._requests.cancelled(event)
             case SessionFailed():
-                state.session_failed(event)
+                self._sessions.session_failed(event)
             case SessionMoved():
-                state.session_moved(event)
+                self._migration.session_moved(event)
             case MoveRequested():
-                state.move_requested(event)
+                self._evacuation.move_requested(event)
             case SessionsHeld():
-                state.sessions_held(event)
+                self._cluster.sessions_held(event)
             case SessionsFound():
-                state.sessions_found(event)
+                self._cluster.sessions_found(event)
             case SessionsProgressed():
-                state.progressed(event)
+                self._sessions.progressed(event)
             case LatencyRefitted():
-                state.refitted(event)
+                self._cluster.refitted(event)
             case MoveCostsMeasured():
-                state.move_costs_measured(event)
+                self._cluster.move_costs_measured(event)
             case CachesReported():
-                state.caches_reported(event)
+                self._preemption.caches_reported(event)
             case AgentJoined():
-                state.agent_joined(event)
+                self._cluster.agent_joined(event)
                 self._packing.agent_joined(event.agent)
             case AgentLost():
-                state.agent_lost(event)
+                self._cluster.agent_lost(event)
             case PlanActivated():
-                state.plan_activated(event)
+                self._cluster.plan_activated(event)
                 self._packing.plan_activated()
             case Tick():
                 pass
+        return self._follow()
+
+    def _follow(self) -> list[Command]:
+        """Returns the commands that follow once an event was taken in."""
+        table, now = self._table, self._table.now
         availability = self._availability
-        state.breakers.look(now)
+        table.breakers.look(now)
         availability.expire(now)
-        if availability.version != state.availability_seen:
-            state.refresh()
-        state.on_time()
-        if state.dirty:
+        if availability.version != table.availability_seen:
+            self._offers.refresh()
+        self._timeouts.on_time()
+        if table.dirty:
             self._serve()
         self._packing.after_event()
-        return state.take_commands()
+        if table.config.checked:
+            validate(table)
+        return table.take_commands()
 
     def next_wakeup(self) -> Nanoseconds | None:
         """Returns when to send a `Tick` at the latest; None if nothing waits for time to pass."""
-        moment, epoch = self._state.next_moment(), self._packing.next_moment()
+        moment, epoch = self._timeouts.next_moment(), self._packing.next_moment()
         if moment is None or epoch is None:
             return moment if epoch is None else epoch
         return min(moment, epoch)
 
     def has(self, request: RequestId) -> bool:
         """True while a request is open at this dispatcher."""
-        return request in self._state.sequences
+        return request in self._table.sequences
 
     def queued(self, model: ModelKey) -> int:
         """Returns the number of requests for a model that wait for a chain."""
-        state = self._state
-        model_queue = state.model_queues.get(model)
-        resting = sum(sequence.model == model for sequence in state.resting.values())
+        table = self._table
+        model_queue = table.model_queues.get(model)
+        resting = sum(sequence.model == model for sequence in table.resting.values())
         return resting + (len(model_queue.waiting) if model_queue is not None else 0)
 
     def chains_needed(self, model: ModelKey) -> int:
@@ -174,7 +216,7 @@ class ChainedDispatcher:
     def tokens_by_agent(self) -> dict[AgentId, int]:
         """Returns the tokens cached on each agent; every session counts once per agent."""
         found: dict[AgentId, int] = {}
-        for sequence in self._state.sequences.values():
+        for sequence in self._table.sequences.values():
             if sequence.session is not None:
                 for agent in {hop.agent for hop in sequence.session.hops}:
                     found[agent] = found.get(agent, 0) + sequence.tokens
@@ -185,7 +227,7 @@ class ChainedDispatcher:
     @property
     def next_session(self) -> int:
         """The id of the next session; it and all higher ones are unused."""
-        return self._state.next_session
+        return self._table.next_session
 
     def take_changes(self) -> list[ReservationChange]:
         """Returns the changes of the book since the last call."""
@@ -198,46 +240,54 @@ class ChainedDispatcher:
 
     def restored(self) -> None:
         """Takes note of sessions that were entered into the book from outside."""
-        self._state.restored()
+        self._adoption.restored()
 
     def length_predictors(self) -> dict[ModelKey, LengthPredictor]:
         """Returns the predictors of answer lengths by model; they go on learning."""
-        return self._state.lengths
+        return self._table.lengths
 
     def restore_lengths(self, model: ModelKey, predictor: LengthPredictor) -> None:
         """Takes over the predictor that an earlier scheduler had for a model."""
-        self._state.lengths[model] = predictor
-        model_queue = self._state.model_queues.get(model)
+        self._table.lengths[model] = predictor
+        model_queue = self._table.model_queues.get(model)
         if model_queue is not None and model_queue.placer is not None:
-            model_queue.placer.lengths = predictor
+            model_queue.placer.requests.lengths = predictor
 
     def sessions(self) -> list[SessionView]:
         """Returns the session of every request that has one, by id."""
-        return list(views_of(self._state))
+        return list(views_of(self._table))
 
     def session_of(self, request: RequestId) -> SessionView | None:
         """Returns the session that generates for a request, if it has one."""
-        sequence = self._state.sequences.get(request)
+        sequence = self._table.sequences.get(request)
         if sequence is None or sequence.session is None:
             return None
         return view_of(sequence.session, sequence)
 
     def view(self, session: SessionId) -> SessionView | None:
         """Returns a session by its id; None unless a request has it."""
-        known = self._state.sessions.get(session)
+        known = self._table.sessions.get(session)
         return view_of(known, known.sequence) if known is not None and known.sequence else None
 
     def claims(self) -> list[BookedSession]:
         """Returns every session with its bookings and their purpose, by id."""
-        return claims_of(self._state)
+        return claims_of(self._table)
 
     def open_requests(self) -> list[RequestId]:
         """Returns the requests that wait or have a session."""
-        return list(self._state.sequences)
+        return list(self._table.sequences)
+
+    def story(self, key: RequestId | SessionId) -> list[StoryStep]:
+        """Returns what happened to a request and its sessions, and why; empty if it is not known.
+
+        Args:
+            key: The request, or one of its sessions. It may have ended a while ago.
+        """
+        return self._table.story(key)
 
     def move_failure(self, session: SessionId) -> str:
         """Returns why a recent move to this session failed; empty if none did."""
-        return self._state.failures.get(session, "")
+        return self._table.moves.failures.get(session, "")
 
     def problem(self, session: SessionId, chain_id: str) -> str:
         """Returns in words why a session cannot be moved now; empty if it can.
@@ -246,32 +296,32 @@ class ChainedDispatcher:
             session: The session.
             chain_id: The chain to move to; empty: the best one.
         """
-        return self._state.problem(session, chain_id)
+        return self._evacuation.problem(session, chain_id)
 
     def snapshot(self) -> list[Reservation]:
         return self._book.snapshot()
 
     def statistics(self) -> dict[str, int]:
         """Returns counters since the start (names in the plural) and present gauges."""
-        state = self._state
-        caches = state.slots.caches()
+        table = self._table
+        caches = table.slots.caches()
         return {
-            **state.counters,
-            "opened_circuits": state.breakers.opened,
+            **table.counters,
+            "opened_circuits": table.breakers.opened,
             "queued_requests": sum(
-                len(model_queue.waiting) for model_queue in state.model_queues.values()
+                len(model_queue.waiting) for model_queue in table.model_queues.values()
             )
-            + len(state.resting),
-            "open_requests": len(state.sequences),
-            "sessions_in_flight": len(state.sessions),
-            "moving_sessions": len(state.moves),
-            "misplaced_sessions": len(state.misplaced),
-            "booked_sessions": len(state.slots),
+            + len(table.resting),
+            "open_requests": len(table.sequences),
+            "sessions_in_flight": len(table.sessions),
+            "moving_sessions": len(table.moves),
+            "misplaced_sessions": len(table.misplaced),
+            "booked_sessions": len(table.slots),
             "booked_slots": sum(cache.used for cache in caches),
             "block_slots": sum(cache.capacity for cache in caches),
-            "usable_chains": sum(model_queue.usable for model_queue in state.model_queues.values()),
+            "usable_chains": sum(model_queue.usable for model_queue in table.model_queues.values()),
             **placement_statistics(
-                [model_queue.placer for model_queue in state.model_queues.values()]
+                [model_queue.placer for model_queue in table.model_queues.values()]
             ),
             **self._packing.statistics(),
         }
@@ -288,41 +338,42 @@ class ChainedDispatcher:
 
     def _serve(self) -> None:
         """Moves misplaced sessions, then starts one by one the requests that find a free chain."""
-        state = self._state
-        while state.dirty:
-            seen = state.availability_seen
-            for model in list(state.dirty):
+        table = self._table
+        while table.dirty:
+            seen = table.availability_seen
+            for model in list(table.dirty):
                 self._serve_model(model)
-            state.dirty.clear()
-            if state.availability_seen != seen:  # one was a probe: the others have other chains now
-                state.dirty.update(dict.fromkeys(state.model_queues))
+            table.dirty.clear()
+            if table.availability_seen != seen:  # one was a probe: the others have other chains now
+                table.dirty.update(dict.fromkeys(table.model_queues))
 
     def _serve_model(self, model: ModelKey) -> None:
-        state = self._state
-        if state.misplaced:
-            state.evacuate(model)
-        model_queue = state.model_queues.get(model)
+        table = self._table
+        if table.misplaced:
+            self._evacuation.evacuate(model)
+        model_queue = table.model_queues.get(model)
         while model_queue is not None and model_queue.waiting:
             started = self._start(model_queue)
             # A request that was moved and found no place waits again, and is looked at once more.
-            if not (started and state.config.rebalance and rebalance(state, model_queue, started)):
+            rebalances = started and table.config.rebalance
+            if not (rebalances and self._rebalancing.rebalance(model_queue, started)):
                 break
 
     def _start(self, model_queue: ModelQueue) -> list[SequenceRequest]:
         """Starts the waiting requests of a model that find a free chain, and returns them."""
-        state, stopwatch = self._state, self._stopwatch
+        table, stopwatch = self._table, self._stopwatch
         started = []
         while model_queue.waiting:
             began = stopwatch() if stopwatch is not None else 0
-            turn = model_queue.waiting.next(state.now)
+            turn = model_queue.waiting.next(table.now)
             if turn is None:
                 break
-            state.start(*turn)
-            if self._availability.version != state.availability_seen:  # that was a probe
-                state.refresh()
+            self._booking.start(*turn)
+            if self._availability.version != table.availability_seen:  # that was a probe
+                self._offers.refresh()
             self._packing.started(turn[0])
             started.append(turn[0])
-            state.counters["decisions"] += 1
+            table.counters["decisions"] += 1
             if stopwatch is not None:
                 self._decision_ns.append(stopwatch() - began)
         return started

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
+from catenary_scheduler.dispatch.chained.states import (
+    NEW_REQUEST,
+    NEW_SESSION,
+    RequestState,
+    SessionState,
+    Transition,
+)
 from catenary_scheduler.dispatch.events import MoveMode, SessionRequested
 from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, RequestId, SessionId
 from catenary_services.domain.plan import ChainHop
@@ -16,11 +24,38 @@ if TYPE_CHECKING:
 _FEWEST_STALE = 64
 
 
-class SequenceRequest:
-    """An admitted request, until it is answered.
+class CauseEvent:
+    """An event that caused changes of states."""
 
-    Invariant: it waits in the queue of its model, or it has a session, never both.
-    """
+    __slots__ = ("at_ns", "kind", "number")
+
+    def __init__(self, number: int, at_ns: Nanoseconds, kind: str) -> None:
+        self.number = number
+        """Number of the event, counted since the scheduler leads."""
+        self.at_ns = at_ns
+        self.kind = kind
+        """Name of its class."""
+
+
+class StoryStep:
+    """A change of the state of a request or session."""
+
+    __slots__ = ("before", "cause", "session", "way", "why")
+
+    def __init__(
+        self, cause: CauseEvent, session: SessionId, before: StrEnum, way: Transition[Any], why: str
+    ) -> None:
+        self.cause = cause
+        self.session = session
+        """The session that changed; 0: the request did."""
+        self.before = before
+        self.way = way
+        self.why = why
+        """Particulars in words."""
+
+
+class SequenceRequest:
+    """An admitted request, until it is answered."""
 
     __slots__ = (
         "again",
@@ -42,6 +77,8 @@ class SequenceRequest:
         "restarts",
         "route",
         "session",
+        "state",
+        "story",
         "timer",
         "token_ns",
         "turn",
@@ -50,6 +87,9 @@ class SequenceRequest:
     def __init__(
         self, event: SessionRequested, arrival_number: int, arrived: Nanoseconds = 0
     ) -> None:
+        self.state: RequestState = NEW_REQUEST
+        self.story: list[StoryStep] = []
+        """Changes of its state and of those of its sessions."""
         self.event = event
         self.request: RequestId = event.request
         self.model: ModelKey = event.model
@@ -81,6 +121,7 @@ class SequenceRequest:
         self.again = False
         """True if it had a session before, which puts it ahead of requests that had none."""
         self.session: Session | None = None
+        """The session that generates for it; None unless it runs."""
         self.route: ChainState | None = None
         """The route at which it waits, if it is bound to one."""
         self.turn = 0
@@ -101,31 +142,32 @@ class Session:
     """A session that holds slots, whichever scheduler started it."""
 
     __slots__ = (
-        "arriving",
         "attempts",
         "carried_tokens",
         "closed_move",
-        "closing",
         "failed_moves",
         "hops",
-        "left",
         "move_after",
         "moving",
         "prefill",
         "prefill_agents",
         "route",
-        "runs",
         "sequence",
         "session_id",
+        "state",
+        "story",
         "was",
     )
 
     def __init__(
-        self, session_id: SessionId, sequence: SequenceRequest | None, route: ChainState | None
+        self, session_id: SessionId, route: ChainState | None, story: list[StoryStep]
     ) -> None:
         self.session_id = session_id
-        self.sequence = sequence
-        """The request it generates for; None if it has none, or no gateway has claimed it yet."""
+        self.state: SessionState = NEW_SESSION
+        self.story = story
+        """Changes of its state: the story of its request, or its own if it has none."""
+        self.sequence: SequenceRequest | None = None
+        """The request it generates for, in the states `states.OWNED`; else None."""
         self.prefill: ChainState | None = None
         """The chain of the prompt (split phase), where it also counts until its caches are handed
         over."""
@@ -140,21 +182,13 @@ class Session:
         self.route = route
         """The route on which it counts; None if it holds nothing any more, or its hops are not
         known."""
-        self.closing = False
-        """True if its agents were told to close it."""
         self.attempts = 0
         """Number of times that its agents were told to close it."""
-        self.left = False
-        """True if an agent said unasked that the session is over there."""
-        self.runs = False
-        """True if it got tokens, so that its prompt is done."""
         self.carried_tokens = 0
         """Tokens of the answer that were known when it began, from sessions that were lost."""
         self.moving: Move | None = None
-        """The move that takes it to another chain while it generates; None if it does not move."""
-        self.arriving: Move | None = None
-        """The move that ends in it: another session is to become this one, and `sequence` is None
-        until then."""
+        """The move that takes it to another chain while it generates; None if it does not move. The
+        move that ends in a session is found in `MoveTable`."""
         self.was: SessionId | None = None
         """The session that became this one by a move; None if none did."""
         self.closed_move: SessionId | None = None
@@ -163,6 +197,14 @@ class Session:
         """Number of failed moves in a row."""
         self.move_after: Nanoseconds = 0
         """Moment before which it is not moved again as a misplaced session."""
+
+    @property
+    def runs(self) -> bool:
+        """True if it got tokens, so that its prompt is done."""
+        sequence = self.sequence
+        if self.state is SessionState.DELIVERING and sequence is not None:
+            return sequence.generated_tokens > self.carried_tokens
+        return self.state is SessionState.DECODING or self.state is SessionState.MIGRATING_OUT
 
     def ends_at(self, agent: AgentId) -> bool:
         """True if its end on this agent is its end everywhere."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +21,8 @@ from catenary_scheduler.dispatch.auditing import (
     remedy_of,
 )
 from catenary_scheduler.dispatch.auditing.auditor import key_of
-from catenary_scheduler.dispatch.chained.sessions.views import BookedSession, SessionState
+from catenary_scheduler.dispatch.chained.sessions.views import BookedSession
+from catenary_scheduler.dispatch.chained.states import SessionState
 from catenary_scheduler.dispatch.events import (
     BatchFailed,
     CancelBatch,
@@ -52,6 +53,14 @@ HOPS = {
 }
 SHORT = {agent: replace(hop, first_block=hop.first_block + 1) for agent, hop in HOPS.items()}
 SESSIONS = [SessionId(number) for number in (10, 11)]
+PURPOSES = (
+    SessionState.STARTING,
+    SessionState.DECODING,
+    SessionState.DELIVERING,
+    SessionState.MIGRATING_IN,
+    SessionState.CLOSING,
+    SessionState.UNCLAIMED,
+)
 BATCHES = [BatchId(number) for number in (20, 21)]
 EVERYTHING = GatewayRequests({1: (), 2: ()})
 REQUESTS = [RequestId(G, 1), RequestId(GatewayId("gone"), 2)]
@@ -63,13 +72,17 @@ def some(chance: random.Random, items: Iterable[Any]) -> frozenset[Any]:
 
 def claims(chance: random.Random) -> dict[SessionId, BookedSession]:
     found = {}
-    states: tuple[SessionState, ...] = get_args(SessionState)
     for session in some(chance, SESSIONS):
-        state = chance.choice(states)
+        state = chance.choice(PURPOSES)
         holds = tuple((agent, PARTS[agent], 2) for agent in sorted(some(chance, [A, B])))
-        wanted = state in ("starting", "runs", "left", "arriving")
+        wanted = state in (
+            SessionState.STARTING,
+            SessionState.DECODING,
+            SessionState.DELIVERING,
+            SessionState.MIGRATING_IN,
+        )
         request = chance.choice(REQUESTS) if wanted else None
-        source = (chance.choice(SESSIONS), (A, B)) if state == "arriving" else None
+        source = (chance.choice(SESSIONS), (A, B)) if state is SessionState.MIGRATING_IN else None
         found[session] = BookedSession(session, request, state, (A, B), holds, source)
     return found
 
@@ -159,12 +172,12 @@ def literal(before: SchedulerHoldings, now: SchedulerHoldings, said: Said) -> It
             and any(h[0] == agent for h in new.holds)
         ]
         starts = believed(new)
-        if new.state in ("closing", "unclaimed"):
+        if new.state in (SessionState.CLOSING, SessionState.UNCLAIMED):
             for agent in unheld:
                 yield Leak("slots_unheld", agent, session)
-        if new.state == "left" or starts is None:
+        if new.state is SessionState.DELIVERING or starts is None:
             continue
-        if new.state == "arriving":
+        if new.state is SessionState.MIGRATING_IN:
             source = new.source[0] if new.source else session
             if session not in starts:
                 yield Leak("move_lost", session=session, request=new.request, source=source)
@@ -181,15 +194,15 @@ def literal(before: SchedulerHoldings, now: SchedulerHoldings, said: Said) -> It
             ]
             if not becomes:
                 yield Leak("start_lost", session=session, request=new.request)
-        elif new.state == "starting" and lost_on_its_way(starts[session], session):
+        elif new.state is SessionState.STARTING and lost_on_its_way(starts[session], session):
             yield Leak("start_lost", session=session, request=new.request)
-        elif new.state == "starting" and A in agents and B in agents:
+        elif new.state is SessionState.STARTING and A in agents and B in agents:
             first, second = session in agents[A].sessions, session in agents[B].sessions
             if session in agents[A].passed_on and not second:
                 yield Leak("session_lost", B, session, request=new.request)
             elif second and not first and session not in now.split:
                 yield Leak("session_lost", A, session, request=new.request)
-        elif new.state == "runs" and unheld:
+        elif new.state is SessionState.DECODING and unheld:
             yield Leak("session_lost", unheld[0], session, request=new.request)
     for agent, held in agents.items():
         if agent not in now.agents:

@@ -175,9 +175,9 @@ def test_a_misplaced_session_goes_where_nobody_misses_an_objective_if_it_can() -
     bench = MoveBench(
         lined(plan(chain("a", 4, 40), chain("b", 9, 50), chain("c", 2, 60))), policy="slo"
     )
-    model = bench.dispatcher._state.model_queues[next(iter(bench.dispatcher._state.model_queues))]
+    model = bench.dispatcher._table.model_queues[next(iter(bench.dispatcher._table.model_queues))]
     assert model.placer is not None
-    model.placer._objectives = pace
+    model.placer.requests.objectives = pace
     sessions = [bench.start(0, 100_000) for _ in range(3)]
     for session in sessions:
         bench.progress(1, session, 1)
@@ -198,7 +198,7 @@ def test_misplaced_sessions_travel_as_caches_or_as_tokens_whichever_is_faster() 
             agent = Agent(name, "x", ServerId(name), 1, bytes_per_second)
             bench.tell(0, AgentJoined(agent))
         bench.tell(0, PlanActivated(lined(plan(chain("a", 4, 40), chain("b", 4, 50)))))
-        cache_bytes = ((bench.dispatcher._state.plan.models[0].model, 100_000),)
+        cache_bytes = ((bench.dispatcher._table.plan.models[0].model, 100_000),)
         bench.tell(0, MoveCostsMeasured((), cache_bytes))
         old = bench.start(0, 100_000)
         bench.progress(1, old, 2)
@@ -214,11 +214,14 @@ def test_a_session_runs_at_both_workers_until_it_has_moved() -> None:
     bench = MoveBench(lined(plan(chain("a", 4, 40), chain("b", 4, 50))), policy="slo")
     old = bench.start(0, 100_000)
     bench.progress(1, old, 2)
-    placer = next(iter(bench.dispatcher._state.model_queues.values())).placer
+    placer = next(iter(bench.dispatcher._table.model_queues.values())).placer
     assert placer is not None
 
     def loads() -> list[tuple[int, int]]:
-        return [(len(worker.running_sequences), worker.now_tokens) for _, worker in placer.mixed()]
+        return [
+            (len(worker.running_sequences), worker.now_tokens)
+            for _, worker in placer.workers.mixed()
+        ]
 
     here = ["a", "b"].index(old.chain_id)
     assert loads()[here] == (1, 7)

@@ -55,13 +55,13 @@ def most_moves(served: Served, now: int, rules: PackingRules) -> int:
 
 
 def test_without_a_goal_nobody_moves_and_nobody_looks() -> None:
-    cluster = busy(Setup(chains=4, goal="off"), 2.0, 20)
+    cluster = busy(Setup(checked=True, chains=4, goal="off"), 2.0, 20)
     assert not cluster.moves
     assert counted(cluster, "epochs") == 0
 
 
 def test_sessions_on_many_chains_come_together_and_then_stay() -> None:
-    cluster = PackedCluster(Setup(chains=6, goal="off"))
+    cluster = PackedCluster(Setup(checked=True, chains=6, goal="off"))
     spread(cluster, 6)
     assert len(cluster.in_use()) == 6
     cluster.activate("pack")
@@ -75,7 +75,7 @@ def test_sessions_on_many_chains_come_together_and_then_stay() -> None:
 
 
 def test_packing_ends_with_its_goal() -> None:
-    cluster = PackedCluster(Setup(chains=6, goal="off"))
+    cluster = PackedCluster(Setup(checked=True, chains=6, goal="off"))
     spread(cluster, 6)
     cluster.activate("pack")
     cluster.activate("off")
@@ -86,14 +86,14 @@ def test_packing_ends_with_its_goal() -> None:
 
 @pytest.mark.parametrize("policy", ["slo", "jffc"])
 def test_new_sessions_join_those_that_are_there(policy: str) -> None:
-    cluster = PackedCluster(Setup(chains=4, policy=policy))
+    cluster = PackedCluster(Setup(checked=True, chains=4, policy=policy))
     spread(cluster, 8)
     assert len(cluster.in_use()) == 1
     assert not cluster.moves
 
 
 def test_what_outgrows_a_chain_moves_before_it_is_full() -> None:
-    cluster = PackedCluster(Setup(chains=4, cache_tokens=8000))
+    cluster = PackedCluster(Setup(checked=True, chains=4, cache_tokens=8000))
     spread(cluster, 4, prompt=1000)
     assert len(cluster.in_use()) == 1
     for _ in range(600):  # they grow by 40 tokens a second
@@ -103,7 +103,7 @@ def test_what_outgrows_a_chain_moves_before_it_is_full() -> None:
 
 
 def test_loads_are_made_even() -> None:
-    cluster = PackedCluster(Setup(chains=4, goal="balance", policy="jffc"))
+    cluster = PackedCluster(Setup(checked=True, chains=4, goal="balance", policy="jffc"))
     spread(cluster, 12, prompt=400)
     assert len(cluster.on("c00")) == 12  # jffc fills the first chain first
     cluster.run(cluster.now + 10 * S)
@@ -115,7 +115,7 @@ def test_loads_are_made_even() -> None:
 
 
 def test_few_sessions_are_made_even_on_chains_that_are_far_from_full() -> None:
-    cluster = PackedCluster(Setup(chains=3, goal="balance", policy="jffc", slots=32))
+    cluster = PackedCluster(Setup(checked=True, chains=3, goal="balance", policy="jffc", slots=32))
     spread(cluster, 3, prompt=20)
     assert len(cluster.in_use()) == 1
     cluster.run(cluster.now + 3 * S)
@@ -127,7 +127,7 @@ def test_few_sessions_are_made_even_on_chains_that_are_far_from_full() -> None:
 
 @pytest.mark.parametrize("goal", ["pack", "balance"])
 def test_nobody_goes_back_and_forth(goal: PackingGoal) -> None:
-    setup = Setup(chains=6, goal=goal, cache_tokens=6000)
+    setup = Setup(checked=True, chains=6, goal=goal, cache_tokens=6000)
     cluster = busy(setup, 3.0, 40)
     assert cluster.moves
     for served in cluster.requests:
@@ -138,7 +138,7 @@ def test_nobody_goes_back_and_forth(goal: PackingGoal) -> None:
 
 def test_packing_needs_far_fewer_chains_than_spreading() -> None:
     used = {
-        goal: busy(Setup(chains=12, goal=goal, cache_tokens=8000), 2.0, 40)
+        goal: busy(Setup(checked=True, chains=12, goal=goal, cache_tokens=8000), 2.0, 40)
         for goal in PACKING_GOALS
     }
     mean = {goal: cluster.mean_in_use() for goal, cluster in used.items()}
@@ -149,14 +149,18 @@ def test_packing_needs_far_fewer_chains_than_spreading() -> None:
 
 def test_nobody_moves_where_an_objective_would_be_missed() -> None:
     held = TokenObjectives(per_token_ns=round(16.4 * MS))  # six sessions at a time
-    setup = Setup(chains=2, goal="off", lines=LINES, objectives=held, cache_tokens=64_000)
+    setup = Setup(
+        checked=True, chains=2, goal="off", lines=LINES, objectives=held, cache_tokens=64_000
+    )
     cluster = PackedCluster(setup)
     spread(cluster, 8)
     assert [len(cluster.on(chain)) for chain in ("c00", "c01")] == [4, 4]
     cluster.activate("pack")
     cluster.run(cluster.now + 20 * S)
     assert max(len(cluster.on(chain)) for chain in ("c00", "c01")) <= 6
-    free = PackedCluster(Setup(chains=2, goal="off", lines=LINES, cache_tokens=64_000))
+    free = PackedCluster(
+        Setup(checked=True, chains=2, goal="off", lines=LINES, cache_tokens=64_000)
+    )
     spread(free, 8)
     free.activate("pack")
     free.run(free.now + 20 * S)
@@ -165,9 +169,9 @@ def test_nobody_moves_where_an_objective_would_be_missed() -> None:
 
 def test_nobody_is_put_closer_together_while_objectives_are_missed() -> None:
     held = TokenObjectives(per_token_ns=100 * MS)
-    cluster = PackedCluster(Setup(chains=3, goal="off", lines=LINES, objectives=held))
+    cluster = PackedCluster(Setup(checked=True, chains=3, goal="off", lines=LINES, objectives=held))
     spread(cluster, 3)
-    placer = cluster.dispatcher._state.model_queue(MODEL).placer
+    placer = cluster.dispatcher._table.model_queue(MODEL).placer
     assert placer is not None
     for attained in [True] * 30 + [False]:
         placer.adaptation.ended(attained=attained, forced=False)
@@ -181,7 +185,7 @@ def test_nobody_is_put_closer_together_while_objectives_are_missed() -> None:
 
 
 def test_a_session_that_is_about_to_end_is_left_alone() -> None:
-    cluster = PackedCluster(Setup(chains=2, goal="off"))
+    cluster = PackedCluster(Setup(checked=True, chains=2, goal="off"))
     for _ in range(30):  # what is learned: answers are short
         cluster.arrive(100, 110)
     cluster.run(5 * S)
@@ -194,7 +198,7 @@ def test_a_session_that_is_about_to_end_is_left_alone() -> None:
 
 
 def test_a_session_that_cannot_be_moved_goes_on_and_is_tried_ever_less_often() -> None:
-    setup = Setup(chains=2, goal="off", fails=lambda session: True)
+    setup = Setup(checked=True, chains=2, goal="off", fails=lambda session: True)
     cluster = PackedCluster(setup)
     spread(cluster, 2)
     cluster.activate("pack")
@@ -206,7 +210,7 @@ def test_a_session_that_cannot_be_moved_goes_on_and_is_tried_ever_less_often() -
 
 
 def test_devices_of_different_classes_are_packed_apart() -> None:
-    cluster = PackedCluster(Setup(chains=4, goal="off", classes=("x", "x", "y", "y")))
+    cluster = PackedCluster(Setup(checked=True, chains=4, goal="off", classes=("x", "x", "y", "y")))
     spread(cluster, 4)
     cluster.activate("pack")
     cluster.run(10 * S)
@@ -220,12 +224,12 @@ def test_devices_of_different_classes_are_packed_apart() -> None:
 
 
 def test_chains_of_much_different_capacity_are_packed_apart() -> None:
-    apart = PackedCluster(Setup(chains=2, goal="off", capacities=(16_000, 8_000)))
+    apart = PackedCluster(Setup(checked=True, chains=2, goal="off", capacities=(16_000, 8_000)))
     spread(apart, 2)
     apart.activate("pack")
     apart.run(10 * S)
     assert len(apart.in_use()) == 2
-    near = PackedCluster(Setup(chains=2, goal="off", capacities=(16_000, 14_000)))
+    near = PackedCluster(Setup(checked=True, chains=2, goal="off", capacities=(16_000, 14_000)))
     spread(near, 2)
     near.activate("pack")
     near.run(10 * S)
@@ -234,7 +238,9 @@ def test_chains_of_much_different_capacity_are_packed_apart() -> None:
 
 def test_a_further_chain_is_one_that_shares_agents_with_those_in_use() -> None:
     shared = ((0, 1), (2, 3), (0, 4))
-    cluster = PackedCluster(Setup(chains=3, cache_tokens=4000, shared=shared, policy="jffc"))
+    cluster = PackedCluster(
+        Setup(checked=True, chains=3, cache_tokens=4000, shared=shared, policy="jffc")
+    )
     spread(cluster, 3, prompt=900)
     assert cluster.in_use() == ["c00"]
     cluster.run(25 * S)
@@ -242,7 +248,7 @@ def test_a_further_chain_is_one_that_shares_agents_with_those_in_use() -> None:
 
 
 def test_a_chain_that_is_to_go_is_emptied_and_not_filled_again() -> None:
-    cluster = PackedCluster(Setup(chains=3))
+    cluster = PackedCluster(Setup(checked=True, chains=3))
     spread(cluster, 4)
     (used,) = cluster.in_use()
     agent = cluster.chains[int(used[1:])].hops[0].agent
@@ -256,7 +262,7 @@ def test_a_chain_that_is_to_go_is_emptied_and_not_filled_again() -> None:
 
 
 def test_an_agent_that_comes_later_is_packed_with_the_others() -> None:
-    cluster = PackedCluster(Setup(chains=2, goal="off"))
+    cluster = PackedCluster(Setup(checked=True, chains=2, goal="off"))
     spread(cluster, 2)
     cluster.activate("pack")
     cluster.tell(AgentJoined(Agent(AgentId("late"), "x", ServerId("late"), 1, 1)))
@@ -265,7 +271,7 @@ def test_an_agent_that_comes_later_is_packed_with_the_others() -> None:
 
 
 def test_slots_are_kept_where_they_bind_before_memory_does() -> None:
-    cluster = PackedCluster(Setup(chains=4, slots=3, cache_tokens=64_000, goal="off"))
+    cluster = PackedCluster(Setup(checked=True, chains=4, slots=3, cache_tokens=64_000, goal="off"))
     spread(cluster, 8, prompt=50)
     cluster.activate("pack")
     for _ in range(100):
@@ -282,7 +288,7 @@ def test_what_is_needed_is_no_less_than_it_takes_and_little_more(sizes: list[int
 
 
 def test_scale_in_is_told_what_sessions_need_whether_they_have_moved_or_not() -> None:
-    cluster = PackedCluster(Setup(chains=6, goal="off", fails=lambda session: True))
+    cluster = PackedCluster(Setup(checked=True, chains=6, goal="off", fails=lambda session: True))
     spread(cluster, 6)
     cluster.activate("pack")
     cluster.run(cluster.now + 3 * S)
@@ -294,7 +300,7 @@ def test_scale_in_is_told_what_sessions_need_whether_they_have_moved_or_not() ->
 
 
 def test_an_epoch_is_a_second_and_none_is_held_without_sessions() -> None:
-    cluster = PackedCluster(Setup(chains=2))
+    cluster = PackedCluster(Setup(checked=True, chains=2))
     assert cluster.dispatcher.next_wakeup() is None
     cluster.arrive(100, 20)
     cluster.run(10 * S)
@@ -306,6 +312,7 @@ def test_an_epoch_is_a_second_and_none_is_held_without_sessions() -> None:
 def test_agents_that_come_and_go_and_goals_that_change_lose_nothing(seed: int) -> None:
     draw = random.Random(seed)
     setup = Setup(
+        checked=True,
         chains=5,
         goal="pack",
         cache_tokens=6000,
@@ -352,6 +359,7 @@ def test_moves_never_overfill_a_chain_and_nothing_is_lost(
     seed: int, chains: int, cache: int, slots: int, goal: PackingGoal, policy: str, fails: bool
 ) -> None:
     setup = Setup(
+        checked=True,
         chains=chains,
         cache_tokens=cache,
         slots=slots,

@@ -228,7 +228,8 @@ class Machine:
 
     def __post_init__(self) -> None:
         self.dispatcher = ChainedDispatcher(
-            ChainedConfig(max_restarts=0), policy=policy_named(self.policy, self.rng.randrange)
+            ChainedConfig(max_restarts=0, checked=True),
+            policy=policy_named(self.policy, self.rng.randrange),
         )
         for agent in "abc":
             self.tell(AgentJoined(Agent(AgentId(agent), "x", ServerId(agent), 1, 1)))

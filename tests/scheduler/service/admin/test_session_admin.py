@@ -17,6 +17,7 @@ from scheduler_harness import AgentScript, Crowd, FakeAgent, FakeGateway, admin,
 Configured = Callable[..., SchedulerSettings]
 CODE = grpc.StatusCode
 Move = admin_pb2.MoveSessionRequest
+Story = admin_pb2.GetStoryRequest
 SECOND_NS = 10**9
 
 
@@ -81,6 +82,62 @@ async def test_a_session_is_listed_moved_and_measured(generating: Configured, cr
         assert (session.session_id, session.chain_id) == (second.session_id, answer.chain_id)
         status = await stub.GetStatus(admin_pb2.GetStatusRequest())
         assert (status.moves_done, status.moves_failed) == (1, 0)
+
+
+async def test_a_story_tells_of_a_session_that_was_moved_lost_and_finished(
+    generating: Configured, crowd: Crowd
+) -> None:
+    async with scheduler(generating(expected_agents=2)) as process, admin(process.port) as stub:
+        gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
+        await gateway.submit_session(7)
+        first = await gateway.started(7)
+        await generates(process, gateway, 7)
+        await stub.MoveSession(Move(session_id=first.session_id, mode="kv"))
+        second = await gateway.started(7, times=2)
+        await agent_of(agents, first).moved(second.session_id, first.session_id)
+        await until(lambda: agent_of(agents, first).told_to_close(first.session_id), "it moved")
+        await agent_of(agents, second).fails(second.session_id)
+        third = await gateway.started(7, times=3)
+        await gateway.finished(7)
+        await until(lambda: agent_of(agents, third).told_to_close(third.session_id), "it ended")
+        by_number = Story(gateway_id="gateway-0", request_number=7)
+        story = (await stub.GetStory(by_number)).changes
+        # Agents release sessions whenever they come to it.
+        told = [
+            (each.session_id, each.name, each.event_kind)
+            for each in story
+            if each.name != "released"
+        ]
+        first_id, second_id, third_id = (each.session_id for each in (first, second, third))
+        assert told == [
+            (0, "arrived", "SessionRequested"),
+            (0, "placed", "SessionRequested"),
+            (first_id, "started", "SessionRequested"),
+            (first_id, "first token", "SessionsProgressed"),
+            (second_id, "reserved for a move", "MoveRequested"),
+            (first_id, "move began", "MoveRequested"),
+            (second_id, "took over", "SessionMoved"),
+            (first_id, "moved away", "SessionMoved"),
+            (0, "session lost", "SessionFailed"),
+            (second_id, "given up", "SessionFailed"),
+            (0, "placed", "SessionFailed"),
+            (third_id, "started", "SessionFailed"),
+            (0, "completed", "RequestCompleted"),
+            (third_id, "request answered", "RequestCompleted"),
+        ]
+        lost = next(each for each in story if each.name == "session lost")
+        assert (lost.before, lost.after) == ("running", "waiting")
+        assert lost.why.startswith(agent_of(agents, second).name)
+        assert story[0].ago_ns >= story[-1].ago_ns > 0
+        assert story[0].event == story[1].event < story[-1].event
+        for named in first_id, second_id, third_id:
+            assert len((await stub.GetStory(Story(session_id=named))).changes) == len(story)
+        for unknown in Story(session_id=5), Story(gateway_id="gateway-0", request_number=9):
+            with pytest.raises(grpc.aio.AioRpcError, match="not known") as raised:
+                await stub.GetStory(unknown)
+            assert raised.value.code() == CODE.INVALID_ARGUMENT
+        with pytest.raises(grpc.aio.AioRpcError, match="ask one of them"):
+            await stub.GetStory(Story(request_id="mine"))
 
 
 async def test_a_move_that_fails_says_why(generating: Configured, crowd: Crowd) -> None:

@@ -73,7 +73,7 @@ def test_rates_outlive_the_scheduler() -> None:
 
 
 def migration_budget(leader: LeaderRuntime) -> Any:
-    return leader.dispatcher.chained._state.migration_budget
+    return leader.dispatcher.chained._table.migration_budget
 
 
 async def test_the_dispatcher_knows_links_and_caches_also_after_a_restart(

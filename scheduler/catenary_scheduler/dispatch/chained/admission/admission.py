@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
-from catenary_scheduler.dispatch.chained.sessions.ledger import ChainLedger
+from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
 from catenary_scheduler.dispatch.events import Reject, SessionRequested
 from catenary_services.domain.ids import Nanoseconds
 from catenary_services.errors import (
@@ -15,11 +15,11 @@ from catenary_services.errors import (
 )
 
 
-def refusal(known: ChainLedger, event: SessionRequested) -> Reject | None:
+def refusal(table: SessionTable, event: SessionRequested) -> Reject | None:
     """Returns the refusal of a request that cannot be admitted; None if it can."""
     if event.in_flight is not None:  # an earlier scheduler admitted it
         return None
-    model_queue = known.model_queues.get(event.model)
+    model_queue = table.model_queues.get(event.model)
     fault = _fault(model_queue, event)
     if fault:
         return Reject(
@@ -27,42 +27,52 @@ def refusal(known: ChainLedger, event: SessionRequested) -> Reject | None:
             InvalidInput.reason,
             f"max_tokens: {fault}",
             details={"field": "max_tokens"},
+            cause=table.event,
         )
-    if known.plan is not None and (model_queue is None or not model_queue.served):
+    if table.plan is not None and (model_queue is None or not model_queue.served):
         return Reject(
             event.request,
             NoActivePlan.reason,
             f"no plan serves {event.model}",
-            retry_after_ns=known.config.retry_after_ns,
+            retry_after_ns=table.config.retry_after_ns,
+            cause=table.event,
         )
-    if event.deadline_ns <= known.now:
+    if event.deadline_ns <= table.now:
         return Reject(
             event.request,
             DeadlineExceeded.reason,
             "the deadline is over already",
             details={"stage": "arrival"},
+            cause=table.event,
         )
     waiting = len(model_queue.waiting) if model_queue is not None else 0
-    if waiting >= known.config.max_queued or len(known.sequences) >= known.config.max_requests:
+    if waiting >= table.config.max_queued or len(table.sequences) >= table.config.max_requests:
         return Reject(
             event.request,
             Overloaded.reason,
             f"{waiting} requests for {event.model} wait already",
-            retry_after_ns=_drained_after(known, model_queue),
+            retry_after_ns=_drained_after(table, model_queue),
+            cause=table.event,
         )
-    return _inadmissible(model_queue, event, known.now)
+    return _inadmissible(table, model_queue, event)
 
 
 def _inadmissible(
-    model_queue: ModelQueue | None, event: SessionRequested, now: Nanoseconds
+    table: SessionTable, model_queue: ModelQueue | None, event: SessionRequested
 ) -> Reject | None:
     """Returns the refusal of a request whose objectives not even an empty worker could keep."""
     if model_queue is None or model_queue.placer is None or event.progress is not None:
         return None
-    fault = model_queue.placer.fault(event, now)
+    fault = model_queue.placer.fault(event, table.now)
     if fault is None:
         return None
-    return Reject(event.request, SloUnattainable.reason, fault.message, details=fault.details())
+    return Reject(
+        event.request,
+        SloUnattainable.reason,
+        fault.message,
+        details=fault.details(),
+        cause=table.event,
+    )
 
 
 def _fault(model_queue: ModelQueue | None, event: SessionRequested) -> str:
@@ -75,8 +85,8 @@ def _fault(model_queue: ModelQueue | None, event: SessionRequested) -> str:
     return ""
 
 
-def _drained_after(known: ChainLedger, model_queue: ModelQueue | None) -> Nanoseconds:
+def _drained_after(table: SessionTable, model_queue: ModelQueue | None) -> Nanoseconds:
     """Returns when the waiting requests should have started, by the observed rate."""
     expected = model_queue.drained_after_ns() if model_queue is not None else 0
-    config = known.config
+    config = table.config
     return min(config.longest_retry_after_ns, max(config.retry_after_ns, expected))

@@ -12,9 +12,14 @@ as CACHE_FULL, which is treated as a preemption.
 
 from __future__ import annotations
 
-from catenary_scheduler.dispatch.chained.admission.adoption import ChainAdoption
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
+from catenary_scheduler.dispatch.chained.migration.moving import SessionMigration
+from catenary_scheduler.dispatch.chained.sessions.chain_offers import ChainOffers
+from catenary_scheduler.dispatch.chained.sessions.closing import SessionClosing
 from catenary_scheduler.dispatch.chained.sessions.kv_budget import expected_tokens, measure_growth
+from catenary_scheduler.dispatch.chained.sessions.ledger import RequestLedger
+from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
+from catenary_scheduler.dispatch.chained.states import PREEMPTED, UNWANTED
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_scheduler.dispatch.events import CachesReported
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, AgentId, ModelKey, Nanoseconds
@@ -34,42 +39,64 @@ _MOST_TRIED = 4
 """Sessions for which a place is looked for at a time."""
 
 
-class ChainPreemption(ChainAdoption):
-    """Handles chains on which more was promised than memory holds."""
+class SessionPreemption:
+    """Handles chains on which more was promised than memory holds.
+
+    Args:
+        table: The state.
+        closing: Ends sessions.
+        ledger: Has requests wait again.
+        migration: Begins moves.
+        offers: Tells the queues what was freed.
+    """
+
+    def __init__(
+        self,
+        table: SessionTable,
+        closing: SessionClosing,
+        ledger: RequestLedger,
+        migration: SessionMigration,
+        offers: ChainOffers,
+    ) -> None:
+        self._table = table
+        self._closing = closing
+        self._ledger = ledger
+        self._migration = migration
+        self._offers = offers
 
     def relieve_pressure(self, routes: dict[ChainState, ModelKey]) -> None:
         """Relieves chains whose sessions have grown."""
         for route, model in routes.items():
-            measure_growth(route, self.now)
+            measure_growth(route, self._table.now)
             while self._excess(route, _PREEMPT_HORIZON_NS, _PREEMPT_LEAST_TOKENS) > 0:
                 if not self._preempt_youngest(route):
                     break
-            if self.model_queue(model).packing == "off":
+            if self._table.model_queue(model).packing == "off":
                 excess = self._excess(route, _MOVE_HORIZON_NS, _MOVE_LEAST_TOKENS)
                 if excess > 0:
                     self._send_away(route, model, excess)
 
-    def preempt(self, sequence: SequenceRequest) -> None:
+    def preempt(self, sequence: SequenceRequest, why: str) -> None:
         """Makes a request wait until there is room for its session again."""
-        self.counters["preempted_sessions"] += 1
+        self._table.counters["preempted_sessions"] += 1
         sequence.preempted += 1
-        self.again(sequence)
+        self._ledger.again(sequence, PREEMPTED, why)
 
     def cache_was_full(self, session: Session, agent: AgentId | None) -> None:
         """Handles that an agent had no memory left for a session."""
         for hop in session.hops:
             if hop.agent == agent:
-                self.kv_budget.is_full(self.slots.cache(hop.agent, hop.partition))
+                self._table.kv_budget.is_full(self._table.slots.cache(hop.agent, hop.partition))
         if session.sequence is not None:
-            self.preempt(session.sequence)
+            self.preempt(session.sequence, f"{agent} has no memory left")
         else:
-            self.close(session)
+            self._closing.close(session, UNWANTED, "there is no memory for it")
 
     def caches_reported(self, event: CachesReported) -> None:
         """Takes in how much an agent has cached."""
-        cache = self.slots.cache(event.agent, event.partition)
-        if self.kv_budget.reported(cache, event.block_tokens):
-            self.were_freed([cache])
+        cache = self._table.slots.cache(event.agent, event.partition)
+        if self._table.kv_budget.reported(cache, event.block_tokens):
+            self._offers.were_freed([cache])
 
     def _excess(self, route: ChainState, horizon_ns: Nanoseconds, least: int) -> int:
         """Returns by how many tokens a chain will overflow, without the sessions that move away."""
@@ -85,7 +112,7 @@ class ChainPreemption(ChainAdoption):
         ]
         if len(staying) < 2:
             return False
-        self.preempt(max(staying, key=_by_arrival))
+        self.preempt(max(staying, key=_by_arrival), f"{route.chain_id} is about to overflow")
         return True
 
     def _send_away(self, route: ChainState, model: ModelKey, excess: int) -> None:
@@ -94,30 +121,32 @@ class ChainPreemption(ChainAdoption):
         for sequence in self._staying(route):
             session = sequence.session
             if session is not None and session.moving is None:
-                tokens = self.kv_budget.tokens_of(session.session_id)
+                tokens = self._table.kv_budget.tokens_of(session.session_id)
                 sized.append((tokens < excess, abs(tokens - excess), session, sequence))
         sized.sort(key=_by_fit)
         for _, _, session, sequence in sized[:_MOST_TRIED]:
             target = self._roomiest(route, model, session, sequence)
-            if target is not None and self.move(session.session_id, target, "kv", "kv_pressure"):
-                self.counters["overflow_moves"] += 1
+            if target is not None and self._migration.move(
+                session.session_id, target, "kv", "kv_pressure"
+            ):
+                self._table.counters["overflow_moves"] += 1
                 return
 
     def _roomiest(
         self, route: ChainState, model: ModelKey, session: Session, sequence: SequenceRequest
     ) -> ChainState | None:
         """Returns the chain with most room of those a session can move to."""
-        if self.obstacle(session.session_id):
+        if self._migration.obstacle(session.session_id):
             return None
         best: ChainState | None = None
         most = 0
-        for other in self.model_queue(model).offered:
+        for other in self._table.model_queue(model).offered:
             left = (other.cache_tokens or 1 << 62) - other.tokens
             if (
                 other is not route
                 and left > most
                 and other.has_room(sequence.tokens, _TARGET_SPARE_TOKENS)
-                and not self.obstacle(session.session_id, other)
+                and not self._migration.obstacle(session.session_id, other)
             ):
                 best, most = other, left
         return best
@@ -128,14 +157,14 @@ class ChainPreemption(ChainAdoption):
         for sequence in self._staying(route):
             session = sequence.session
             if session is not None and session.moving is not None:
-                found += self.kv_budget.tokens_of(session.session_id)
+                found += self._table.kv_budget.tokens_of(session.session_id)
         return found
 
     def _staying(self, route: ChainState) -> list[SequenceRequest]:
         """Returns the requests whose sessions run on a route, and are not closing."""
         found = []
-        for session_id in self.kv_budget.sessions_on(route):
-            session = self.sessions.get(session_id)
+        for session_id in self._table.kv_budget.sessions_on(route):
+            session = self._table.sessions.get(session_id)
             if session is not None and session.sequence is not None:
                 found.append(session.sequence)
         return found

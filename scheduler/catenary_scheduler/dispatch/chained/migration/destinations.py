@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
-from catenary_scheduler.dispatch.chained.placement.worker_loads import UNKNOWN
+from catenary_scheduler.dispatch.chained.placement.workers import UNKNOWN
 from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_scheduler.packing.transfers.transfer_costs import ChainActivity
@@ -41,10 +41,10 @@ def best_route(
 def _rank(model_queue: ModelQueue, sequence: SequenceRequest, route: ChainState) -> int | None:
     """Returns 0 if b and e hold with one more session, 1 if only e does; None if neither."""
     placer = model_queue.placer
-    held = placer.running_of(sequence.request) if placer is not None else None
+    held = placer.loads.running_of(sequence.request) if placer is not None else None
     if placer is None or held is None:
         return 0
-    running, worker = held[1], placer.worker_of(route)
+    running, worker = held[1], placer.workers.of(route)
     if worker.lines is UNKNOWN:
         return 0
     cached = running.prompt_tokens + running.generated_tokens
@@ -58,7 +58,7 @@ def _rank(model_queue: ModelQueue, sequence: SequenceRequest, route: ChainState)
 def load_of(model_queue: ModelQueue, route: ChainState) -> ChainActivity:
     """Returns the present work of a chain, as far as is known."""
     placer = model_queue.placer
-    worker = placer.worker_of(route) if placer is not None else None
+    worker = placer.workers.of(route) if placer is not None else None
     if worker is None or worker.lines is UNKNOWN:
         return ChainActivity(None)
     pace = 0 if worker.tightest_ns == math.inf else int(worker.tightest_ns)

@@ -12,7 +12,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
-from catenary_scheduler.dispatch.chained.sessions.ledger import ChainLedger
+from catenary_scheduler.dispatch.chained.sessions.booking import SessionBooking
+from catenary_scheduler.dispatch.chained.sessions.chain_offers import ChainOffers
+from catenary_scheduler.dispatch.chained.sessions.closing import SessionClosing
+from catenary_scheduler.dispatch.chained.sessions.ledger import RequestLedger
+from catenary_scheduler.dispatch.chained.sessions.misplaced import MisplacedSessions
+from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
+from catenary_scheduler.dispatch.chained.states import (
+    ENDED,
+    MOVE_BEGAN,
+    MOVED_AWAY,
+    RESERVED,
+    TOOK_OVER,
+    UNWANTED,
+    SessionState,
+)
 from catenary_scheduler.dispatch.chained.tracking import Move, SequenceRequest, Session
 from catenary_scheduler.dispatch.events import MoveMode, SessionFailed, SessionMoved, StartSession
 from catenary_services.domain.ids import Nanoseconds, SessionId
@@ -20,8 +34,33 @@ from catenary_services.domain.plan import ChainHop
 from catenary_services.errors import Unavailable
 
 
-class ChainMigration(ChainLedger):
-    """Begins and ends moves."""
+class SessionMigration:
+    """Begins and ends moves.
+
+    Args:
+        table: The state.
+        booking: Books the slots of successors.
+        closing: Ends sessions, and moves that fail.
+        ledger: Begins requests again.
+        offers: Has chains used or avoided.
+        misplaced: Looks whether a session that has moved must move again.
+    """
+
+    def __init__(
+        self,
+        table: SessionTable,
+        booking: SessionBooking,
+        closing: SessionClosing,
+        ledger: RequestLedger,
+        offers: ChainOffers,
+        misplaced: MisplacedSessions,
+    ) -> None:
+        self._table = table
+        self._booking = booking
+        self._closing = closing
+        self._ledger = ledger
+        self._offers = offers
+        self._misplaced = misplaced
 
     def move(self, session_id: SessionId, route: ChainState, mode: MoveMode, reason: str) -> bool:
         """Begins to move a session to another chain of its model.
@@ -36,26 +75,31 @@ class ChainMigration(ChainLedger):
             True if the move has begun; False, and a count, if it cannot begin (`obstacle` says
                 why).
         """
-        session = self.sessions.get(session_id)
+        table = self._table
+        session = table.sessions.get(session_id)
         if self.obstacle(session_id, route) or session is None or session.sequence is None:
-            self.counters["refused_moves"] += 1
+            table.counters["refused_moves"] += 1
             return False
         sequence = session.sequence
-        target = self._booked(sequence, route)
+        target = self._booking.book(sequence, route)
         move = Move(
-            sequence, session, target, mode, reason, self.now + self.config.move_deadline_ns
+            sequence,
+            session,
+            target,
+            mode,
+            reason,
+            table.now + table.config.move_deadline_ns,
         )
-        session.moving = target.arriving = move
-        self.moves[target.session_id] = move
-        for agent in move.agents:
-            self.moves_at[agent] = self.moves_at.get(agent, 0) + 1
-        self.counters["started_moves"] += 1
-        placer = self.model_queue(sequence.model).placer
+        table.moves.begin(move)
+        table.session_goes(target, RESERVED, route.chain_id)
+        table.session_goes(session, MOVE_BEGAN, reason)
+        table.counters["started_moves"] += 1
+        placer = table.placer_of(sequence.model)
         objectives = sequence.event.objectives
         if placer is not None:
-            objectives = placer.objectives_of(sequence.event)
-            placer.reserve(sequence, route, self.now, runs_again=mode == "tokens")
-        self.commands.append(
+            objectives = placer.requests.objectives_of(sequence.event)
+            placer.loads.reserve(sequence, route, table.now, runs_again=mode == "tokens")
+        table.commands.append(
             StartSession(
                 target.session_id,
                 sequence.request,
@@ -64,17 +108,19 @@ class ChainMigration(ChainLedger):
                 objectives=objectives,
                 moves=session.session_id,
                 move_mode=mode,
+                cause=table.event,
             )
         )
         return True
 
     def obstacle(self, session_id: SessionId, route: ChainState | None = None) -> str:
         """Returns in words why a session cannot be moved now, to a chain if one is named."""
-        session = self.sessions.get(session_id)
+        table = self._table
+        session = table.sessions.get(session_id)
         fault = _unmovable(session)
         if fault or session is None or session.sequence is None:
             return fault
-        if len(self.moves) >= self.config.max_moves:
+        if len(table.moves) >= table.config.max_moves:
             return "too many sessions move at the moment"
         if not self.may_concern(session.hops):
             return "too many sessions move away from its agents at the moment"
@@ -83,7 +129,9 @@ class ChainMigration(ChainLedger):
     def _no_way(self, session: Session, route: ChainState) -> str:
         """Returns in words why a session cannot be moved to a chain; empty if it can."""
         model_queue = (
-            self.model_queue(session.sequence.model) if session.sequence is not None else None
+            self._table.model_queue(session.sequence.model)
+            if session.sequence is not None
+            else None
         )
         if route is session.route:
             return "it is there already"
@@ -98,135 +146,115 @@ class ChainMigration(ChainLedger):
 
     def has_slot(self, route: ChainState) -> bool:
         """True if one more session fits a chain by number and by slots."""
-        return route.running < route.capacity and self.slots.probe(route.claims) is None
+        return route.running < route.capacity and self._table.slots.probe(route.claims) is None
 
     def may_concern(self, hops: Iterable[ChainHop]) -> bool:
         """True if each agent of these hops may take part in one more move."""
-        most = self.config.max_moves_per_agent
-        return all(self.moves_at.get(hop.agent, 0) < most for hop in hops)
+        return self._table.moves.may_concern(hops, self._table.config.max_moves_per_agent)
 
     # How it ends
 
     def session_moved(self, event: SessionMoved) -> None:
         """Handles an agent's message that it has handed a session over."""
-        target = self.sessions.get(event.session)
-        move = target.arriving if target is not None else None
+        table = self._table
+        target = table.sessions.get(event.session)
+        move = table.moves.to(event.session)
         if move is not None:
             self.arrived(move)
             return
-        source = self.sessions.get(event.moved)
+        source = table.sessions.get(event.moved)
         if source is not None and source.sequence is not None:
             self._moved_unexpectedly(source, target, event.session)
             return
-        if target is not None and event.session in self.unclaimed:
+        if target is not None and event.session in table.unclaimed:
             target.was = event.moved  # a gateway that comes back may still name the old one
-        elif target is not None and target.sequence is None and not target.closing:
-            self.close(target)  # its request was answered, or started again
-        if source is not None and not source.closing:
-            self.close(source)
+        if source is not None and source.state is SessionState.UNCLAIMED:
+            self._closing.close(source, UNWANTED, "it has moved")
 
     def arrived(self, move: Move) -> None:
         """Completes a move: the session generates at its target."""
-        self.unlink(move)
+        self._table.moves.end(move)
         sequence, source, target = move.sequence, move.source, move.target
-        self.counters["kv_moves" if move.mode == "kv" else "tokens_moves"] += 1
-        placer = self.model_queue(sequence.model).placer
+        self._table.dirty[sequence.model] = None
+        self._table.counters["kv_moves" if move.mode == "kv" else "tokens_moves"] += 1
+        placer = self._table.placer_of(sequence.model)
         if placer is not None:
-            placer.moved(sequence.request)
+            placer.loads.moved(sequence.request)
         self._becomes(sequence, source, target)
 
     def move_failed(self, session: Session, event: SessionFailed) -> None:
         """Handles the failure of a move at an agent or the gateway."""
-        move = session.arriving
-        if move is None:
-            return
+        move = self._table.moves.ongoing[session.session_id]
         # The agent that leads the move only reports: it is not to blame, and it still generates.
         old = {hop.agent for hop in move.source.hops}
         blamed = event.agent
         is_gone = event.reason == Unavailable.reason and blamed is not None and blamed not in old
-        if is_gone and blamed is not None and self.backoff.failed(blamed, self.now):
-            self.refresh()
-        self.fail_move(move, "agent")
+        if is_gone and blamed is not None and self._table.backoff.failed(blamed, self._table.now):
+            self._offers.refresh()
+        self._closing.fail_move(move, "agent")
 
     def end_moves(self) -> None:
         """Gives up the moves that took too long."""
-        for move in list(self.moves.values()):
-            if move.deadline <= self.now and move.target.arriving is move:
-                self.fail_move(move, "deadline")
+        moves, now = self._table.moves, self._table.now
+        for move in list(moves.ongoing.values()):
+            if move.deadline <= now and moves.to(move.target.session_id) is move:
+                self._closing.fail_move(move, "deadline")
 
     def next_move_end(self) -> Nanoseconds | None:
         """Returns when `end_moves` has something to do; None if nothing moves."""
-        return min([move.deadline for move in self.moves.values()], default=None)
+        return min([move.deadline for move in self._table.moves.ongoing.values()], default=None)
 
     def _becomes(self, sequence: SequenceRequest, source: Session, target: Session) -> None:
         """Makes another session the one that answers a request."""
         source.sequence = None
-        target.sequence, sequence.session = sequence, target
-        self.awaits_tokens(sequence)
+        self._table.assign(target, sequence)
+        self._table.session_goes(target, TOOK_OVER, f"from {source.session_id}")
+        self._table.awaits_tokens(sequence)
         target.was = source.session_id
         target.carried_tokens = sequence.generated_tokens  # raised when its first token is reported
         sequence.check_later = None
-        self.close(source)
-        self.settled(target)
-
-    def settled(self, session: Session) -> None:
-        """Handles that a session generates on a chain it was not started on."""
+        self._closing.close(source, MOVED_AWAY, f"to {target.session_id}")
+        self._misplaced.look_at(target)
 
     def _moved_unexpectedly(
         self, source: Session, target: Session | None, target_id: SessionId
     ) -> None:
         """Handles a move that was given up here, or begun by an earlier scheduler, and was done."""
+        table = self._table
         sequence = source.sequence
         assert sequence is not None
-        if target is not None and not target.closing and target.sequence is None:
-            self.unclaimed.pop(target_id, None)
-            placer = self.model_queue(sequence.model).placer
+        if target is not None and target.state is SessionState.UNCLAIMED:
+            table.unclaimed.pop(target_id, None)
+            placer = table.placer_of(sequence.model)
             if placer is not None:
-                placer.leave(sequence.request)
+                placer.loads.leave(sequence.request)
             if target.hops:
-                target.route = self.model_queue(sequence.model).route_of(target.hops)
+                target.route = table.model_queue(sequence.model).route_of(target.hops)
                 target.route.running += 1
-                self.kv_budget.begins(target_id, [target.route], sequence.tokens)
+                table.kv_budget.begins(target_id, [target.route], sequence.tokens)
                 if placer is not None:
-                    placer.start(sequence, target.route, self.now)
-            self.slots.confirm(target_id, sequence.deadline + self.config.deadline_grace_ns)
+                    placer.loads.start(sequence, target.route, table.now)
+            table.slots.confirm(target_id, sequence.deadline + table.config.deadline_grace_ns)
             self._becomes(sequence, source, target)
-            if any(hop.agent not in self.agents for hop in target.hops):
-                self.check_later(sequence, self.config.claim_grace_ns)
+            if any(hop.agent not in table.agents for hop in target.hops):
+                table.check_later(sequence, table.config.claim_grace_ns)
         elif source.closed_move == target_id:  # it may have ended there with its whole answer
-            source.left = True
-            self.check_later(sequence, self.config.delivery_grace_ns)
+            if source.state is not SessionState.DELIVERING:
+                table.session_goes(source, ENDED, f"as {target_id}")
+            table.check_later(sequence, table.config.delivery_grace_ns)
         else:
-            self.restart(sequence)
-
-    def has_tokens(
-        self, sequence: SequenceRequest, session: Session, generated_tokens: int
-    ) -> None:
-        """Notes how many tokens of its answer a request has."""
-        sequence.generated_tokens = max(sequence.generated_tokens, generated_tokens)
-        self.kv_budget.grows(session.session_id, sequence.tokens)
-        if session.moving is not None:
-            self.kv_budget.grows(session.moving.target.session_id, sequence.tokens)
-        if not session.runs and generated_tokens > session.carried_tokens:
-            session.runs = True
-            if session.session_id in self.misplaced:
-                self.dirty[sequence.model] = None
-
-    def check_later(self, sequence: SequenceRequest, grace_ns: Nanoseconds) -> None:
-        """Gives a session up after `grace_ns` unless something is heard of it."""
-        sequence.check_later = self.now + grace_ns
-        self.timers.set(sequence, min(sequence.timer, sequence.check_later), len(self.sequences))
+            self._ledger.restart(sequence, f"moved to {target_id}, which is not known")
 
 
 def _unmovable(session: Session | None) -> str:
     """Returns why a session cannot be moved to any chain; empty if it can."""
-    if session is None or session.sequence is None or session.closing:
+    if session is None or session.sequence is None:
         return "no request is answered by it"
     if session.moving is not None:
         return "it moves already"
-    if session.left:
+    if session.state is SessionState.DELIVERING:
         return "it is about to end"
-    if session.prefill is not None or not session.runs:
+    if session.prefill is not None or session.state is not SessionState.DECODING:
         return "its prompt is not done"
     if session.route is None or not session.hops:
         return "its chain is not known"

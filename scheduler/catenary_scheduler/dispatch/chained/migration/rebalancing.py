@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.chained.placement.placer_figures import PLACED
 from catenary_scheduler.dispatch.chained.placement.slo_placer import SloPlacer
-from catenary_scheduler.dispatch.chained.placement.worker_loads import UNKNOWN
+from catenary_scheduler.dispatch.chained.placement.workers import UNKNOWN
 from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
-from catenary_scheduler.dispatch.chained.sessions.ledger import ChainLedger
+from catenary_scheduler.dispatch.chained.sessions.booking import SessionBooking
+from catenary_scheduler.dispatch.chained.sessions.ledger import RequestLedger
+from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_scheduler.dispatch.placing.constraints import PaperReadings, examine
 from catenary_scheduler.dispatch.placing.jobs import WorkerLimits
@@ -26,52 +28,66 @@ from catenary_services.domain.ids import Nanoseconds
 _READINGS = PaperReadings(strict_slack=True)
 
 
-def rebalance(
-    state: ChainLedger, model_queue: ModelQueue, started: Sequence[SequenceRequest]
-) -> bool:
+class SessionRebalancing:
     """Moves starts to other workers if that evens out errors of predictions.
 
     Args:
-        state: The state; its commands hold the starts.
-        model_queue: The queue of their model.
-        started: The requests whose sessions were started in this event.
-
-    Returns:
-        True if a request lost its place and waits again.
+        table: The state; its commands hold the starts.
+        booking: Begins sessions, and takes that back.
+        ledger: Has requests wait again.
     """
-    placer = model_queue.placer
-    if placer is None or placer.rebalancer is None:
-        return False
-    workers = {worker: route for route, worker in placer.mixed() if worker.lines is not UNKNOWN}
-    placed: list[tuple[SequenceRequest, Worker, RunningSequence]] = []
-    for sequence in started:
-        held = placer.running_of(sequence.request)
-        if held is not None and held[0] in workers:
-            placed.append((sequence, *held))
-    moves = placer.rebalancer.settle(
-        {worker: worker.lines for worker in workers},
-        [UnstartedPlacement(worker, running.predicted_tokens) for _, worker, running in placed],
-        _Check(placer, workers, placed, state.now),
-    )
-    changed = [
-        (placed[number][0], workers[worker], workers[placed[number][1]])
-        for number, worker in moves.items()
-    ]
-    for sequence, _, _ in changed:
-        state.unstart(sequence)
-        if placer.objectives_of(sequence.event) is not None:
-            placer.counters[PLACED] -= 1  # it will be counted again
-    state.counters["rebalanced_sessions"] += len(changed)
-    lost = False
-    for sequence, route, before in changed:
-        for each in (route, before):
-            if each.running < each.capacity and state.slots.probe(each.claims) is None:
-                state.start(sequence, each)
-                break
-        else:  # chains that share a cache: its last slots are gone
-            state.again(sequence)
-            lost = True
-    return lost
+
+    def __init__(self, table: SessionTable, booking: SessionBooking, ledger: RequestLedger) -> None:
+        self._table = table
+        self._booking = booking
+        self._ledger = ledger
+
+    def rebalance(self, model_queue: ModelQueue, started: Sequence[SequenceRequest]) -> bool:
+        """Moves some of the starts of a model.
+
+        Args:
+            model_queue: The queue of the model.
+            started: The requests whose sessions were started in this event.
+
+        Returns:
+            True if a request lost its place and waits again.
+        """
+        table = self._table
+        placer = model_queue.placer
+        if placer is None or placer.loads.rebalancer is None:
+            return False
+        workers = {
+            worker: route for route, worker in placer.workers.mixed() if worker.lines is not UNKNOWN
+        }
+        placed: list[tuple[SequenceRequest, Worker, RunningSequence]] = []
+        for sequence in started:
+            held = placer.loads.running_of(sequence.request)
+            if held is not None and held[0] in workers:
+                placed.append((sequence, *held))
+        moves = placer.loads.rebalancer.settle(
+            {worker: worker.lines for worker in workers},
+            [UnstartedPlacement(worker, running.predicted_tokens) for _, worker, running in placed],
+            _Check(placer, workers, placed, table.now),
+        )
+        changed = [
+            (placed[number][0], workers[worker], workers[placed[number][1]])
+            for number, worker in moves.items()
+        ]
+        for sequence, _, _ in changed:
+            self._booking.unstart(sequence)
+            if placer.requests.objectives_of(sequence.event) is not None:
+                placer.counters[PLACED] -= 1  # it will be counted again
+        table.counters["rebalanced_sessions"] += len(changed)
+        lost = False
+        for sequence, route, before in changed:
+            for each in (route, before):
+                if each.running < each.capacity and table.slots.probe(each.claims) is None:
+                    self._booking.start(sequence, each)
+                    break
+            else:  # chains that share a cache: its last slots are gone
+                self._ledger.wait_again(sequence)
+                lost = True
+        return lost
 
 
 class _Check:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
-from catenary_scheduler.dispatch.chained.migration.moving import ChainMigration
+from catenary_scheduler.dispatch.chained.migration.moving import SessionMigration
 from catenary_scheduler.dispatch.chained.packing.view import PackedChain, SessionSnapshot
 from catenary_scheduler.dispatch.chained.packing_rules import PackingRules
-from catenary_scheduler.dispatch.chained.placement.worker_loads import UNKNOWN
+from catenary_scheduler.dispatch.chained.placement.workers import UNKNOWN
 from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
+from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
 from catenary_scheduler.dispatch.placing.worker import Worker
 from catenary_scheduler.packing.transfers.transfer_costs import ChainActivity, MoveTimes
 from catenary_scheduler.packing.transfers.transfers import TransferKind, TransferMove
@@ -19,7 +20,8 @@ class MoveChecks:
     """Checks the moves of one model in one epoch.
 
     Args:
-        state: The dispatcher's state.
+        table: The dispatcher's state.
+        migration: Begins moves.
         model_queue: The queue of the model.
         rules: Which moves are worth making.
         lines: Latency lines of the plan's chains, for models without a placer that keeps them.
@@ -27,16 +29,18 @@ class MoveChecks:
 
     def __init__(
         self,
-        state: ChainMigration,
+        table: SessionTable,
+        migration: SessionMigration,
         model_queue: ModelQueue,
         rules: PackingRules,
         lines: dict[str, LatencyLines | None],
     ) -> None:
-        self._state = state
+        self._table = table
+        self._migration = migration
         self._model_queue = model_queue
         self._rules = rules
         self._lines = lines
-        self._lengths = state.lengths_of(model_queue.model)
+        self._lengths = table.lengths_of(model_queue.model)
 
     def has_room(self, seen: SessionSnapshot, chain: PackedChain) -> bool:
         """True if a chain has a slot and memory for a session, beside all it holds now (G15).
@@ -48,7 +52,7 @@ class MoveChecks:
             return False
         if not chain.route.has_room(seen.tokens + seen.growth):
             return False
-        return not self._state.obstacle(seen.session.session_id, chain.route)
+        return not self._migration.obstacle(seen.session.session_id, chain.route)
 
     @property
     def is_harmless(self) -> bool:
@@ -67,16 +71,16 @@ class MoveChecks:
         if not (self.is_harmless or seen.chain.overflows):
             return False
         placer = self._model_queue.placer
-        held = placer.running_of(seen.sequence.request) if placer is not None else None
+        held = placer.loads.running_of(seen.sequence.request) if placer is not None else None
         if placer is None or held is None:
             return True
         worker, running = self._worker(chain), held[1]
         if worker is None:
             return True
-        worker.look(self._state.now)
+        worker.look(self._table.now)
         left = max(1.0, running.final_tokens - running.generated_tokens)
         theta = placer.adaptation.theta
-        share = placer.prompt_share.of_each(self._model_queue.usable, self._state.now)
+        share = placer.loads.prompt_share.of_each(self._model_queue.usable, self._table.now)
         return worker.has_context(
             seen.tokens, left, running.per_token_ns, theta, share
         ) and worker.has_cache(seen.tokens, left)
@@ -89,7 +93,7 @@ class MoveChecks:
             return True
         if not worker.may_join(seen.tokens):
             return False
-        ready = self._state.now + worker.ready_ns(seen.tokens)
+        ready = self._table.now + worker.ready_ns(seen.tokens)
         if worker.first_due_ns and ready > worker.first_due_ns:
             return False
         return worker.stall_ns(seen.tokens) <= placer.adaptation.theta * worker.least_saved_ns
@@ -111,13 +115,13 @@ class MoveChecks:
 
     def times(self, move: TransferMove, load: ChainActivity) -> MoveTimes:
         """Returns the duration of a move by either mode."""
-        return self._state.migration_budget.times(move, load)
+        return self._table.migration_budget.times(move, load)
 
     def transfer(self, seen: SessionSnapshot, chain: PackedChain) -> TransferMove:
         """Returns the data of a move; none where the size of the caches is not known."""
         number, hops = int(seen.session.session_id), seen.session.hops
         source, target = seen.chain.route.chain_id, chain.route.chain_id
-        cost = self._state.migration_budget.cost(hops, chain.route.hops, seen.tokens)
+        cost = self._table.migration_budget.cost(hops, chain.route.hops, seen.tokens)
         if cost is None:
             return TransferMove(number, source, target, 0, seen.tokens, ())
         return cost.move(number, source, target)
@@ -138,8 +142,8 @@ class MoveChecks:
         """Begins a move if it is still possible; True if it began."""
         if way == "tokens" and not self.may_read(seen, chain):
             return False
-        return self._state.move(seen.session.session_id, chain.route, way, "packing")
+        return self._migration.move(seen.session.session_id, chain.route, way, "packing")
 
     def _worker(self, chain: PackedChain) -> Worker | None:
         placer = self._model_queue.placer
-        return placer.worker_of(chain.route) if placer is not None else None
+        return placer.workers.of(chain.route) if placer is not None else None

@@ -14,7 +14,7 @@ from catenary_scheduler.dispatch.chained.packing.view import (
     size_of,
 )
 from catenary_scheduler.dispatch.chained.packing_rules import PackingRules
-from catenary_scheduler.dispatch.chained.placement.worker_loads import GAMMA, UNKNOWN
+from catenary_scheduler.dispatch.chained.placement.workers import GAMMA, UNKNOWN
 from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_services.domain.ids import AgentId, Nanoseconds, RequestId
@@ -219,7 +219,7 @@ class ModelPacking:
     def _share(self, sequence: SequenceRequest, chain: PackedChain) -> float:
         """Returns a session's share of the steps of a chain; 0 if their time is not known."""
         placer = self._model_queue.placer if self._model_queue is not None else None
-        held = placer.running_of(sequence.request) if placer is not None else None
+        held = placer.loads.running_of(sequence.request) if placer is not None else None
         if placer is None or held is None:
             return _NO_SHARE
         worker, running = held

@@ -9,12 +9,13 @@ still wanted in the next epoch, it is found again.
 
 from __future__ import annotations
 
-from catenary_scheduler.dispatch.chained.migration.moving import ChainMigration
+from catenary_scheduler.dispatch.chained.migration.moving import SessionMigration
 from catenary_scheduler.dispatch.chained.packing.checks import MoveChecks
 from catenary_scheduler.dispatch.chained.packing.model import ModelPacking
 from catenary_scheduler.dispatch.chained.packing.pool import ProposedMove
 from catenary_scheduler.dispatch.chained.packing_rules import PackingRules
 from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
+from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_scheduler.packing.moves import PackingMove
 from catenary_scheduler.packing.transfers.ordering import in_waves
@@ -42,19 +43,23 @@ class SessionPacking:
     """Packs the sessions of all models that have a goal.
 
     Args:
-        state: The dispatcher's state; its `plan` and its model queues say what there is to pack.
+        table: The dispatcher's state; its plan and its model queues say what there is to pack.
+        migration: Begins moves.
         rules: When sessions are looked at, and which moves are worth making.
     """
 
-    def __init__(self, state: ChainMigration, rules: PackingRules) -> None:
-        self._state = state
+    def __init__(
+        self, table: SessionTable, migration: SessionMigration, rules: PackingRules
+    ) -> None:
+        self._table = table
+        self._migration = migration
         self._rules = rules
         self._models: dict[ModelKey, ModelPacking] = {}
         self._classes: dict[AgentId, str] = {}
         self._due: Nanoseconds | None = None
         """The end of the present epoch; None: no model has a goal, or none has a session."""
         for name in PACKING_COUNTERS:
-            state.counters.setdefault(name, 0)
+            table.counters.setdefault(name, 0)
 
     # What happened
 
@@ -64,7 +69,7 @@ class SessionPacking:
 
     def plan_activated(self) -> None:
         """Takes the goals of the plan in force."""
-        plan = self._state.plan
+        plan = self._table.plan
         before, self._models = self._models, {}
         for model in plan.models if plan is not None else ():
             if model.packing != "off" and model.chains:
@@ -84,14 +89,15 @@ class SessionPacking:
 
     def after_event(self) -> None:
         """Looks at the sessions if the epoch is over."""
+        table = self._table
         if not self._models:
             return
-        now = self._state.now
+        now = table.now
         if self._due is None:
-            if self._state.sessions:
+            if table.sessions:
                 self._due = now + self._rules.epoch_ns
         elif now >= self._due:
-            self._due = now + self._rules.epoch_ns if self._state.sessions else None
+            self._due = now + self._rules.epoch_ns if table.sessions else None
             self._epoch()
 
     def next_moment(self) -> Nanoseconds | None:
@@ -116,33 +122,33 @@ class SessionPacking:
     # An epoch
 
     def _epoch(self) -> None:
-        state = self._state
+        table = self._table
         looked = {}
         for key, packed in self._models.items():
-            model_queue = state.model_queues.get(key)
+            model_queue = table.model_queues.get(key)
             if model_queue is not None:
                 looked[key] = packed
                 packed.begin(model_queue, self._classes)
-        for sequence in state.sequences.values():
+        for sequence in table.sequences.values():
             session = sequence.session
             if session is not None:
                 found = looked.get(sequence.model)
                 if found is not None:
-                    found.see(sequence, session, state.now)
+                    found.see(sequence, session, table.now)
         for key, packed in looked.items():
-            state.counters["packing_epochs"] += 1
+            table.counters["packing_epochs"] += 1
             wanted = packed.wanted()
-            state.counters["packing_faults"] += packed.take_faults()
+            table.counters["packing_faults"] += packed.take_faults()
             if wanted:
-                state.counters["packing_wanted"] += len(wanted)
-                self._move(state.model_queues[key], packed, wanted)
+                table.counters["packing_wanted"] += len(wanted)
+                self._move(table.model_queues[key], packed, wanted)
 
     def _move(
         self, model_queue: ModelQueue, packed: ModelPacking, wanted: list[ProposedMove]
     ) -> None:
         """Begins the wanted moves that may be made."""
-        state, counters = self._state, self._state.counters
-        checks = MoveChecks(state, model_queue, self._rules, packed.lines)
+        table, counters = self._table, self._table.counters
+        checks = MoveChecks(table, self._migration, model_queue, self._rules, packed.lines)
         asked: dict[int, tuple[TransferMove, ProposedMove]] = {}
         loads: dict[str, ChainActivity] = {}
         for each, chain in _in_order(wanted, self._rules.most_moves):
@@ -171,10 +177,10 @@ class SessionPacking:
         asked: dict[int, tuple[TransferMove, ProposedMove]],
         loads: dict[str, ChainActivity],
     ) -> None:
-        state = self._state
+        table = self._table
         moves = [move for move, _ in asked.values()]
-        division = state.migration_budget.divide(state.now, moves, dict(loads.items()))
-        state.counters["packing_deferred"] += len(division.deferred)
+        division = table.migration_budget.divide(table.now, moves, dict(loads.items()))
+        table.counters["packing_deferred"] += len(division.deferred)
         ways: tuple[tuple[TransferKind, tuple[int, ...]], ...] = (
             ("kv", division.kv),
             ("tokens", division.tokens),
@@ -183,8 +189,8 @@ class SessionPacking:
             for number in numbers:
                 each, chain = asked[number][1]
                 if checks.starts(each, chain, way):
-                    packed.moved(each, state.now)
-                    state.counters["packing_moves"] += 1
+                    packed.moved(each, table.now)
+                    table.counters["packing_moves"] += 1
 
 
 def _in_order(wanted: list[ProposedMove], most: int) -> list[ProposedMove]:

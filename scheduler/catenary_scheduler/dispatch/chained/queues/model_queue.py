@@ -111,6 +111,10 @@ class ModelQueue:
         self.must_rest = bool(routes) and all(_is_suspected(r, availability) for r in routes)
         self.waiting.rebuild(routes)
 
+    def routes(self) -> list[ChainState]:
+        """Returns all chains on which sessions of the model may be, also beside the plan."""
+        return list(self._routes.values())
+
     def route_named(self, chain_id: str) -> ChainState | None:
         """Returns a chain of the plan by its name; None if there is none."""
         return next((r for r in self._routes.values() if r.chain_id == chain_id), None)

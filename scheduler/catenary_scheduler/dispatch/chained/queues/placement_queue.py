@@ -56,7 +56,7 @@ class PlacementQueue:
 
     def push(self, sequence: SequenceRequest) -> None:
         """Adds a waiting request."""
-        self._placer.prepare(sequence)
+        self._placer.requests.prepare(sequence)
         key = (0 if sequence.again else 1, -sequence.priority, sequence.arrival_number)
         at = bisect_left(self._order, key)
         self._order.insert(at, key)
@@ -118,7 +118,7 @@ class PlacementQueue:
         """Takes the routes to be used from now on."""
         self._placer.rebuild(routes)
         for sequence in self._keys:
-            self._placer.prepare(sequence)
+            self._placer.requests.prepare(sequence)
         self._again()
 
     def offer(self, route: ChainState) -> None:

@@ -96,6 +96,15 @@ class KvBudget:
             for route in list(held.routes):
                 self.left(session, route)
 
+    def sessions(self) -> set[SessionId]:
+        """Returns the sessions that are counted."""
+        return set(self._held)
+
+    def is_leaving(self, session: SessionId) -> bool | None:
+        """Returns whether a session counts as closing; None if it is not counted."""
+        held = self._held.get(session)
+        return held.leaving if held is not None else None
+
     def sessions_on(self, route: ChainState) -> list[SessionId]:
         """Returns the sessions that are counted on a route and are not closing."""
         return [

@@ -1,53 +1,45 @@
-"""State of the sessions of the chained dispatcher: how they get slots, begin and end.
-
-The promise kept here: a session never finds an agent full, because slots are given again only when
-their agent has released them.
-"""
+"""State of the chained dispatcher: everything its handlers know, and nothing that they do."""
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from enum import StrEnum
+from typing import Any, Final
 
-from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.book.slots import SlotLedger
-from catenary_scheduler.dispatch.availability import Availability, Impairment
+from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.dispatch.breaker import CircuitBreakers
-from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.chained.config import ChainedConfig
 from catenary_scheduler.dispatch.chained.placement.placer_figures import PLACEMENT_COUNTERS
+from catenary_scheduler.dispatch.chained.placement.slo_placer import SloPlacer
 from catenary_scheduler.dispatch.chained.queues.failure_backoff import FailureBackoff
 from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
 from catenary_scheduler.dispatch.chained.queues.wait_queue import PolicyFactory
+from catenary_scheduler.dispatch.chained.sessions.history import SessionHistory
 from catenary_scheduler.dispatch.chained.sessions.kv_budget import KvBudget
+from catenary_scheduler.dispatch.chained.sessions.move_table import MOVE_COUNTERS, MoveTable
+from catenary_scheduler.dispatch.chained.states import RequestState, SessionState, Transition
 from catenary_scheduler.dispatch.chained.tracking import (
-    Move,
+    CauseEvent,
     RequestTimers,
     SequenceRequest,
     Session,
+    StoryStep,
 )
-from catenary_scheduler.dispatch.events import CloseSessions, Command, StartSession
+from catenary_scheduler.dispatch.events import CloseSessions, Command, Event, Tick
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
 from catenary_scheduler.dispatch.placing.rebalancing.rebalancer import Rebalancer
+from catenary_scheduler.dispatch.placing.worker import Worker
 from catenary_scheduler.packing.transfers.migration_budget import MigrationBudget
-from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, RequestId, SessionId
-from catenary_services.domain.plan import ChainHop, Plan
-
-MoveFailure = Literal["deadline", "agent", "lost", "closed", "over"]
-"""Reasons of failed moves. In order: not done in time; an agent said that it cannot; an agent is
-gone; an agent said unasked that it is over; the request has ended or lost its session meanwhile."""
-MOVE_COUNTERS = (
-    "wanted_moves",
-    "refused_moves",
-    "started_moves",
-    "kv_moves",
-    "tokens_moves",
-    "failed_moves",
-    *(f"failed_moves_{each}" for each in get_args(MoveFailure)),
+from catenary_services.domain.ids import (
+    AgentId,
+    ModelKey,
+    Nanoseconds,
+    PartitionKey,
+    RequestId,
+    SessionId,
 )
-"""Counters of moves. In order: asked for by `MoveRequested`; not begun, whether asked for or not;
-begun; done, by what travelled; failed, in all and by reason."""
-_FAILURES = 256
-"""Number of failed moves that are remembered."""
+from catenary_services.domain.plan import Plan
+
 _COUNTERS = (
     "arrived_requests",
     "completed_requests",
@@ -67,12 +59,18 @@ _COUNTERS = (
     "rebalanced_sessions",
     "preempted_sessions",
     "overflow_moves",
+    "illegal_transitions",
     *MOVE_COUNTERS,
 )
+_STEPS: Final = 64
+"""The most steps of one story; beyond them, steps after the first few are dropped."""
+_FIRST_STEPS: Final = 8
+_REQUEST: Final = SessionId(0)
+"""Stands for the request in its story."""
 
 
 class SessionTable:
-    """State of the chained dispatcher.
+    """State of the chained dispatcher; each handler takes it as an argument.
 
     `commands` collects the commands of the event in hand; `dirty` the models of which a request may
     start; `now` is the moment of that event.
@@ -87,6 +85,12 @@ class SessionTable:
         first_session: int,
     ) -> None:
         self.now: Nanoseconds = 0
+        self.event = 0
+        """Number of the event in hand."""
+        self._event: Event = Tick()
+        self._cause: CauseEvent | None = None
+        """The event in hand as a cause; None until it has caused anything."""
+        self.history = SessionHistory()
         self.commands: list[Command] = []
         self.dirty: dict[ModelKey, None] = {}
         self.model_queues: dict[ModelKey, ModelQueue] = {}
@@ -124,15 +128,11 @@ class SessionTable:
         self.unclaimed: dict[SessionId, Nanoseconds | None] = {}
         """Sessions that were found, and the end of the time for a claim; None: found since the last
         event."""
-        self.moves: dict[SessionId, Move] = {}
-        """Moves in progress, by the session that the moving one becomes."""
-        self.moves_at: dict[AgentId, int] = {}
-        """Number of moves in progress that concern an agent."""
-        self.failures: dict[SessionId, MoveFailure] = {}
-        """Reasons of the latest failed moves, by the session that the moving one would have
-        become."""
+        self.moves = MoveTable()
         self.draining: frozenset[AgentId] = frozenset()
         """Agents that are draining: nothing begins there if it can begin elsewhere."""
+        self.hosted: set[tuple[AgentId, PartitionKey]] = set()
+        """Partitions of the plan in force, by agent."""
         self.misplaced: dict[SessionId, None] = {}
         """Sessions on agents or partitions that should not be used any more."""
         self.arrival_number = 0
@@ -147,10 +147,8 @@ class SessionTable:
                 model, self._policy(self.slots), self.slots
             )
             if model_queue.placer is not None:
-                model_queue.placer.lengths = self.lengths_of(model)
-                if self.config.rebalance:
-                    model_queue.placer.rebalancer = Rebalancer()
-                model_queue.placer.counters = self.counters
+                rebalancer = Rebalancer[Worker]() if self.config.rebalance else None
+                model_queue.placer.connect(self.lengths_of(model), self.counters, rebalancer)
         return model_queue
 
     def lengths_of(self, model: ModelKey) -> LengthPredictor:
@@ -160,41 +158,85 @@ class SessionTable:
             known = self.lengths[model] = LengthPredictor()
         return known
 
-    # Sessions
+    def begin(self, event: Event, now: Nanoseconds) -> None:
+        """Takes the next event in hand."""
+        self.now = now
+        self.event += 1
+        self._event = event
+        self._cause = None
 
-    def start(self, sequence: SequenceRequest, route: ChainState) -> None:
-        """Books slots on every hop and orders the gateway to open a session."""
-        session = self._booked(sequence, route)
+    # Changes of state
+
+    def request_goes(
+        self, sequence: SequenceRequest, way: Transition[RequestState], why: str = ""
+    ) -> None:
+        """Changes the state of a request.
+
+        Args:
+            sequence: The request.
+            way: The transition.
+            why: Particulars for its story.
+
+        Raises:
+            AssertionError: The way does not lead from its state, and the configuration says
+                `checked`.
+        """
+        if sequence.state not in way.sources:
+            self._illegal(sequence.state, way.name)
+        self._note(sequence.story, _REQUEST, sequence.state, way, why)
+        sequence.state = way.target
+
+    def session_goes(self, session: Session, way: Transition[SessionState], why: str = "") -> None:
+        """Changes the state of a session; see `request_goes`."""
+        if session.state not in way.sources:
+            self._illegal(session.state, way.name)
+        self._note(session.story, session.session_id, session.state, way, why)
+        session.state = way.target
+
+    def _note(
+        self,
+        story: list[StoryStep],
+        session: SessionId,
+        before: StrEnum,
+        way: Transition[Any],
+        why: str,
+    ) -> None:
+        cause = self._cause
+        if cause is None:
+            cause = self._cause = CauseEvent(self.event, self.now, type(self._event).__name__)
+        if len(story) >= _STEPS:
+            del story[_FIRST_STEPS]
+        story.append(StoryStep(cause, session, before, way, why))
+
+    def _illegal(self, state: str, name: str) -> None:
+        if self.config.checked:
+            raise AssertionError(f"{name!r} cannot happen in the state {str(state)!r}")
+        self.counters["illegal_transitions"] += 1
+
+    def assign(self, session: Session, sequence: SequenceRequest) -> None:
+        """Makes a session the one that generates for a request."""
+        if session.story is not sequence.story:
+            sequence.story += session.story
+            session.story = sequence.story
         session.sequence, sequence.session = sequence, session
-        session.carried_tokens = sequence.generated_tokens
-        self.counters["started_sessions"] += 1
-        self.awaits_tokens(sequence)
-        if len(self.breakers):
-            for hop in route.hops:
-                self.breakers.given(hop.agent, hop.partition, self.now)
-        hops = route.hops
-        decode_hops: tuple[ChainHop, ...] = ()
-        if route.halves is not None:
-            hops, decode_hops = route.halves[0].hops, route.halves[1].hops
-        first_ns = per_token_ns = 0
-        objectives = sequence.event.objectives
-        placer = self.model_queue(sequence.model).placer
-        if placer is not None:
-            objectives = placer.objectives_of(sequence.event)
-            first_ns, per_token_ns = placer.expected(sequence, route, self.now)
-            placer.start(sequence, route, self.now)
-        self.commands.append(
-            StartSession(
-                session.session_id,
-                sequence.request,
-                route.chain_id,
-                hops,
-                decode_hops,
-                objectives,
-                first_ns,
-                per_token_ns,
-            )
-        )
+
+    # Lookups
+
+    def story(self, key: RequestId | SessionId) -> list[StoryStep]:
+        """Returns what happened to a request and its sessions in order; empty if it is not known.
+
+        Args:
+            key: The request, or one of its sessions.
+        """
+        known: SequenceRequest | Session | None
+        known = self.sequences.get(key) if isinstance(key, RequestId) else self.sessions.get(key)
+        steps = known.story if known is not None else self.history.story(key)
+        # A session that was found brings its own story with it when it is claimed.
+        return sorted(steps, key=_number)
+
+    def placer_of(self, model: ModelKey) -> SloPlacer | None:
+        """Returns the placer of a model; None if its policy needs none."""
+        return self.model_queue(model).placer
 
     def awaits_tokens(self, sequence: SequenceRequest) -> None:
         """Restarts the stall timer of a request whose session got or is about to get a token."""
@@ -202,200 +244,22 @@ class SessionTable:
         if self.next_stall_look is None:
             self.next_stall_look = self.now + self.config.stall_ns
 
-    def _booked(self, sequence: SequenceRequest, route: ChainState) -> Session:
-        """Returns a new session that holds slots on every hop of a route."""
-        session_id = SessionId(self.next_session)
-        self.next_session += 1
-        expires = sequence.deadline + self.config.deadline_grace_ns
-        self.slots.reserve(session_id, route.claims, self.now, expires)
-        session = self.sessions[session_id] = Session(session_id, None, route)
-        for each in (session.prefill, session.route):
-            if each is not None:
-                each.running += 1
-        routes = [each for each in (session.prefill, session.route) if each is not None]
-        self.kv_budget.begins(session_id, routes, sequence.tokens)
-        return session
+    def check_later(self, sequence: SequenceRequest, grace_ns: Nanoseconds) -> None:
+        """Gives a session up after `grace_ns` unless something is heard of it."""
+        sequence.check_later = self.now + grace_ns
+        self.timers.set(sequence, min(sequence.timer, sequence.check_later), len(self.sequences))
 
-    def unstart(self, sequence: SequenceRequest) -> None:
-        """Takes back a start of which the gateway has not been told; nothing of it remains."""
-        session = sequence.session
-        if session is None:
-            return
-        self._leaves(sequence)
-        self.slots.release(session.session_id)
-        for route in (session.prefill, session.route):
-            if route is not None:
-                route.running -= 1
-        self.kv_budget.ends(session.session_id)
-        del self.sessions[session.session_id]
-        self.misplaced.pop(session.session_id, None)
-        sequence.session = session.sequence = None
-        self.counters["started_sessions"] -= 1
-        self.commands = [
-            command
-            for command in self.commands
-            if not (isinstance(command, StartSession) and command.session == session.session_id)
-        ]
+    def breakers_worked(self, session: Session) -> None:
+        """Notes that the agents of a session compute."""
+        if len(self.breakers):
+            for hop in session.hops:
+                self.breakers.worked(hop.agent, hop.partition, self.now)
 
-    def close(self, session: Session) -> None:
-        """Orders all agents that hold slots of a session to free them.
-
-        Slots stay booked until then.
-
-        The session that it is to become by a move is closed, too.
-        """
-        if session.moving is not None:
-            self.fail_move(session.moving, "over")
-        sequence = session.sequence
-        if sequence is not None:
-            self._leaves(sequence)
-            sequence.session = session.sequence = None
-        self.unclaimed.pop(session.session_id, None)
-        self.misplaced.pop(session.session_id, None)
-        session.closing = True
-        self.kv_budget.leaves(session.session_id)
-        for agent in self.slots.agents(session.session_id):
-            if agent not in self.present:  # if it connects, it says what it holds
-                self.were_freed(self.slots.release(session.session_id, agent))
-        if session.session_id in self.slots:
-            self.order_close(session)
-        else:
-            self.is_over(session.session_id)
-
-    def _leaves(self, sequence: SequenceRequest) -> None:
-        """Stops counting the session of a request as load of its worker."""
-        model_queue = self.model_queues.get(sequence.model)
-        if model_queue is not None and model_queue.placer is not None:
-            model_queue.placer.leave(sequence.request)
-
-    def order_close(self, session: Session) -> None:
-        """Orders the agents of a session, perhaps again, to close it."""
-        session.attempts += 1
-        for agent in self.slots.agents(session.session_id):
-            self.tell_to_close(agent, session.session_id)
-        self.slots.expire_at(session.session_id, self.now + self.config.close_patience_ns)
+    # Commands
 
     def tell_to_close(self, agent: AgentId, session: SessionId) -> None:
         """Adds the order to close a session to the commands for an agent."""
         self._orders.setdefault(agent, []).append(session)
-
-    def let_go(self, session: SessionId, agent: AgentId) -> None:
-        """Handles that an agent holds nothing of a session any more."""
-        self.were_freed(self.slots.release(session, agent))
-        if session not in self.slots:
-            self.is_over(session)
-            return
-        known = self.sessions.get(session)
-        if known is not None and known.prefill is not None:
-            holders = self.slots.agents(session)
-            if not any(each in holders for each in known.prefill_agents):
-                self._handed_over(known)
-
-    def _handed_over(self, session: Session) -> None:
-        """Frees its place on the prompt's chain, whose agents have all released it."""
-        prefill, session.prefill = session.prefill, None
-        if prefill is None:
-            return
-        prefill.running -= 1
-        self.kv_budget.left(session.session_id, prefill)
-        if session.route is not None:
-            session.hops = session.route.hops
-        model = prefill.hops[0].partition.model
-        model_queue = self.model_queues.get(model)
-        if model_queue is not None:
-            model_queue.waiting.offer(prefill)
-            self.dirty[model] = None
-
-    def were_freed(self, caches: list[Cache]) -> None:
-        """Lets requests start where slots were freed."""
-        for cache in caches:
-            model = cache.partition.model
-            model_queue = self.model_queues.get(model)
-            if model_queue is not None:
-                model_queue.waiting.freed(cache)
-                self.dirty[model] = None
-
-    def is_over(self, session_id: SessionId) -> None:
-        """Ends a session of which no agent holds anything: its place on the chain is free.
-
-        If a request is still open for it, the request waits for the gateway's word, and may be
-        started again.
-        """
-        session = self.sessions.get(session_id)
-        if session is None:
-            return
-        if session.arriving is not None:
-            self.fail_move(session.arriving, "closed")
-            return
-        if session.sequence is not None:
-            self._leaves(session.sequence)
-        else:
-            del self.sessions[session_id]
-            self.unclaimed.pop(session_id, None)
-        self._handed_over(session)
-        self.kv_budget.ends(session_id)
-        route, session.route = session.route, None
-        if route is not None:
-            route.running -= 1
-            model = route.hops[0].partition.model
-            model_queue = self.model_queues.get(model)
-            if model_queue is not None:
-                model_queue.session_ended(self.now)
-                model_queue.waiting.offer(route)
-                self.dirty[model] = None
-
-    def refresh(self) -> None:
-        """Updates which chains may be used."""
-        self.availability_seen = self.availability.version
-        for model, model_queue in self.model_queues.items():
-            model_queue.refresh(self.availability)
-            self.dirty[model] = None
-        for request, sequence in list(self.resting.items()):
-            if not self.model_queue(sequence.model).must_rest:
-                del self.resting[request]
-                self.model_queue(sequence.model).waiting.push(sequence)
-        draining = self.availability.impaired_by(Impairment.DRAINING)
-        if draining != self.draining:
-            self.draining = draining
-            self.find_misplaced()
-
-    def find_misplaced(self) -> None:
-        """Called when agents or plan changed; subclasses find the misplaced sessions."""
-
-    # Moves
-
-    def fail_move(self, move: Move, why: MoveFailure) -> None:
-        """Gives a move up: the session stays where it is, if it still runs."""
-        source, target = move.source, move.target
-        self.counters["failed_moves"] += 1
-        self.counters[f"failed_moves_{why}"] += 1
-        self.failures[target.session_id] = why
-        if len(self.failures) > _FAILURES:
-            del self.failures[next(iter(self.failures))]
-        self.unlink(move)
-        placer = self.model_queue(move.sequence.model).placer
-        if placer is not None:
-            placer.unreserve(move.sequence.request)
-        if why != "over":
-            pause = self.config.move_pause_ns << min(source.failed_moves, 16)
-            source.move_after = self.now + min(self.config.longest_move_pause_ns, pause)
-            source.failed_moves += 1
-            if source.hops and source.hops[0].agent in self.present:
-                # The agent leads the move; agents that do not know a session answer that it is
-                # closed.
-                self.tell_to_close(source.hops[0].agent, target.session_id)
-            source.closed_move = target.session_id if why == "closed" else None
-        self.close(target)
-
-    def unlink(self, move: Move) -> None:
-        """Removes a move that is over, so that its agents have room for others."""
-        del self.moves[move.target.session_id]
-        for agent in move.agents:
-            self.moves_at[agent] -= 1
-            if not self.moves_at[agent]:
-                del self.moves_at[agent]
-        move.source.moving = move.target.arriving = None
-        self.dirty[move.sequence.model] = None
 
     def take_commands(self) -> list[Command]:
         """Returns the commands of this event, beginning with what agents must free."""
@@ -403,8 +267,12 @@ class SessionTable:
         if self._orders:
             orders, self._orders = self._orders, {}
             closes: list[Command] = [
-                CloseSessions(agent, tuple(dict.fromkeys(sessions)))
+                CloseSessions(agent, tuple(dict.fromkeys(sessions)), cause=self.event)
                 for agent, sessions in orders.items()
             ]
             return closes + commands
         return commands
+
+
+def _number(step: StoryStep) -> int:
+    return step.cause.number

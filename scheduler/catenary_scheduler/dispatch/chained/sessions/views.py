@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
+from catenary_scheduler.dispatch.chained.states import SessionState
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, RequestId, SessionId
 from catenary_services.domain.plan import ChainHop
@@ -74,12 +74,6 @@ def view_of(session: Session, sequence: SequenceRequest) -> SessionView:
     )
 
 
-SessionState = Literal["starting", "runs", "left", "arriving", "closing", "unclaimed"]
-"""The purpose of a session's slots. In order: it has a request and no token yet; it got tokens, so
-that all its agents have it; an agent said that it is over, and its gateway is waited for; another
-session is to become it; its agents were told to close it; no gateway has claimed it yet."""
-
-
 @dataclass(frozen=True, slots=True)
 class BookedSession:
     """The bookings of a session, and their purpose.
@@ -87,7 +81,8 @@ class BookedSession:
     Attributes:
         session: Its id.
         request: The request it generates or will generate for; None if no request is waited for.
-        state: The purpose of its slots.
+        state: The purpose of its slots: its state, but STARTING until all caches of its prompt were
+            sent, DECODING also while it moves away, and DELIVERING once it holds nothing.
         ring: The agents that generate.
         holds: Its bookings: agent, partition, block slots.
         source: The session that becomes it by a move, and the agents of that; None if there is
@@ -114,24 +109,22 @@ def _claim(table: SessionTable, session_id: SessionId) -> BookedSession:
     holds = tuple(table.slots.holds(session_id))
     session = table.sessions.get(session_id)
     if session is None:
-        return BookedSession(session_id, None, "closing", (), holds)
+        return BookedSession(session_id, None, SessionState.CLOSING, (), holds)
     ring = tuple(dict.fromkeys([hop.agent for hop in session.hops]))
-    move, sequence = session.arriving, session.sequence
+    move, sequence, state = table.moves.to(session_id), session.sequence, session.state
     if move is not None:
         old = tuple(dict.fromkeys([hop.agent for hop in move.source.hops]))
         source = (move.source.session_id, old)
-        return BookedSession(session_id, move.sequence.request, "arriving", ring, holds, source)
-    request = sequence.request if sequence is not None else None
-    return BookedSession(session_id, request, _state(table, session), ring, holds)
-
-
-def _state(table: SessionTable, session: Session) -> SessionState:
-    if session.sequence is None:
-        return "unclaimed" if session.session_id in table.unclaimed else "closing"
-    if session.left or session.session_id not in table.slots:
-        return "left"
-    # In a split phase the first token comes while the caches are still being sent.
-    return "runs" if session.runs and session.prefill is None else "starting"
+        return BookedSession(session_id, move.sequence.request, state, ring, holds, source)
+    if sequence is None:
+        return BookedSession(session_id, None, state, ring, holds)
+    if session_id not in table.slots:
+        state = SessionState.DELIVERING
+    elif state is not SessionState.DELIVERING:
+        # In a split phase the first token comes while the caches are still being sent.
+        runs = session.runs and session.prefill is None
+        state = SessionState.DECODING if runs else SessionState.STARTING
+    return BookedSession(session_id, sequence.request, state, ring, holds)
 
 
 def views_of(table: SessionTable) -> Iterator[SessionView]:

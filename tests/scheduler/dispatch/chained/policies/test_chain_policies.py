@@ -32,7 +32,7 @@ def chosen(bench: ChainBench) -> str:
 
 
 def routes(bench: ChainBench) -> dict[str, ChainState]:
-    model_queue = bench.dispatcher._state.model_queues[LLAMA]
+    model_queue = bench.dispatcher._table.model_queues[LLAMA]
     return {route.chain_id: route for route in model_queue._routes.values()}
 
 

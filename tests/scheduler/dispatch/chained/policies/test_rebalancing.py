@@ -52,8 +52,8 @@ def bench(active: Plan, config: ChainedConfig = ON) -> ChainBench:
     return made
 
 
-def board_of(each: ChainBench) -> SloPlacer:
-    placer = each.dispatcher._state.model_queues[LLAMA].placer
+def placer_of(each: ChainBench) -> SloPlacer:
+    placer = each.dispatcher._table.model_queues[LLAMA].placer
     assert placer is not None
     return placer
 
@@ -67,11 +67,11 @@ def ask(each: ChainBench, at_ms: float, prompt: int = 100) -> list[Command]:
 
 def tell_errors(each: ChainBench, over: str, under: str) -> None:
     """Has one worker turn out to have more left than was thought, and another less."""
-    placer = board_of(each)
-    assert placer.rebalancer is not None
-    workers = {route.chain_id: found for route, found in placer.mixed()}
-    placer.rebalancer.outgrew(workers[over], 900.0)
-    placer.rebalancer.ended_early(workers[under], 900.0, 10)
+    placer = placer_of(each)
+    assert placer.loads.rebalancer is not None
+    workers = {route.chain_id: found for route, found in placer.workers.mixed()}
+    placer.loads.rebalancer.outgrew(workers[over], 900.0)
+    placer.loads.rebalancer.ended_early(workers[under], 900.0, 10)
 
 
 def test_a_session_begins_where_others_ended_early() -> None:
@@ -85,7 +85,7 @@ def test_a_session_begins_where_others_ended_early() -> None:
     assert each.booked() == {other: 6}
     assert each.figure("rebalanced_sessions") == 1
     assert each.figure("started_sessions") == each.figure("sessions_in_flight") == 1
-    running = {route.chain_id: route.running for route, _ in board_of(each).mixed()}
+    running = {route.chain_id: route.running for route, _ in placer_of(each).workers.mixed()}
     assert running == {first: 0, other: 1}
     assert each.end(100, start) == []
     assert each.booked() == {}
@@ -93,7 +93,7 @@ def test_a_session_begins_where_others_ended_early() -> None:
 
 def test_nothing_moves_if_it_is_not_asked_for() -> None:
     each = bench(plan_of(worker("a", 4), worker("b", 4)), ChainedConfig())
-    assert board_of(each).rebalancer is None
+    assert placer_of(each).loads.rebalancer is None
     only(ask(each, 0), StartSession)
     assert each.figure("rebalanced_sessions") == 0
 
@@ -115,7 +115,7 @@ def test_a_move_that_breaks_a_constraint_is_not_made() -> None:
     first = only(ask(probe, 0), StartSession).chain_id
     other = {"a": "b", "b": "a"}[first]
     each = bench(active)
-    (busy,) = [found for route, found in board_of(each).mixed() if route.chain_id == other]
+    (busy,) = [found for route, found in placer_of(each).workers.mixed() if route.chain_id == other]
     busy.limits = type(busy.limits)(0, 0, 150.0, 0.5)  # caches too small for prompt and answer
     tell_errors(each, over=first, under=other)
     assert only(ask(each, 0), StartSession).chain_id == first
@@ -125,13 +125,13 @@ def test_errors_come_from_what_gateways_report() -> None:
     each = bench(plan_of(worker("a", 4), worker("b", 4)))
     one, two = only(ask(each, 0), StartSession), only(ask(each, 500), StartSession)
     assert {one.chain_id, two.chain_id} == {"a", "b"}
-    rebalancer = board_of(each).rebalancer
+    rebalancer = placer_of(each).loads.rebalancer
     assert rebalancer is not None
     grown = SessionProgress(one.request, 390, 20 * MS, 389 * 12 * MS)
     each.tell(5000, SessionsProgressed((grown,)))
     short = SessionProgress(two.request, 3, 20 * MS, 2 * 12 * MS)
     each.tell(5001, RequestCompleted(two.request, short))
-    workers = {route.chain_id: found for route, found in board_of(each).mixed()}
+    workers = {route.chain_id: found for route, found in placer_of(each).workers.mixed()}
     grown_errors = rebalancer._errors[workers[one.chain_id]]
     short_errors = rebalancer._errors[workers[two.chain_id]]
     assert (grown_errors.sessions, short_errors.sessions) == (1, -1)
@@ -183,4 +183,4 @@ def test_whatever_moves_nobody_is_lost_and_no_cache_is_overfull() -> None:
         assert each.figure("sessions_in_flight") == len(open_sessions)
     assert ended == 250
     assert each.figure("rebalanced_sessions") > 10
-    assert all(route.running == 0 for route, _ in board_of(each).mixed())
+    assert all(route.running == 0 for route, _ in placer_of(each).workers.mixed())

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from catenary_scheduler.dispatch.chained import ChainedDispatcher
+from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
 from catenary_scheduler.dispatch.events import (
     AdoptedSession,
     AgentJoined,
@@ -68,7 +68,7 @@ class Cluster:
         cache: float = 0.0,
         may_pack: bool = False,
     ) -> None:
-        self.dispatcher = ChainedDispatcher(policy="slo")
+        self.dispatcher = ChainedDispatcher(ChainedConfig(checked=True), policy="slo")
         self.now = 0
         self.count = 0
         self.rejected: dict[RequestId, Reject] = {}
@@ -299,10 +299,10 @@ def test_pairs_take_the_prompt_and_the_rest_on_different_workers() -> None:
     ends = [cluster.started[each].decode_hops[0].agent for each in requests]
     assert sorted(ends) == ["a1", "a2"]
     cluster.now += 200 * MS
-    placer = cluster.dispatcher._state.model_queue(MODEL).placer
+    placer = cluster.dispatcher._table.model_queue(MODEL).placer
     assert placer is not None
     cluster.report(requests[0], 5, 4 * 25.0 * MS)
-    assert [len(worker.running_sequences) for worker in placer._open] == [1]
+    assert [len(worker.running_sequences) for worker in placer.workers.open] == [1]
 
 
 def test_a_successor_counts_adopted_sessions_and_what_they_have_done() -> None:
@@ -324,9 +324,9 @@ def test_a_successor_counts_adopted_sessions_and_what_they_have_done() -> None:
             progress=SessionProgress(request, 50, 100 * MS, 49 * 25 * MS),
         )
     )
-    placer = cluster.dispatcher._state.model_queue(MODEL).placer
+    placer = cluster.dispatcher._table.model_queue(MODEL).placer
     assert placer is not None
-    running = placer._running[request][1]
+    running = placer.loads._running[request][1]
     assert (running.generated_tokens, running.carried_tokens, running.is_new) == (50, 0, False)
 
 
@@ -339,11 +339,11 @@ def test_nothing_is_left_of_sessions_that_ended() -> None:
         started = cluster.started[request]
         cluster.tell(RequestCompleted(request, SessionProgress(request, 1, 50 * MS, 0)))
         cluster.tell(SessionsClosed(started.hops[0].agent, (started.session,)))
-    placer = cluster.dispatcher._state.model_queue(MODEL).placer
+    placer = cluster.dispatcher._table.model_queue(MODEL).placer
     assert placer is not None
-    assert not placer._running
-    assert not placer._prompts
-    for worker in placer._open:
+    assert not placer.loads._running
+    assert not placer.loads._prompts
+    for worker in placer.workers.open:
         assert (len(worker.running_sequences), worker.context_tokens, worker.final_tokens) == (
             0,
             0.0,
@@ -359,7 +359,7 @@ def test_nothing_is_left_of_sessions_that_ended() -> None:
 @pytest.mark.parametrize("may_pack", [True, False])
 def test_sessions_are_packed_only_if_allowed_and_attainment_is_safe(may_pack: bool) -> None:
     cluster = Cluster(3, may_pack=may_pack)
-    placer = cluster.dispatcher._state.model_queue(MODEL).placer
+    placer = cluster.dispatcher._table.model_queue(MODEL).placer
     assert placer is not None
     first = cluster.ask()
     cluster.now += 100 * MS
