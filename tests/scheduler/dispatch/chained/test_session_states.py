@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from chain_bench import LLAMA, ChainBench, adopted, chain, only, plan
+from move_bench import MoveBench
 
 from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
 from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
@@ -28,8 +30,6 @@ from catenary_scheduler.dispatch.events import (
 )
 from catenary_services.domain.ids import AgentId, GatewayId, RequestId, ServerId, SessionId
 from catenary_services.domain.plan import Agent
-from chain_bench import LLAMA, ChainBench, adopted, chain, only, plan
-from move_bench import MoveBench
 
 A, B = AgentId("a"), AgentId("b")
 
