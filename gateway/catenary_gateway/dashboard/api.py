@@ -9,7 +9,7 @@ from aiohttp import ETag, web
 from catenary_gateway.admission.request_pipeline import RequestPipeline
 from catenary_gateway.dashboard import files
 from catenary_gateway.dashboard.answers import DocumentCache, JsonDocument, Make
-from catenary_gateway.dashboard.sources import DashboardSources, SchedulerCaller, window_of
+from catenary_gateway.dashboard.sources import DashboardSources, SchedulerCaller, session_of, window_of
 from catenary_gateway.endpoints.http_calls import enter, json_response
 from catenary_services.errors import InvalidInput, PermissionDenied
 from catenary_services.security.keys import SCOPE_VIEW
@@ -67,6 +67,7 @@ class Dashboard:
             web.get(f"{api}/requests", self._requests),
             web.get(f"{api}/sessions", self._sessions),
             web.get(f"{api}/trace", self._trace),
+            web.get(f"{api}/story", self._story),
         )
 
     async def _page(self, request: web.Request) -> web.Response:
@@ -98,10 +99,14 @@ class Dashboard:
 
     async def _trace(self, request: web.Request) -> web.Response:
         self._authorize(request)
-        request_id = request.query.get("request_id", "")
-        if len(request_id) > _LONGEST_ID:
-            raise InvalidInput("request_id", "is too long")
-        return json_response(self._sources.trace(request_id), headers=_NEVER_KEPT)
+        trace = self._sources.trace(_request_id(request))
+        return json_response(trace, headers=_NEVER_KEPT)
+
+    async def _story(self, request: web.Request) -> web.Response:
+        self._authorize(request)
+        session_id = session_of(request.query.get("session_id"))
+        story = await self._sources.story(session_id, _request_id(request))
+        return json_response(story, headers=_NEVER_KEPT)
 
     async def _answer(self, request: web.Request, kind: str, make: Make) -> web.Response:
         self._authorize(request)
@@ -138,6 +143,14 @@ class Dashboard:
 
 
 _NEVER_KEPT = {"Cache-Control": "no-store"}
+
+
+def _request_id(request: web.Request) -> str:
+    """Returns the id of the request that a caller asks for; empty if the caller names none."""
+    request_id = request.query.get("request_id", "")
+    if len(request_id) > _LONGEST_ID:
+        raise InvalidInput("request_id", "is too long")
+    return request_id
 
 
 def _sent(request: web.Request, asset: files.Asset) -> web.Response:

@@ -14,6 +14,7 @@ from catenary_gateway.dashboard.local_facts import gateway_facts
 from catenary_gateway.observability.local_answers import (
     add_attainment,
     name_requests,
+    name_story,
     recent_requests,
 )
 from catenary_gateway.observability.waterfall import trace_of
@@ -88,13 +89,42 @@ class DashboardSources:
         found = request_metrics.recent.find(request_id)
         if found is None:
             raise InvalidInput("request_id", "is not among the recent requests of this gateway")
-        return converters.values_of(trace_of(found, request_metrics.gateway_id))
+        trace = converters.values_of(trace_of(found, request_metrics.gateway_id))
+        return {**trace, "has_story": found.number > 0}
+
+    async def story(self, session_id: int, request_id: str) -> dict[str, Any]:
+        """Returns what happened to a session, or to a request of this gateway, and why.
+
+        Args:
+            session_id: The session; 0 if the request is named.
+            request_id: The request; empty if the session is named.
+
+        Raises:
+            InvalidInput: Not exactly one of them is named, or it is not known, or not any more.
+        """
+        request = admin_pb2.GetStoryRequest(session_id=session_id, request_id=request_id)
+        recent = self.pipeline.plane.request_metrics.recent
+        name_story(request, self.pipeline.gateway_id, self.pipeline.sessions, recent)
+        return converters.values_of(await self._ask("GetStory", request))
 
     async def _ask(self, method: str, request: Any) -> Any:
         try:
             return await self.scheduler.call(method, request, TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise error_of_rpc(error) from None
+
+
+def session_of(text: str | None) -> int:
+    """Returns the id of a session; 0 for None.
+
+    Raises:
+        InvalidInput: `text` is not a whole number below 2**63.
+    """
+    if text is None:
+        return 0
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) < 1 << 63):
+        raise InvalidInput("session_id", "must be a whole number below 2**63")
+    return int(text)
 
 
 def window_of(text: str | None) -> int:

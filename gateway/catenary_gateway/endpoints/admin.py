@@ -15,6 +15,7 @@ from catenary_gateway.observability.local_answers import (
     RunningRequests,
     add_attainment,
     name_requests,
+    name_story,
     recent_requests,
 )
 from catenary_gateway.observability.request_metrics import RequestMetrics
@@ -231,24 +232,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         The request may be named by its id if this gateway serves it, or did a while ago.
         """
         self._authorize(context, SCOPE_VIEW)
-        if bool(request.request_id) == bool(request.session_id):
-            raise InvalidInput("session_id", "name either a session or a request")
-        if request.request_id:
-            request.request_number = self._number_of(request.request_id)
-            request.gateway_id = self._request_metrics.gateway_id
-            request.request_id = ""
+        known = self._request_metrics
+        name_story(request, known.gateway_id, self._requests, known.recent)
         answer: admin_pb2.GetStoryResponse = await self._forward("GetStory", request, context)
         return answer
-
-    def _number_of(self, request_id: str) -> int:
-        """Returns the number of a request that generates text, or did a while ago."""
-        number = self._requests.number_of(request_id)
-        if number is None:
-            found = self._request_metrics.recent.find(request_id)
-            number = found.number if found is not None else None
-        if not number:
-            raise InvalidInput("request_id", "did not generate text at this gateway lately")
-        return number
 
     @answered
     async def MoveSession(  # noqa: N802

@@ -10,6 +10,7 @@ from catenary_gateway.observability.outcomes import RecentOutcomes
 from catenary_gateway.observability.recent_requests import RecentRequests
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_services.domain.ids import ModelKey
+from catenary_services.errors import InvalidInput
 
 MOST_REQUESTS = 500
 """Most requests in one answer to `ListRequests`."""
@@ -63,6 +64,33 @@ def name_requests(
     for session in answer.sessions:
         if session.gateway_id == gateway_id:
             session.request_id = requests.request_id(session.request_number)
+
+
+def name_story(
+    request: admin_pb2.GetStoryRequest,
+    gateway_id: str,
+    requests: RunningRequests,
+    recent: RecentRequests,
+) -> None:
+    """Replaces the id of a request by its gateway and number, by which schedulers know it.
+
+    Raises:
+        InvalidInput: The request names neither a session nor a request, or both, or a request that
+            generated no text at this gateway lately.
+    """
+    if bool(request.request_id) == bool(request.session_id):
+        raise InvalidInput("session_id", "name either a session or a request")
+    if not request.request_id:
+        return
+    number = requests.number_of(request.request_id)
+    if number is None:
+        found = recent.find(request.request_id)
+        number = found.number if found is not None else 0
+    if not number:
+        raise InvalidInput("request_id", "did not generate text at this gateway lately")
+    request.request_number = number
+    request.gateway_id = gateway_id
+    request.request_id = ""
 
 
 def add_attainment(answer: admin_pb2.GetStatusResponse, outcomes: RecentOutcomes) -> None:

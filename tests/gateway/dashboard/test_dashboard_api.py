@@ -89,6 +89,24 @@ async def test_every_route_answers_what_admin_answers(
     assert (age_s <= 5, ended) == (True, [1, 1])
 
 
+async def test_a_story_is_that_of_the_session_or_request_that_was_named(
+    running: Stage, counted: Counter[str]
+) -> None:
+    session_id = (1 << 62) + 7  # a browser's numbers would round it
+    async with browser(running) as session:
+        async with session.post("/v2/models/toy/infer", json={**ONE_ROW, "id": "rows"}) as sent:
+            assert sent.status == 200
+        code, story = await asked(session, f"story?session_id={session_id}")
+        assert code == 200, story
+        assert story["changes"][2]["session_id"] == str(session_id)
+        assert story["changes"][7]["why"] == f"to {session_id + 1}"
+        code, trace = await asked(session, "trace?request_id=rows")
+        assert (code, trace["has_story"]) == (200, False)
+        code, said = await asked(session, "story?request_id=rows")
+        assert (code, "did not generate text" in said["error"]) == (400, True)
+    assert counted["GetStory"] == 1
+
+
 async def test_ten_pages_cost_the_scheduler_one_call_of_each_kind(
     running: Stage, counted: Counter[str]
 ) -> None:
@@ -201,6 +219,12 @@ async def test_what_is_asked_wrongly_is_the_callers_mistake(
             "timelines?seconds=x",
             "trace?request_id=nobody",
             f"trace?request_id={'a' * 300}",
+            "story",
+            "story?session_id=x",
+            "story?session_id=0",
+            f"story?session_id={1 << 63}",
+            "story?request_id=nobody",
+            "story?session_id=5&request_id=nobody",
         ):
             assert (await asked(session, wrong))[0] == 400, wrong
         async with session.post("/dashboard/v1/status") as response:

@@ -211,6 +211,36 @@ def sessions() -> admin_pb2.ListSessionsResponse:
     )
 
 
+def story(request: admin_pb2.GetStoryRequest) -> admin_pb2.GetStoryResponse:
+    """What happened to a session that moved once."""
+    old, new = request.session_id or 4 << 40, (request.session_id or 4 << 40) + 1
+    steps = (
+        ("SessionRequested", 0, "new", "waiting", "arrived", ""),
+        ("SessionRequested", 0, "waiting", "running", "placed", "smollm2-135m/1"),
+        ("SessionRequested", old, "new", "starting", "started", "smollm2-135m/1"),
+        ("SessionsProgressed", old, "starting", "decoding", "first token", ""),
+        ("MoveRequested", new, "new", "migrating in", "reserved for a move", "smollm2-135m/2"),
+        ("MoveRequested", old, "decoding", "migrating out", "move began", "requested"),
+        ("SessionMoved", new, "migrating in", "starting", "took over", f"from {old}"),
+        ("SessionMoved", old, "migrating out", "closing", "moved away", f"to {new}"),
+    )
+    return admin_pb2.GetStoryResponse(
+        changes=[
+            admin_pb2.StateChange(
+                ago_ns=(len(steps) - at) * 10**8,
+                event=40 + at,
+                event_kind=kind,
+                session_id=session,
+                before=before,
+                after=after,
+                name=name,
+                why=why,
+            )
+            for at, (kind, session, before, after, name, why) in enumerate(steps)
+        ]
+    )
+
+
 def answers() -> dict[str, object]:
     """For `ScriptedScheduler.answers`."""
     return {
@@ -218,4 +248,5 @@ def answers() -> dict[str, object]:
         "GetPlan": lambda _: plan(),
         "GetTimelines": timelines,
         "ListSessions": lambda _: sessions(),
+        "GetStory": story,
     }

@@ -283,19 +283,19 @@ async def test_a_requests_waterfall_is_what_admin_traces(
             )
             with client_of(cluster) as client:
                 trace = await in_thread(client.trace, wanted)
-            title = await tab.text("#trace-title")
+            title = await tab.text("#details-title")
             assert title == f"Request {trace.request_id}"
             bars = await tab.page.locator(".waterfall .track").count()
             assert bars == len(trace.spans)
             assert stage in await tab.text(".waterfall")
-            facts = await tab.facts("#trace-body .facts")
+            facts = await tab.facts("#details-body .facts")
             assert (facts["Model"], facts["Outcome"], facts["Trace"]) == (
                 label,
                 "OK",
                 trace.trace_id,
             )
             await tab.shot(f"waterfall-{label.split('-')[0]}")
-            await tab.page.locator("#trace-close").click()
+            await tab.page.locator("#details-close").click()
         assert tab.complaints == []
 
 

@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 
 import figures
+from catenary_protos.catenary.v1 import admin_pb2
 from catenary_services.security.keys import add_key
 from deployed.browser import DESKTOP, PHONE, ROOT, Tab, open_tab, require
 from gateway_harness import Stage, stage
@@ -28,6 +29,7 @@ MOST_PAGE_BYTES = 150_000
 FIRST_PAINT_MS = 1000
 MOST_BUSY_RATIO = 0.3
 """Of one core, for the page alone, with everything on it moving."""
+STORY = "document.querySelectorAll('#details-body tbody tr').length === 8"
 LOADED = "document.querySelectorAll('.agent').length > 0"
 
 
@@ -134,6 +136,38 @@ async def test_axe_finds_nothing_to_object_to(
         await tab.page.locator("#requests-table button.link").first.click()
         await tab.until("document.querySelectorAll('.waterfall li').length > 3", "the waterfall")
         assert await tab.inaccessible() == []
+        await tab.page.keyboard.press("Escape")
+        await tab.page.locator("#sessions-table button.link").first.click()
+        await tab.until(STORY, "the story")
+        assert await tab.scroll_width() <= size["width"]
+        assert await tab.inaccessible() == []
+
+
+async def test_a_session_tells_what_happened_to_it(tmp_path: Path) -> None:
+    async with large_place(tmp_path) as place, open_tab(f"http://{place.http}/") as tab:
+        await tab.until(
+            "document.querySelectorAll('#sessions-table tbody tr').length > 9", "sessions"
+        )
+        opener = tab.page.locator("#sessions-table button.link").first
+        session = await opener.inner_text()
+        await opener.click()
+        await tab.until(STORY, "the story")
+        assert await tab.text("#details-title") == f"Session {session}"
+        rows = await tab.rows("#details-body")
+        told = large_cluster.story(admin_pb2.GetStoryRequest(session_id=int(session))).changes
+        assert [row[1:] for row in rows] == [
+            [
+                str(each.session_id or "request"),
+                each.after,
+                each.name,
+                each.why or "–",
+                f"{each.event_kind} {each.event}",
+            ]
+            for each in told
+        ]
+        assert (rows[0][0], rows[-1][0]) == ("800 ms", "100 ms")
+        await tab.shot("story")
+        assert tab.complaints == []
 
 
 async def test_everything_can_be_reached_by_keyboard(tmp_path: Path) -> None:
@@ -168,9 +202,9 @@ async def test_everything_can_be_reached_by_keyboard(tmp_path: Path) -> None:
         opener = tab.page.locator("#requests-table button.link").first
         await opener.focus()
         await keyboard.press("Enter")
-        await tab.until("document.getElementById('trace').open", "the waterfall")
+        await tab.until("document.getElementById('details').open", "the waterfall")
         await keyboard.press("Escape")
-        await tab.until("!document.getElementById('trace').open", "its end")
+        await tab.until("!document.getElementById('details').open", "its end")
         # News arrive every second; who reads the list must not be thrown out of it.
         await opener.focus()
         held = await tab.page.evaluate("document.activeElement.textContent")

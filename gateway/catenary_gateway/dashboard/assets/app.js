@@ -2,6 +2,7 @@
 
 import { Caches } from "./caches.js";
 import { Control } from "./control.js";
+import { Details } from "./details.js";
 import { byId } from "./dom.js";
 import { Feeds } from "./feeds.js";
 import { labelOf } from "./format.js";
@@ -13,17 +14,18 @@ import { nameColours } from "./palette.js";
 import { Plan } from "./plan.js";
 import { Requests } from "./requests.js";
 import { Sessions } from "./sessions.js";
+import { storyOf } from "./story.js";
 import { Timelines } from "./timelines.js";
-import { Waterfall } from "./waterfall.js";
+import { waterfallOf } from "./waterfall.js";
 
 const timelines = new Timelines();
 const map = new ClusterMap((agent) => timelines.choose(agent));
 const models = new Models();
 const caches = new Caches();
 const plan = new Plan();
-const waterfall = new Waterfall();
-const requests = new Requests((id) => waterfall.open(id));
-const sessions = new Sessions();
+const details = new Details();
+const requests = new Requests((id) => details.open(`Request ${id}`, () => waterfallOf(id)));
+const sessions = new Sessions((id) => details.open(`Session ${id}`, async () => [await storyOf({ session_id: id })]));
 const control = new Control();
 
 const feeds = new Feeds(changed);

@@ -1,8 +1,8 @@
-// Recent requests of this gateway; each opens its waterfall.
+// Recent requests of this gateway; each opens its waterfall and story.
 
 import { byId, h, keyed, text } from "./dom.js";
 import { ago, duration } from "./format.js";
-import { table } from "./tables.js";
+import { opener, table } from "./tables.js";
 
 export class Requests {
   constructor(onOpen) {
@@ -13,7 +13,7 @@ export class Requests {
       empty: "No request has ended at this gateway, or none is as chosen.",
       rowClass: (request) => (request.outcome === "OK" ? "" : "failed"),
       columns: [
-        { name: "Request", make: () => makeOpener(onOpen) },
+        { name: "Request", make: () => opener(onOpen, (request) => request.request_id, (id) => `Where the time of request ${id} went`) },
         { name: "Model", cell: (request) => request.model },
         { name: "Outcome", cell: (request) => request.outcome },
         { name: "Took", number: true, cell: (request) => duration(request.total_ns) },
@@ -43,14 +43,4 @@ export class Requests {
       ),
     );
   }
-}
-
-function makeOpener(onOpen) {
-  const button = h("button", { type: "button", class: "link" });
-  button.show = (request) => {
-    text(button, request.request_id);
-    button.onclick = () => onOpen(request.request_id);
-    button.setAttribute("aria-label", `Where the time of request ${request.request_id} went`);
-  };
-  return button;
 }

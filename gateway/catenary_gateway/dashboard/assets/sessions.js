@@ -1,17 +1,17 @@
-// Sessions that generate: where they are, how long, where they move.
+// Sessions that generate: where they are, how long, where they move; each opens its story.
 
 import { byId } from "./dom.js";
 import { byName, count } from "./format.js";
-import { table } from "./tables.js";
+import { opener, table } from "./tables.js";
 
 export class Sessions {
-  constructor() {
+  constructor(onOpen) {
     this.table = table(byId("sessions-table"), {
       label: "Sessions",
       keyOf: (session) => session.session_id,
       empty: "No session generates text at the moment.",
       columns: [
-        { name: "Session", cell: (session) => session.session_id },
+        { name: "Session", make: () => opener(onOpen, (session) => session.session_id, (id) => `What happened to session ${id}`) },
         { name: "Request", cell: (session) => session.request_id || `at ${session.gateway_id}` },
         { name: "Model", cell: (session) => `${session.model}:${session.version}` },
         { name: "Chain", cell: (session) => session.chain_id || "of an earlier scheduler" },

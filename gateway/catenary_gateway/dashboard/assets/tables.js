@@ -54,3 +54,15 @@ export function table(holder, { label, columns, keyOf, empty, rowClass }) {
     keyed(body, items, keyOf, makeRow, updateRow);
   };
 }
+
+/** A cell's button with the id of an item, which opens what is known of it. */
+export function opener(onOpen, idOf, labelFor) {
+  const button = h("button", { type: "button", class: "link" });
+  button.show = (item) => {
+    const id = idOf(item);
+    text(button, id);
+    button.onclick = () => onOpen(id);
+    button.setAttribute("aria-label", labelFor(id));
+  };
+  return button;
+}

@@ -1,8 +1,9 @@
 // Where the time of one request went, bar by bar.
 
 import { ask } from "./api.js";
-import { byId, facts, h } from "./dom.js";
+import { facts, h } from "./dom.js";
 import { duration } from "./format.js";
+import { storyOf } from "./story.js";
 
 const KIND_OF_STAGE = {
   receive: "gate", queue: "queue", send: "net", transfer: "net", wait: "queue", compute: "work",
@@ -14,26 +15,11 @@ const WORDS = {
   first_token: "until the first token", next_tokens: "all later tokens",
 };
 
-export class Waterfall {
-  constructor() {
-    this.dialog = byId("trace");
-    byId("trace-close").addEventListener("click", () => this.dialog.close());
-    this.dialog.addEventListener("click", (event) => {
-      if (event.target === this.dialog) this.dialog.close();
-    });
-  }
-
-  async open(requestId) {
-    byId("trace-title").textContent = `Request ${requestId}`;
-    byId("trace-body").replaceChildren(h("p", { class: "note" }, "Asking the gateway …"));
-    if (!this.dialog.open) this.dialog.showModal();
-    try {
-      const { value } = await ask("trace", { request_id: requestId });
-      byId("trace-body").replaceChildren(...body(value));
-    } catch (problem) {
-      byId("trace-body").replaceChildren(h("p", { class: "empty", role: "alert" }, problem.message));
-    }
-  }
+/** Returns elements that say where the time of a request went, and what happened to it if it generated text. */
+export async function waterfallOf(requestId) {
+  const { value } = await ask("trace", { request_id: requestId });
+  if (!value.has_story) return body(value);
+  return [...body(value), h("h3", null, "What happened"), await storyOf({ request_id: requestId })];
 }
 
 function body(trace) {

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from chain_bench import LLAMA, ChainBench, adopted, chain, only, plan
-from move_bench import MoveBench
 
 from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
 from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
@@ -30,6 +28,8 @@ from catenary_scheduler.dispatch.events import (
 )
 from catenary_services.domain.ids import AgentId, GatewayId, RequestId, ServerId, SessionId
 from catenary_services.domain.plan import Agent
+from scheduling_cases.chain_bench import LLAMA, ChainBench, adopted, chain, only, plan
+from scheduling_cases.move_bench import MoveBench
 
 A, B = AgentId("a"), AgentId("b")
 
