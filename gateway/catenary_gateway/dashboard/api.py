@@ -9,7 +9,12 @@ from aiohttp import ETag, web
 from catenary_gateway.admission.request_pipeline import RequestPipeline
 from catenary_gateway.dashboard import files
 from catenary_gateway.dashboard.answers import DocumentCache, JsonDocument, Make
-from catenary_gateway.dashboard.sources import DashboardSources, SchedulerCaller, session_of, window_of
+from catenary_gateway.dashboard.sources import (
+    DashboardSources,
+    SchedulerCaller,
+    session_of,
+    window_of,
+)
 from catenary_gateway.endpoints.http_calls import enter, json_response
 from catenary_services.errors import InvalidInput, PermissionDenied
 from catenary_services.security.keys import SCOPE_VIEW

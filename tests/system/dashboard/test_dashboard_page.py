@@ -160,7 +160,7 @@ async def test_a_session_tells_what_happened_to_it(tmp_path: Path) -> None:
                 str(each.session_id or "request"),
                 each.after,
                 each.name,
-                each.why or "–",
+                each.why or "\N{EN DASH}",
                 f"{each.event_kind} {each.event}",
             ]
             for each in told
