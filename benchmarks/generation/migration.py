@@ -145,7 +145,7 @@ async def agent(hub: TransportHub, name: str, key: ModelKey) -> AsyncIterator[Ge
     generation = GenerationEngine(name, around, GenerationLimits())
     generation.start()
     engine.start()
-    engine.hand_sessions_to(generation.on_frame)
+    engine.hand_frames_to(generation.on_frame, generation.frame_kinds)
     await hub.start(engine.on_frame)
     generation.add_decoder(LoadedDecoder(PartitionBatcher(decoder, _COST), layout, _COST))
     try:

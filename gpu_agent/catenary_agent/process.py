@@ -120,7 +120,7 @@ class AgentProcess:
                 settings.push_timeout_s,
             ),
         )
-        self.engine.hand_sessions_to(self.generation.on_frame)
+        self.engine.hand_frames_to(self.generation.on_frame, self.generation.frame_kinds)
         self._decoders = DecoderOptions(settings.decoder, settings.decoder_numbers)
         self._runtime = _runtime_of(self.share.device, self._decoders)
         host = LoadTarget(

@@ -424,7 +424,7 @@ class RingNet:
         limits = GenerationLimits(chunk_tokens=chunk, **options)
         generation = GenerationEngine(agent_id, around, limits)
         generation.start()
-        node.engine.hand_sessions_to(generation.on_frame)
+        node.engine.hand_frames_to(generation.on_frame, generation.frame_kinds)
         made = RingNode(node, generation, [])
         self.nodes[agent_id] = made
         for decoder in decoders:

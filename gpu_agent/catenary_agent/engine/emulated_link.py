@@ -14,8 +14,9 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from catenary_agent.engine.inbound import intake
+from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import CatenaryError
+from catenary_services.transport.frames import read_header
 
 if TYPE_CHECKING:
     from catenary_services.transport.interface import FrameHandler, ReceivedFrame
@@ -47,11 +48,12 @@ class EmulatedLink:
     def on_frame(self, frame: ReceivedFrame, take: FrameHandler) -> None:
         """Passes on a frame: at once from a gateway, after its last byte from an agent."""
         try:
-            header = intake.parse_header(frame)
+            header = read_header(frame)
         except CatenaryError:
             take(frame)  # the receiver reports the error
             return
-        from_gateway = header.position == 0 and header.kind not in intake.SESSION_KINDS
+        is_feature_map = header.kind == frame_pb2.FRAME_KIND_FEATURE_MAP
+        from_gateway = header.position == 0 and is_feature_map
         if from_gateway or not len(frame.payload):  # gateways open sessions without a payload
             take(frame)
             return

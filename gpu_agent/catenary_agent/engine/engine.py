@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -231,9 +231,11 @@ class BatchEngine:
 
     # -- orders ----------------------------------------------------------------------------------
 
-    def hand_sessions_to(self, handler: Callable[[FrameHeader, ReceivedFrame], None]) -> None:
-        """Passes frames of sessions, with their decoded headers, to `handler` from now on."""
-        self._arrivals.sessions = handler
+    def hand_frames_to(
+        self, handler: Callable[[FrameHeader, ReceivedFrame], None], kinds: Iterable[int]
+    ) -> None:
+        """Passes frames of these kinds, with their decoded headers, to `handler` from now on."""
+        self._arrivals.others.update(dict.fromkeys(kinds, handler))
 
     def on_frame(self, frame: ReceivedFrame) -> None:
         """Handles a frame from a transport (a `FrameHandler`)."""

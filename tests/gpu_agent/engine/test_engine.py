@@ -248,12 +248,14 @@ async def test_what_is_no_header_is_ignored_and_its_sender_has_to_connect_anew(n
     assert node.told.of("batch_failed") == []
 
 
-async def test_frames_that_are_not_for_agents_are_ignored(net):
+@pytest.mark.parametrize("kind", [0, frame_pb2.FRAME_KIND_RESULT, 4, 99])
+async def test_frames_that_are_not_for_agents_are_ignored(net, kind):
+    """So are frames of sessions at an agent without generation, and those of newer releases."""
     gateway, node = await net.gateway(), await net.agent()
     node.host(0, 1)
     link = await gateway.hub.link_to("a-0", 5)
-    result = frame_pb2.FrameHeader(kind=2).SerializeToString()
-    await link.push(await link.export(64, 1), result, 1)
+    unknown = frame_pb2.FrameHeader(kind=kind).SerializeToString()
+    await link.push(await link.export(64, 1), unknown, 1)
     await until(lambda: node.engine.ignored_frames == 1)
     await gateway.send("a-0", header(), t0=x(1))
     await gateway.next()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-from tests.support.ring_world import World
 
 from catenary_agent.generation.context import GenerationLimits
 from catenary_agent.generation.loop.generation_loop import GenerationLoop
@@ -28,6 +27,7 @@ from catenary_agent.generation.state.states import (
 )
 from catenary_protos.catenary.v1 import frame_pb2
 from tests.support.ring_harness import BLOCKS, begin_frame, opening, toy, undisturbed
+from tests.support.small_models.ring_world import World
 
 ALONE = [("c", 0, BLOCKS)]
 RING = [("a", 0, 2), ("b", 2, 4), ("c", 4, BLOCKS)]

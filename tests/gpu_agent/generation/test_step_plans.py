@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.ring_world import World
 
 from catenary_agent.generation.context import GenerationLimits
 from catenary_agent.generation.loop.generation_loop import GenerationLoop
@@ -17,6 +16,7 @@ from catenary_agent.generation.state.partition_batcher import PartitionBatcher
 from catenary_agent.generation.state.session import ArrivalTime, SessionSpec
 from catenary_agent.generation.state.states import SessionState
 from tests.support.ring_harness import BLOCKS, opening, toy, undisturbed
+from tests.support.small_models.ring_world import World
 
 ALONE = [("a", 0, BLOCKS)]
 PROMPT = [3, 14, 15, 9, 26, 5, 35, 8]

@@ -13,13 +13,14 @@ from catenary_agent.engine.inbound import intake
 from catenary_agent.engine.inbound.assembly import Assembler
 from catenary_agent.engine.inbound.memory import HeldBatches
 from catenary_agent.engine.partitions import LoadedPartition, PartitionTable, key_of_hop
+from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import CatenaryError, DeadlineExceeded
 from catenary_services.log import get_logger
-from catenary_services.transport.frames import tensor_views
+from catenary_services.transport.frames import read_header, tensor_views
 
 if TYPE_CHECKING:
     from catenary_agent.engine.batch import Array
-    from catenary_protos.catenary.v1 import common_pb2, frame_pb2
+    from catenary_protos.catenary.v1 import common_pb2
     from catenary_services.transport.interface import ReceivedFrame
 
 _log = get_logger("catenary_agent.engine")
@@ -67,8 +68,8 @@ class BatchReceiver:
         """Number of frames from peers that their route does not name as the sender."""
         self.on_refused: Callable[[], None] = _nothing
         """Called for each refused frame."""
-        self.sessions: Callable[[frame_pb2.FrameHeader, ReceivedFrame], None] | None = None
-        """Handler for frames of sessions; while it is None they are ignored."""
+        self.others: dict[int, Callable[[frame_pb2.FrameHeader, ReceivedFrame], None]] = {}
+        """Handlers of frames that are no feature maps, by kind; all other kinds are ignored."""
         self._agent_id = agent_id
         self._partitions = partitions
         self._held = held
@@ -85,14 +86,16 @@ class BatchReceiver:
         """Handles a frame from a transport."""
         received_ns = time.monotonic_ns()
         try:
-            header = intake.parse_header(frame)
+            header = read_header(frame)
         except CatenaryError as error:
-            _log.warning("frame_ignored", reason=error.message)
-            self.ignored += 1
-            frame.release()
+            self._ignore(frame, error.message)
             return
-        if header.kind in intake.SESSION_KINDS:
-            self._on_session_frame(header, frame)
+        if header.kind != frame_pb2.FRAME_KIND_FEATURE_MAP:
+            handler = self.others.get(header.kind)
+            if handler is None:
+                self._ignore(frame, f"frames of kind {header.kind} are not for an agent")
+            else:
+                handler(header, frame)
             return
         if not intake.is_planned(header, frame.sender):
             self.refused += 1
@@ -113,12 +116,10 @@ class BatchReceiver:
             return
         self.take(arrival, Payload(tensors, len(frame.payload), frame.release))
 
-    def _on_session_frame(self, header: frame_pb2.FrameHeader, frame: ReceivedFrame) -> None:
-        if self.sessions is None:
-            self.ignored += 1
-            frame.release()
-        else:
-            self.sessions(header, frame)
+    def _ignore(self, frame: ReceivedFrame, why: str) -> None:
+        _log.warning("frame_ignored", reason=why)
+        self.ignored += 1
+        frame.release()
 
     def on_outputs(self, header: frame_pb2.FrameHeader, outputs: Sequence[Array]) -> None:
         """Handles the outputs of the previous hop if this same agent computed it."""

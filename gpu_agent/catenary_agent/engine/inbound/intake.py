@@ -5,41 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.domain.tensors import ANY, DTYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput, PartitionLost, StaleEpoch
 from catenary_services.security.identity import Role
-from catenary_services.transport.frames import read_header
 
 if TYPE_CHECKING:
     from catenary_agent.engine.batch import Array
     from catenary_agent.engine.partitions import LoadedPartition
-    from catenary_protos.catenary.v1 import common_pb2
-    from catenary_services.transport.interface import FrameSender, ReceivedFrame
+    from catenary_protos.catenary.v1 import common_pb2, frame_pb2
+    from catenary_services.transport.interface import FrameSender
 
 MAX_HOPS = 256
 MAX_SLICES = 65_536
-
-SESSION_KINDS = (
-    frame_pb2.FRAME_KIND_SESSION_STEP,
-    frame_pb2.FRAME_KIND_SESSION_TOKENS,
-    frame_pb2.FRAME_KIND_SESSION_CACHE,
-    frame_pb2.FRAME_KIND_SESSION_MOVE,
-)
-"""The kinds of frames for sessions that generate text; see `catenary_agent.generation`."""
-
-
-def parse_header(frame: ReceivedFrame) -> frame_pb2.FrameHeader:
-    """Returns the decoded header of a frame for an agent.
-
-    Raises:
-        InvalidMessage: The header cannot be decoded or contradicts itself.
-        InvalidInput: The frame is of a kind that no agent accepts.
-    """
-    header = read_header(frame)
-    if header.kind != frame_pb2.FRAME_KIND_FEATURE_MAP and header.kind not in SESSION_KINDS:
-        raise InvalidInput("kind", "an agent takes feature maps and frames of sessions only")
-    return header
 
 
 def is_planned(header: frame_pb2.FrameHeader, sender: FrameSender) -> bool:

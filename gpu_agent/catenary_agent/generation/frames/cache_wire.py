@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -46,19 +46,14 @@ class CacheFrame(SessionFrame):
         rows = self.out.rows
         np.frombuffer(view, rows.dtype).reshape(rows.shape)[:] = rows
 
-    def content(self, now_ns: int, agent_id: str) -> dict[str, Any]:
-        span = self.out.span
-        cache = frame_pb2.SessionCache(
-            session_id=self.out.cache_send.session_id,
-            first_block=span.first_block,
-            last_block=span.last_block,
-            first_token=span.first_token,
-            last_token=span.last_token,
-            datatype=datatype_of(self.out.rows),
-        )
+    def describe(self, header: frame_pb2.FrameHeader, agent_id: str) -> None:
+        span, cache = self.out.span, header.cache
+        cache.session_id = self.out.cache_send.session_id
+        cache.first_block, cache.last_block = span.first_block, span.last_block
+        cache.first_token, cache.last_token = span.first_token, span.last_token
+        cache.datatype = datatype_of(self.out.rows)
         if self.out.opens:
-            put_opening(cache.opening, self.out.session.spec, now_ns)
-        return {"cache": cache}
+            put_opening(cache.opening, self.out.session.spec, header.sent_monotonic_ns)
 
 
 def put_opening(target: frame_pb2.SessionOpening, spec: SessionSpec, now_ns: int) -> None:

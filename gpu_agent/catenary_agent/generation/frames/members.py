@@ -8,13 +8,9 @@ admitted.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from catenary_protos.catenary.v1 import frame_pb2
-
-if TYPE_CHECKING:
-    from catenary_services.transport.interface import FrameSender
 
 _MOST_MOVES = 4_096
 _Names = frozenset[str]
@@ -29,14 +25,6 @@ class FrameFilter:
 
     def __init__(self) -> None:
         self._of: dict[int, _Names] = {}
-        self._rules: Mapping[int, Callable[[frame_pb2.FrameHeader, str], bool]] = {
-            frame_pb2.FRAME_KIND_SESSION_STEP: lambda h, name: self._admits(h.session_rows, name),
-            frame_pb2.FRAME_KIND_SESSION_TOKENS: lambda h, name: self._admits(
-                h.session_tokens, name
-            ),
-            frame_pb2.FRAME_KIND_SESSION_CACHE: lambda h, name: self._admits((h.cache,), name),
-            frame_pb2.FRAME_KIND_SESSION_MOVE: lambda h, name: self._admits_move(h.move, name),
-        }
         self._moves: OrderedDict[int, _Names | None] = OrderedDict()
         """Further senders admitted for a session that moves, by its new id. None admits every
         peer."""
@@ -51,11 +39,8 @@ class FrameFilter:
         self._of.pop(session_id, None)
         self._moves.pop(session_id, None)
 
-    def admits(self, header: frame_pb2.FrameHeader, sender: FrameSender) -> bool:
-        """Returns True if a sender may speak of all sessions in a frame; nameless ones may."""
-        return not sender.name or self._rules[header.kind](header, sender.name)
-
-    def _admits(self, entries: Iterable[_Entry], name: str) -> bool:
+    def admits(self, entries: Iterable[_Entry], name: str) -> bool:
+        """Returns True if a peer may speak of all the sessions that the entries belong to."""
         for entry in entries:
             names = self._of.get(entry.session_id)
             if names is not None and name in names:
@@ -72,7 +57,8 @@ class FrameFilter:
                 return False
         return True
 
-    def _admits_move(self, move: frame_pb2.SessionMove, name: str) -> bool:
+    def admits_move(self, move: frame_pb2.SessionMove, name: str) -> bool:
+        """Returns True if a peer may take this step of a move, and notes who else may speak."""
         if move.agent_id and move.agent_id != name:
             return False
         new, old = move.session_id, move.moved_session_id

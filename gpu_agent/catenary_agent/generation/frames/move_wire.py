@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from catenary_agent.engine.reporting import is_retryable
 from catenary_agent.generation.frames.session_frame import SessionFrame
@@ -27,11 +27,10 @@ class MoveFrame(SessionFrame):
         is_over = move.step == frame_pb2.SessionMove.STEP_GIVE_UP
         return () if is_over else (move.session_id,)
 
-    def content(self, now_ns: int, agent_id: str) -> dict[str, Any]:
-        move = self.out.move
-        if move.HasField("opening"):
-            move.opening.budget_ns = self.out.deadline_ns - now_ns
-        return {"move": move}
+    def describe(self, header: frame_pb2.FrameHeader, agent_id: str) -> None:
+        header.move.CopyFrom(self.out.move)
+        if header.move.HasField("opening"):
+            header.move.opening.budget_ns = self.out.deadline_ns - header.sent_monotonic_ns
 
 
 def give_up_of(

@@ -1,9 +1,12 @@
-"""Reception of session frames: their bytes are counted, and given back exactly once."""
+"""Reception of session frames: one table says who may send each kind and how it is read.
+
+The bytes of received tensors are counted, and given back exactly once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from catenary_agent.generation.frames import intake
 from catenary_agent.generation.state.events import SessionsBroken
@@ -13,9 +16,19 @@ from catenary_services.errors import CatenaryError
 
 if TYPE_CHECKING:
     from catenary_agent.engine.inbound.memory import HeldBatches
+    from catenary_agent.generation.frames.members import FrameFilter
     from catenary_agent.generation.state.events import Event
     from catenary_agent.generation.state.session import Hidden
-    from catenary_services.transport.interface import ReceivedFrame
+    from catenary_services.transport.interface import FrameSender, ReceivedFrame
+
+
+class FrameKind(NamedTuple):
+    """How the frames of one kind are handled, in this order."""
+
+    admits: Callable[[FrameHeader, str], bool]
+    """Whether a peer may speak of all sessions in a frame."""
+    read: Callable[[FrameHeader, ReceivedFrame, int], Sequence[Event]]
+    """Returns the events of a frame; see `FrameReceiver.events`."""
 
 
 class FrameReceiver:
@@ -25,17 +38,29 @@ class FrameReceiver:
     the generation thread; the handler of the event has the frame released.
     """
 
-    def __init__(self, agent_id: str, held: HeldBatches) -> None:
-        """Counts the bytes of received tensors in `held`."""
+    def __init__(self, agent_id: str, held: HeldBatches, members: FrameFilter) -> None:
+        """Counts the bytes of received tensors in `held`; `members` says who may send."""
         self._agent_id = agent_id
         self._held = held
-        self._readers: Mapping[int, Callable[[FrameHeader, ReceivedFrame, int], Sequence[Event]]]
-        self._readers = {
-            frame_pb2.FRAME_KIND_SESSION_STEP: self._step,
-            frame_pb2.FRAME_KIND_SESSION_TOKENS: self._tokens,
-            frame_pb2.FRAME_KIND_SESSION_CACHE: self._cache,
-            frame_pb2.FRAME_KIND_SESSION_MOVE: self._move,
+        self.kinds: Mapping[int, FrameKind] = {
+            frame_pb2.FRAME_KIND_SESSION_STEP: FrameKind(
+                lambda header, peer: members.admits(header.session_rows, peer), self._step
+            ),
+            frame_pb2.FRAME_KIND_SESSION_TOKENS: FrameKind(
+                lambda header, peer: members.admits(header.session_tokens, peer), self._tokens
+            ),
+            frame_pb2.FRAME_KIND_SESSION_CACHE: FrameKind(
+                lambda header, peer: members.admits((header.cache,), peer), self._cache
+            ),
+            frame_pb2.FRAME_KIND_SESSION_MOVE: FrameKind(
+                lambda header, peer: members.admits_move(header.move, peer), self._move
+            ),
         }
+        """Every kind of frame that sessions have. No other reaches this receiver."""
+
+    def admits(self, header: FrameHeader, sender: FrameSender) -> bool:
+        """Returns True if a sender may speak of all sessions in a frame; nameless ones may."""
+        return not sender.name or self.kinds[header.kind].admits(header, sender.name)
 
     def events(self, header: FrameHeader, frame: ReceivedFrame, epoch: int) -> Sequence[Event]:
         """Returns the events of a frame.
@@ -45,7 +70,7 @@ class FrameReceiver:
             frame: The frame; it is released here, except for parts of caches.
             epoch: Sessions of an older epoch may not begin here as their first hop.
         """
-        return self._readers[header.kind](header, frame, epoch)
+        return self.kinds[header.kind].read(header, frame, epoch)
 
     def _tokens(self, header: FrameHeader, frame: ReceivedFrame, epoch: int) -> Sequence[Event]:
         arrived = intake.arrival(header, frame)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from catenary_protos.catenary.v1 import frame_pb2
 
@@ -38,16 +38,18 @@ class SessionFrame:
     def settle(self) -> None:
         """Notes that the frame has left or was given up."""
 
-    def content(self, now_ns: int, agent_id: str) -> dict[str, Any]:
-        """Returns the fields of the header that are of this kind of frame only."""
+    def describe(self, header: frame_pb2.FrameHeader, agent_id: str) -> None:
+        """Fills in the fields of the header that only this kind of frame has.
+
+        Args:
+            header: The header, with the time of sending.
+            agent_id: The id of this agent.
+        """
         raise NotImplementedError
 
     def header(self, epoch: int, agent_id: str) -> bytes:
         """Returns the encoded header, with the current time as the time of sending."""
         now = time.monotonic_ns()
-        return frame_pb2.FrameHeader(
-            kind=self.KIND,
-            epoch=epoch,
-            sent_monotonic_ns=now,
-            **self.content(now, agent_id),
-        ).SerializeToString()
+        header = frame_pb2.FrameHeader(kind=self.KIND, epoch=epoch, sent_monotonic_ns=now)
+        self.describe(header, agent_id)
+        return header.SerializeToString()

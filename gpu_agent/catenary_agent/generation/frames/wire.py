@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -42,8 +42,18 @@ class StepFrame(SessionFrame):
             target[start : start + len(each.rows)] = each.rows
             start += len(each.rows)
 
-    def content(self, now_ns: int, agent_id: str) -> dict[str, Any]:
-        return {"session_rows": [_rows_entry(each, now_ns, agent_id) for each in self.rows]}
+    def describe(self, header: frame_pb2.FrameHeader, agent_id: str) -> None:
+        for each in self.rows:
+            entry = header.session_rows.add(
+                session_id=each.spec.session_id,
+                position=each.position,
+                tokens=len(each.rows),
+                sample=each.sample,
+            )
+            if each.opens:
+                put_opening(entry.opening, each.spec, header.sent_monotonic_ns)
+            if each.spec.opening.timed:
+                entry.timings.extend(_timings(each, header.sent_monotonic_ns, agent_id))
 
 
 @dataclass(slots=True)
@@ -61,21 +71,18 @@ class TokenFrame(SessionFrame):
         # A finished session has all its tokens; the scheduler orders its slots there to be freed.
         return tuple(each.spec.session_id for each in self.tokens if not each.finish_reason)
 
-    def content(self, now_ns: int, agent_id: str) -> dict[str, Any]:
-        entries = []
+    def describe(self, header: frame_pb2.FrameHeader, agent_id: str) -> None:
         for each in self.tokens:
-            entry = frame_pb2.SessionToken(
+            entry = header.session_tokens.add(
                 session_id=each.spec.session_id,
                 position=each.position,
                 token_id=each.token_id,
                 finish_reason=each.finish_reason,
             )
             if self.for_gateway and each.spec.opening.timed:
-                entry.timings.extend(_timings(each, now_ns, agent_id))
+                entry.timings.extend(_timings(each, header.sent_monotonic_ns, agent_id))
             if not self.for_gateway and each.spec.side == "prefill":
-                put_opening(entry.opening, each.spec, now_ns)
-            entries.append(entry)
-        return {"session_tokens": entries}
+                put_opening(entry.opening, each.spec, header.sent_monotonic_ns)
 
 
 def frames_of(
@@ -112,20 +119,6 @@ def _agents_for(token: TokenOut) -> Iterable[str]:
         return ()
     ring = spec.opening.decode_route
     return dict.fromkeys((ring[0].agent_id, ring[-1].agent_id))
-
-
-def _rows_entry(row: RowsOut, now: int, agent_id: str) -> frame_pb2.SessionRows:
-    entry = frame_pb2.SessionRows(
-        session_id=row.spec.session_id,
-        position=row.position,
-        tokens=len(row.rows),
-        sample=row.sample,
-    )
-    if row.opens:
-        put_opening(entry.opening, row.spec, now)
-    if row.spec.opening.timed:
-        entry.timings.extend(_timings(row, now, agent_id))
-    return entry
 
 
 def _timings(out: RowsOut | TokenOut, now: int, agent_id: str) -> list[common_pb2.HopTiming]:

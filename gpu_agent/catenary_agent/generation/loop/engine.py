@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from catenary_agent.generation.context import GenerationContext, GenerationLimits
@@ -66,7 +66,8 @@ class GenerationEngine:
         self.epoch = 0
         """The highest epoch seen; sessions of an older one may not begin here."""
         self._around = context
-        self._receiver = FrameReceiver(agent_id, context.held)
+        self._members = FrameFilter()
+        self._receiver = FrameReceiver(agent_id, context.held, self._members)
         self._generation_loop = GenerationLoop(
             agent_id,
             limits,
@@ -86,7 +87,6 @@ class GenerationEngine:
             self._sent,
         )
         self._openings: dict[int, frame_pb2.SessionOpening] = {}
-        self._members = FrameFilter()
         self.refused_frames = 0
         """The number of frames refused because their sender is no member of the session's rings."""
         self._idle = asyncio.Event()
@@ -161,11 +161,16 @@ class GenerationEngine:
 
     # -- frames and orders -----------------------------------------------------------------------
 
+    @property
+    def frame_kinds(self) -> Iterable[int]:
+        """The kinds of frames that `on_frame` handles."""
+        return self._receiver.kinds
+
     def on_frame(self, header: frame_pb2.FrameHeader, frame: ReceivedFrame) -> None:
         """Handles a frame of sessions, given with its decoded header."""
         if self._closed:
             frame.release()
-        elif not self._members.admits(header, frame.sender):
+        elif not self._receiver.admits(header, frame.sender):
             self.refused_frames += 1
             self._around.meter.frame_refused()
             _log.warning("frame_refused", sender=frame.sender.name, why="is no member of the ring")

@@ -7,7 +7,7 @@ OSDI 2024), so that no prompt delays the others by more than a chunk. Prompts ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from catenary_agent.generation.cache.cache_budget import over_budget
@@ -28,6 +28,7 @@ _SHORTEST_CHUNKS = 8
 _FEWEST_TOKENS = 4
 """The most tokens that a step may take of a session that still generates elsewhere, even while
 steps are short. With fewer, reading its tokens could be slower than generating them."""
+_NOBODY: Sequence[int] = ()
 
 
 class StepPlan(NamedTuple):
@@ -84,18 +85,46 @@ def plan_step(
             hurry.
         now_ns: The present moment.
     """
-    get = sessions.get
-    works = [
-        session.work(1)
-        for session_id in batcher.decoding
-        if (session := get(session_id)) is not None and session.state is QUEUED
-    ]
+    works = _works_of(batcher.decoding, sessions, 1)
     decode_rows = len(works)
-    works += [
-        session.work(chunk_tokens)
-        for session_id in batcher.urgent
+    if batcher.urgent:
+        works += _works_of(batcher.urgent, sessions, chunk_tokens)
+    looked_at, passed_over = 0, _NOBODY
+    if batcher.prefilling:
+        looked_at, passed_over = _add_prompts(works, batcher, sessions, chunk_tokens, now_ns)
+    leaving = (len(batcher.decoding), len(batcher.urgent), looked_at)
+    size = size_of(works, decode_rows)
+    plan = StepPlan(batcher, now_ns, works, size, {}, leaving, passed_over)
+    if not batcher.executor.layout.cache_tokens:
+        return plan
+    coming = {work.session.spec.session_id: work.position + len(work.inputs) for work in works}
+    evicted = dict(over_budget(sessions, batcher, coming))
+    fitting = plan.only(lambda work: work.session.spec.session_id not in evicted)
+    return fitting._replace(evicted=evicted)
+
+
+def _works_of(queue: Iterable[int], sessions: SessionTable, most: int) -> list[SessionWork]:
+    """Returns the next computation of each queued session that is still here."""
+    get = sessions.get
+    return [
+        session.work(most)
+        for session_id in queue
         if (session := get(session_id)) is not None and session.state is QUEUED
     ]
+
+
+def _add_prompts(
+    works: list[SessionWork],
+    batcher: PartitionBatcher,
+    sessions: SessionTable,
+    chunk_tokens: int,
+    now_ns: Nanoseconds,
+) -> tuple[int, Sequence[int]]:
+    """Adds as many prompt tokens to a step as fit beside its works so far.
+
+    Returns:
+        How many prompts were looked at, and those among them that were passed over.
+    """
     is_gentle = now_ns < batcher.gentle_until_ns
     left = max(1, chunk_tokens // _SHORTEST_CHUNKS) if is_gentle else chunk_tokens
     spare = max(1, chunk_tokens // _SHORT_CHUNKS) if works else chunk_tokens
@@ -109,7 +138,7 @@ def plan_step(
         if max(left, spare) <= 0:
             break
         looked_at += 1
-        session = get(session_id)
+        session = sessions.get(session_id)
         if session is None or session.state is not QUEUED:
             continue
         most = spare if session.incoming is not None else left
@@ -120,12 +149,4 @@ def plan_step(
         left -= len(work.inputs)
         spare -= len(work.inputs)
         works.append(work)
-    leaving = (len(batcher.decoding), len(batcher.urgent), looked_at)
-    size = size_of(works, decode_rows)
-    plan = StepPlan(batcher, now_ns, works, size, {}, leaving, passed_over)
-    if not batcher.executor.layout.cache_tokens:
-        return plan
-    coming = {work.session.spec.session_id: work.position + len(work.inputs) for work in works}
-    evicted = dict(over_budget(sessions, batcher, coming))
-    fitting = plan.only(lambda work: work.session.spec.session_id not in evicted)
-    return fitting._replace(evicted=evicted)
+    return looked_at, passed_over

@@ -76,6 +76,8 @@ class SessionTable:
         """Called with each closed session, its error (None if it ended well), and who is blamed."""
         self._batcher_closed = batcher_closed
         self._open: dict[int, Session] = {}
+        self.get: Callable[[int], Session | None] = self._open.get
+        """Returns an open session by its id, None if there is none with that id."""
         self._over: OrderedDict[int, None] = OrderedDict()
         self._deadlines: list[tuple[Nanoseconds, int]] = []
 
@@ -84,10 +86,6 @@ class SessionTable:
 
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._open.values()))
-
-    def get(self, session_id: int) -> Session | None:
-        """Returns an open session, None if there is none with that id."""
-        return self._open.get(session_id)
 
     def is_over(self, session_id: int) -> bool:
         """Returns True if a session was closed here, as far as is remembered."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,8 +30,11 @@ class StallTimer:
         """Ends the timeout of a session, if there is one."""
         self._since.pop(session_id, None)
 
-    def lost(self, now: Nanoseconds) -> Iterator[int]:
-        """Removes and yields the sessions whose timeout has passed."""
+    def lost(self, now: Nanoseconds) -> Iterable[int]:
+        """Removes the sessions whose timeout has passed, each when it is its turn."""
+        return self._lost(now) if self._since else ()
+
+    def _lost(self, now: Nanoseconds) -> Iterator[int]:
         while self._since and next(iter(self._since.values())) + self.stall_timeout_ns <= now:
             yield self._since.popitem(last=False)[0]
 

@@ -64,20 +64,23 @@ def failed(nodes) -> list[int]:
 async def test_moved_sessions_say_what_one_whole_model_does(rings, cut, mode):
     caller = await rings.caller()
     old, new, nodes = await two_rings(rings, cut)
+    leader = nodes[old[0][0]]
+    quick_s = leader.decoders[0].takes_s
+    leader.decoders[0].takes_s = 0.05  # no answer ends before its move, however busy the machine
     sessions = (1, 2, 3)
     for session in (*sessions, 4):
         await caller.open(session, opening(old, PROMPT[session:], max_tokens=TOKENS))
     for session in sessions:
         await caller.wait_for(session, 3 * session)
         await caller.move(session, 10 + session, new, by_tokens=MODES[mode])
+    told = await leader.told.wait_for("session_moved", 3)
+    leader.decoders[0].takes_s = quick_s
     for session in sessions:
         await caller.finished(10 + session)
         assert caller.answer(10 + session) == undisturbed(PROMPT[session:], TOKENS)
         assert caller.tokens[10 + session][0].position > len(PROMPT) - session
         assert not caller.tokens[session][-1].finish_reason
     assert await caller.finished(4) == undisturbed(PROMPT[4:], TOKENS)  # which stayed
-    leader = nodes[old[0][0]]
-    told = await leader.told.wait_for("session_moved", 3)
     for each in told:
         assert each.session_id == each.moved_session_id + 10
         expected = scheduler_pb2.MOVE_MODE_TOKENS if MODES[mode] else scheduler_pb2.MOVE_MODE_KV

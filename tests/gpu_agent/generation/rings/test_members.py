@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from catenary_agent.engine.inbound.memory import HeldBatches
 from catenary_agent.generation.frames.members import FrameFilter
+from catenary_agent.generation.frames.receiving import FrameReceiver
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2
 from catenary_services.transport.interface import NOBODY, FrameSender
 
@@ -39,6 +41,10 @@ def move(step: int, said_by: str = "", **changes: object) -> frame_pb2.FrameHead
     return frame_pb2.FrameHeader(kind=frame_pb2.FRAME_KIND_SESSION_MOVE, move=made)
 
 
+def admits(members: FrameFilter, header: frame_pb2.FrameHeader, sender: FrameSender) -> bool:
+    return FrameReceiver("me", HeldBatches(0), members).admits(header, sender)
+
+
 @pytest.fixture
 def members() -> FrameFilter:
     """Of an agent on the old ring, which has session 1."""
@@ -47,70 +53,79 @@ def members() -> FrameFilter:
     return made
 
 
+def test_every_kind_of_frame_that_sessions_have_is_in_the_table(members: FrameFilter) -> None:
+    kinds = {
+        number
+        for name, number in frame_pb2.FrameKind.items()
+        if name.startswith("FRAME_KIND_SESSION_")
+    }
+    assert set(FrameReceiver("me", HeldBatches(0), members).kinds) == kinds
+
+
 @pytest.mark.parametrize("frame", [rows(1), token(1), cache(1), rows(1, "stranger")])
 def test_only_members_and_the_gateway_speak_of_a_session(
     members: FrameFilter, frame: frame_pb2.FrameHeader
 ) -> None:
     """An opening that names others changes nothing once the session is known."""
     for name in (*OLD, "gw"):
-        assert members.admits(frame, FrameSender(name))
-    assert not members.admits(frame, FrameSender("stranger"))
-    assert members.admits(frame, NOBODY)  # made in this process
+        assert admits(members, frame, FrameSender(name))
+    assert not admits(members, frame, FrameSender("stranger"))
+    assert admits(members, frame, NOBODY)  # made in this process
 
 
 def test_who_is_no_part_of_a_session_cannot_open_it(members: FrameFilter) -> None:
-    assert members.admits(rows(5, *OLD), FrameSender("o-1"))
-    assert members.admits(rows(5, *OLD), FrameSender("gw"))
-    assert not members.admits(rows(5, *OLD), FrameSender("stranger"))
+    assert admits(members, rows(5, *OLD), FrameSender("o-1"))
+    assert admits(members, rows(5, *OLD), FrameSender("gw"))
+    assert not admits(members, rows(5, *OLD), FrameSender("stranger"))
 
 
 def test_one_wrong_entry_refuses_the_frame(members: FrameFilter) -> None:
     frame = rows(1)
     members.note(7, opening("x", "y"))
     frame.session_rows.add(session_id=7, tokens=1)
-    assert not members.admits(frame, FrameSender("o-0"))
+    assert not admits(members, frame, FrameSender("o-0"))
 
 
 def test_what_is_over_is_anybodys_and_ignored_later(members: FrameFilter) -> None:
     members.forget(1)
-    assert members.admits(token(1), FrameSender("stranger"))
+    assert admits(members, token(1), FrameSender("stranger"))
 
 
 def test_the_new_ring_hears_the_old_one_once_the_leader_has_introduced_it() -> None:
     members = FrameFilter()
     round_0 = move(Move.STEP_ROUND, "o-0", opening=opening(*NEW), from_agent_ids=OLD)
-    assert not members.admits(round_0, FrameSender("o-1"))  # says to be another
-    assert members.admits(round_0, FrameSender("o-0"))
+    assert not admits(members, round_0, FrameSender("o-1"))  # says to be another
+    assert admits(members, round_0, FrameSender("o-0"))
     members.note(2, opening(*NEW))
     for name in (*OLD, *NEW, "gw"):
-        assert members.admits(cache(2), FrameSender(name))
-    assert not members.admits(cache(2), FrameSender("stranger"))
+        assert admits(members, cache(2), FrameSender(name))
+    assert not admits(members, cache(2), FrameSender("stranger"))
     again = move(Move.STEP_ROUND, "stranger", opening=opening("stranger"), from_agent_ids=["s"])
-    assert not members.admits(again, FrameSender("stranger"))
-    assert not members.admits(cache(2), FrameSender("stranger"))
+    assert not admits(members, again, FrameSender("stranger"))
+    assert not admits(members, cache(2), FrameSender("stranger"))
 
 
 def test_the_old_ring_hears_the_new_one_once_the_gateway_has_ordered_the_move(
     members: FrameFilter,
 ) -> None:
     ready = move(Move.STEP_READY, "n-1")
-    assert not members.admits(ready, FrameSender("n-1"))
+    assert not admits(members, ready, FrameSender("n-1"))
     begin = move(Move.STEP_BEGIN, opening=opening(*NEW))
-    assert not members.admits(begin, FrameSender("stranger"))
-    assert not members.admits(ready, FrameSender("n-1"))
-    assert members.admits(begin, FrameSender("gw"))
-    assert members.admits(ready, FrameSender("n-1"))
-    assert not members.admits(
-        move(Move.STEP_READY, "n-1"), FrameSender("n-0")
+    assert not admits(members, begin, FrameSender("stranger"))
+    assert not admits(members, ready, FrameSender("n-1"))
+    assert admits(members, begin, FrameSender("gw"))
+    assert admits(members, ready, FrameSender("n-1"))
+    assert not admits(
+        members, move(Move.STEP_READY, "n-1"), FrameSender("n-0")
     )  # speaks for another
-    assert not members.admits(move(Move.STEP_GIVE_UP, "stranger"), FrameSender("stranger"))
+    assert not admits(members, move(Move.STEP_GIVE_UP, "stranger"), FrameSender("stranger"))
 
 
 def test_a_leader_of_an_older_release_names_nobody_and_is_believed() -> None:
     members = FrameFilter()
-    assert members.admits(move(Move.STEP_ROUND, "o-0", opening=opening(*NEW)), FrameSender("o-0"))
+    assert admits(members, move(Move.STEP_ROUND, "o-0", opening=opening(*NEW)), FrameSender("o-0"))
     members.note(2, opening(*NEW))
-    assert members.admits(cache(2), FrameSender("o-1"))
+    assert admits(members, cache(2), FrameSender("o-1"))
 
 
 def test_moves_that_came_to_nothing_are_forgotten_in_the_end() -> None:
@@ -118,5 +133,5 @@ def test_moves_that_came_to_nothing_are_forgotten_in_the_end() -> None:
     for session in range(10_000):
         begun = move(Move.STEP_ROUND, "o-0", opening=opening(*NEW), from_agent_ids=OLD)
         begun.move.session_id = session
-        members.admits(begun, FrameSender("o-0"))
+        admits(members, begun, FrameSender("o-0"))
     assert len(members._moves) <= 4_096
