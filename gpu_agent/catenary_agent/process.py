@@ -90,7 +90,7 @@ class AgentProcess:
         self.engine = BatchEngine(
             settings.agent_id,
             self.hub,
-            self._tell,
+            self.outbox.put,
             EngineLimits(
                 settings.max_held_bytes,
                 settings.max_assemblies,
@@ -132,7 +132,7 @@ class AgentProcess:
             self.share.device_class if settings.canary == "on" else None,
             settings.engine_cache_dir,
         )
-        self._loader = PartitionLoader(self.engine, self.generation, host, self._tell)
+        self._loader = PartitionLoader(self.engine, self.generation, host, self.outbox.put)
         self.control = ControlStream(
             settings.scheduler_addresses,
             self._client_security,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,30 +97,26 @@ class Batch:
     cancelled: bool = False
     computing: bool = False
 
-    @property
-    def batch_id(self) -> int:
-        """The scheduler's number of the batch."""
-        return self.header.batch_id
+    batch_id: int = field(init=False)
+    """The scheduler's number of the batch."""
+    position: int = field(init=False)
+    """Index of this hop in the route."""
+    identity: tuple[int, int] = field(init=False)
+    """Batch and position, since one agent may run several hops of one batch."""
+    rows: int = field(init=False)
+    """Number of rows of the whole batch."""
+    reserved_start_ns: int = field(init=False)
+    """Start of the device reservation on the scheduler's clock; used only for ordering."""
 
-    @property
-    def position(self) -> int:
-        """Index of this hop in the route."""
-        return self.header.position
-
-    @property
-    def identity(self) -> tuple[int, int]:
-        """Batch and position, since one agent may run several hops of one batch."""
-        return self.header.batch_id, self.header.position
-
-    @property
-    def rows(self) -> int:
-        """Number of rows of the whole batch."""
-        return self.header.batch_rows
-
-    @property
-    def reserved_start_ns(self) -> int:
-        """Start of the device reservation on the scheduler's clock; used only for ordering."""
-        return self.hop.reserved_start_ns
+    def __post_init__(self) -> None:
+        header = self.header
+        self.batch_id, self.position, self.rows = (
+            header.batch_id,
+            header.position,
+            header.batch_rows,
+        )
+        self.identity = self.batch_id, self.position
+        self.reserved_start_ns = self.hop.reserved_start_ns
 
     def input_shapes(self) -> list[tuple[int, ...]]:
         """Returns the shapes of the inputs of the whole batch, in the executor's order."""

@@ -86,7 +86,7 @@ class BatchEngine:
         self.steps = RunningSteps(limits.faults)
         """The steps that are being computed, also those of generation."""
         self._tell = tell
-        self._tracer = tracer
+        self._tracer = tracer if tracer is not None and tracer.enabled else None
         self._meter = meter or BatchMeter()
         self._held = HeldBatches(limits.max_held_bytes)
         speed = limits.emulated_link_bytes_per_second
@@ -303,7 +303,7 @@ class BatchEngine:
             else:
                 await self._outbound.deliver(batch)
             self._meter.delivered(batch, sent_ns := time.monotonic_ns())
-            if self._tracer is not None and self._tracer.enabled:
+            if self._tracer is not None:
                 record_spans(self._tracer, batch, self.agent_id, sent_ns)
         except DeliveryError as error:
             for peer, cause in error.failures:

@@ -58,6 +58,8 @@ class FaultInjector:
     def __init__(self, file: Path | None) -> None:
         """Reads `file` before each step; None for no faults."""
         self._file = file
+        self.is_armed = file is not None
+        """False if there are never any faults."""
         self._version: _Version | None = None
         self._fault: _Fault | None = None
 

@@ -66,7 +66,7 @@ class RunningSteps:
         clock: Callable[[], Nanoseconds] = time.monotonic_ns,
     ) -> None:
         """Begins without steps; `faults` lets tests disturb them."""
-        self._faults = faults or FaultInjector(None)
+        self._faults = faults if faults is not None and faults.is_armed else None
         self._clock = clock
         self.lost: Callable[[BaseException], None] = lambda error: None
         """Called on the computing thread with the error that lost the device to this process."""
@@ -84,8 +84,9 @@ class RunningSteps:
         number = next(self._numbers)
         self._steps[number] = RunningStep(kind, partition, booked_ns, self._clock())
         try:
-            during = _FAULTS.get(kind)
-            return work() if during is None else self._faults.run(work, during)
+            if self._faults is None or (during := _FAULTS.get(kind)) is None:
+                return work()
+            return self._faults.run(work, during)
         except Exception as error:
             if error_kind_of(error) is DeviceErrorKind.STICKY:
                 self.lost(error)

@@ -67,13 +67,10 @@ class PlanActivator:
         self._latency = latency
         self._plans = 0
         self.active: ActivePlan | None = None
+        self.plan_id = ""
+        """Id of the plan in force; empty without one."""
         self.restored: tuple[Placement, PlanId] | None = None
         self.infeasible: dict[ModelKey, str] = {}
-
-    @property
-    def plan_id(self) -> str:
-        """Id of the plan in force; empty without one."""
-        return self.active.plan.plan_id if self.active else ""
 
     @property
     def placement(self) -> Placement:
@@ -94,7 +91,7 @@ class PlanActivator:
         plan = Plan(plan_id, tuple(self._completed(placement, plan_id, self.infeasible)))
         for model, problem in self.infeasible.items():
             _log.error("model_not_planned", model=str(model), error=problem)
-        self.active = ActivePlan(plan, placement)
+        self.active, self.plan_id = ActivePlan(plan, placement), plan.plan_id
         _log.info("plan_activated", plan=plan.plan_id, models=[str(m.model) for m in plan.models])
         self._callbacks.dispatch_by(reduced(plan))
         self._callbacks.plan_activated(plan)

@@ -74,11 +74,6 @@ class SessionReports:
         self._routes = SessionHops(deps.live, deps.cluster.registry)
         self.latency = LatencyRefit(deps.cluster, deps.deployments, deps.measured, deps.slots)
 
-    def generates(self, model: ModelKey) -> bool:
-        """Returns True if a deployed model generates text."""
-        deployment = self._deps.deployments.ready.get(model)
-        return deployment is not None and deployment.decoder is not None
-
     def objectives(self, model: ModelKey) -> TokenObjectives | None:
         """Returns the objectives of a model's requests that name none; None if there are none."""
         active = self._deps.cluster.active

@@ -44,6 +44,8 @@ class InFlightBatches:
     def __init__(self) -> None:
         self._batches: dict[BatchId, _Entry] = {}
         self._dirty: set[BatchId] = set()
+        self._written: set[BatchId] = set()
+        """The batches whose records are in Redis, once the journal is written."""
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -120,15 +122,20 @@ class InFlightBatches:
 
     def collect(self, journal: Journal) -> None:
         """Writes the batches that changed since the last call; one that came and went is free."""
+        written = self._written
         for batch in self._dirty:
             entry = self._batches.get(batch)
-            journal.put(
-                RedisTable.BATCHES, str(batch), None if entry is None else batch_text(entry.command)
-            )
+            if entry is not None:
+                written.add(batch)
+                journal.put(RedisTable.BATCHES, str(batch), batch_text(entry.command))
+            elif batch in written:
+                written.remove(batch)
+                journal.put(RedisTable.BATCHES, str(batch), None)
         self._dirty.clear()
 
     def records(self) -> dict[str, str | None]:
         self._dirty.clear()
+        self._written = set(self._batches)
         return {str(key): batch_text(entry.command) for key, entry in self._batches.items()}
 
     def _hops_ahead(self) -> Iterator[PlannedHop]:

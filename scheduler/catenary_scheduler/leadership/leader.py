@@ -38,7 +38,7 @@ from catenary_scheduler.observed.timelines import Timelines
 from catenary_scheduler.observed.utilisation import Utilisation
 from catenary_scheduler.rpc.agent_streams import AgentStreamDeps, AgentStreams
 from catenary_scheduler.rpc.announcer import Announcer, AnnouncerDeps
-from catenary_scheduler.rpc.command_sender import CommandSender, DispatchStamp
+from catenary_scheduler.rpc.command_sender import CommandSender
 from catenary_scheduler.rpc.epoch_fence import EpochFence
 from catenary_scheduler.rpc.gateway_registry import GatewayRegistry
 from catenary_scheduler.rpc.gateway_streams import GatewayStreamDeps, GatewayStreams
@@ -160,7 +160,7 @@ class LeaderRuntime:
         under_way = (self.in_flight, self.live, self.timelines)
         telemetry = (metrics, self._context.tracer)
         command_sender = CommandSender(
-            self.gateways, self.agents, under_way, telemetry, self._stamp
+            self.gateways, self.agents, under_way, telemetry, self._lease, self.cluster
         )
         self.loop = DispatchLoop(self.dispatcher, command_sender.route, metrics)
         feed = self.loop.feed
@@ -359,8 +359,8 @@ class LeaderRuntime:
             )
         )
         self.loop.observe(
-            before=(self.planner, self.in_flight, self.hop_reports),
-            after=(self.autoscaler, self.live),
+            before=(self.planner.load, self.planner, self.in_flight, self.hop_reports),
+            after=(self.autoscaler.outcomes, self.autoscaler, self.live),
             fed=self.write_behind.touch,
         )
         self._retries = DeploymentRetries(self.deployments)
@@ -497,9 +497,6 @@ class LeaderRuntime:
 
     def _epoch(self) -> Epoch:
         return self._lease.epoch
-
-    def _stamp(self) -> DispatchStamp:
-        return DispatchStamp(self._lease.epoch, self.cluster.plan_id)
 
     def _connected_agents(self) -> Iterator[tuple[AgentId, AgentStream]]:
         for agent, record in self.cluster.registry.items():

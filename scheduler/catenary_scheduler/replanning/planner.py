@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from catenary_scheduler.agents.registry import AgentRegistry
 from catenary_scheduler.dispatch.availability import Availability, Impairment
-from catenary_scheduler.dispatch.events import Event, RequestArrived, SessionRequested
+from catenary_scheduler.dispatch.events import Event, SessionRequested
 from catenary_scheduler.planning import DeployedModel, Placement
 from catenary_scheduler.planning.live import SessionShape
 from catenary_scheduler.planning.requirements import agents_of, needs_any, without
@@ -39,10 +39,11 @@ class Planner:
     Attributes:
         provenance: How the proposal was made; None before the first.
         problem: Why there is no proposal, or not the wanted one; empty if all is well.
+        load: The load of the models that are asked for rows, and whether it asks for a plan.
         answers: Number of plans made: a larger one tells that a request was answered.
     """
 
-    observes = (RequestArrived, SessionRequested)
+    observes = (SessionRequested,)
     table = RedisTable.PLAN
 
     def __init__(
@@ -63,7 +64,7 @@ class Planner:
         self._maker = maker
         self._demand = demand or SessionDemand()
         self._stability = stability
-        self._replanning = replanning
+        self.load = replanning
         self._started_s = started_s
         self._placement: Placement | None = None
         self._agents: frozenset[AgentId] = frozenset()
@@ -93,14 +94,9 @@ class Planner:
     # ---- what happened ----
 
     def on_event(self, event: Event, now: Nanoseconds) -> None:
-        """Follows what is asked for; what a predecessor was asked for is nothing new."""
-        if isinstance(event, RequestArrived):
-            self.arrived(event.model, event.rows, now)
-        elif isinstance(event, SessionRequested) and event.in_flight is None:
+        """Follows the sessions asked for; what a predecessor was asked for is nothing new."""
+        if isinstance(event, SessionRequested) and event.in_flight is None:
             self.session_arrived(event.model, event.prompt_tokens, now)
-
-    def arrived(self, model: ModelKey, rows: int, now: Nanoseconds) -> None:
-        self._replanning.arrived(model, rows, now)
 
     def session_arrived(self, model: ModelKey, prompt_tokens: int, now: Nanoseconds) -> None:
         """Counts a request for text."""
@@ -147,7 +143,7 @@ class Planner:
         self._models = tuple(models)
         self.provenance = provenance
         if provenance is not None:
-            self._replanning.planned(provenance.shares, now)
+            self.load.planned(provenance.shares, now)
 
     def records(self) -> Fields:
         """Returns what Redis keeps of it: how the proposal was made."""
@@ -199,7 +195,7 @@ class Planner:
             self._plan(self._asked, registry, now_s)
         elif self._retry_at_s is not None and now_s >= self._retry_at_s:
             self._plan(f"another try is due: {self.problem}", registry, now_s)
-        elif not self.is_thinking and (cause := self._replanning.decide(_ns(now_s))):
+        elif not self.is_thinking and (cause := self.load.decide(_ns(now_s))):
             self._plan(cause, registry, now_s, if_better=True)
         elif not self.is_thinking and (cause := self._demand.decide(_ns(now_s))):
             self._plan(cause, registry, now_s, chains_only=True)
@@ -222,7 +218,7 @@ class Planner:
             cause=cause,
             models=self._models,
             agents=tuple(registry[a].agent for a in sorted(self._agents) if a in registry),
-            shares=self._replanning.shares(
+            shares=self.load.shares(
                 [model.key for model in self._models if model.decoder is None], _ns(now_s)
             ),
             hosted={agent: tuple(record.loaded) for agent, record in registry.items()},
@@ -275,7 +271,7 @@ class Planner:
             self._try_again(now / NANOSECONDS_PER_SECOND)
             return
         self.problem = built.problem
-        self._replanning.planned(built.provenance.shares, now)
+        self.load.planned(built.provenance.shares, now)
         if (
             if_better
             and self.provenance is not None

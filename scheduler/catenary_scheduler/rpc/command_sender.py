@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from prometheus_client import Histogram
 
 from catenary_scheduler.agents.registry import AgentSender
+from catenary_scheduler.cluster.controller import ClusterController
 from catenary_scheduler.dispatch.events import (
     CancelBatch,
     CloseSessions,
@@ -21,20 +20,13 @@ from catenary_scheduler.inflight.batches import InFlightBatches
 from catenary_scheduler.inflight.sessions import LiveSessions
 from catenary_scheduler.observed.timelines import Timelines
 from catenary_scheduler.rpc.gateway_registry import GatewayRegistry
+from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.wire import messages as wire_messages
 from catenary_scheduler.wire import session_messages
-from catenary_services.domain.ids import Epoch, ModelKey, Nanoseconds, RequestId
+from catenary_services.domain.ids import ModelKey, Nanoseconds, RequestId
 from catenary_services.telemetry import names
 from catenary_services.telemetry.metrics import Metrics
 from catenary_services.telemetry.tracing import Tracer, parse_traceparent
-
-
-@dataclass(frozen=True, slots=True)
-class DispatchStamp:
-    """The epoch and plan id that every dispatch carries."""
-
-    epoch: Epoch
-    plan_id: str
 
 
 class CommandSender:
@@ -46,13 +38,16 @@ class CommandSender:
         agents: AgentSender,
         in_flight: tuple[InFlightBatches, LiveSessions, Timelines],
         telemetry: tuple[Metrics, Tracer],
-        stamp: Callable[[], DispatchStamp],
+        lease: Lease,
+        cluster: ClusterController,
     ) -> None:
+        """Sends with the epoch of `lease`, and the id of the plan that is active in `cluster`."""
         self._gateways = gateways
         self._agents = agents
         self._in_flight, self._live, self._timelines = in_flight
         self._metrics, self._tracer = telemetry
-        self._stamp = stamp
+        self._lease = lease
+        self._cluster = cluster
         self._batch_rows: dict[ModelKey, Histogram] = {}
 
     def route(self, command: Command, now: Nanoseconds) -> None:
@@ -64,18 +59,19 @@ class CommandSender:
             self._gateways.refuse(command, now)
         elif isinstance(command, CancelBatch):
             self._in_flight.over(command.batch)
-            message = wire_messages.cancel_batches_message([command.batch], self._stamp().epoch)
+            message = wire_messages.cancel_batches_message([command.batch], self._lease.epoch)
             for agent in command.agents:
                 self._agents.send(agent, message)
         elif isinstance(command, StartSession):
             self._start(command)
         elif isinstance(command, CloseSessions):
-            message = session_messages.close_sessions_message(command.sessions, self._stamp().epoch)
+            message = session_messages.close_sessions_message(command.sessions, self._lease.epoch)
             self._agents.send(command.agent, message)
 
     def _start(self, command: StartSession) -> None:
-        stamp = self._stamp()
-        message = session_messages.start_session_message(command, stamp.epoch, stamp.plan_id)
+        message = session_messages.start_session_message(
+            command, self._lease.epoch, self._cluster.plan_id
+        )
         self._gateways.send(command.request.gateway, message)
         self._live.started(command)
         if command.request in self._gateways.sampled:
@@ -89,7 +85,6 @@ class CommandSender:
             )
 
     def _dispatch(self, command: DispatchBatch, now: Nanoseconds) -> None:
-        stamp = self._stamp()
         sampled = self._gateways.sampled
         traceparents: dict[RequestId, str] = {}
         if sampled:
@@ -99,7 +94,7 @@ class CommandSender:
                 if piece.request in sampled
             }
         messages = wire_messages.dispatch_messages(
-            command, stamp.epoch, stamp.plan_id, traceparents, now
+            command, self._lease.epoch, self._cluster.plan_id, traceparents, now
         )
         for gateway, message in messages.items():
             self._gateways.send(gateway, message)

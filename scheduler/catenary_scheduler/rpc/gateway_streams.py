@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from catenary_protos.catenary.v1 import scheduler_pb2
@@ -13,7 +13,6 @@ from catenary_scheduler.cluster.controller import ClusterController
 from catenary_scheduler.dispatch.events import (
     AdoptedSession,
     Event,
-    RequestArrived,
     RequestCancelled,
     RequestCompleted,
     SessionRequested,
@@ -63,10 +62,6 @@ class GatewayAudit(Protocol):
 
 class KnownSessions(Protocol):
     """The part of a leader that knows sessions that generate text."""
-
-    def generates(self, model: ModelKey) -> bool:
-        """True if the deployed model generates text."""
-        ...
 
     def objectives(self, model: ModelKey) -> TokenObjectives | None:
         """Returns the objectives of requests of a model that name none; None without any."""
@@ -207,7 +202,7 @@ class GatewayStreams:
     def _finished(
         self, gateway: GatewayState, said: scheduler_pb2.RequestFinished, now: Nanoseconds
     ) -> None:
-        self._end(gateway, session_messages.request_completed(gateway.gateway_id, said), now)
+        self._end(gateway, wire_messages.request_completed(gateway.gateway_id, said), now)
 
     def _cancelled(
         self, gateway: GatewayState, said: scheduler_pb2.CancelRequest, now: Nanoseconds
@@ -259,53 +254,59 @@ class GatewayStreams:
     def _submit(
         self, gateway: GatewayState, message: scheduler_pb2.SubmitRequest, now: Nanoseconds
     ) -> None:
-        def event() -> RequestArrived:
-            arrived = wire_messages.request_arrived(gateway.gateway_id, message, now)
-            model = self._deployed(arrived.model, generates=False)
-            return arrived if model == arrived.model else replace(arrived, model=model)
-
-        self._enter(gateway, message.request_id, message.traceparent, event, now)
+        try:
+            self._enter(gateway, message.request_id, message.traceparent)
+            model = self._deployed(message.model, message.model_version, generates=False)
+            self._admit(wire_messages.request_arrived(gateway.gateway_id, message, model, now), now)
+        except CatenaryError as error:
+            self._refuse(gateway, message.request_id, error, now)
 
     def _submit_session(
         self, gateway: GatewayState, message: scheduler_pb2.SubmitSession, now: Nanoseconds
     ) -> None:
-        def event() -> SessionRequested:
-            model = self._deployed(ModelKey(message.model, message.model_version), generates=True)
+        try:
+            self._enter(gateway, message.request_id, message.traceparent)
+            model = self._deployed(message.model, message.model_version, generates=True)
             message.model_version = model.version
             adopted = self._deps.sessions.adopted(message)
             usual = self._deps.sessions.objectives(model)
-            return session_messages.session_requested(
-                gateway.gateway_id, message, now, adopted, usual
+            self._admit(
+                session_messages.session_requested(
+                    gateway.gateway_id, message, now, adopted, usual
+                ),
+                now,
             )
+        except CatenaryError as error:
+            self._refuse(gateway, message.request_id, error, now)
 
-        self._enter(gateway, message.request_id, message.traceparent, event, now)
-
-    def _enter(
-        self,
-        gateway: GatewayState,
-        number: int,
-        traceparent: str,
-        event: Callable[[], Arrival],
-        now: Nanoseconds,
-    ) -> None:
-        """Admits a request, or refuses it with the error that its event or its admission raises."""
-        request = RequestId(gateway.gateway_id, number)
+    def _enter(self, gateway: GatewayState, number: int, traceparent: str) -> None:
+        """Notes a request as open, and as traced if it is."""
         gateway.open.add(number)
         if traceparent and is_sampled(traceparent):
+            request = RequestId(gateway.gateway_id, number)
             self._registry.sampled[request] = SampledRequest(traceparent, time.time_ns())
-        try:
-            self._admit(event(), now)
-        except CatenaryError as error:
-            refusal = wire_messages.rejection(
-                request, error.reason, error.message, error.retry_after_ns
-            )
-            self._registry.refuse(refusal, now)
 
-    def _deployed(self, named: ModelKey, *, generates: bool) -> ModelKey:
-        model = self._deps.deployments.resolve(*named)
+    def _refuse(
+        self, gateway: GatewayState, number: int, error: CatenaryError, now: Nanoseconds
+    ) -> None:
+        request = RequestId(gateway.gateway_id, number)
+        refusal = wire_messages.rejection(
+            request, error.reason, error.message, error.retry_after_ns
+        )
+        self._registry.refuse(refusal, now)
+
+    def _deployed(self, name: str, version: str, *, generates: bool) -> ModelKey:
+        """Returns the deployed model that a request names.
+
+        Raises:
+            ModelNotFound: There is none.
+            InvalidInput: It does something else than the request asks for.
+        """
+        deployments = self._deps.deployments
+        model = deployments.resolve(name, version)
         if model is None:
-            raise ModelNotFound(f"model {named} is not deployed")
-        if self._deps.sessions.generates(model) != generates:
+            raise ModelNotFound(f"model {ModelKey(name, version)} is not deployed")
+        if (deployments.ready[model].decoder is not None) != generates:
             kind = "does not generate text" if generates else "generates text, it does not infer"
             raise InvalidInput("model", f"{model} {kind}")
         return model

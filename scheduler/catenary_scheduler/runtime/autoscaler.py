@@ -21,11 +21,7 @@ from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.dispatch.events import (
     Event,
     LatencyRefitted,
-    RequestCancelled,
-    RequestCompleted,
     Scale,
-    SessionRequested,
-    SessionsProgressed,
 )
 from catenary_scheduler.replanning.planner import Planner
 from catenary_scheduler.runtime.session_outcomes import SessionOutcomes
@@ -82,15 +78,10 @@ class Autoscaler:
 
     Attributes:
         models: The scaling decisions of each model that generates text.
+        outcomes: Tells these of their sessions, if it is told of events.
     """
 
-    observes = (
-        SessionsProgressed,
-        RequestCompleted,
-        SessionRequested,
-        RequestCancelled,
-        LatencyRefitted,
-    )
+    observes = (LatencyRefitted,)
     table = RedisTable.PLAN
 
     def __init__(self, deps: ScalingDeps, policy: ScalingPolicy) -> None:
@@ -101,7 +92,7 @@ class Autoscaler:
         self.models: dict[ModelKey, ModelScaling] = {}
         self._records: dict[str, dict[str, object]] = {}
         self._statistics = StatisticsCollector(deps.workers)
-        self._watch = SessionOutcomes(self._scaling_of, self._usual)
+        self.outcomes = SessionOutcomes(self._scaling_of, self._usual)
         self._tick_ns: Nanoseconds = 0
         self._wanted = 0
         self._drains: dict[AgentId, Nanoseconds] = {}
@@ -113,11 +104,9 @@ class Autoscaler:
     # ---- what happened ----
 
     def on_event(self, event: Event, now: Nanoseconds) -> None:
-        """Passes requests, sessions and refitted latencies on to the statistics of their model."""
-        if isinstance(event, LatencyRefitted):
-            self._statistics.refitted(event)
-        else:
-            self._watch.heard(event, now)
+        """Notes how fast the chains of a model are by their refitted latencies."""
+        assert isinstance(event, LatencyRefitted)
+        self._statistics.refitted(event)
 
     def tick(self, now: Nanoseconds) -> None:
         """Decides about every model and about the agents, at most once a second."""

@@ -41,6 +41,8 @@ class SessionOutcomes:
         usual: Returns the objectives of sessions of a model that name none.
     """
 
+    observes = (SessionsProgressed, RequestCompleted, SessionRequested, RequestCancelled)
+
     def __init__(
         self,
         scaling_of: Callable[[ModelKey], ModelScaling],
@@ -53,7 +55,7 @@ class SessionOutcomes:
     def __len__(self) -> int:
         return len(self._open)
 
-    def heard(self, event: Event, now: Nanoseconds) -> None:
+    def on_event(self, event: Event, now: Nanoseconds) -> None:
         """Updates the scaling of the models that an event is about."""
         if isinstance(event, SessionsProgressed):
             for progress in event.sessions:

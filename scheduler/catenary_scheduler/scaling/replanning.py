@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from catenary_scheduler.dispatch.events import Event, RequestArrived
 from catenary_scheduler.scaling.rates import ArrivalRates
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, Nanoseconds
 
@@ -48,6 +49,8 @@ class LoadReplanning:
     Feed it `arrived` and `planned`; ask `decide` from time to time.
     """
 
+    observes = (RequestArrived,)
+
     def __init__(self, policy: ReplanPolicy) -> None:
         self._policy = policy
         self._rates = ArrivalRates(policy.time_constant_ns)
@@ -55,6 +58,11 @@ class LoadReplanning:
         self._planned_ns: Nanoseconds | None = None
         self._moved_ns: Nanoseconds | None = None
         """Moment since which the distance has been too large; None while it is not."""
+
+    def on_event(self, event: Event, now: Nanoseconds) -> None:
+        """Counts the rows of a request."""
+        assert isinstance(event, RequestArrived)
+        self._rates.arrived(event.model, event.rows, now)
 
     def arrived(self, model: ModelKey, rows: int, now: Nanoseconds) -> None:
         self._rates.arrived(model, rows, now)

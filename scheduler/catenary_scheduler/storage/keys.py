@@ -70,6 +70,7 @@ class RedisKeys:
     Attributes:
         group: The group's number; 0 if there is only one.
         groups: Number of groups.
+        prefix: The part that all keys begin with; the key of a table is `prefix` and its name.
         lease: Key of the leader's token, which is there while it leads.
         wanted: Key of the token of a standby that wants to lead this group.
         epoch: Key of the fencing epoch.
@@ -84,14 +85,14 @@ class RedisKeys:
         self.group = group
         self.groups = groups
         tag = cluster if groups == 1 else f"{cluster}/{group}"
-        self._prefix = f"catenary:{{{tag}}}:"
-        self.lease = self._prefix + "lease"
-        self.wanted = self._prefix + "wanted"
-        self.epoch = self._prefix + "epoch"
-        self.clock = self._prefix + "clock"
-        self.events = self._prefix + "events"
-        self.quarantine = self._prefix + "quarantine"
+        self.prefix = f"catenary:{{{tag}}}:"
+        self.lease = self.prefix + "lease"
+        self.wanted = self.prefix + "wanted"
+        self.epoch = self.prefix + "epoch"
+        self.clock = self.prefix + "clock"
+        self.events = self.prefix + "events"
+        self.quarantine = self.prefix + "quarantine"
 
     def table(self, table: str) -> str:
         """Returns the key of one hash: a `RedisTable` or a `book_table`."""
-        return self._prefix + table
+        return self.prefix + table

@@ -5,18 +5,28 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Sequence
-from typing import cast
+from typing import Any, cast
 
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import NoScriptError
+from redis.exceptions import TimeoutError as RedisTimeout
+
+_ATTEMPT_S = 1.0
+"""Longest time for one attempt of a `ScriptConnection`, with connecting, in seconds."""
 
 
 class RedisScript:
-    """One Lua script. EVALSHA costs 40 bytes a call; a restarted server answers NOSCRIPT once."""
+    """One Lua script. EVALSHA costs 40 bytes a call; a restarted server answers NOSCRIPT once.
+
+    Attributes:
+        source: The script.
+        sha: Its hash, by which the server knows it.
+    """
 
     def __init__(self, source: str) -> None:
-        self._source = source
-        self._sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+        self.source = source
+        self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
     async def run(
         self, redis: Redis, keys: Sequence[str], arguments: Sequence[str | bytes]
@@ -24,14 +34,60 @@ class RedisScript:
         """Runs the script; it is not retried if the connection breaks midway."""
         try:
             answer = await cast(
-                Awaitable[object], redis.evalsha(self._sha, len(keys), *keys, *arguments)
+                Awaitable[object], redis.evalsha(self.sha, len(keys), *keys, *arguments)
             )
         except NoScriptError:
             answer = await cast(
-                Awaitable[object], redis.eval(self._source, len(keys), *keys, *arguments)
+                Awaitable[object], redis.eval(self.source, len(keys), *keys, *arguments)
             )
         pass_cancellation()
         return answer
+
+
+class ScriptConnection:
+    """A connection of its own for a script that runs every few milliseconds.
+
+    It halves the CPU time of a call: a client takes a connection from its pool for each command,
+    and starts a task to send it, because it limits the time of sending and of receiving apart.
+    """
+
+    def __init__(self, redis: Redis) -> None:
+        """Opens no connection."""
+        self._pool = redis.connection_pool
+        self._connection: Any = None  # redis-py has no public name for the type of all kinds
+
+    async def run(
+        self, script: RedisScript, keys: Sequence[str], arguments: Sequence[str | bytes]
+    ) -> object:
+        """Runs a script, which must be one that may run twice.
+
+        A second attempt, on a new connection, follows a broken connection or a late answer.
+        """
+        try:
+            return await self._attempt(script, keys, arguments)
+        except (ConnectionLost, RedisTimeout, OSError):
+            return await self._attempt(script, keys, arguments)
+
+    async def _attempt(
+        self, script: RedisScript, keys: Sequence[str], arguments: Sequence[str | bytes]
+    ) -> object:
+        try:
+            async with asyncio.timeout(_ATTEMPT_S):
+                connection = self._connection
+                if connection is None:
+                    connection = self._connection = await self._pool.get_connection()
+                    connection.socket_timeout = None  # the time of the whole attempt is limited
+                # Whatever is raised below, redis-py closes a connection with an unread answer.
+                await connection.send_command("EVALSHA", script.sha, len(keys), *keys, *arguments)
+                try:
+                    return await connection.read_response()
+                except NoScriptError:
+                    await connection.send_command(
+                        "EVAL", script.source, len(keys), *keys, *arguments
+                    )
+                    return await connection.read_response()
+        except TimeoutError:
+            raise RedisTimeout(f"no answer within {_ATTEMPT_S:g} s") from None
 
 
 def pass_cancellation() -> None:

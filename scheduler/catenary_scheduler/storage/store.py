@@ -18,7 +18,7 @@ from catenary_scheduler.storage.keys import RedisKeys, RedisTable, book_table
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.quarantine import PRELUDE, LeaseHolder, RecordQuarantine
 from catenary_scheduler.storage.reading import read_hashes
-from catenary_scheduler.storage.script import RedisScript, pass_cancellation
+from catenary_scheduler.storage.script import RedisScript, ScriptConnection, pass_cancellation
 from catenary_scheduler.storage.values.codec import UnreadableRecord
 from catenary_scheduler.storage.values.records import believable, measurements_of
 from catenary_scheduler.storage.values.stored import (
@@ -170,7 +170,9 @@ class Store:
         """
         self._spoiled = spoiled
         self._redis = redis
+        self._scripts = ScriptConnection(redis)
         self._keys = keys
+        self._fixed_keys = [keys.lease, keys.epoch, keys.clock, keys.quarantine, keys.events]
         self._books: set[str] = set()  # names of the reservation tables, which a snapshot replaces
         self._before = ""  # moment of the last batch that arrived under this epoch
         self._epoch = Epoch(0)
@@ -183,13 +185,7 @@ class Store:
             StoreBehind: An earlier batch of this leader is missing; or a key of a wrong type was
                 put away, so that the rest of its table is missing now.
         """
-        keys = [
-            self._keys.lease,
-            self._keys.epoch,
-            self._keys.clock,
-            self._keys.quarantine,
-            self._keys.events,
-        ]
+        keys = [*self._fixed_keys]
         places: dict[str, int] = {}
         commands: list[list[str | int]] = []
         for command, key, arguments in self._commands(changes):
@@ -201,9 +197,9 @@ class Store:
             self._epoch, self._before = lease.epoch, ""
         moment = str(time.monotonic_ns())
         before = "" if changes.replace else self._before
-        own = str(len(self._keys.table("")))
+        own = str(len(self._keys.prefix))
         head = [lease.token, str(lease.epoch), moment, before, own, json.dumps(commands)]
-        answer = await _APPLY.run(self._redis, keys, head)
+        answer = await self._scripts.run(_APPLY, keys, head)
         if answer == -1:
             raise StoreBehind
         if answer not in (1, 2):
@@ -215,13 +211,14 @@ class Store:
                 raise StoreBehind("spoiled")
 
     def _commands(self, changes: JournalChanges) -> Iterator[tuple[str, str, list[str]]]:
+        prefix = self._keys.prefix
         if changes.replace:
             for name in (*RedisTable, *self._books):
-                yield "DEL", self._keys.table(name), []
+                yield "DEL", prefix + name, []
         for table, fields in changes.tables.items():
             if table not in _FIXED:
                 self._books.add(table)
-            key = self._keys.table(table)
+            key = prefix + table
             pairs = [
                 text
                 for name, value in fields.items()

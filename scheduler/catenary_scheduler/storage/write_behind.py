@@ -8,6 +8,7 @@ between, it is taken with a higher epoch and everything is written anew; otherwi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -76,7 +77,10 @@ class WriteBehind:
         self._journal = journal
         self._sources = sources
         self._schedule = schedule
+        self._loop = asyncio.get_running_loop()
         self._work = asyncio.Event()
+        """Set when something is due: the first change waits a moment for others to join it."""
+        self._touched = False
         self._renew_at = 0.0
         self._beyond = 0
         self._backoff_s = 0.0
@@ -86,7 +90,9 @@ class WriteBehind:
 
     def touch(self) -> None:
         """Announces a change; it is written within a flush interval or two."""
-        self._work.set()
+        if not self._touched:
+            self._touched = True
+            self._loop.call_later(self._schedule.flush_s, self._work.set)
 
     def go_beyond(self, epoch: int, *, shared: bool = False) -> None:
         """Makes the epoch exceed one that an agent obeys: Redis must have lost its last writes.
@@ -107,11 +113,10 @@ class WriteBehind:
         Raises:
             StaleEpoch: This process no longer leads.
         """
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                await self._wait_for_work(loop.time())
-                await self._beat(loop.time())
+                await self._wait_for_work()
+                await self._beat(self._loop.time())
             except _REDIS_FAILURES as failure:
                 pass_cancellation()
                 await self._back_off(failure)
@@ -132,16 +137,15 @@ class WriteBehind:
         if self._journal:
             await self._write()
 
-    async def _wait_for_work(self, now: float) -> None:
-        try:
-            async with asyncio.timeout(max(0.0, self._renew_at - now)):
-                await self._work.wait()
-        except TimeoutError:
-            return
-        await asyncio.sleep(self._schedule.flush_s)  # changes that come meanwhile join the batch
+    async def _wait_for_work(self) -> None:
+        if not self._work.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(self._renew_at):
+                    await self._work.wait()
 
     async def _beat(self, now: float) -> None:
         self._work.clear()
+        self._touched = False
         if self._beyond > 0:
             await self._jump()
         if now >= self._renew_at or not self.connected:

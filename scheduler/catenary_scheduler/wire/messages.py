@@ -38,8 +38,9 @@ def sendable_ns(computed_ns: Nanoseconds) -> Nanoseconds:
 
 
 def request_arrived(
-    gateway: GatewayId, message: scheduler_pb2.SubmitRequest, now: Nanoseconds
+    gateway: GatewayId, message: scheduler_pb2.SubmitRequest, model: ModelKey, now: Nanoseconds
 ) -> events.RequestArrived:
+    """Returns the event of a submitted request for `model`, which its message names."""
     adopted: tuple[events.AdoptedRows, ...] = ()
     if message.in_flight:
         adopted = tuple(
@@ -50,7 +51,7 @@ def request_arrived(
         )
     return events.RequestArrived(
         RequestId(gateway, message.request_id),
-        ModelKey(message.model, message.model_version),
+        model,
         message.rows,
         now + message.budget_ns,
         message.priority,
@@ -73,6 +74,28 @@ def stage_reported(message: scheduler_pb2.StageReport, now: Nanoseconds) -> even
         end,
         arrived - message.transfer_ns,
         arrived,
+    )
+
+
+def request_completed(
+    gateway: GatewayId, message: scheduler_pb2.RequestFinished
+) -> events.RequestCompleted:
+    """Returns the event of a request that its gateway has answered."""
+    request = RequestId(gateway, message.request_id)
+    has_progress = message.HasField("progress")
+    return events.RequestCompleted(
+        request, session_progress(request, message.progress) if has_progress else None
+    )
+
+
+def session_progress(
+    request: RequestId, message: scheduler_pb2.SessionProgress
+) -> events.SessionProgress | None:
+    """Returns how far the answer to a request is; None without a token."""
+    if not message.generated_tokens:
+        return None
+    return events.SessionProgress(
+        request, message.generated_tokens, message.first_token_ns, message.decode_ns
     )
 
 

@@ -9,7 +9,7 @@ from catenary_scheduler.dispatch import events
 from catenary_scheduler.planning.latency import WorkTotals
 from catenary_scheduler.planning.live import GenerationCost
 from catenary_scheduler.planning.requirements import CacheRequirement
-from catenary_scheduler.wire.messages import sendable_ns
+from catenary_scheduler.wire.messages import sendable_ns, session_progress
 from catenary_services.domain.ids import (
     AgentId,
     Epoch,
@@ -56,7 +56,9 @@ def session_requested(
         adopted,
         arrived_ns=now - message.waited_ns,
         objectives=_objectives(message, usual),
-        progress=_progress(request, message.progress) if message.HasField("progress") else None,
+        progress=session_progress(request, message.progress)
+        if message.HasField("progress")
+        else None,
     )
 
 
@@ -64,29 +66,10 @@ def sessions_progressed(
     gateway: GatewayId, message: scheduler_pb2.SessionsProgressed
 ) -> events.SessionsProgressed:
     """Returns the event of sessions that got tokens; those without a token are left out."""
-    found = (_progress(RequestId(gateway, each.request_id), each) for each in message.sessions)
+    found = (
+        session_progress(RequestId(gateway, each.request_id), each) for each in message.sessions
+    )
     return events.SessionsProgressed(tuple(each for each in found if each is not None))
-
-
-def request_completed(
-    gateway: GatewayId, message: scheduler_pb2.RequestFinished
-) -> events.RequestCompleted:
-    """Returns the event of a request that its gateway has answered."""
-    request = RequestId(gateway, message.request_id)
-    has_progress = message.HasField("progress")
-    return events.RequestCompleted(
-        request, _progress(request, message.progress) if has_progress else None
-    )
-
-
-def _progress(
-    request: RequestId, message: scheduler_pb2.SessionProgress
-) -> events.SessionProgress | None:
-    if not message.generated_tokens:
-        return None
-    return events.SessionProgress(
-        request, message.generated_tokens, message.first_token_ns, message.decode_ns
-    )
 
 
 def _objectives(

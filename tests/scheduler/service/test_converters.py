@@ -31,7 +31,8 @@ def test_budgets_become_moments_of_our_clock() -> None:
         priority=-1,
         in_flight=[scheduler_pb2.InFlight(batch_id=9, request_row=1, rows=2, expected_after_ns=40)],
     )
-    assert wire_messages.request_arrived(GatewayId("g"), message, NOW) == events.RequestArrived(
+    arrived = wire_messages.request_arrived(GatewayId("g"), message, MODEL, NOW)
+    assert arrived == events.RequestArrived(
         request("g", 7),
         MODEL,
         3,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from catenary_agent.devices.device_errors import failure
 from catenary_agent.engine.batch import Batch, StagedOutput
-from catenary_agent.engine.computing.ready import ReadyQueue
 from catenary_agent.supervision.steps import StepKind
 from catenary_services.errors import (
     CatenaryError,
@@ -50,6 +51,41 @@ class ComputeJob:
 
 
 Job = Batch | ComputeJob
+
+
+class ReadyQueue:
+    """A heap by start of reservation; batches with equal starts keep their order of arrival.
+
+    Cancelled batches are dropped when they come to the top. The bytes the engine may hold bound its
+    length: every batch in it owns at least one received frame.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Batch]] = []
+        self._arrivals = count()
+
+    def __len__(self) -> int:
+        return sum(not batch.cancelled for _, _, batch in self._heap)
+
+    def batches(self) -> list[Batch]:
+        """Returns the queued batches in no particular order."""
+        return [batch for _, _, batch in self._heap if not batch.cancelled]
+
+    def push(self, batch: Batch) -> None:
+        heapq.heappush(self._heap, (batch.reserved_start_ns, next(self._arrivals), batch))
+
+    def peek(self) -> Batch | None:
+        """Returns the batch that `pop` would return; None if there is none."""
+        while self._heap and self._heap[0][2].cancelled:
+            heapq.heappop(self._heap)
+        return self._heap[0][2] if self._heap else None
+
+    def pop(self) -> Batch | None:
+        """Removes and returns the batch with the earliest reservation; None if there is none."""
+        batch = self.peek()
+        if batch is not None:
+            heapq.heappop(self._heap)
+        return batch
 
 
 class Feeder:

@@ -157,8 +157,9 @@ class BatchReceiver:
         """Returns True for rows that nobody needs any more, and for whole batches sent twice."""
         if self._held.is_over(header.batch_id, header.position):
             return True
-        is_open = header.position == 0 and self._assembler.get(header.batch_id) is not None
-        return (header.batch_id, header.position) in self._held and not is_open
+        if (header.batch_id, header.position) not in self._held:
+            return False
+        return header.position > 0 or self._assembler.get(header.batch_id) is None
 
     def _admit(self, arrival: ArrivedFrame, payload: Payload) -> Batch | None:
         """Returns the batch of an arrival if it is complete now.
@@ -180,7 +181,8 @@ class BatchReceiver:
             )
         self._held.claim(payload.nbytes)
         try:
-            if header.rows == header.batch_rows and self._assembler.get(header.batch_id) is None:
+            is_begun = (header.batch_id, header.position) in self._held
+            if header.rows == header.batch_rows and not is_begun:
                 return self._whole(arrival, hop, loaded, payload)
             return self._assemble(arrival, hop, loaded, payload)
         except CatenaryError:

@@ -15,14 +15,14 @@ from catenary_scheduler.storage.values.stored import (
     Link,
     Place,
     StoredBatch,
+    StoredBatchHop,
+    StoredBatchSlice,
     StoredCost,
     StoredMeasurements,
 )
 from catenary_scheduler.storage.values.tables import (
     RecordDamage,
     agent_of_resource,
-    owner_name,
-    reservation_text,
 )
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds, ResourceId
 
@@ -32,19 +32,40 @@ _LONGEST_NS: Final = 7 * 24 * _FARTHEST_NS
 """No session is kept for longer than this."""
 
 
-def write_reservations(journal: Journal, changes: Iterable[ReservationChange]) -> None:
-    # Most reservations are made, corrected and released between two flushes: only the last change
-    # counts.
-    latest: dict[tuple[ResourceId, str], ReservationChange] = {}
+def write_reservations(
+    journal: Journal,
+    changes: Iterable[ReservationChange],
+    listed: dict[ResourceId, str] | None = None,
+) -> None:
+    """Writes changes of the book into the journal; a later change of a reservation wins.
+
+    Args:
+        journal: The journal.
+        changes: What changed, in order.
+        listed: The tables of the resources that Redis lists already; new ones are added.
+    """
+    if listed is None:
+        listed = {}
     for change in changes:
         r = change.reservation
-        latest[r.resource, owner_name(r)] = change
-    for resource in {key[0] for key in latest}:
-        journal.put(RedisTable.RESOURCES, resource, "1")
-    for change in latest.values():
-        r = change.reservation
-        value = reservation_text(r) if change.op == "put" else None
-        journal.put(book_table(r.resource), owner_name(r), value)
+        table = listed.get(r.resource)
+        if table is None:
+            table = listed[r.resource] = book_table(r.resource)
+            journal.put(RedisTable.RESOURCES, r.resource, "1")
+        journal.put(table, owner_name(r), reservation_text(r) if change.op == "put" else None)
+
+
+def owner_name(reservation: Reservation) -> str:
+    """Returns the owner within its resource: a cache has sessions, everything else batches."""
+    r = reservation
+    return f"{r.session if r.slots else r.batch}:{r.position}"
+
+
+def reservation_text(reservation: Reservation) -> str:
+    """Returns a reservation in the form of a table of the book."""
+    r = reservation
+    value = f"{r.start_ns} {r.end_ns} {r.expires_ns} {int(r.done)}"
+    return f"{value} {r.slots}" if r.slots else value
 
 
 def tables_of(reservations: Iterable[Reservation]) -> dict[str, Fields]:
@@ -117,13 +138,15 @@ def measurements_of(
 
 def batch_text(batch: DispatchBatch) -> str:
     """Returns a batch in flight as JSON, for people and dashboards."""
-    path = [(hop.agent, str(hop.partition), hop.start_ns, hop.duration_ns) for hop in batch.path]
+    path = [
+        StoredBatchHop(hop.agent, str(hop.partition), hop.start_ns, hop.duration_ns)
+        for hop in batch.path
+    ]
     slices = [
-        (str(piece.request), piece.request_row, piece.rows, piece.batch_row)
+        StoredBatchSlice(str(piece.request), piece.request_row, piece.rows, piece.batch_row)
         for piece in batch.slices
     ]
-    rows, finish_ns = batch.rows, batch.expected_finish_ns
-    return encode_document(StoredBatch.of(rows, finish_ns, path, slices))
+    return encode_document(StoredBatch(batch.rows, batch.expected_finish_ns, path, slices))
 
 
 def _damage(reservation: Reservation, why: str) -> RecordDamage:

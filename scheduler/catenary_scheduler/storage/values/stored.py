@@ -7,7 +7,7 @@ as nonsense.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -207,14 +207,18 @@ class StoredAgent(Struct, frozen=True):
     partitions: list[Name] = []
 
 
-class _StoredBatchHop(Struct, frozen=True, array_like=True):
+class StoredBatchHop(Struct, frozen=True, array_like=True):
+    """A hop of a batch, with its booked computation on the clock of the writer."""
+
     agent: Name
     partition: Name
     start_ns: Moment
     duration_ns: Size
 
 
-class _StoredSlice(Struct, frozen=True, array_like=True):
+class StoredBatchSlice(Struct, frozen=True, array_like=True):
+    """The rows of a batch that belong to one request."""
+
     request: Name
     request_row: Count
     rows: Count
@@ -226,24 +230,8 @@ class StoredBatch(Struct, frozen=True):
 
     rows: Count
     expected_finish_ns: Moment
-    path: list[_StoredBatchHop] = []
-    slices: list[_StoredSlice] = []
-
-    @classmethod
-    def of(
-        cls,
-        rows: int,
-        expected_finish_ns: int,
-        path: Iterable[tuple[str, str, int, int]],
-        slices: Iterable[tuple[str, int, int, int]],
-    ) -> StoredBatch:
-        """Returns the record of a batch; a hop is (agent, partition, start, duration)."""
-        return cls(
-            rows,
-            expected_finish_ns,
-            [_StoredBatchHop(*hop) for hop in path],
-            [_StoredSlice(*piece) for piece in slices],
-        )
+    path: list[StoredBatchHop] = []
+    slices: list[StoredBatchSlice] = []
 
 
 # ---- sessions and book ----

@@ -308,19 +308,6 @@ def _lengths(name: ModelKey, text: str) -> LengthPredictor:
         raise UnreadableRecord(str(error)) from None
 
 
-def owner_name(reservation: Reservation) -> str:
-    """Returns the owner within its resource: a cache has sessions, everything else batches."""
-    r = reservation
-    return f"{r.session if r.slots else r.batch}:{r.position}"
-
-
-def reservation_text(reservation: Reservation) -> str:
-    """Returns a reservation in the form of a table of the book."""
-    r = reservation
-    value = f"{r.start_ns} {r.end_ns} {r.expires_ns} {int(r.done)}"
-    return f"{value} {r.slots}" if r.slots else value
-
-
 def _reservation(resource: ResourceId, owner: tuple[int, int], text: str) -> Reservation:
     r = decode_line(text, StoredReservation)
     number, position = owner

@@ -4,6 +4,7 @@ from typing import Any
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.dispatch import events
+from catenary_scheduler.wire import messages as wire_messages
 from catenary_scheduler.wire import session_messages
 from catenary_services.domain.ids import (
     AgentId,
@@ -83,11 +84,11 @@ def test_the_end_brings_the_whole_progress_if_the_gateway_says_it() -> None:
     said = Progress(request_id=1, generated_tokens=3, first_token_ns=5, decode_ns=6)
     finished = scheduler_pb2.RequestFinished(request_id=1, progress=said)
     request = RequestId(GATEWAY, 1)
-    assert session_messages.request_completed(GATEWAY, finished) == events.RequestCompleted(
+    assert wire_messages.request_completed(GATEWAY, finished) == events.RequestCompleted(
         request, events.SessionProgress(request, 3, 5, 6)
     )
     rows = scheduler_pb2.RequestFinished(request_id=1)
-    assert session_messages.request_completed(GATEWAY, rows) == events.RequestCompleted(request)
+    assert wire_messages.request_completed(GATEWAY, rows) == events.RequestCompleted(request)
 
 
 def test_an_order_says_what_was_promised_and_both_rings_of_a_split_session() -> None:
