@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +22,9 @@ from typing import Any
 
 import grpc.aio
 
-from catenary_lab.live.cluster import REAL, serving, settings
-from catenary_lab.live.placement.load import Asked, StepsOrder, run_load
+from catenary_lab.live.cluster import REAL, LiveCluster
+from catenary_lab.live.generator import run_load
+from catenary_lab.live.placement.load import Answered, Asked, Steps
 from catenary_lab.live.placement.steps import (
     AgentsAt,
     StepsMeasured,
@@ -37,13 +39,12 @@ from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenary_services.errors import Unavailable
 from catenary_services.models.model_repository import ModelRepository
 from catenaryd.demo.models import ensure_model
-from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
+from catenaryd.local.local_cluster import ClusterOptions
 
 KEPT_MODELS = Path(".catenary") / "models"
 """Folder in which `catenaryd up` keeps models by default, as importing one takes half a minute."""
 _POLL_S = 0.25
 _KNOWN_S = 30.0
-_TIMEOUT_S = 120.0
 _WARM_UP_REQUESTS = 12
 _APART_S = 0.9
 _REPORTED_S = 2.5
@@ -67,67 +68,62 @@ async def run_live(run: LiveSteps, folder: Path, progress: Progress) -> StepsMea
         session_tokens=run.session_tokens,
         max_batch=run.max_batch,
     )
-    async with serving(_cluster(run, folder), progress) as cluster, _admin(cluster) as admin:
-        await _warm_up(run, cluster, folder, key)
+    async with _cluster(run, folder).serving(progress) as cluster, _admin(cluster) as admin:
+        await _warm_up(run, cluster, key)
         lines = await _lines(admin)
         objectives = objectives_for(run, lines)
         await _hold_to(admin, ModelRepository(folder / "models"), key, objectives)
         lengths = SessionLengths(run.prompt.mean, run.answer.mean)
         worker = capability(lines, objectives, lengths, run.max_batch, run.theta)
-        order = StepsOrder(
-            f"127.0.0.1:{cluster.grpc_port}",
-            run.model,
-            _vocabulary(folder, key),
-            objectives.first_token_ns / 1e6,
-            objectives.per_token_ns / 1e6,
-            _TIMEOUT_S,
-            run.seed,
-            drawn(run, worker.rate_per_s),
-        )
-        progress(
-            f"a load of 1 is {worker.rate_per_s:.2f} requests/s; {len(order.requests)} of them"
-        )
+        asked = drawn(run, worker.rate_per_s)
+        progress(f"a load of 1 is {worker.rate_per_s:.2f} requests/s; {len(asked)} of them")
         async with _watched(admin) as agents:  # a slow machine may have more than one already
             await _settled(agents, run.settle_s)
         async with _watched(admin) as agents:
-            outcome = await run_load(order, folder)
+            answered, lag_s = await _load(run, cluster, key, objectives, asked)
             await _settled(agents, run.settle_s)
         return StepsMeasured(
             lines,
             await _lines(admin),
             objectives,
             worker,
-            outcome.requests,
+            tuple(answered),
             tuple(agents),
-            outcome.send_lag_p99_s,
+            lag_s,
             time.monotonic() - started,
         )
 
 
-async def _warm_up(run: LiveSteps, cluster: LocalCluster, folder: Path, key: ModelKey) -> None:
+async def _warm_up(run: LiveSteps, cluster: LiveCluster, key: ModelKey) -> None:
     """Has the agent work for a while: lines measured at loading ignore the other processes."""
     prompt, answer = round(run.prompt.mean), round(run.answer.mean)
     requests = tuple(Asked(_APART_S * n, 0, prompt, answer) for n in range(_WARM_UP_REQUESTS))
-    target = f"127.0.0.1:{cluster.grpc_port}"
-    vocabulary = _vocabulary(folder, key)
-    await run_load(
-        StepsOrder(target, run.model, vocabulary, 0.0, 0.0, _TIMEOUT_S, run.seed, requests), folder
-    )
+    await _load(run, cluster, key, TokenObjectives(), requests)
     await asyncio.sleep(_REPORTED_S)
 
 
-def _cluster(run: LiveSteps, folder: Path) -> LocalCluster:
-    scheduler = {"chain_policy": "slo", "chain_agents": 1, **run.scheduler}
-    return LocalCluster(
-        ClusterOptions(
-            agents=1,
-            max_agents=run.most_agents,
-            models=(run.model,),
-            grpc_port=0,
-            http_port=0,
-            data_dir=folder,
-            extra=settings(REAL, scheduler),
-        )
+async def _load(
+    run: LiveSteps,
+    cluster: LiveCluster,
+    key: ModelKey,
+    objectives: TokenObjectives,
+    asked: Sequence[Asked],
+) -> tuple[list[Answered], float]:
+    """Returns the outcomes of requests, and how late they were sent; prompts are random tokens."""
+    words = range(1, ModelRepository(cluster.model_repository).decoder_table(key).vocabulary_size)
+    chosen = random.Random(run.seed)
+    prompts = [chosen.choices(words, k=each.prompt_tokens) for each in asked]
+    send = Steps(run.model, objectives, asked, prompts).send
+    moments = [each.due_s for each in asked]
+    return await run_load(cluster.target, moments, send, cluster.options.data_dir)
+
+
+def _cluster(run: LiveSteps, folder: Path) -> LiveCluster:
+    return LiveCluster(
+        ClusterOptions(agents=1, max_agents=run.most_agents, models=(run.model,)),
+        folder,
+        REAL,
+        {"chain_policy": "slo", "chain_agents": 1, **run.scheduler},
     )
 
 
@@ -157,12 +153,8 @@ def _link(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def _vocabulary(folder: Path, key: ModelKey) -> int:
-    return ModelRepository(folder / "models").decoder_table(key).vocabulary_size
-
-
 @asynccontextmanager
-async def _admin(cluster: LocalCluster) -> AsyncIterator[Any]:
+async def _admin(cluster: LiveCluster) -> AsyncIterator[Any]:
     async with grpc.aio.insecure_channel(cluster.admin_target) as channel:
         yield admin_pb2_grpc.AdminStub(channel)
 
