@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from catenary_lab.chains.bprr import BprrMetric, bprr_dispatcher
+from catenary_lab.chains.bprr import BprrMetric
 from catenary_lab.chains.bprr_placement import BprrServer, BprrTask, bprr_placement
 from catenary_lab.chains.path_dispatcher import PathDispatcher
 from catenary_lab.chains.paths import PathServer
-from catenary_lab.chains.petals import PetalsMetric, petals_dispatcher
+from catenary_lab.chains.petals import PetalsMetric
 from catenary_lab.chains.petals_placement import (
     PetalsModel,
     PetalsServer,
@@ -41,8 +41,6 @@ class PetalsOptions:
     rule: Rule = "sorted"
     capped: bool = False
     """Whether the caps of GPU slices on hosted blocks hold, as they do in the authors' program."""
-    session_cache_gb: float | None = None
-    """Cache of a session in one block, in GB, as PETALS counts it; None: the model's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,7 @@ def petals_paths(cluster: ChainsCluster, seed: int, options: PetalsOptions) -> P
     ]
     order = np.random.default_rng((seed, 3)).permutation(len(servers)).tolist()
     windows = petals_placement(model, servers, order, options.rule)
-    cache_bytes = round((options.session_cache_gb or cluster.model.cache_gb) * 10**9)
+    cache_bytes = round(cluster.model.cache_gb * 10**9)
     slots = [model.slots(window.blocks, cache_bytes) for window in windows]
     numbers, paths = _path_servers(cluster, windows, slots)
     if not complete(windows, model.blocks):
@@ -127,7 +125,7 @@ def petals_paths(cluster: ChainsCluster, seed: int, options: PetalsOptions) -> P
         ],
         model.sessions(cache_bytes),
     )
-    return PlacedPaths(tuple(windows), petals_dispatcher(MODEL, paths, model.blocks, metric))
+    return PlacedPaths(tuple(windows), PathDispatcher(MODEL, paths, model.blocks, metric))
 
 
 def _petals_model(model: DecoderModel) -> PetalsModel:
@@ -166,7 +164,9 @@ def bprr_paths(cluster: ChainsCluster, rate_per_s: float, options: BprrOptions) 
         [placed.windows[number].blocks for number in numbers],
         options.by_ends,
     )
-    return PlacedPaths(placed.windows, bprr_dispatcher(MODEL, paths, model.blocks, metric))
+    expected_ns = metric.path_ns if options.by_ends else None
+    dispatcher = PathDispatcher(MODEL, paths, model.blocks, metric, expected_ns)
+    return PlacedPaths(placed.windows, dispatcher)
 
 
 def _serve(
