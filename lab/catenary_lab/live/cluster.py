@@ -23,7 +23,6 @@ EMULATED = {"heartbeat_s": 2.0, "silence_s": 20.0}
 take each other for dead."""
 REAL = {"heartbeat_s": 1.0, "silence_s": 15.0}
 """Timeouts of clusters whose agents have a real model, of which there are fewer."""
-_LONGEST_CALL_S = 600.0
 
 
 class LiveCluster(LocalCluster):
@@ -78,10 +77,10 @@ class LiveCluster(LocalCluster):
         """Address of the gateway."""
         return f"127.0.0.1:{self.grpc_port}"
 
-    def client(self) -> catenary.AsyncClient:
+    def client(self, timeout_s: float = 600.0) -> catenary.AsyncClient:
         """Returns a client of the gateway and of its Admin service."""
         return catenary.AsyncClient(
-            self.target, admin_target=self.admin_target, timeout_s=_LONGEST_CALL_S
+            self.target, admin_target=self.admin_target, timeout_s=timeout_s
         )
 
     @property
