@@ -1,7 +1,5 @@
 """Cost of a feature map from one process to another, per transport, in memcpys of it.
 
-`python benchmarks/transport.py [--quick] [--strict] [--json]`
-
 There are two real processes. The sender copies 10 MB from a NumPy array into a slot and pushes it;
 the receiver makes an array of the payload, releases it and sends an empty frame back. All
 transports and the memcpy they are compared with take turns within one run, so that a busy machine
@@ -11,7 +9,6 @@ back.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import statistics
@@ -19,24 +16,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 
-_ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(_ROOT))
-
-from source_roots import SOURCE_ROOTS  # noqa: E402
-
-sys.path[:0] = SOURCE_ROOTS
-
-from catenary_protos.catenary.v1.common_pb2 import Peer, TransportAddress  # noqa: E402
-from catenary_services.log import configure_logging  # noqa: E402
-from catenary_services.transport.hub import TransportHub, TransportSettings  # noqa: E402
-from catenary_services.transport.interface import EndpointAddress, ReceivedFrame  # noqa: E402
+from benchmarks.figures import Figure, at_most
+from catenary_protos.catenary.v1.common_pb2 import Peer, TransportAddress
+from catenary_services.log import configure_logging
+from catenary_services.transport.hub import TransportHub, TransportSettings
+from catenary_services.transport.interface import ReceivedFrame
 
 TRANSPORTS = ("shm", "tcp", "grpc")
 LIMITS = {"shm": 1.5, "tcp": 3.5, "grpc": 12.0}
@@ -46,27 +36,24 @@ _TIMEOUT_S = 20.0
 _RUN_TIMEOUT_S = 120.0
 
 
-class Figure(TypedDict):
-    """One measured figure, and the limit it must keep."""
-
-    name: str
-    value: float
-    unit: str
-    limit: float | None
-    ok: bool
-
-
 def _hub(side: str, transport: str, folder: Path) -> TransportHub:
     settings = TransportSettings(enabled=(transport,), runtime_dir=folder)
     return TransportHub(f"{side}-{transport}", settings)
 
 
-def _peer(peer_id: str, addresses: Sequence[EndpointAddress]) -> Peer:
+def peer_of(name: str, hub: TransportHub) -> Peer:
+    """Returns the entry of a process in the directory of its peers."""
     listed = [
         TransportAddress(transport=a.transport, address=a.address, host_id=a.host_id)
-        for a in addresses
+        for a in hub.addresses
     ]
-    return Peer(peer_id=peer_id, incarnation=1, addresses=listed)
+    return Peer(peer_id=name, incarnation=1, addresses=listed)
+
+
+def _written(side: str, hubs: Iterable[tuple[str, TransportHub]]) -> str:
+    """Returns the peers of one side by transport, on a line."""
+    peers = {name: peer_of(f"{side}-{name}", hub) for name, hub in hubs}
+    return json.dumps({name: peer.SerializeToString().hex() for name, peer in peers.items()})
 
 
 def _loop_runner() -> asyncio.Runner:
@@ -98,15 +85,7 @@ async def _receive(folder: Path) -> None:
 
     for name, hub in hubs.items():
         await hub.start(handler_of(name))  # type: ignore[arg-type]
-    print(
-        json.dumps(
-            {
-                n: _peer(f"receiver-{n}", h.addresses).SerializeToString().hex()
-                for n, h in hubs.items()
-            }
-        ),
-        flush=True,
-    )
+    print(_written("receiver", hubs.items()), flush=True)
     loop = asyncio.get_running_loop()
     senders = json.loads(await loop.run_in_executor(None, sys.stdin.readline))
     for name, hub in hubs.items():
@@ -153,8 +132,8 @@ async def _measure(folder: Path, rounds: int, small: int) -> tuple[list[float], 
         await sender.hub.start(sender.on_frame)
     child = await asyncio.create_subprocess_exec(
         sys.executable,
-        __file__,
-        "--receive",
+        "-m",
+        "benchmarks.transport",
         str(folder),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -163,11 +142,8 @@ async def _measure(folder: Path, rounds: int, small: int) -> tuple[list[float], 
     assert child.stdout is not None
     try:
         peers = json.loads(await asyncio.wait_for(child.stdout.readline(), _TIMEOUT_S))
-        mine = {
-            s.name: _peer(f"sender-{s.name}", s.hub.addresses).SerializeToString().hex()
-            for s in senders
-        }
-        child.stdin.write(json.dumps(mine).encode() + b"\n")
+        mine = _written("sender", ((each.name, each.hub) for each in senders))
+        child.stdin.write(mine.encode() + b"\n")
         for sender in senders:
             sender.hub.update_directory([Peer.FromString(bytes.fromhex(peers[sender.name]))])
         async with asyncio.timeout(_RUN_TIMEOUT_S):
@@ -217,59 +193,26 @@ async def _measure_small(sender: _Sender, count: int) -> None:
 
 
 def run(quick: bool) -> list[Figure]:
-    """Measures every transport.
-
-    Args:
-        quick: Whether to repeat less, for a smoke test of the benchmark itself.
-
-    Returns:
-        The figures; those without a limit are for information.
-    """
+    """Returns the figures of every transport."""
     rounds, count = (15, 200) if quick else (60, 1500)
     with tempfile.TemporaryDirectory(prefix="catenary-bench-") as folder, _loop_runner() as runner:
         memcpy_s, senders = runner.run(_measure(Path(folder), rounds, count))
     base = statistics.median(memcpy_s)
-    figures = [_figure("memcpy of 10 MB", base * 1e3, "ms")]
+    figures = [at_most("memcpy of 10 MB", base * 1e3, "ms")]
     for sender in senders:
         bulk = statistics.median(sender.bulk_s)
         small = statistics.median(sender.small_s)
         figures += [
-            _figure(f"{sender.name} 10 MB", bulk / base, "x memcpy", LIMITS[sender.name]),
-            _figure(f"{sender.name} 10 MB time", bulk * 1e3, "ms"),
-            _figure(f"{sender.name} small round trip", small * 1e6, "us"),
-            _figure(f"{sender.name} small CPU, both sides", sender.small_cpu_s * 1e6, "us"),
+            at_most(f"{sender.name} 10 MB", bulk / base, "x memcpy", LIMITS[sender.name]),
+            at_most(f"{sender.name} 10 MB time", bulk * 1e3, "ms"),
+            at_most(f"{sender.name} small round trip", small * 1e6, "us"),
+            at_most(f"{sender.name} small CPU, both sides", sender.small_cpu_s * 1e6, "us"),
         ]
     return figures
 
 
-def _figure(name: str, value: float, unit: str, limit: float | None = None) -> Figure:
-    ok = limit is None or value <= limit
-    return Figure(name=name, value=round(value, 3), unit=unit, limit=limit, ok=ok)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few repetitions")
-    parser.add_argument("--strict", action="store_true", help="exit 1 if a limit is missed")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--receive", metavar="FOLDER", help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
-    # Standard output carries the figures (and, in the receiver, its addresses); nothing else may.
-    configure_logging("benchmark", "transport", "warning", as_json=False)
-    if chosen.receive:
-        with _loop_runner() as runner:
-            runner.run(_receive(Path(chosen.receive)))
-        return 0
-    figures = run(chosen.quick)
-    if chosen.json:
-        print(json.dumps(figures, indent=2))
-    else:
-        for figure in figures:
-            limit = "" if figure["limit"] is None else f"limit {figure['limit']:g}"
-            mark = "" if figure["ok"] else "MISSED"
-            print(f"{figure['name']:34}{figure['value']:10.2f} {figure['unit']:10}{limit:12}{mark}")
-    return 1 if chosen.strict and not all(figure["ok"] for figure in figures) else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    # Standard output carries the receiver's addresses; nothing else may.
+    configure_logging("benchmark", "transport", "warning", as_json=False)
+    with _loop_runner() as receiver:
+        receiver.run(_receive(Path(sys.argv[1])))

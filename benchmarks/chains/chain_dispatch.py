@@ -9,19 +9,16 @@ are CPU time of the thread.
 
 from __future__ import annotations
 
-import heapq
 import random
 import statistics
 import time
 
-from benchmarks.figures import Figure, at_least, at_most, table
+from benchmarks.figures import Figure, at_least, at_most
+from benchmarks.virtual_time import Trial, decision_us
 from catenary_scheduler.dispatch.chained import ChainedDispatcher
 from catenary_scheduler.dispatch.chained import dispatcher as compiled_part
 from catenary_scheduler.dispatch.events import (
-    AgentJoined,
     Command,
-    Event,
-    PlanActivated,
     RequestCompleted,
     SessionRequested,
     SessionsClosed,
@@ -63,28 +60,17 @@ def cluster(chains: int, seed: int = 1) -> tuple[list[Agent], Plan]:
     return agents, Plan(PlanId("bench"), (model,))
 
 
-class Run:
-    """A dispatcher in virtual time, with the real times of decisions and of `handle`."""
+class Run(Trial[ChainedDispatcher]):
+    """A dispatcher in virtual time, with the real times of `handle`."""
 
-    def __init__(self, chains: int, load: float, seed: int = 7) -> None:
-        self.random = random.Random(seed)
-        self.dispatcher = ChainedDispatcher(stopwatch=time.thread_time_ns)
+    def __init__(self, chains: int, load: float) -> None:
         agents, plan = cluster(chains)
-        for agent in agents:
-            self.dispatcher.handle(AgentJoined(agent), 0)
-        self.dispatcher.handle(PlanActivated(plan), 0)
+        super().__init__(ChainedDispatcher(stopwatch=time.thread_time_ns), agents, plan)
         self.chains = {chain.chain_id: chain for chain in plan.models[0].chains}
         rate = sum(chain.capacity / chain.service_ns for chain in self.chains.values())
         self.gap = 1 / (rate * load)
-        self.events: list[tuple[int, int, Event]] = []
-        self.count = 0
         self.arrival_us: list[float] = []
         self.end_us: list[float] = []
-
-    def later(self, moment: int, event: Event) -> None:
-        """Schedules an event for a moment of virtual time."""
-        self.count += 1
-        heapq.heappush(self.events, (moment, self.count, event))
 
     def carry_out(self, command: Command, now: int) -> None:
         """Runs a session as the agents would."""
@@ -104,13 +90,7 @@ class Run:
             deadline = round(moment) + BUDGET_NS
             self.later(round(moment), SessionRequested(request, MODEL, 100, 100, deadline))
         seen = 0
-        clock = time.thread_time_ns
-        while self.events:
-            now, _, event = heapq.heappop(self.events)
-            before = clock()
-            commands = self.dispatcher.handle(event, now)
-            took = (clock() - before) / 1000
-            self.dispatcher.next_wakeup()
+        for event, now, commands, took in self.handled():
             if isinstance(event, SessionRequested):
                 seen += 1
                 if seen == warm_up:
@@ -121,15 +101,6 @@ class Run:
                 self.end_us.append(took)
             for command in commands:
                 self.carry_out(command, now)
-            if self.count % 100 == 0:
-                self.dispatcher.take_changes()
-
-    def decision_us(self) -> tuple[float, float]:
-        """Returns p50 and p99 of all decisions, less the time to read the clock."""
-        clock = time.thread_time_ns
-        overhead = statistics.median(-clock() + clock() for _ in range(2000))
-        times = [(taken - overhead) / 1000 for taken in self.dispatcher.take_decision_times()]
-        return statistics.median(times), statistics.quantiles(times, n=100)[98]
 
 
 def run(quick: bool) -> list[Figure]:
@@ -143,7 +114,7 @@ def run(quick: bool) -> list[Figure]:
             trial = Run(chains, load)
             warm_up = 8 * chains
             trial.go(warm_up + steady, warm_up)
-            p50, p99 = trial.decision_us()
+            p50, p99 = decision_us(trial.dispatcher)
             medians.append(p50)
         results += [
             at_most(f"decision p50, 1,000 chains, {label}", p50, "us", LIMIT_P50_US),
@@ -158,12 +129,3 @@ def run(quick: bool) -> list[Figure]:
             at_most(f"handle an end p50, {label}", statistics.median(trial.end_us), "us"),
         ]
     return results
-
-
-def main() -> None:
-    """Prints the figures as a table."""
-    print(table(run(quick=False)))
-
-
-if __name__ == "__main__":
-    main()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from benchmarks.figures import Figure, at_most, table
+from benchmarks.figures import Figure, at_most
 from catenary_scheduler.planning.chains import (
     ChainTask,
     Composition,
@@ -125,7 +125,3 @@ def _moved(before: Composition, after: Composition) -> int:
 
 def _words(stop: StopRule) -> str:
     return "all servers" if stop == "all" else "stop at the rate"
-
-
-if __name__ == "__main__":
-    print(table(run(quick=False)))

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc.aio
 
 from benchmarks.figures import Figure, at_least, at_most
-from benchmarks.generation.generation import DATA, FP32, THREADS
+from benchmarks.generation.generation import DATA, FP32, THREADS, data_dir_of, metric, prompt_of
 from catenary_agent.executors.device import Device
 from catenary_agent.generation.state.partition_batcher import chunk_tokens_for
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
@@ -62,8 +60,7 @@ def chats(count: int) -> list[Chat]:
     for number in range(count):
         whole = rng.randrange(100, 301)
         asked = rng.randrange(whole // 4, whole // 2)
-        prompt = tuple(1000 + (number * 7919 + at * 31) % 20_000 for at in range(asked))
-        found.append(Chat(prompt, whole - asked))
+        found.append(Chat(tuple(prompt_of(asked, number)), whole - asked))
     return found
 
 
@@ -87,10 +84,7 @@ async def serve(full_sessions: int, factor: float, asked: list[Chat], key: Model
     """Serves chats, all requested at once, on a cluster of its own."""
     repository = ModelRepository(DATA / "models")
     table, manifest = repository.decoder_table(key), repository.manifest(key)
-    data_dir = DATA / f"growth-{full_sessions}-{factor:g}"
-    data_dir.mkdir(parents=True, exist_ok=True)
-    if not (data_dir / "models").exists():
-        (data_dir / "models").symlink_to((DATA / "models").resolve())
+    data_dir = data_dir_of(f"growth-{full_sessions}-{factor:g}")
     port = free_port()
     held = table.held_by(DecoderRuntime.ONNX, manifest.precision)
     tokens = full_sessions * table.blocks * manifest.session_tokens
@@ -163,10 +157,7 @@ async def _ask_all(target: str, asked: list[Chat], served: Served) -> None:
 
 def preempted_sessions(port: int) -> float:
     """Returns how many sessions had to wait for memory, by a scheduler's metrics."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
-        lines = page.read().decode().splitlines()
-    found = [line for line in lines if re.match(r'catenary_placements_total\{.*"preempted"', line)]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in found)
+    return metric(port, r'catenary_placements_total\{.*"preempted"')
 
 
 async def measure(quick: bool) -> list[Figure]:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import statistics
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -56,11 +58,7 @@ class Cluster:
     def __init__(self, name: str, model: str, agents: int) -> None:
         self.model = model
         self.agents = agents
-        data_dir = DATA / name
-        data_dir.mkdir(parents=True, exist_ok=True)
-        models = data_dir / "models"
-        if not models.exists():
-            models.symlink_to((DATA / "models").resolve())
+        data_dir = data_dir_of(name)
         key = ModelRepository(DATA / "models").resolve(model)
         plan = data_dir / "plan.json"
         plan.write_text(json.dumps(ring_placement(key, agents, SESSIONS + 1)))
@@ -115,6 +113,27 @@ class Cluster:
         end = min(each.seconds[-1] for each in streams)
         count = sum(begin < moment <= end for each in streams for moment in each.seconds)
         return count / (end - begin)
+
+
+def data_dir_of(name: str) -> Path:
+    """Returns the folder of a cluster, which has the models that all clusters share."""
+    folder = DATA / name
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "models").exists():
+        (folder / "models").symlink_to((DATA / "models").resolve())
+    return folder
+
+
+def prompt_of(tokens: int, number: int) -> list[int]:
+    """Returns prompt `number` of arbitrary tokens, with a beginning of its own."""
+    return [1000 + (number * 7919 + at * 31) % 20_000 for at in range(tokens)]
+
+
+def metric(port: int, pattern: str) -> float:
+    """Returns the sum of the values whose lines on a process's metrics page match a pattern."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+        lines = page.read().decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(pattern, line))
 
 
 def ring_placement(key: ModelKey, agents: int, sessions: int) -> dict[str, object]:

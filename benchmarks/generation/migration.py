@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import Figure, at_most
-from benchmarks.generation.generation import DATA, FP32
+from benchmarks.generation.generation import DATA, FP32, prompt_of
+from benchmarks.transport import peer_of
 from catenary_agent.decoders.base import CacheLayout, DecoderCost
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.engine.engine import BatchEngine
@@ -169,10 +170,12 @@ async def measure(quick: bool) -> list[Figure]:
         gateway = Gateway(hubs[GATEWAY], key, blocks)
         await hubs[GATEWAY].start(gateway.on_frame)
         agents = [await stack.enter_async_context(agent(hubs[n], n, key)) for n in AGENTS]
-        peers = [_peer(name, hub) for name, hub in hubs.items()]
+        peers = [peer_of(name, hub) for name, hub in hubs.items()]
         for hub in hubs.values():
             hub.update_directory(peers)
-        others = [await gateway.open(1 + n, name, _prompt(32, n)) for n, name in enumerate(AGENTS)]
+        others = [
+            await gateway.open(1 + n, name, prompt_of(32, n)) for n, name in enumerate(AGENTS)
+        ]
         figures = []
         for number, length in enumerate(lengths):
             first = 1000 * (number + 1)
@@ -189,7 +192,7 @@ async def one_length(
     moves: int,
 ) -> list[Figure]:
     """Moves one session by either mode in turn, and returns the figures of its stream."""
-    prompt, session = _prompt(length, first), first
+    prompt, session = prompt_of(length, first), first
     stream = await gateway.open(session, AGENTS[0], prompt)
     await gateway.wait(stream, session, 2 * SETTLING_TOKENS)
     before = [len(other.said) for other in others]
@@ -222,18 +225,6 @@ async def one_length(
     p99 = float(np.percentile(beside, 99))
     figures.append(at_most(f"gap of streams beside, {length} tokens, p99", p99 / step, "steps"))
     return figures
-
-
-def _prompt(tokens: int, number: int) -> list[int]:
-    return [1000 + (number * 7919 + at * 31) % 20_000 for at in range(tokens)]
-
-
-def _peer(name: str, hub: TransportHub) -> common_pb2.Peer:
-    addresses = [
-        common_pb2.TransportAddress(transport=a.transport, address=a.address, host_id=a.host_id)
-        for a in hub.addresses
-    ]
-    return common_pb2.Peer(peer_id=name, incarnation=1, addresses=addresses)
 
 
 def run(quick: bool) -> list[Figure]:

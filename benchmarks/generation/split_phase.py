@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import statistics
-import urllib.request
 from itertools import pairwise
 
 import grpc.aio
 
 from benchmarks.figures import Figure, at_most
-from benchmarks.generation.generation import DATA, FP32, THREADS
+from benchmarks.generation.generation import DATA, FP32, THREADS, data_dir_of, metric, prompt_of
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
@@ -41,7 +39,7 @@ def placement(key: ModelKey) -> dict[str, object]:
 
 async def stream(target: str, number: int, tokens: int) -> list[float]:
     """Returns the times of the tokens of one session, in seconds since its request."""
-    prompt = [1000 + (number * 7919 + at * 31) % 20_000 for at in range(PROMPT_TOKENS)]
+    prompt = prompt_of(PROMPT_TOKENS, number)
     sampling = generation_pb2.SamplingParameters(max_tokens=tokens, ignore_eos=True)
     request = generation_pb2.GenerateRequest(model=FP32, token_ids=prompt, sampling=sampling)
     loop = asyncio.get_running_loop()
@@ -55,22 +53,11 @@ async def stream(target: str, number: int, tokens: int) -> list[float]:
     return seconds
 
 
-def metric(port: int, name: str) -> float:
-    """Returns the sum of an agent's metric over its labels."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
-        lines = page.read().decode().splitlines()
-    found = [line for line in lines if re.match(rf"{name}(\{{|\s)", line)]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in found)
-
-
 async def measure(quick: bool) -> list[Figure]:
     """Runs a cluster and a few sessions, one after the other, and returns the figures."""
     rounds, tokens = (2, 9) if quick else (8, 33)
     key = ensure_model(DATA / "models", FP32)
-    data_dir = DATA / "split"
-    data_dir.mkdir(parents=True, exist_ok=True)
-    if not (data_dir / "models").exists():
-        (data_dir / "models").symlink_to((DATA / "models").resolve())
+    data_dir = data_dir_of("split")
     plan = data_dir / "plan.json"
     plan.write_text(json.dumps(placement(key)))
     ports = [free_port(), free_port()]
@@ -99,11 +86,10 @@ async def measure(quick: bool) -> list[Figure]:
 
 
 def _counted(port: int) -> tuple[float, float, float]:
-    prefix = "catenary_"
     return (
-        metric(port, f"{prefix}handover_seconds_sum"),
-        metric(port, f"{prefix}handover_seconds_count"),
-        metric(port, f"{prefix}cache_bytes_total"),
+        metric(port, r"catenary_handover_seconds_sum\b"),
+        metric(port, r"catenary_handover_seconds_count\b"),
+        metric(port, r"catenary_cache_bytes_total\b"),
     )
 
 

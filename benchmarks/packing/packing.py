@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from statistics import median
 
-from benchmarks.figures import Figure, at_least, at_most, table
+from benchmarks.figures import Figure, at_least, at_most
 from benchmarks.packing.packing_operations import ADDITIVE, Tally, many_lives
 from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
 from catenary_scheduler.packing.mell.pool import MellPool
@@ -108,7 +108,3 @@ def _kept(name: str, tally: Tally, most_moves: int | None) -> list[Figure]:
         at_most(f"{name}: GPUs beyond 4/3 of the lower bound", tally.excess, "gpus", ADDITIVE),
         at_most(f"{name}: items moved at once, at most", tally.most_moves, "moves", most_moves),
     ]
-
-
-if __name__ == "__main__":
-    print(table(run(quick=False)))

@@ -13,7 +13,7 @@ import random
 import statistics
 import time
 
-from benchmarks.figures import Figure, at_least, at_most, table
+from benchmarks.figures import Figure, at_least, at_most
 from benchmarks.packing.packing_cluster import PackedCluster
 from benchmarks.packing.packing_setup import S, Setup
 from catenary_scheduler.dispatch.chained.packing import session_packing as compiled_part
@@ -121,12 +121,3 @@ def _p50(times: list[float]) -> float:
 
 def _p99(times: list[float]) -> float:
     return statistics.quantiles(times, n=100)[98]
-
-
-def main() -> None:
-    """Prints the figures as a table."""
-    print(table(run(quick=False)))
-
-
-if __name__ == "__main__":
-    main()

@@ -15,7 +15,8 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from benchmarks.figures import Figure, at_least, at_most, table
+from benchmarks.figures import Figure, at_least, at_most
+from benchmarks.virtual_time import decision_us
 from catenary_scheduler.book import COMPILED
 from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
 from catenary_scheduler.dispatch.events import (
@@ -174,17 +175,12 @@ def run(quick: bool) -> list[Figure]:
     cluster = Cluster()
     cluster.fill()
     cluster.go(10 if quick else 60)
-    clock = time.thread_time_ns
-    overhead = statistics.median(-clock() + clock() for _ in range(2000))
-    times = [(taken - overhead) / 1000 for taken in cluster.dispatcher.take_decision_times()]
-    slow = statistics.quantiles(times, n=100)[98]
+    p50, p99 = decision_us(cluster.dispatcher)
     sessions = len(cluster.running) / WORKERS
     return [
         at_least("compiled modules in use", float(COMPILED), "", 1),
-        at_most(
-            "placement decision p50, 100 workers", statistics.median(times), "us", LIMIT_P50_US
-        ),
-        at_most("placement decision p99", slow, "us"),
+        at_most("placement decision p50, 100 workers", p50, "us", LIMIT_P50_US),
+        at_most("placement decision p99", p99, "us"),
         at_most("arrival p50, all of `handle`", statistics.median(cluster.arrival_us), "us"),
         at_most(
             "100 ms of events with reports (paper: 50 ms a heartbeat)",
@@ -194,7 +190,3 @@ def run(quick: bool) -> list[Figure]:
         ),
         at_most("sessions a worker", sessions, ""),
     ]
-
-
-if __name__ == "__main__":
-    print(table(run(quick=False)))

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from statistics import mean, median
 
-from benchmarks.figures import Figure, at_least, at_most, table
+from benchmarks.figures import Figure, at_least, at_most
 from benchmarks.placement.placement_twins import (
     fewest_workers,
     least_objective,
@@ -121,7 +121,3 @@ def _bucket_error(rows: list[tuple[int, int]], predict: Callable[[int], float]) 
     for prompt, answer in rows:
         buckets.setdefault(prompt.bit_length(), []).append(predict(prompt) - answer)
     return sum(abs(sum(errors)) for errors in buckets.values()) / len(rows)
-
-
-if __name__ == "__main__":
-    print(table(run(quick=False)))

@@ -9,21 +9,18 @@ book looks as it does in service. Times are CPU time of the thread.
 
 from __future__ import annotations
 
-import heapq
 import random
 import statistics
 import time
 
-from benchmarks.figures import Figure, at_least, at_most, table
+from benchmarks.figures import Figure, at_least, at_most
 from benchmarks.pools import auditing
+from benchmarks.virtual_time import Trial, decision_us
 from catenary_scheduler.book import COMPILED
 from catenary_scheduler.dispatch import PooledConfig, PooledDispatcher
 from catenary_scheduler.dispatch.events import (
-    AgentJoined,
     Command,
     DispatchBatch,
-    Event,
-    PlanActivated,
     RequestArrived,
     RequestCompleted,
     StageReported,
@@ -71,30 +68,17 @@ def cluster(scale: int = 1, per_server: int = PER_SERVER) -> tuple[list[Agent], 
     return agents, Plan(PlanId("bench"), (ModelPlan(MODEL, 10**8, (pipeline,)),))
 
 
-class Run:
-    """A dispatcher in virtual time, with the real times of decisions and of `handle`."""
+class Run(Trial[PooledDispatcher]):
+    """A dispatcher in virtual time, with the real times of `handle`."""
 
-    def __init__(
-        self, *, load: float, budget: tuple[float, float], scale: int = 1, seed: int = 7
-    ) -> None:
-        self.random = random.Random(seed)
-        self.dispatcher = PooledDispatcher(PooledConfig(), stopwatch=time.thread_time_ns)
-        agents, plan = cluster(scale)
-        for agent in agents:
-            self.dispatcher.handle(AgentJoined(agent), 0)
-        self.dispatcher.handle(PlanActivated(plan), 0)
+    def __init__(self, *, load: float, budget: tuple[float, float], scale: int = 1) -> None:
+        dispatcher = PooledDispatcher(PooledConfig(), stopwatch=time.thread_time_ns)
+        super().__init__(dispatcher, *cluster(scale))
         self.gap = COMPUTE_NS[-1] / (scale * min(POOLS) * load)
         self.latency = 3 * COMPUTE_NS[-1] + 2 * BATCH * ROW_BYTES * 10**9 // LINK_BYTES_PER_SECOND
         self.budget = budget
-        self.events: list[tuple[int, int, Event]] = []
-        self.count = 0
         self.handle_us: list[float] = []
         self.report_us: list[float] = []
-
-    def later(self, moment: int, event: Event) -> None:
-        """Schedules an event for a moment of virtual time."""
-        self.count += 1
-        heapq.heappush(self.events, (moment, self.count, event))
 
     def carry_out(self, command: Command) -> None:
         """Runs a batch as the agents would."""
@@ -115,34 +99,18 @@ class Run:
             deadline = int(moment + self.latency * self.random.uniform(*self.budget))
             request = RequestId(GatewayId("g"), number)
             self.later(int(moment), RequestArrived(request, MODEL, BATCH, deadline))
-        seen = 0
-        self.dispatcher.take_decision_times()
-        clock = time.thread_time_ns
-        while self.events:
-            now, _, event = heapq.heappop(self.events)
-            decided = self.dispatcher.statistics()["decisions"]
-            before = clock()
-            commands = self.dispatcher.handle(event, now)
-            took = (clock() - before) / 1000
-            self.dispatcher.next_wakeup()
+        seen, decided = 0, 0
+        for event, _, commands, took in self.handled():
+            before, decided = decided, self.dispatcher.statistics()["decisions"]
             if isinstance(event, RequestArrived):
                 seen += 1
-                decisions = self.dispatcher.statistics()["decisions"] - decided
+                decisions = decided - before
                 if seen > warm_up and decisions:
                     self.handle_us.append(took / decisions)
             elif isinstance(event, StageReported) and seen > warm_up:
                 self.report_us.append(took)
             for command in commands:
                 self.carry_out(command)
-            if seen % 100 == 0:
-                self.dispatcher.take_changes()
-
-    def decision_us(self) -> tuple[float, float]:
-        """Returns p50 and p99 of all decisions, less the time to read the clock."""
-        clock = time.thread_time_ns
-        overhead = statistics.median(-clock() + clock() for _ in range(2000))
-        times = [(taken - overhead) / 1000 for taken in self.dispatcher.take_decision_times()]
-        return statistics.median(times), statistics.quantiles(times, n=100)[98]
 
 
 def run(quick: bool) -> list[Figure]:
@@ -157,10 +125,10 @@ def run(quick: bool) -> list[Figure]:
     for label, load, budget in cases:
         trial = Run(load=load, budget=budget)
         trial.go(arrivals, warm_up=300)
-        p50, p99 = trial.decision_us()
+        p50, p99 = decision_us(trial.dispatcher)
         large = Run(load=load, budget=budget, scale=10)
         large.go(arrivals, warm_up=300)
-        growth = large.decision_us()[0] / p50
+        growth = decision_us(large.dispatcher)[0] / p50
         results += [
             at_most(f"decision p50, {label}", p50, "us", LIMIT_P50_US),
             at_most(f"decision p99, {label}", p99, "us", LIMIT_P99_US),
@@ -169,12 +137,3 @@ def run(quick: bool) -> list[Figure]:
             at_most(f"stage report p50, {label}", statistics.median(trial.report_us), "us"),
         ]
     return results + auditing.figures(quick)
-
-
-def main() -> None:
-    """Prints the figures as a table."""
-    print(table(run(quick=False)))
-
-
-if __name__ == "__main__":
-    main()

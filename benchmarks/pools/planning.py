@@ -11,7 +11,7 @@ import statistics
 import time
 from dataclasses import replace
 
-from benchmarks.figures import Figure, at_least, at_most, table
+from benchmarks.figures import Figure, at_least, at_most
 from catenary_lab.pools.solving import solve_by_reference_rules
 from catenary_lab.scenarios.data import data_folder
 from catenary_scheduler.planning.pooled import plan_pools
@@ -95,7 +95,3 @@ def _large(small: PoolingProblem, quick: bool) -> list[Figure]:
 
 def _gurobi(data: PlanningDataset, name: str) -> float:
     return float(data.instance(name).reference["v4"]["objective"])
-
-
-if __name__ == "__main__":
-    print(table(run(quick=False)))

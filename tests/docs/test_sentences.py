@@ -22,6 +22,7 @@ PLACES = (
     "gpu_agent/catenary_agent",
     "scheduler/catenary_scheduler",
     "simulator/catenary_simulator",
+    "lab/catenary_lab",
     "docs_build",
     "benchmarks",
     "protos/generate.py",

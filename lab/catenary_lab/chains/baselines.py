@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from catenary_lab.chains.bprr import BprrMetric, bprr_dispatcher
+from catenary_lab.chains.bprr import BprrMetric
 from catenary_lab.chains.bprr_placement import BprrServer, BprrTask, bprr_placement
 from catenary_lab.chains.path_dispatcher import PathDispatcher
 from catenary_lab.chains.paths import PathServer
-from catenary_lab.chains.petals import PetalsMetric, petals_dispatcher
+from catenary_lab.chains.petals import PetalsMetric
 from catenary_lab.chains.petals_placement import (
     PetalsModel,
     PetalsServer,
@@ -35,26 +35,6 @@ MODEL = ModelKey("simulated", "1")
 
 
 @dataclass(frozen=True, slots=True)
-class PetalsOptions:
-    """Settings in which published variants of PETALS differ."""
-
-    rule: Rule = "sorted"
-    capped: bool = False
-    """Whether the caps of GPU slices on hosted blocks hold, as they do in the authors' program."""
-    session_cache_gb: float | None = None
-    """Cache of a session in one block, in GB, as PETALS counts it; None: the model's."""
-
-
-@dataclass(frozen=True, slots=True)
-class BprrOptions:
-    """Settings in which published variants of BPRR differ."""
-
-    by_ends: bool = False
-    """Whether to route by expected ends, as the original does, instead of as the server-chain
-    paper's authors do."""
-
-
-@dataclass(frozen=True, slots=True)
 class PlacedPaths:
     """A placement of blocks, and the dispatcher that routes over it."""
 
@@ -67,7 +47,9 @@ def serve_petals(
     cluster: ChainsCluster,
     workload: SessionWorkload,
     seed: int,
-    options: PetalsOptions | None = None,
+    rule: Rule = "sorted",
+    *,
+    capped: bool = False,
 ) -> ChainResult | None:
     """Returns how PETALS serves a workload; None if it leaves a block without host.
 
@@ -75,16 +57,18 @@ def serve_petals(
         cluster: The servers.
         workload: The sessions to serve.
         seed: Decides the order in which servers join.
-        options: Variants.
+        rule: The measure by which blocks are served worst, in which published variants differ.
+        capped: Whether the caps of GPU slices on hosted blocks hold, as in the authors' program.
     """
-    return _serve(cluster, workload, petals_paths(cluster, seed, options or PetalsOptions()))
+    return _serve(cluster, workload, petals_paths(cluster, seed, rule, capped=capped))
 
 
 def serve_bprr(
     cluster: ChainsCluster,
     workload: SessionWorkload,
     rate_per_s: float,
-    options: BprrOptions | None = None,
+    *,
+    by_ends: bool = False,
 ) -> ChainResult | None:
     """Returns how BPRR serves a workload; None if it leaves a block without host.
 
@@ -92,12 +76,15 @@ def serve_bprr(
         cluster: The servers.
         workload: The sessions to serve.
         rate_per_s: Arrival rate that the blocks are placed for.
-        options: Variants.
+        by_ends: Whether to route by expected ends, as the original does, instead of as the
+            server-chain paper's authors do.
     """
-    return _serve(cluster, workload, bprr_paths(cluster, rate_per_s, options or BprrOptions()))
+    return _serve(cluster, workload, _bprr_paths(cluster, rate_per_s, by_ends=by_ends))
 
 
-def petals_paths(cluster: ChainsCluster, seed: int, options: PetalsOptions) -> PlacedPaths:
+def petals_paths(
+    cluster: ChainsCluster, seed: int, rule: Rule = "sorted", *, capped: bool = False
+) -> PlacedPaths:
     """Returns the placement and dispatcher of PETALS."""
     model = _petals_model(cluster.model)
     servers = [
@@ -105,13 +92,13 @@ def petals_paths(cluster: ChainsCluster, seed: int, options: PetalsOptions) -> P
             round(server.gpu.memory_gb * 10**9),
             server.gpu.forward_rps,
             server.gpu.network_rps,
-            server.gpu.petals_most_blocks if options.capped else None,
+            server.gpu.petals_most_blocks if capped else None,
         )
         for server in cluster.servers
     ]
     order = np.random.default_rng((seed, 3)).permutation(len(servers)).tolist()
-    windows = petals_placement(model, servers, order, options.rule)
-    cache_bytes = round((options.session_cache_gb or cluster.model.cache_gb) * 10**9)
+    windows = petals_placement(model, servers, order, rule)
+    cache_bytes = round(cluster.model.cache_gb * 10**9)
     slots = [model.slots(window.blocks, cache_bytes) for window in windows]
     numbers, paths = _path_servers(cluster, windows, slots)
     if not complete(windows, model.blocks):
@@ -127,7 +114,7 @@ def petals_paths(cluster: ChainsCluster, seed: int, options: PetalsOptions) -> P
         ],
         model.sessions(cache_bytes),
     )
-    return PlacedPaths(tuple(windows), petals_dispatcher(MODEL, paths, model.blocks, metric))
+    return PlacedPaths(tuple(windows), PathDispatcher(MODEL, paths, model.blocks, metric))
 
 
 def _petals_model(model: DecoderModel) -> PetalsModel:
@@ -140,7 +127,7 @@ def _petals_model(model: DecoderModel) -> PetalsModel:
     )
 
 
-def bprr_paths(cluster: ChainsCluster, rate_per_s: float, options: BprrOptions) -> PlacedPaths:
+def _bprr_paths(cluster: ChainsCluster, rate_per_s: float, *, by_ends: bool) -> PlacedPaths:
     """Returns the placement and dispatcher of BPRR."""
     model, task = cluster.model, cluster.task(rate_per_s)
     placed = bprr_placement(
@@ -164,9 +151,11 @@ def bprr_paths(cluster: ChainsCluster, rate_per_s: float, options: BprrOptions) 
         [round(float(each.communication_s) * NANOSECONDS_PER_SECOND) for each in planned],
         [round(float(each.block_s) * NANOSECONDS_PER_SECOND) for each in planned],
         [placed.windows[number].blocks for number in numbers],
-        options.by_ends,
+        by_ends,
     )
-    return PlacedPaths(placed.windows, bprr_dispatcher(MODEL, paths, model.blocks, metric))
+    expected_ns = metric.path_ns if by_ends else None
+    dispatcher = PathDispatcher(MODEL, paths, model.blocks, metric, expected_ns)
+    return PlacedPaths(placed.windows, dispatcher)
 
 
 def _serve(

@@ -8,18 +8,11 @@ session on that server over the number of sessions that run there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from catenary_lab.chains.path_dispatcher import PathDispatcher
-from catenary_lab.chains.paths import (
-    Occupancy,
-    Path,
-    PathFinder,
-    PathServer,
-    links_between,
-)
-from catenary_services.domain.ids import ModelKey, Nanoseconds
+from catenary_lab.chains.paths import Occupancy, Path
+from catenary_services.domain.ids import Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +63,3 @@ def _until_free(occupancy: Occupancy, missing: int, now: Nanoseconds) -> Nanosec
         if missing <= 0:
             break
     return wait
-
-
-def bprr_dispatcher(
-    model: ModelKey, servers: Sequence[PathServer], blocks: int, metric: BprrMetric
-) -> PathDispatcher:
-    """Returns a dispatcher that routes as BPRR does.
-
-    Args:
-        model: The model to serve.
-        servers: The servers that host blocks, numbered as in `metric`.
-        blocks: Number of blocks of the model.
-        metric: The costs.
-    """
-    finder = PathFinder(servers, blocks, links_between(servers, blocks, metric))
-    expected: Callable[[Path], Nanoseconds] | None = metric.path_ns if metric.by_ends else None
-    return PathDispatcher(model, servers, finder, metric, expected)

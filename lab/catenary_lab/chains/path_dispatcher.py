@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from catenary_lab.chains.paths import (
-    Metric,
     Occupancy,
     Path,
+    PathCosts,
     PathFinder,
     PathServer,
 )
@@ -57,24 +57,23 @@ class PathDispatcher:
 
     Args:
         model: The only model it serves.
-        servers: The servers that host blocks, in the order in which the metric numbers them.
-        finder: The graph of these servers.
-        metric: The metric of the policy.
-        expected_ns: Expected time of a session on a path, for metrics that look at ends.
+        servers: The servers that host blocks, in the order in which the policy numbers them.
+        blocks: Number of blocks of the model.
+        costs: The costs of the policy.
+        expected_ns: Expected time of a session on a path, for policies that look at ends.
     """
 
     def __init__(
         self,
         model: ModelKey,
         servers: Sequence[PathServer],
-        finder: PathFinder,
-        metric: Metric,
+        blocks: int,
+        costs: PathCosts,
         expected_ns: Callable[[Path], Nanoseconds] | None = None,
     ) -> None:
         self._model = model
         self._expected_ns = expected_ns
-        self._finder = finder
-        self._metric = metric
+        self._finder = PathFinder(servers, blocks, costs)
         self.occupancy = [Occupancy(server.slots) for server in servers]
         """Occupancy of each server, numbered as in `servers`."""
         self._queues: list[deque[tuple[_Session, int]]] = [deque() for _ in servers]
@@ -99,7 +98,7 @@ class PathDispatcher:
     def _requested(self, event: SessionRequested, now: Nanoseconds) -> list[Command]:
         servers = None
         if event.model == self._model:
-            servers = self._finder.shortest(self._metric, self.occupancy, now)
+            servers = self._finder.shortest(self.occupancy, now)
         if servers is None:
             return [Reject(event.request, NoActivePlan.reason, "no path through all blocks")]
         path = self._finder.path(servers, self._model)

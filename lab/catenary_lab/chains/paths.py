@@ -55,11 +55,22 @@ class Occupancy:
         """Expected end and number of slots of each running session."""
 
 
-class Metric(Protocol):
-    """A policy's price for a server on a path, besides the cost of its links."""
+class PathCosts(Protocol):
+    """A policy's costs of a path."""
+
+    def link_ns(self, before: int, server: int, blocks: int) -> Nanoseconds:
+        """Returns the cost of going on to a server and processing `blocks` blocks there.
+
+        The server before is -1 at the orchestrator.
+        """
+        ...
+
+    def back_ns(self, server: int) -> Nanoseconds:
+        """Returns the cost of the way from the last server back to the orchestrator."""
+        ...
 
     def extra_ns(self, server: int, blocks: int, occupancy: Occupancy, now: Nanoseconds) -> int:
-        """Returns the price of processing `blocks` blocks on a server from now on."""
+        """Returns the price, besides, of processing `blocks` blocks on a server from now on."""
         ...
 
 
@@ -78,26 +89,24 @@ class PathFinder:
     Args:
         servers: The servers that host blocks.
         blocks: Number of blocks of the model.
-        links: The ways into each server; those that need more slots than it has are left out.
+        costs: The costs of the policy.
     """
 
-    def __init__(
-        self, servers: Sequence[PathServer], blocks: int, links: Sequence[Sequence[Link]]
-    ) -> None:
+    def __init__(self, servers: Sequence[PathServer], blocks: int, costs: PathCosts) -> None:
         # Ranges end later from server to server, so in this order every server comes after all that
         # may precede it.
         self._order = sorted(range(len(servers)), key=lambda each: servers[each].last_block)
         self._servers = servers
         self._blocks = blocks
+        self._costs = costs
+        # Ways that need more slots than a server has are left out.
         self._links = [
-            [link for link in links[each] if link.blocks <= servers[each].slots]
-            for each in range(len(servers))
+            [link for link in links if link.blocks <= server.slots]
+            for server, links in zip(servers, _links_between(servers, blocks, costs), strict=True)
         ]
         self._paths: dict[tuple[int, ...], Path] = {}
 
-    def shortest(
-        self, metric: Metric, occupancy: Sequence[Occupancy], now: Nanoseconds
-    ) -> tuple[int, ...] | None:
+    def shortest(self, occupancy: Sequence[Occupancy], now: Nanoseconds) -> tuple[int, ...] | None:
         """Returns the cheapest path through all blocks; None if there is none.
 
         Of several cheapest paths, it is the one that is found first in the order of servers.
@@ -111,7 +120,7 @@ class PathFinder:
                 base = 0 if link.before < 0 else reached[link.before]
                 if base is None:
                     continue
-                cost = base + link.cost_ns + metric.extra_ns(server, link.blocks, state, now)
+                cost = base + link.cost_ns + self._costs.extra_ns(server, link.blocks, state, now)
                 if cheapest is None or cost < cheapest:
                     cheapest, before[server] = cost, link.before
             reached[server] = cheapest
@@ -142,15 +151,10 @@ class PathFinder:
         return tuple(reversed(servers))
 
 
-def links_between(servers: Sequence[PathServer], blocks: int, costs: LinkCosts) -> list[list[Link]]:
-    """Returns all ways into every server, with their costs.
-
-    Args:
-        servers: The servers that host blocks.
-        blocks: Number of blocks of the model; the way back from a server that hosts the last block
-            is part of the links into it.
-        costs: The costs of links.
-    """
+def _links_between(
+    servers: Sequence[PathServer], blocks: int, costs: PathCosts
+) -> list[list[Link]]:
+    """Returns all ways into every server; the way back from the last block is part of them."""
     ways: list[list[Link]] = []
     for number, server in enumerate(servers):
         entries = [(-1, 0)] if server.first_block == 0 else []
@@ -171,15 +175,3 @@ def links_between(servers: Sequence[PathServer], blocks: int, costs: LinkCosts) 
             ]
         )
     return ways
-
-
-class LinkCosts(Protocol):
-    """A policy's costs of going on to a server and processing there."""
-
-    def link_ns(self, before: int, server: int, blocks: int) -> Nanoseconds:
-        """Returns the cost of a link; `before` is -1 at the orchestrator."""
-        ...
-
-    def back_ns(self, server: int) -> Nanoseconds:
-        """Returns the cost of the way from the last server back to the orchestrator."""
-        ...

@@ -10,17 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from catenary_lab.chains.path_dispatcher import PathDispatcher
-from catenary_lab.chains.paths import (
-    Occupancy,
-    PathFinder,
-    PathServer,
-    links_between,
-)
+from catenary_lab.chains.paths import Occupancy
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_MILLISECOND,
     NANOSECONDS_PER_SECOND,
-    ModelKey,
     Nanoseconds,
 )
 
@@ -53,18 +46,3 @@ class PetalsMetric:
     def extra_ns(self, server: int, blocks: int, occupancy: Occupancy, now: Nanoseconds) -> int:
         """Returns 10 s if the server runs as many sessions as it can, and 0 otherwise."""
         return FULL_NS if occupancy.assigned >= self.sessions else 0
-
-
-def petals_dispatcher(
-    model: ModelKey, servers: Sequence[PathServer], blocks: int, metric: PetalsMetric
-) -> PathDispatcher:
-    """Returns a dispatcher that routes as PETALS does.
-
-    Args:
-        model: The model to serve.
-        servers: The servers that host blocks, numbered as in `metric`.
-        blocks: Number of blocks of the model.
-        metric: The costs.
-    """
-    finder = PathFinder(servers, blocks, links_between(servers, blocks, metric))
-    return PathDispatcher(model, servers, finder, metric)

@@ -1,4 +1,4 @@
-"""The load generator of a live scenario: a process of its own, open loop, over real gRPC.
+"""The load of a live scenario: requests of one row, from a process of their own.
 
 A request is in time if its result arrives within the SLO, counted from the moment it was due.
 """
@@ -8,32 +8,19 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import catenary
 from catenary_lab.live.emulation import FEATURES, INPUT
-from catenary_lab.live.generator import generate_load, run_generator, send_all
+from catenary_lab.live.generator import run_load
 
-Moments = Mapping[str, Sequence[float]]
+Moments = dict[str, list[float]]
 """Arrival times by model, in seconds from the start, ascending."""
 
 _TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class LoadOrder:
-    """The order of a load: the requests to send, and where to."""
-
-    target: str
-    slo_ms: dict[str, float]
-    reply_allowance_ms: float
-    """Difference between the SLO that requests are measured against and the shorter one that they
-    name."""
-    moments: Moments
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,62 +54,60 @@ class LoadOutcome:
     """Delay of sending by the generator itself, 99th percentile; it counts against the servers."""
 
 
-async def run_load(order: LoadOrder, folder: Path) -> LoadOutcome:
-    """Returns the outcome of a load made by a process of its own.
+@dataclass(frozen=True, slots=True)
+class _Inferences:
+    """The requests of a load: one per model, and the model of each number."""
+
+    requests: Mapping[str, catenary.InferRequest]
+    names: Sequence[str]
+
+    async def send(self, client: catenary.AsyncClient, number: int, due: float) -> float | str:
+        """Returns a request's latency in milliseconds, or the reason why it has no result."""
+        try:
+            await client.send(self.requests[self.names[number]], timeout_s=_TIMEOUT_S)
+        except catenary.CatenaryError as error:
+            return error.reason
+        return (time.monotonic() - due) * 1e3
+
+
+async def infer_all(
+    target: str,
+    moments: Moments,
+    slo_ms: Mapping[str, float],
+    reply_allowance_ms: float,
+    folder: Path,
+) -> LoadOutcome:
+    """Returns the outcome of requests that arrive at the given times.
+
+    Args:
+        target: Address of the gateway.
+        moments: Arrival times by model.
+        slo_ms: SLO of each model that requests are measured against.
+        reply_allowance_ms: Difference between that SLO and the shorter one that they name.
+        folder: Folder for the generator's files.
 
     Raises:
-        Unavailable: The process did not end well.
+        Unavailable: The generator's process did not end well.
     """
-    document = await generate_load("catenary_lab.live.load", asdict(order), folder)
-    models = {name: ModelOutcome(**entry) for name, entry in document["models"].items()}
-    return LoadOutcome(models, document["send_lag_p99_ms"])
+    row = np.zeros((1, FEATURES), np.float32)
+    requests = {
+        name: catenary.InferRequest(name, {INPUT: row}, slo_ms=slo - reply_allowance_ms)
+        for name, slo in slo_ms.items()
+    }
+    sequence = sorted((at, name) for name, times in moments.items() for at in times)
+    names = [name for _, name in sequence]
+    send = _Inferences(requests, names).send
+    ended, lag_s = await run_load(target, [at for at, _ in sequence], send, folder)
+    models = {
+        name: _outcome([end for of, end in zip(names, ended, strict=True) if of == name], slo)
+        for name, slo in slo_ms.items()
+    }
+    return LoadOutcome(models, lag_s * 1e3)
 
 
-class _Generator:
-    def __init__(self, client: catenary.AsyncClient, order: LoadOrder) -> None:
-        self._client = client
-        self._order = order
-        row = np.zeros((1, FEATURES), np.float32)
-        self._requests = {
-            name: catenary.InferRequest(name, {INPUT: row}, slo_ms=slo - order.reply_allowance_ms)
-            for name, slo in order.slo_ms.items()
-        }
-        self._latencies: dict[str, list[float]] = {name: [] for name in order.slo_ms}
-        self._refused: dict[str, Counter[str]] = {name: Counter() for name in order.slo_ms}
-        moments = order.moments.items()
-        self._sequence = sorted((at, name) for name, times in moments for at in times)
-
-    async def run(self) -> LoadOutcome:
-        _, lag_s = await send_all([at for at, _ in self._sequence], self._call)
-        return LoadOutcome({name: self._outcome(name) for name in self._order.slo_ms}, lag_s * 1e3)
-
-    async def _call(self, number: int, due: float) -> None:
-        name = self._sequence[number][1]
-        try:
-            await self._client.send(self._requests[name], timeout_s=_TIMEOUT_S)
-        except catenary.CatenaryError as error:
-            self._refused[name][error.reason] += 1
-        else:
-            self._latencies[name].append((time.monotonic() - due) * 1e3)
-
-    def _outcome(self, name: str) -> ModelOutcome:
-        latencies, refused = sorted(self._latencies[name]), self._refused[name]
-        on_time = sum(each <= self._order.slo_ms[name] for each in latencies)
-        return ModelOutcome(
-            len(latencies) + refused.total(),
-            on_time,
-            len(latencies) - on_time,
-            dict(refused),
-            tuple(latencies),
-        )
-
-
-async def _generate(document: dict[str, Any]) -> LoadOutcome:
-    order = LoadOrder(**document)
-    async with catenary.AsyncClient(order.target) as client:
-        await client.ready()  # the connection is open before the first request is due
-        return await _Generator(client, order).run()
-
-
-if __name__ == "__main__":
-    run_generator(_generate)
+def _outcome(ended: Sequence[float | str], slo_ms: float) -> ModelOutcome:
+    latencies = sorted(each for each in ended if not isinstance(each, str))
+    refused = Counter(each for each in ended if isinstance(each, str))
+    on_time = sum(each <= slo_ms for each in latencies)
+    late = len(latencies) - on_time
+    return ModelOutcome(len(ended), on_time, late, dict(refused), tuple(latencies))

@@ -12,51 +12,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from catenary_lab.live.cluster import LiveCluster, running
+from catenary_lab.live.cluster import EMULATED, LiveCluster
 from catenary_lab.live.dilation import dilate_plan, dilate_problem
-from catenary_lab.live.load import LoadOutcome, Moments
+from catenary_lab.live.emulation import agent_settings, plan_document, write_models, write_profiles
+from catenary_lab.live.load import LoadOutcome, Moments, infer_all
+from catenary_lab.scenarios.pools.schema import Live
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
+from catenary_services.models.model_repository import ModelRepository
 from catenary_simulator.arrivals import ArrivalProcess, PoissonArrivals, merged
 from catenary_simulator.options import SIMULATED, SimulationOptions, offered_rps
 from catenary_simulator.result import SimulationResult
 from catenary_simulator.simulate import SimulationSetup, run, set_up
+from catenaryd.local.local_cluster import ClusterOptions
 
 Progress = Callable[[str], None]
 SAFETY_MARGIN_MS = 10.0
 """Time by which batches leave before the last moment, for their way through the processes."""
 _WARM_UP_FACTOR = 0.5
 _WARM_UP_SEED = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class LiveTask:
-    """The models to serve, and for how long and how slowly."""
-
-    problem: PoolingProblem
-    plan: PooledPlan
-    dilation: float
-    duration_s: float
-    """Duration of a run on the wall clock; the simulated one is shorter by the dilation."""
-    warm_up_s: float
-    reply_allowance_ms: float
-    """Part of the SLO, before dilation, that clients reserve for the way of the result back to
-    them."""
-
-    def base_rps(self) -> dict[str, float]:
-        """Returns the rate that the plan promises each model, which is load factor 1."""
-        return {each.name: each.weight * self.plan.objective for each in self.problem.models}
-
-
-@dataclass(frozen=True, slots=True)
-class SearchPlan:
-    """The load factors to try."""
-
-    target: float
-    step: float
-    highest: float
-    most_runs: int
-    """Largest number of runs on real processes for each seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +60,23 @@ async def largest_factors(
     held_at: Callable[[float], Awaitable[list[str]]],
     names: list[str],
     begin: float,
-    wanted: SearchPlan,
+    wanted: Live,
 ) -> dict[str, float]:
     """Returns the largest load factor each model holds: up from `begin` if all do, else down.
 
     The search goes up only while every model holds the factor; a model that fails at a factor is
-    not tried at a larger one. A model that held none within `wanted.most_runs` runs has 0.
+    not tried at a larger one. A model that held none within `wanted.runs` runs has 0.
 
     Args:
         held_at: Serves a factor; returns the models that held it.
         names: Names of the models.
         begin: Load factor to begin with: the one that the simulator found.
-        wanted: Limits of the search.
+        wanted: The scenario, for the limits of the search.
     """
     factor = max(wanted.step, begin)
     held = dict.fromkeys(await held_at(factor), factor)
     upwards = len(held) == len(names)
-    for _ in range(wanted.most_runs - 1):
+    for _ in range(wanted.runs - 1):
         factor = round(factor + (wanted.step if upwards else -wanted.step), 6)
         if not wanted.step <= factor <= wanted.highest:
             break
@@ -114,43 +88,37 @@ async def largest_factors(
 
 
 class LiveScenario:
-    """One task in the simulator and on real processes."""
+    """A plan in the simulator and on real processes, as a scenario asks for it."""
 
-    def __init__(self, task: LiveTask, wanted: SearchPlan) -> None:
-        self._task = task
+    def __init__(self, wanted: Live, problem: PoolingProblem, plan: PooledPlan) -> None:
         self._wanted = wanted
-        self._setting: SimulationSetup = set_up(task.problem, task.plan)
+        self._problem = problem
+        self._plan = plan
+        self._setting: SimulationSetup = set_up(problem, plan)
         self._names = [model.model.name for model in self._setting.plan.models]
+        # What the plan promises each model is load factor 1.
+        self._base_rps = {each.name: each.weight * plan.objective for each in problem.models}
         self._simulations: dict[tuple[int, float], SimulationResult] = {}
         self._runs: list[LiveRun] = []
 
-    async def compare(self, seeds: list[int], folder: Path, progress: Progress) -> LiveFindings:
+    async def compare(self, folder: Path, progress: Progress) -> LiveFindings:
         """Returns the load factors of all seeds, simulated and live."""
-        task = self._task
-        problem = dilate_problem(task.problem, task.dilation)
-        dilated = set_up(problem, dilate_plan(task.plan, task.dilation))
+        seeds = self._wanted.seeds
         simulated = {}
         for seed in seeds:
             simulated.update({(seed, name): f for name, f in self._simulate(seed).items()})
         live: dict[tuple[int, str], float] = {}
         started = time.monotonic()
-        async with running(
-            problem,
-            dilated.agents,
-            dilated.plan,
-            folder,
-            scheduler={"max_linger_ms": "inf", "safety_margin_ms": SAFETY_MARGIN_MS},
-            progress=progress,
-        ) as cluster:
+        async with self._cluster(folder).serving(progress) as cluster:
             progress(f"{cluster.processes} processes after {time.monotonic() - started:.0f} s")
-            await self._warm_up(cluster)
+            await self._serve(cluster, _WARM_UP_SEED, _WARM_UP_FACTOR, self._wanted.warm_up_s, 0.0)
             for seed in seeds:
                 begin = max(simulated[seed, name] for name in self._names)
                 found = await largest_factors(
                     partial(self._try, cluster, seed, progress), self._names, begin, self._wanted
                 )
                 live.update({(seed, name): factor for name, factor in found.items()})
-            agents = len(dilated.agents)
+            agents = cluster.options.agents
             return LiveFindings(cluster.processes, agents, tuple(self._runs), simulated, live)
 
     # Simulated
@@ -159,11 +127,12 @@ class LiveScenario:
         """Returns a run of the simulator, which is made once per seed and factor."""
         known = self._simulations.get((seed, factor))
         if known is None:
-            margin_ns = SAFETY_MARGIN_MS * NANOSECONDS_PER_MILLISECOND / self._task.dilation
+            dilation = self._wanted.dilation
+            margin_ns = SAFETY_MARGIN_MS * NANOSECONDS_PER_MILLISECOND / dilation
             options = SimulationOptions(
-                self._task.base_rps(),
+                self._base_rps,
                 factor,
-                self._task.duration_s / self._task.dilation,
+                self._wanted.duration_s / dilation,
                 seed,
                 config=replace(SIMULATED, safety_margin_ns=round(margin_ns)),
             )
@@ -185,32 +154,47 @@ class LiveScenario:
 
     # Live
 
-    def _moments(self, seed: int, factor: float, seconds: float) -> Moments:
-        """Returns the simulator's arrivals, dilated."""
-        base = self._task.base_rps()
-        processes: list[tuple[ArrivalProcess, float]] = [
-            (PoissonArrivals(), offered_rps(base[name], factor)) for name in self._names
-        ]
-        moments, owners = merged(processes, seconds / self._task.dilation, seed)
-        found: dict[str, list[float]] = {name: [] for name in self._names}
-        for moment, owner in zip(moments, owners, strict=True):
-            dilated = moment / NANOSECONDS_PER_SECOND * self._task.dilation
-            found[self._names[owner]].append(dilated)
-        return found
+    def _cluster(self, folder: Path) -> LiveCluster:
+        """Returns a cluster of emulated agents, one for every virtual GPU, to serve the plan."""
+        problem = dilate_problem(self._problem, self._wanted.dilation)
+        dilated = set_up(problem, dilate_plan(self._plan, self._wanted.dilation))
+        write_models(ModelRepository(folder / "models"), problem)
+        agents = agent_settings(dilated.agents, write_profiles(folder / "profiles", problem))
+        models = tuple(model.name for model in problem.models)
+        return LiveCluster(
+            ClusterOptions(len(agents), device="emulated:any", models=models, each_agent=agents),
+            folder,
+            EMULATED,
+            {"max_linger_ms": "inf", "safety_margin_ms": SAFETY_MARGIN_MS},
+            plan_document(dilated.plan),
+        )
 
-    async def _warm_up(self, cluster: LiveCluster) -> None:
-        moments = self._moments(_WARM_UP_SEED, _WARM_UP_FACTOR, self._task.warm_up_s)
-        await cluster.serve(moments, 0.0)
+    async def _serve(
+        self, cluster: LiveCluster, seed: int, factor: float, seconds: float, allowance_ms: float
+    ) -> LoadOutcome:
+        """Serves the simulator's arrivals, dilated."""
+        dilation = self._wanted.dilation
+        processes: list[tuple[ArrivalProcess, float]] = [
+            (PoissonArrivals(), offered_rps(self._base_rps[name], factor)) for name in self._names
+        ]
+        moments: Moments = {name: [] for name in self._names}
+        for moment, owner in zip(*merged(processes, seconds / dilation, seed), strict=True):
+            moments[self._names[owner]].append(moment / NANOSECONDS_PER_SECOND * dilation)
+        slo_ms = {each.name: each.slo_us * dilation / 1e3 for each in self._problem.models}
+        return await infer_all(
+            cluster.target, moments, slo_ms, allowance_ms * dilation, cluster.options.data_dir
+        )
 
     async def _try(
         self, cluster: LiveCluster, seed: int, progress: Progress, factor: float
     ) -> list[str]:
         """Serves one factor; returns the models that held it."""
-        task = self._task
-        moments = self._moments(seed, factor, task.duration_s)
+        wanted = self._wanted
         before = cluster.cpu_seconds()
-        outcome = await cluster.serve(moments, task.reply_allowance_ms * task.dilation)
-        cores = (cluster.cpu_seconds() - before) / task.duration_s
+        outcome = await self._serve(
+            cluster, seed, factor, wanted.duration_s, wanted.reply_allowance_ms
+        )
+        cores = (cluster.cpu_seconds() - before) / wanted.duration_s
         simulated = self.simulation(seed, factor)
         self._runs.append(LiveRun(seed, factor, simulated, outcome, cores))
         shares = ", ".join(
@@ -219,6 +203,4 @@ class LiveScenario:
             for name in self._names
         )
         progress(f"seed {seed}, load factor {factor:.2f}: {shares} in time, live (simulated)")
-        return [
-            name for name in self._names if outcome.models[name].attainment >= self._wanted.target
-        ]
+        return [name for name in self._names if outcome.models[name].attainment >= wanted.target]

@@ -34,8 +34,8 @@ from catenary_scheduler.dispatch.chained.queues.wait_queue import PolicyFactory,
 from catenary_services.errors import InvalidInput
 
 _BOUND: dict[str, Callable[[RandomBelow], ChainPolicy]] = {
-    "sa-jsq": lambda _: SpeedAwareJoinShortestQueue(),
-    "sed": lambda _: SmallestExpectedDelay(),
+    "sa-jsq": SpeedAwareJoinShortestQueue,
+    "sed": SmallestExpectedDelay,
     "jsq": JoinShortestQueue,
     "jiq": JoinIdleQueue,
     "fewest-sessions": FewestSessions,

@@ -9,37 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from catenary_lab.policies.balancing_sessions import RandomBelow
-from catenary_scheduler.book.caches import Cache
+from catenary_lab.policies.balancing_sessions import BoundPolicy, RandomBelow
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.events import SessionRequested
 
 
-class _Bound:
-    """The common part of these policies, which need not be told of sessions that leave."""
-
-    central = False
-
-    def __init__(self) -> None:
-        self._routes: list[ChainState] = []
+class _Bound(BoundPolicy):
+    """The common part of these policies, which leave out chains without slots."""
 
     def rebuild(self, routes: Sequence[ChainState]) -> None:
         """Replaces the routes to choose from."""
-        self._routes = [route for route in routes if route.capacity > 0]
-
-    def offer(self, route: ChainState) -> None:
-        """Ignores that a session left a route."""
-
-    def freed(self, cache: Cache) -> None:
-        """Ignores that slots of a cache were freed."""
+        super().rebuild([route for route in routes if route.capacity > 0])
 
 
 class JoinShortestQueue(_Bound):
     """JSQ: the chain with the least (Z_k - c_k + 1)+ / c_k; ties at random."""
-
-    def __init__(self, random_below: RandomBelow) -> None:
-        super().__init__()
-        self._random_below = random_below
 
     def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
         """Returns one of the chains with the shortest queue."""
@@ -57,10 +41,6 @@ class SpeedAwareJoinShortestQueue(_Bound):
 
 class JoinIdleQueue(_Bound):
     """JIQ: a chain with a free slot at random; any chain at random if none has one."""
-
-    def __init__(self, random_below: RandomBelow) -> None:
-        super().__init__()
-        self._random_below = random_below
 
     def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
         """Returns a random chain that is not full; any chain if all are full."""

@@ -21,8 +21,11 @@ RandomBelow = Callable[[int], int]
 """Returns a number of [0, n), each equally likely."""
 
 
-class FewestSessions:
-    """JSQ by sessions, running and waiting; ties at random."""
+class BoundPolicy:
+    """The common part of policies that bind a request to a chain when it arrives.
+
+    They look at every chain for every request, so they need not be told of sessions that leave.
+    """
 
     central = False
 
@@ -34,6 +37,16 @@ class FewestSessions:
         """Replaces the routes to choose from."""
         self._routes = list(routes)
 
+    def offer(self, route: ChainState) -> None:
+        """Ignores that a session left a route."""
+
+    def freed(self, cache: Cache) -> None:
+        """Ignores that slots of a cache were freed."""
+
+
+class FewestSessions(BoundPolicy):
+    """JSQ by sessions, running and waiting; ties at random."""
+
     def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
         """Returns one of the chains with the fewest sessions."""
         routes = self._routes
@@ -42,12 +55,6 @@ class FewestSessions:
         fewest = min([route.jobs for route in routes])
         shortest = [route for route in routes if route.jobs == fewest]
         return shortest[self._random_below(len(shortest))]
-
-    def offer(self, route: ChainState) -> None:
-        """Ignores that a session left a route."""
-
-    def freed(self, cache: Cache) -> None:
-        """Ignores that slots of a cache were freed."""
 
 
 class PowerOfTwoChoices(FewestSessions):

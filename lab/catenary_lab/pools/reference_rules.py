@@ -17,12 +17,12 @@ from typing import NamedTuple
 import numpy as np
 
 from catenary_lab.pools.slots import Phases, Slot, phases_of
-from catenary_lab.pools.sums import Points, add_sums, split_of
+from catenary_lab.pools.sums import Points, add_sums, rising, split_of
 from catenary_scheduler.planning.pooled.columns.axes import TableAxes
 from catenary_scheduler.planning.pooled.columns.columns import PipelineColumns
 from catenary_scheduler.planning.pooled.columns.device_tables import Floats
 from catenary_scheduler.planning.pooled.columns.selection import ChosenPipeline
-from catenary_scheduler.planning.pooled.columns.tables import TOLERANCE, Cell
+from catenary_scheduler.planning.pooled.columns.tables import Cell
 
 MAX_PARTITIONS = 2
 MAX_CLASSES = 2
@@ -144,13 +144,7 @@ def _rises(table: Floats) -> dict[Phase, Points]:
 
     In all other cells a smaller phase or fewer GPUs do as well, and these are looked at themselves.
     """
-    rises = table > 0
-    for axis in range(table.ndim):
-        ahead = tuple(slice(1, None) if at == axis else slice(None) for at in range(table.ndim))
-        behind = tuple(slice(None, -1) if at == axis else slice(None) for at in range(table.ndim))
-        rises[ahead] &= table[ahead] > table[behind] * (1 + TOLERANCE)
-    rises[(0,) * table.ndim] = True
-    found = {}
+    rises, found = rising(table), {}
     for phase in product(range(table.shape[0]), range(table.shape[1])):
         cells = np.argwhere(rises[phase])
         if len(cells):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from catenary_scheduler.planning.pooled.columns.device_tables import Floats, Ints
 from catenary_scheduler.planning.pooled.columns.tables import TOLERANCE, Cell
@@ -17,14 +18,20 @@ class Points(NamedTuple):
     rates: Floats
 
 
-def rises_of(table: Floats) -> Points:
-    """Returns cell 0 and the cells where a GPU less of any class yields less."""
+def rising(table: Floats) -> NDArray[np.bool_]:
+    """Returns a mask of cell 0 and of the cells where less of anything yields less."""
     rises = table > 0
     for axis in range(table.ndim):
         ahead = tuple(slice(1, None) if at == axis else slice(None) for at in range(table.ndim))
         behind = tuple(slice(None, -1) if at == axis else slice(None) for at in range(table.ndim))
         rises[ahead] &= table[ahead] > table[behind] * (1 + TOLERANCE)
     rises[(0,) * table.ndim] = True
+    return rises
+
+
+def rises_of(table: Floats) -> Points:
+    """Returns cell 0 and the cells where a GPU less of any class yields less."""
+    rises = rising(table)
     return Points(np.argwhere(rises), table[rises])
 
 

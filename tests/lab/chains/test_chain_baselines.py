@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from catenary_lab.chains.baselines import (
-    BprrOptions,
-    PetalsOptions,
     petals_paths,
     serve_bprr,
     serve_petals,
@@ -38,11 +36,11 @@ def cluster(big: int, small: int) -> ChainsCluster:
 
 def test_petals_hosts_what_the_paper_says_and_the_cap_of_its_authors() -> None:
     servers = cluster(4, 16)
-    free = petals_paths(servers, 1, PetalsOptions())
+    free = petals_paths(servers, 1)
     assert [window.blocks for window in free.windows] == [24] * 4 + [11] * 16
-    capped = petals_paths(servers, 1, PetalsOptions("total", capped=True))
+    capped = petals_paths(servers, 1, "total", capped=True)
     assert [window.blocks for window in capped.windows] == [24] * 4 + [4] * 16
-    assert petals_paths(servers, 2, PetalsOptions()).windows != free.windows  # order of joining
+    assert petals_paths(servers, 2).windows != free.windows  # order of joining
 
 
 def test_too_few_servers_cannot_be_placed() -> None:
@@ -55,7 +53,7 @@ def test_too_few_servers_cannot_be_placed() -> None:
 def test_bprr_serves_everything_and_follows_the_seed(by_ends: bool) -> None:
     servers = cluster(4, 16)
     workload = exponential(PoissonArrivals(), 0.2, (2000, 20), 300, 1)
-    first, again = (serve_bprr(servers, workload, 0.2, BprrOptions(by_ends)) for _ in range(2))
+    first, again = (serve_bprr(servers, workload, 0.2, by_ends=by_ends) for _ in range(2))
     assert first is not None
     assert again is not None
     assert len(first.responses_s) == 300

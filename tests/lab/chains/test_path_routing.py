@@ -7,19 +7,17 @@ from itertools import permutations
 
 import pytest
 
-from catenary_lab.chains.bprr import BprrMetric, bprr_dispatcher
+from catenary_lab.chains.bprr import BprrMetric
 from catenary_lab.chains.path_dispatcher import PathDispatcher
 from catenary_lab.chains.paths import (
     Occupancy,
     PathFinder,
     PathServer,
-    links_between,
 )
 from catenary_lab.chains.petals import (
     FULL_NS,
     OVERHEAD_NS,
     PetalsMetric,
-    petals_dispatcher,
 )
 from catenary_scheduler.dispatch.events import (
     CloseSessions,
@@ -42,7 +40,8 @@ def server(name: str, first: int, last: int, slots: int = 100) -> PathServer:
 def bprr(servers: list[PathServer], costs: list[int], *, by_ends: bool = False) -> PathDispatcher:
     hosted = [each.last_block - each.first_block for each in servers]
     metric = BprrMetric([100] * len(servers), costs, hosted, by_ends)
-    return bprr_dispatcher(MODEL, servers, max(each.last_block for each in servers), metric)
+    blocks = max(each.last_block for each in servers)
+    return PathDispatcher(MODEL, servers, blocks, metric, metric.path_ns if by_ends else None)
 
 
 def request(number: int) -> RequestId:
@@ -101,8 +100,8 @@ def test_the_path_is_the_cheapest_of_all(seed: int) -> None:
 
     paths = [path for length in range(1, 7) for path in permutations(range(6), length)]
     known = [found for path in paths if (found := cost(path)) is not None]
-    finder = PathFinder(servers, blocks, links_between(servers, blocks, metric))
-    shortest = finder.shortest(metric, occupancy, now=0)
+    finder = PathFinder(servers, blocks, metric)
+    shortest = finder.shortest(occupancy, now=0)
     if not known:
         assert shortest is None
     else:
@@ -149,7 +148,7 @@ def test_who_waits_elsewhere_holds_its_slots_meanwhile() -> None:
 def test_petals_goes_round_a_server_that_runs_its_two_sessions() -> None:
     servers = [server("near", 0, 2), server("far", 0, 2)]
     metric = PetalsMetric(lambda here, there: 10 if 0 in (here, there) else 20, [1.0, 1.0], 2)
-    dispatcher = petals_dispatcher(MODEL, servers, 2, metric)
+    dispatcher = PathDispatcher(MODEL, servers, 2, metric)
     taken = [servers_of(ask(dispatcher, number)) for number in range(4)]
     assert taken == [["near"], ["near"], ["far"], ["far"]]
     assert servers_of(ask(dispatcher, 4)) == ["near"]  # all are full: the fine is the same

@@ -13,7 +13,7 @@ from catenary_agent.executors.device import Device
 from catenary_agent.executors.emulated import EmulatedPart
 from catenary_lab.live.dilation import dilate_plan, dilate_problem
 from catenary_lab.live.emulation import agent_settings, plan_document, write_models, write_profiles
-from catenary_lab.live.load import LoadOrder, ModelOutcome, run_load
+from catenary_lab.live.load import ModelOutcome, infer_all
 from catenary_scheduler.planning.placement import parse_placement
 from catenary_scheduler.planning.pooled.layout.layout import lay_out
 from catenary_scheduler.planning.pooled.problem import (
@@ -144,6 +144,5 @@ def test_late_and_refused_requests_count_against_attainment() -> None:
 
 
 async def test_a_generator_that_reaches_nobody_says_so(tmp_path: Path) -> None:
-    order = LoadOrder("127.0.0.1:1", {"net": 50.0}, 0.0, {"net": [0.0, 0.1]})
     with pytest.raises(Unavailable, match="the load generator failed"):
-        await run_load(order, tmp_path)
+        await infer_all("127.0.0.1:1", {"net": [0.0, 0.1]}, {"net": 50.0}, 0.0, tmp_path)

@@ -17,8 +17,8 @@ from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.executors.device import Device
 from catenary_gateway.generation.text.text_codec import TextCodec
 from catenary_lab.live.chains.emulation import KEY, VOCABULARY, Emulation, plan_document
-from catenary_lab.live.chains.load import Answered, ChainsOutcome
-from catenary_lab.live.chains.run import ChainsMeasured, ChainsRun, asked_of
+from catenary_lab.live.chains.load import Answered
+from catenary_lab.live.chains.run import ChainsMeasured, ChainsRun, accounts_of, asked_of
 from catenary_lab.scenarios.chains import live_chains, serve
 from catenary_lab.scenarios.chains.jobs import Outcome
 from catenary_lab.scenarios.chains.schema import FILES, Serve
@@ -250,5 +250,6 @@ def test_the_report_sets_live_beside_simulated_and_counts_what_was_lost(
 
 
 def test_lost_sessions_are_those_without_all_their_tokens() -> None:
-    whole, cut = Answered(1.0, 0.1, 0.0, 5), Answered(2.0, 0.1, 0.0, 4, "4 of 5 tokens")
-    assert ChainsOutcome((whole, cut, whole), 0.0, 0, 0).lost == 1
+    whole, cut = Answered(1.0), Answered(2.0, "4 of 5 tokens")
+    result, lost, problems, moved = accounts_of((whole, cut, whole), 1.0)
+    assert (lost, result.rejected, problems, moved) == (1, 1, ("4 of 5 tokens",), 0)

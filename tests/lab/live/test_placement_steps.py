@@ -89,9 +89,9 @@ def measured(*requests: Answered) -> StepsMeasured:
 def test_a_report_compares_what_was_predicted_with_what_was_measured() -> None:
     scenario = FILES.load(SCENARIO)
     assert isinstance(scenario, LiveSteps)
-    good = Answered(0, 1.0, 20, "", 220.0, 30.0, 200.0, 24.0, True, True)
-    slow = Answered(1, 30.0, 20, "", 480.0, 50.0, 400.0, 50.0, True, False)
-    lost = Answered(1, 31.0, 3, "PARTITION_LOST: gone")
+    good = Answered(0, 1.0, "", 220.0, 30.0, 200.0, 24.0, True, True)
+    slow = Answered(1, 30.0, "", 480.0, 50.0, 400.0, 50.0, True, False)
+    lost = Answered(1, 31.0, "PARTITION_LOST: gone")
     found = report(scenario, measured(good, slow, lost))
     facts = found.facts["live"]
     assert (facts["requests"], facts["lost"], facts["problems"]) == (3, 1, ["PARTITION_LOST: gone"])

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from catenary_lab.live.scenario import SearchPlan, largest_factors
+from catenary_lab.live.scenario import largest_factors
+from catenary_lab.scenarios.pools.schema import Live
 
-WANTED = SearchPlan(target=0.99, step=0.05, highest=1.2, most_runs=4)
+WANTED = Live(
+    kind="live",
+    title="search",
+    instance="any",
+    gpus={},
+    dilation=1.0,
+    step=0.05,
+    highest=1.2,
+    runs=4,
+)
 
 
 class Cluster:
@@ -20,7 +30,7 @@ class Cluster:
         self.tried.append(factor)
         return [name for name, most in self.holds.items() if factor <= most]
 
-    async def search(self, begin: float, wanted: SearchPlan = WANTED) -> dict[str, float]:
+    async def search(self, begin: float, wanted: Live = WANTED) -> dict[str, float]:
         return await largest_factors(self.held_at, list(self.holds), begin, wanted)
 
 

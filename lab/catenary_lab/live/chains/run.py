@@ -6,28 +6,30 @@ the cluster dilated; what is measured is divided by the dilation again.
 
 from __future__ import annotations
 
-import json
+import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+import catenary
 from catenary_lab.live.chains.emulation import KEY, Emulation, plan_document
-from catenary_lab.live.chains.load import Asked, ChainsOrder, ChainsOutcome, run_load
-from catenary_lab.live.cluster import EMULATED, LiveCluster, serving, settings
+from catenary_lab.live.chains.load import Answered, Asked, Sessions, request_id
+from catenary_lab.live.cluster import EMULATED, LiveCluster
+from catenary_lab.live.generator import run_load
 from catenary_scheduler.planning.chains import Composition
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
 from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
 from catenary_simulator.chains.result import ChainResult
 from catenary_simulator.chains.workload import SessionWorkload
-from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
+from catenaryd.local.local_cluster import ClusterOptions
 
-_TIMEOUT_S = 900.0
+_SETTLE_S = 10.0
+_POLL_S = 0.1
+_QUEUE = "gateway.queue"
 Progress = Callable[[str], None]
 
 
@@ -67,16 +69,23 @@ async def run_live(run: ChainsRun, folder: Path, progress: Progress) -> ChainsMe
         InvalidInput: A session has more tokens than `Emulation.session_tokens`, or a size.
         Unavailable: The cluster was not ready in time.
     """
-    sessions = asked_of(run.workload, run.emulation)
-    async with _running(run, folder, progress) as cluster:
-        local = cluster.cluster
-        target = f"127.0.0.1:{local.grpc_port}"
-        order = ChainsOrder(target, local.admin_target, KEY.name, _TIMEOUT_S, sessions)
+    asked = asked_of(run.workload, run.emulation)
+    moments, send = [each.due_s for each in asked], Sessions(asked).send
+    async with _cluster(run, folder).serving(progress) as cluster, cluster.client() as client:
         before, started = cluster.cpu_seconds(), time.monotonic()
-        outcome = await run_load(order, folder)
+        answered, lag_s = await run_load(cluster.target, moments, send, folder)
+        left = await _left(client)
+        sessions = [await _traced(client, *each) for each in enumerate(answered)]
         wall_s = time.monotonic() - started
         cores = (cluster.cpu_seconds() - before) / wall_s
-        return _measured(outcome, run.emulation.dilation, (cluster.processes, cores, wall_s))
+        return ChainsMeasured(
+            *accounts_of(sessions, run.emulation.dilation),
+            *left,
+            cluster.processes,
+            cores,
+            lag_s,
+            wall_s,
+        )
 
 
 def asked_of(workload: SessionWorkload, emulation: Emulation) -> tuple[Asked, ...]:
@@ -99,51 +108,58 @@ def asked_of(workload: SessionWorkload, emulation: Emulation) -> tuple[Asked, ..
     return sessions
 
 
-@asynccontextmanager
-async def _running(run: ChainsRun, folder: Path, progress: Progress) -> AsyncIterator[LiveCluster]:
+def _cluster(run: ChainsRun, folder: Path) -> LiveCluster:
     emulation = run.emulation
     emulation.write_model(ModelRepository(folder / "models"))
-    plan_file = folder / "plan.json"
-    plan_file.write_text(json.dumps(plan_document(run.composition, emulation.session_tokens)))
+    agents = emulation.write_agents(folder / "profiles")
     model = emulation.cluster.model
-    scheduler: dict[str, Any] = {
-        "chain_policy": run.policy,
-        # Chains are ranked by the mean session the composition was made for.
-        "expected_prompt_tokens": model.input_tokens,
-        "expected_output_tokens": model.output_tokens,
-    }
-    cluster = LocalCluster(
-        ClusterOptions(
-            agents=len(emulation.cluster.servers),
-            device="emulated:any",
-            models=(KEY.name,),
-            plan_file=plan_file,
-            grpc_port=0,
-            http_port=0,
-            data_dir=folder,
-            extra=settings(EMULATED, scheduler),
-            each_agent=emulation.write_agents(folder / "profiles"),
-        )
+    return LiveCluster(
+        ClusterOptions(len(agents), device="emulated:any", models=(KEY.name,), each_agent=agents),
+        folder,
+        EMULATED,
+        {
+            "chain_policy": run.policy,
+            # Chains are ranked by the mean session the composition was made for.
+            "expected_prompt_tokens": model.input_tokens,
+            "expected_output_tokens": model.output_tokens,
+        },
+        plan_document(run.composition, emulation.session_tokens),
     )
-    async with serving(cluster, progress):
-        yield LiveCluster(cluster, {}, folder)
 
 
-def _measured(
-    outcome: ChainsOutcome, dilation: float, used: tuple[int, float, float]
-) -> ChainsMeasured:
-    complete = [each for each in outcome.sessions if not each.problem]
+async def _left(client: catenary.AsyncClient) -> tuple[int, int]:
+    """Returns how many reservations and sessions are not given back within a while."""
+    deadline = time.monotonic() + _SETTLE_S
+    while True:
+        status = await client.status()
+        left = status.live_reservations, status.sessions_in_flight
+        if left == (0, 0) or time.monotonic() > deadline:
+            return left
+        await asyncio.sleep(_POLL_S)
+
+
+async def _traced(client: catenary.AsyncClient, number: int, answered: Answered) -> Answered:
+    """Returns an outcome with the time that the session waited, which the gateway knows."""
+    try:
+        trace = await client.trace(request_id(number))
+    except catenary.CatenaryError as error:
+        return replace(answered, problem=answered.problem or f"no trace: {error.reason}")
+    queues = [span for span in trace.spans if span.name == _QUEUE]
+    ended_ns = max((span.start_ns + span.duration_ns for span in queues), default=0)
+    return replace(answered, wait_s=ended_ns / NANOSECONDS_PER_SECOND, starts=len(queues))
+
+
+def accounts_of(
+    sessions: Sequence[Answered], dilation: float
+) -> tuple[ChainResult, int, tuple[str, ...], int]:
+    """Returns the first fields of `ChainsMeasured`, from the outcomes of all sessions."""
+    complete = [each for each in sessions if not each.problem]
     waits = np.array([each.wait_s for each in complete]) / dilation
     responses = np.array([each.response_s for each in complete]) / dilation
-    return ChainsMeasured(
-        ChainResult(waits, responses - waits, rejected=outcome.lost),
-        outcome.lost,
-        tuple(sorted({each.problem for each in outcome.sessions if each.problem})),
-        sum(each.starts > 1 for each in outcome.sessions),
-        outcome.left_reservations,
-        outcome.left_sessions,
-        used[0],
-        used[1],
-        outcome.send_lag_p99_s,
-        used[2],
+    lost = len(sessions) - len(complete)
+    return (
+        ChainResult(waits, responses - waits, rejected=lost),
+        lost,
+        tuple(sorted({each.problem for each in sessions if each.problem})),
+        sum(each.starts > 1 for each in sessions),
     )

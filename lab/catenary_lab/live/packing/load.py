@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import catenary
 from catenary import CatenaryError, SessionInfo
+from catenary_lab.live.generator import problem_of
 from catenary_lab.live.packing.figures import Answer, Change, Moved
 
 MODES = ("kv", "tokens")
@@ -72,15 +73,8 @@ async def answer_of(client: catenary.AsyncClient, model: str, prompt: int, token
         timings=True,
         timeout_s=_TIMEOUT_S,
     )
-    problem = ""
-    try:
-        async for _ in stream:
-            pass
-    except CatenaryError as error:
-        problem = f"{error.reason}: {error.message}"
+    problem = await problem_of(stream, tokens)
     found = stream.so_far
-    if not problem and len(found.token_ids) != tokens:
-        problem = f"ended after {len(found.token_ids)} tokens ({found.finish_reason})"
     return Answer(
         prompt,
         found.token_ids,

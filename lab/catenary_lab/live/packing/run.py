@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
 
 import catenary
-from catenary_lab.live.cluster import REAL, serving, settings
+from catenary_lab.live.cluster import REAL, LiveCluster
 from catenary_lab.live.packing.figures import (
     Answer,
     Drained,
@@ -29,7 +27,7 @@ from catenary_lab.live.packing.load import MODES, Mover, Streams, answer_of
 from catenary_lab.live.placement.run import install
 from catenary_lab.scenarios.packing.live_schema import LayoutSpec, LiveMoves
 from catenary_services.errors import Unavailable
-from catenaryd.local.local_cluster import ClusterOptions, LocalCluster, free_port
+from catenaryd.local.local_cluster import ClusterOptions, free_port
 
 _MOVE_S = 60.0
 """Seconds that a move may take: one that a slow machine delays must not be given up too early."""
@@ -57,10 +55,8 @@ async def run_live(run: LiveMoves, folder: Path, progress: Progress) -> list[Lay
             session_tokens=run.session_tokens,
             max_batch=run.max_batch,
         )
-        async with (
-            serving(_cluster(run, layout, own), progress) as cluster,
-            _clients(cluster) as client,
-        ):
+        serving = _Cluster(run, layout, own).serving(progress)
+        async with serving as cluster, cluster.client() as client:
             measured.append(await _measured(run, layout, cluster, client, progress))
     return measured
 
@@ -180,12 +176,22 @@ async def _gathered(
         await asyncio.sleep(_POLL_S)
 
 
-class _Cluster(LocalCluster):
+class _Cluster(LiveCluster):
     """A cluster whose agents show their metrics."""
 
-    def __init__(self, options: ClusterOptions, ports: list[int]) -> None:
-        super().__init__(options)
-        self._ports = ports
+    def __init__(self, run: LiveMoves, layout: LayoutSpec, folder: Path) -> None:
+        self._ports = [free_port() for _ in range(run.agents)]
+        super().__init__(
+            ClusterOptions(
+                agents=run.agents,
+                models=(run.model,),
+                each_agent=tuple({"threads": 1, "metrics_port": port} for port in self._ports),
+            ),
+            folder,
+            REAL,
+            {"packing": "off", "chain_agents": 1, "move_timeout_s": _MOVE_S},
+            plan_document(run, layout) if layout.chains else None,
+        )
 
     async def cache_bytes(self) -> int:
         """Returns how many bytes of caches have left agents for others so far."""
@@ -202,35 +208,6 @@ def _sum_of(metric: str, page: str) -> float:
     """Returns a counter's value on a Prometheus page, over all its labels."""
     lines = (line for line in page.splitlines() if line.startswith((f"{metric}{{", f"{metric} ")))
     return sum(float(line.rpartition(" ")[2]) for line in lines)
-
-
-def _cluster(run: LiveMoves, layout: LayoutSpec, folder: Path) -> _Cluster:
-    plan_file = None
-    if layout.chains:
-        plan_file = folder / "plan.json"
-        plan_file.write_text(json.dumps(plan_document(run, layout)))
-    ports = [free_port() for _ in range(run.agents)]
-    scheduler = {"packing": "off", "chain_agents": 1, "move_timeout_s": _MOVE_S}
-    options = ClusterOptions(
-        agents=run.agents,
-        models=(run.model,),
-        plan_file=plan_file,
-        grpc_port=0,
-        http_port=0,
-        data_dir=folder,
-        extra=settings(REAL, scheduler, threads=1),
-        each_agent=tuple({"metrics_port": port} for port in ports),
-    )
-    return _Cluster(options, ports)
-
-
-@asynccontextmanager
-async def _clients(cluster: LocalCluster) -> AsyncIterator[catenary.AsyncClient]:
-    target = f"127.0.0.1:{cluster.grpc_port}"
-    async with catenary.AsyncClient(
-        target, admin_target=cluster.admin_target, timeout_s=600.0
-    ) as client:
-        yield client
 
 
 def plan_document(run: LiveMoves, layout: LayoutSpec) -> dict[str, object]:

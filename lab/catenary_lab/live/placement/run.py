@@ -11,18 +11,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import grpc.aio
-
-from catenary_lab.live.cluster import REAL, serving, settings
-from catenary_lab.live.placement.load import Asked, StepsOrder, run_load
+import catenary
+from catenary.types import LatencyInfo
+from catenary_lab.live.cluster import REAL, LiveCluster
+from catenary_lab.live.generator import run_load
+from catenary_lab.live.placement.load import Answered, Asked, Steps
 from catenary_lab.live.placement.steps import (
     AgentsAt,
     StepsMeasured,
@@ -30,20 +31,18 @@ from catenary_lab.live.placement.steps import (
     objectives_for,
 )
 from catenary_lab.scenarios.placement.live_schema import LiveSteps
-from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_scheduler.scaling.workers.workers_line import SessionLengths, capability
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenary_services.errors import Unavailable
 from catenary_services.models.model_repository import ModelRepository
 from catenaryd.demo.models import ensure_model
-from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
+from catenaryd.local.local_cluster import ClusterOptions
 
 KEPT_MODELS = Path(".catenary") / "models"
 """Folder in which `catenaryd up` keeps models by default, as importing one takes half a minute."""
 _POLL_S = 0.25
 _KNOWN_S = 30.0
-_TIMEOUT_S = 120.0
 _WARM_UP_REQUESTS = 12
 _APART_S = 0.9
 _REPORTED_S = 2.5
@@ -67,67 +66,65 @@ async def run_live(run: LiveSteps, folder: Path, progress: Progress) -> StepsMea
         session_tokens=run.session_tokens,
         max_batch=run.max_batch,
     )
-    async with serving(_cluster(run, folder), progress) as cluster, _admin(cluster) as admin:
-        await _warm_up(run, cluster, folder, key)
-        lines = await _lines(admin)
+    async with (
+        _cluster(run, folder).serving(progress) as cluster,
+        cluster.client(_KNOWN_S) as client,
+    ):
+        await _warm_up(run, cluster, key)
+        lines = await _lines(client)
         objectives = objectives_for(run, lines)
-        await _hold_to(admin, ModelRepository(folder / "models"), key, objectives)
+        await _hold_to(client, ModelRepository(folder / "models"), key, objectives)
         lengths = SessionLengths(run.prompt.mean, run.answer.mean)
         worker = capability(lines, objectives, lengths, run.max_batch, run.theta)
-        order = StepsOrder(
-            f"127.0.0.1:{cluster.grpc_port}",
-            run.model,
-            _vocabulary(folder, key),
-            objectives.first_token_ns / 1e6,
-            objectives.per_token_ns / 1e6,
-            _TIMEOUT_S,
-            run.seed,
-            drawn(run, worker.rate_per_s),
-        )
-        progress(
-            f"a load of 1 is {worker.rate_per_s:.2f} requests/s; {len(order.requests)} of them"
-        )
-        async with _watched(admin) as agents:  # a slow machine may have more than one already
+        asked = drawn(run, worker.rate_per_s)
+        progress(f"a load of 1 is {worker.rate_per_s:.2f} requests/s; {len(asked)} of them")
+        async with _watched(client) as agents:  # a slow machine may have more than one already
             await _settled(agents, run.settle_s)
-        async with _watched(admin) as agents:
-            outcome = await run_load(order, folder)
+        async with _watched(client) as agents:
+            answered, lag_s = await _load(run, cluster, key, objectives, asked)
             await _settled(agents, run.settle_s)
         return StepsMeasured(
             lines,
-            await _lines(admin),
+            await _lines(client),
             objectives,
             worker,
-            outcome.requests,
+            tuple(answered),
             tuple(agents),
-            outcome.send_lag_p99_s,
+            lag_s,
             time.monotonic() - started,
         )
 
 
-async def _warm_up(run: LiveSteps, cluster: LocalCluster, folder: Path, key: ModelKey) -> None:
+async def _warm_up(run: LiveSteps, cluster: LiveCluster, key: ModelKey) -> None:
     """Has the agent work for a while: lines measured at loading ignore the other processes."""
     prompt, answer = round(run.prompt.mean), round(run.answer.mean)
     requests = tuple(Asked(_APART_S * n, 0, prompt, answer) for n in range(_WARM_UP_REQUESTS))
-    target = f"127.0.0.1:{cluster.grpc_port}"
-    vocabulary = _vocabulary(folder, key)
-    await run_load(
-        StepsOrder(target, run.model, vocabulary, 0.0, 0.0, _TIMEOUT_S, run.seed, requests), folder
-    )
+    await _load(run, cluster, key, TokenObjectives(), requests)
     await asyncio.sleep(_REPORTED_S)
 
 
-def _cluster(run: LiveSteps, folder: Path) -> LocalCluster:
-    scheduler = {"chain_policy": "slo", "chain_agents": 1, **run.scheduler}
-    return LocalCluster(
-        ClusterOptions(
-            agents=1,
-            max_agents=run.most_agents,
-            models=(run.model,),
-            grpc_port=0,
-            http_port=0,
-            data_dir=folder,
-            extra=settings(REAL, scheduler),
-        )
+async def _load(
+    run: LiveSteps,
+    cluster: LiveCluster,
+    key: ModelKey,
+    objectives: TokenObjectives,
+    asked: Sequence[Asked],
+) -> tuple[list[Answered], float]:
+    """Returns the outcomes of requests, and how late they were sent; prompts are random tokens."""
+    words = range(1, ModelRepository(cluster.model_repository).decoder_table(key).vocabulary_size)
+    chosen = random.Random(run.seed)
+    prompts = [chosen.choices(words, k=each.prompt_tokens) for each in asked]
+    send = Steps(run.model, objectives, asked, prompts).send
+    moments = [each.due_s for each in asked]
+    return await run_load(cluster.target, moments, send, cluster.options.data_dir)
+
+
+def _cluster(run: LiveSteps, folder: Path) -> LiveCluster:
+    return LiveCluster(
+        ClusterOptions(agents=1, max_agents=run.most_agents, models=(run.model,)),
+        folder,
+        REAL,
+        {"chain_policy": "slo", "chain_agents": 1, **run.scheduler},
     )
 
 
@@ -157,68 +154,58 @@ def _link(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def _vocabulary(folder: Path, key: ModelKey) -> int:
-    return ModelRepository(folder / "models").decoder_table(key).vocabulary_size
-
-
-@asynccontextmanager
-async def _admin(cluster: LocalCluster) -> AsyncIterator[Any]:
-    async with grpc.aio.insecure_channel(cluster.admin_target) as channel:
-        yield admin_pb2_grpc.AdminStub(channel)
-
-
 async def _hold_to(
-    admin: Any, repository: ModelRepository, key: ModelKey, objectives: TokenObjectives
+    client: catenary.AsyncClient,
+    repository: ModelRepository,
+    key: ModelKey,
+    objectives: TokenObjectives,
 ) -> None:
     """Gives the model its objectives; returns when the plan in force has them."""
     repository.write_manifest(replace(repository.manifest(key), objectives=objectives))
-    await admin.DeployModel(admin_pb2.DeployModelRequest(model=key.name), timeout=_KNOWN_S)
+    await client.deploy(key.name)
     wanted = next(iter(objectives.named()))
 
     async def has_them() -> bool:
-        plan = await admin.GetPlan(admin_pb2.GetPlanRequest(), timeout=_KNOWN_S)
-        return wanted in plan.plan_json
+        return wanted in str((await client.plan()).document)
 
     await _until(has_them, "the model's objectives are in force")
 
 
-async def _lines(admin: Any) -> LatencyLines:
+async def _lines(client: catenary.AsyncClient) -> LatencyLines:
     """Returns the latency lines of the model's first chain."""
     found: list[LatencyLines] = []
 
     async def known() -> bool:
-        status = await admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=_KNOWN_S)
-        chains = [chain for model in status.models for chain in model.chains]
-        found.extend(_read(chain.lines) for chain in chains if chain.HasField("lines"))
+        chains = [chain for model in (await client.status()).models for chain in model.chains]
+        found.extend(_read(chain.lines) for chain in chains if chain.lines is not None)
         return bool(found)
 
     await _until(known, "the model's latency lines are known")
     return found[0]
 
 
-def _read(message: admin_pb2.LatencyLines) -> LatencyLines:
+def _read(info: LatencyInfo) -> LatencyLines:
     return LatencyLines(
-        message.prefill_token_ns,
-        message.prefill_ns,
-        message.decode_context_token_ns,
-        message.decode_session_ns,
-        message.decode_ns,
-        message.decode_lone_ns,
-        message.prefill_floor_ns,
+        info.prefill_token_ns,
+        info.prefill_ns,
+        info.decode_context_token_ns,
+        info.decode_session_ns,
+        info.decode_ns,
+        info.decode_lone_ns,
+        info.prefill_floor_ns,
     )
 
 
 @asynccontextmanager
-async def _watched(admin: Any) -> AsyncIterator[list[AgentsAt]]:
+async def _watched(client: catenary.AsyncClient) -> AsyncIterator[list[AgentsAt]]:
     """Records the number of agents for as long as the context is open."""
     seen: list[AgentsAt] = []
     started = time.monotonic()
 
     async def watch() -> None:
         while True:
-            with contextlib.suppress(grpc.aio.AioRpcError):  # asked again in a moment
-                status = await admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=_KNOWN_S)
-                states = [agent.state for agent in status.agents]
+            with contextlib.suppress(catenary.CatenaryError):  # asked again in a moment
+                states = [agent.state for agent in (await client.status()).agents]
                 now = AgentsAt(
                     time.monotonic() - started,
                     states.count("ready"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import highspy
 import numpy as np
 
+from catenary_lab.scenarios.cells import known_mean
 from catenary_lab.scenarios.chains.jobs import Setting
 from catenary_lab.scenarios.chains.schema import Allocation
 from catenary_lab.scenarios.chains.settings import runs_of
@@ -153,16 +153,12 @@ def _jobs(scenario: Allocation, load: float) -> list[AllocationJob]:
 
 
 def _facts(load: float, found: list[Needed]) -> dict[str, Any]:
-    def mean(key: str) -> float | None:
-        values = [value for each in found if (value := getattr(each, key)) is not None]
-        return statistics.fmean(values) if values else None
-
     return {
         "policy": "gca",
         "case": f"load {load:g}",
         "load": load,
         "runs": len(found),
-        "job_servers": {key: mean(key) for key in LABELS},
+        "job_servers": {key: known_mean(getattr(each, key) for each in found) for key in LABELS},
         "reached": {key: sum(getattr(each, key) is not None for each in found) for key in LABELS},
         "gca_optimal": f"{sum(each.gca == each.optimal for each in found)} of {len(found)}",
     }

@@ -8,12 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from catenary_lab.chains.baselines import (
-    BprrOptions,
-    PetalsOptions,
-    serve_bprr,
-    serve_petals,
-)
+from catenary_lab.chains.baselines import serve_bprr, serve_petals
 from catenary_lab.policies import seeded
 from catenary_lab.scenarios.chains.schema_parts import PolicyName, System
 from catenary_scheduler.planning.chains import (
@@ -135,10 +130,11 @@ class SystemJob:
         system = self.system
         cluster, workload, rate = self._task()
         if system.planner == "petals":
-            options = PetalsOptions(system.petals_rule, system.petals_capped)
-            return Outcome(serve_petals(cluster, workload, self.requests.seed, options))
+            rule, capped = system.petals_rule, system.petals_capped
+            seed = self.requests.seed
+            return Outcome(serve_petals(cluster, workload, seed, rule, capped=capped))
         if system.planner == "bprr":
-            return Outcome(serve_bprr(cluster, workload, rate, BprrOptions(system.bprr_by_ends)))
+            return Outcome(serve_bprr(cluster, workload, rate, by_ends=system.bprr_by_ends))
         try:
             composition = self._composed(cluster, workload, rate)
         except PlanInfeasible:

@@ -10,6 +10,7 @@ import numpy as np
 
 from catenary_lab.live.chains.emulation import Emulation
 from catenary_lab.live.chains.run import ChainsMeasured, ChainsRun, run_live
+from catenary_lab.scenarios.cells import rounded
 from catenary_lab.scenarios.chains import serve
 from catenary_lab.scenarios.chains.jobs import Outcome, SystemJob
 from catenary_lab.scenarios.chains.schema import Serve
@@ -94,8 +95,8 @@ def _beside(pairs: list[Pair]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for pair in pairs:
         simulated, live = pair.simulated.to_json(), pair.live.result.to_json()
-        rows.append((f"{pair.label}: simulated", *(_text(simulated[key]) for key in _FIGURES)))
-        rows.append(("- live", *(_text(live[key]) for key in _FIGURES)))
+        rows.append((f"{pair.label}: simulated", *(rounded(simulated[key]) for key in _FIGURES)))
+        rows.append(("- live", *(rounded(live[key]) for key in _FIGURES)))
         rows.append(("- difference", *(_apart(simulated[key], live[key]) for key in _FIGURES)))
     return Table(
         "Response, waiting and service in s, simulated and live (dilation taken out)",
@@ -180,10 +181,6 @@ def _facts(pair: Pair, spec: LiveSpec) -> dict[str, Any]:
         "send_lag_p99_s": live.send_lag_p99_s,
         "wall_s": live.wall_s,
     }
-
-
-def _text(value: float | None) -> str | None:
-    return None if value is None else f"{value:.2f}"
 
 
 def _apart(simulated: float | None, live: float | None) -> str | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from catenary_lab.scenarios.cells import known_mean, rounded
 from catenary_lab.scenarios.chains.jobs import Setting
 from catenary_lab.scenarios.chains.schema import Placement
 from catenary_lab.scenarios.chains.settings import cases_of
@@ -107,8 +107,8 @@ def report(scenario: Placement, results: Results) -> Findings:
     rows: list[tuple[Cell, ...]] = [
         (
             f"{fact['case']}, {fact['rate_per_s']:g}/s",
-            _number(fact["c_k"]),
-            *map(_number, fact["random"] or (None,) * len(_QUANTILES)),
+            rounded(fact["c_k"], 1),
+            *(rounded(each, 1) for each in fact["random"] or (None,) * len(_QUANTILES)),
             f"{fact['random_feasible']:.0%}",
             f"{fact['never_beaten']} of {fact['runs']}",
         )
@@ -161,10 +161,6 @@ def _value(fact: Mapping[str, Any], quantile: int | None) -> float | None:
     return found
 
 
-def _number(value: float | None) -> str | None:
-    return None if value is None else f"{value:.1f}"
-
-
 def _jobs(scenario: Placement, rate: float, label: str) -> list[PlacementJob]:
     return [
         PlacementJob(setting, scenario.c, rate, scenario.target_load, scenario.placements, seed)
@@ -184,9 +180,7 @@ def _facts(rate: float, label: str, placements: int, found: list[Compared]) -> d
         "case": label,
         "rate_per_s": rate,
         "runs": len(found),
-        "c_k": statistics.fmean(each.greedy for each in reached if each.greedy is not None)
-        if reached
-        else None,
+        "c_k": known_mean(each.greedy for each in found),
         "random": [float(each) for each in np.mean(quantiles, axis=0)] if quantiles else None,
         "random_feasible": tried / (len(found) * placements),
         "never_beaten": sum(

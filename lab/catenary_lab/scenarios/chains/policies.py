@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
+from catenary_lab.scenarios.cells import rounded
 from catenary_lab.scenarios.chains.jobs import Outcome, PolicyJob
 from catenary_lab.scenarios.chains.schema import Policies
 from catenary_lab.scenarios.chains.settings import runs_of
@@ -93,7 +94,7 @@ def _table(scenario: Policies, facts: list[dict[str, Any]]) -> Table:
         )
         known = scenario.expected.get(f"{load:g}", {})
         if known:
-            rows.append(("- reference", *(_number(known.get(each)) for each in header[1:])))
+            rows.append(("- reference", *(rounded(known.get(each)) for each in header[1:])))
     caption = f"Mean response in s; service share of {scenario.policies[0]}"
     return Table(caption, header, tuple(rows))
 
@@ -118,7 +119,3 @@ def _panels(scenario: Policies, facts: list[dict[str, Any]]) -> tuple[Panel, ...
         Lines("policies", "load", "mean response (s)", by_policy),
         Lines("bounds", "load", "mean response (s)", {mine: by_policy[mine], **bounds}),
     )
-
-
-def _number(value: float | None) -> str | None:
-    return None if value is None else f"{value:.2f}"

@@ -66,20 +66,20 @@ class Policies(_Simulated):
 
     kind: Literal["policies"]
     policies: list[PolicyName] = Field(min_length=1, description="What is compared.")
-    c: Count = Field(7, description="Of the chains.")
+    c: Count = Field(7, description="c of the chains.")
     loads: list[Load] = Field(min_length=1, description="Shares of the chains' total rate.")
-    requests: Count = Field(description="Of one run.")
+    requests: Count = Field(description="Requests of one run.")
 
 
 class Tuning(_Simulated):
-    """What c is best, and what c each measure chooses (Fig. 6, 7)."""
+    """The best c over a range of loads, beside the c that each measure chooses (Fig. 6, 7)."""
 
     kind: Literal["tuning"]
     rates_per_s: list[Positive] = Field(min_length=1, description="Loads.")
     curve_rate_per_s: Positive = Field(description="Load of which the whole curve is drawn.")
-    stop: Literal["rate", "all"] = Field("all", description="As of a system.")
+    stop: Literal["rate", "all"] = Field("all", description="As `stop` of a system.")
     target_load: Load = Field(0.7, description="rho_bar.")
-    requests: Count = Field(description="Of one run.")
+    requests: Count = Field(description="Requests of one run.")
 
 
 class Placement(_Simulated):
@@ -96,7 +96,7 @@ class Allocation(_Simulated):
     """Job servers that GCA needs for a rate, beside bounds and an integer program (Fig. 4)."""
 
     kind: Literal["allocation"]
-    c: Count = Field(7, description="Of the placement.")
+    c: Count = Field(7, description="c of the placement.")
     loads: list[Load] = Field(
         min_length=1, description="lambda as shares of the chains' total rate."
     )

@@ -30,8 +30,8 @@ class ModelSpec(Closed):
     parameters_per_block: Count = Field(10**8, description="For PETALS' own arithmetic.")
     attention_heads: Count = Field(1, description="For PETALS' own arithmetic.")
     kv_heads: Count = Field(1, description="For PETALS' own arithmetic.")
-    gflop_per_token: NotNegative = Field(0.0, description="Of one block.")
-    overhead_ms: NotNegative = Field(1.0, description="Of one block, per session.")
+    gflop_per_token: NotNegative = Field(0.0, description="Work of one block.")
+    overhead_ms: NotNegative = Field(1.0, description="Overhead of one block, per session.")
     input_tokens: Positive = Field(2000.0, description="Mean per session.")
     output_tokens: Positive = Field(20.0, description="Mean per session.")
 
@@ -53,7 +53,7 @@ class GpuSpec(Closed):
 
 
 class FixedServer(Closed):
-    """One server."""
+    """A server that the scenario names."""
 
     name: str = Field(min_length=1, description="For reports and errors.")
     gpu: str = Field(description="One of `gpus`.")
@@ -85,7 +85,7 @@ class CommunicationSpec(Closed):
 
 
 class System(Closed):
-    """Who places, composes and routes."""
+    """A system to compare: its placement, its chains and its routing."""
 
     label: str = Field(min_length=1, description="Name in tables and plots.")
     planner: Literal["catenary", "petals", "bprr"] = Field("catenary", description="Whose system.")
@@ -118,7 +118,7 @@ class System(Closed):
 
 
 class LiveSpec(Closed):
-    """How a scenario is served by real processes: an emulated agent per server."""
+    """Settings of a run on real processes, with an emulated agent for each server."""
 
     dilation: Positive = Field(1.0, description="So many times slower than what they emulate.")
     session_tokens: Count = Field(8192, description="Most tokens of a session.")
@@ -140,7 +140,7 @@ class TraceSpec(Closed):
 
 
 class WorkloadSpec(Closed):
-    """What is asked of the servers."""
+    """The requests that the servers are given."""
 
     label: str = Field("", description="Name in tables.")
     requests: Count = Field(description="Of one run.")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from catenary_lab.scenarios.cells import known_mean, rounded
 from catenary_lab.scenarios.chains.jobs import Outcome, SystemJob
 from catenary_lab.scenarios.chains.schema import Serve
 from catenary_lab.scenarios.chains.schema_parts import System, WorkloadSpec
@@ -91,18 +92,18 @@ def facts_of(row: Row, system: System, outcomes: list[Outcome]) -> dict[str, Any
         "placed_runs": len(served),
         "c": statistics.median(chosen) if chosen else None,
         "c_of_runs": chosen,
-        "capacity": _mean([each.capacity for each in outcomes if each.capacity]),
+        "capacity": known_mean(each.capacity for each in outcomes if each.capacity),
         "bounds": {
-            "response_lower_s": _mean([each.response_lower_s for each in bounds]),
-            "response_upper_s": _mean([each.response_upper_s for each in bounds]),
-            "load": _mean([each.load for each in bounds]),
+            "response_lower_s": known_mean(each.response_lower_s for each in bounds),
+            "response_upper_s": known_mean(each.response_upper_s for each in bounds),
+            "load": known_mean(each.load for each in bounds),
         }
         if bounds
         else None,
     }
     if served:
         facts |= together(served).to_json()
-    facts["mean_response_s"] = _mean(means) if len(means) == len(outcomes) else None
+    facts["mean_response_s"] = known_mean(means) if len(means) == len(outcomes) else None
     facts["mean_response_s_of_runs"] = means
     return facts
 
@@ -119,7 +120,7 @@ def _responses(scenario: Serve, by_row: Mapping[str, list[dict[str, Any]]]) -> T
         lines.append((label, *cells))
         expected = scenario.expected.get(label, {})
         if expected:
-            lines.append(("- reference", *(_known(expected.get(each)) for each in labels)))
+            lines.append(("- reference", *(rounded(expected.get(each)) for each in labels)))
     return Table("Mean response in s (median of the chosen c)", ("", *labels), tuple(lines))
 
 
@@ -154,7 +155,7 @@ def _details(facts: list[dict[str, Any]]) -> Table:
     lines = tuple(
         (
             ", ".join(filter(None, (fact["case"], fact["label"]))),
-            *(_known(fact.get(key)) for key in keys),
+            *(rounded(fact.get(key)) for key in keys),
         )
         for fact in facts
     )
@@ -190,11 +191,3 @@ def _bars(title: str, by_row: Mapping[str, list[dict[str, Any]]]) -> Bars:
 
 def _gain(mine: float | None, other: float | None) -> str | None:
     return None if mine is None or not other else f"{round(100 * (1 - mine / other))} %"
-
-
-def _known(value: float | None) -> str | None:
-    return None if value is None else f"{value:.2f}"
-
-
-def _mean(values: list[Any]) -> float | None:
-    return statistics.fmean(values) if values else None

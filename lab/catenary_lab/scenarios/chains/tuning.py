@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from catenary_lab.scenarios.cells import known_mean, rounded
 from catenary_lab.scenarios.chains.schema import Tuning
 from catenary_lab.scenarios.chains.settings import runs_of
 from catenary_lab.scenarios.chains.tuning_job import MEASURES, Tuned, TuningJob
@@ -26,9 +27,7 @@ class _Load:
 
     def c(self, measure: str) -> float | None:
         """Returns the mean c chosen, over the topologies where the measure chooses one."""
-        chosen = [each.chosen[measure] for each in self.tuned]
-        known = [c for c in chosen if c is not None]
-        return statistics.fmean(known) if known else None
+        return known_mean(each.chosen[measure] for each in self.tuned)
 
     def without(self, measure: str) -> int:
         """Returns how many topologies the measure finds no c for."""
@@ -36,8 +35,7 @@ class _Load:
 
     def regret(self, measure: str) -> float | None:
         """Returns the share by which the simulated response exceeds the best, on average."""
-        known = [regret for each in self.tuned if (regret := each.regret(measure)) is not None]
-        return statistics.fmean(known) if known else None
+        return known_mean(each.regret(measure) for each in self.tuned)
 
 
 def jobs(scenario: Tuning) -> Iterator[TuningJob]:
@@ -107,7 +105,7 @@ def _chosen(scenario: Tuning, loads: list[_Load]) -> Table:
         known = scenario.expected.get(f"{load.rate_per_s:g}", {})
         if known:
             keys = [f"c {measure}" for measure in (*MEASURES, "simulated")]
-            rows.append(("- reference", *(_number(known.get(key), 1) for key in keys)))
+            rows.append(("- reference", *(rounded(known.get(key), 1) for key in keys)))
     return Table(
         "Chosen c, mean over topologies", ("per second", *MEASURES, "simulated"), tuple(rows)
     )
@@ -122,7 +120,7 @@ def _regrets(scenario: Tuning, loads: list[_Load]) -> Table:
         known = scenario.expected.get(f"{load.rate_per_s:g}", {})
         if known:
             keys = [f"regret {measure}" for measure in MEASURES]
-            rows.append(("- reference", *(_number(known.get(key), 1) for key in keys)))
+            rows.append(("- reference", *(rounded(known.get(key), 1) for key in keys)))
     return Table("Regret of the chosen c in %", ("per second", *MEASURES), tuple(rows))
 
 
@@ -157,7 +155,3 @@ def _c(load: _Load, measure: str) -> str | None:
         return "none"
     none = load.without(measure)
     return f"{c:.1f}" + (f" (none in {none} of {len(load.tuned)})" if none else "")
-
-
-def _number(value: float | None, digits: int) -> str | None:
-    return None if value is None else f"{value:.{digits}f}"

@@ -12,20 +12,20 @@ from catenary_lab.scenarios.schema import Annotatable, Closed, Count, Positive
 class HopSpec(Closed):
     """Blocks that an agent processes for the sessions of a chain."""
 
-    agent: int = Field(ge=0, description="Its number.")
+    agent: int = Field(ge=0, description="Number of the agent.")
     blocks: tuple[Annotated[int, Field(ge=0)], Count] = Field(description="First, and end.")
 
 
 class LayoutSpec(Closed):
-    """Which chains there are, and what is done with their sessions."""
+    """The chains of a cluster, and the moves and drains that their sessions go through."""
 
-    label: str = Field(min_length=1, description="In tables.")
+    label: str = Field(min_length=1, description="Name in tables.")
     chains: list[list[HopSpec]] = Field(
         default_factory=list,
         description="Hops of each; empty: one of each agent, with the whole model.",
     )
     moves: int = Field(
-        ge=2, description="Of running sessions: half by their caches, half by their tokens."
+        ge=2, description="Moves of running sessions: half by their caches, half by their tokens."
     )
     drained: int = Field(
         0, ge=0, description="Sessions of an agent that is drained then; 0: none is."
@@ -43,11 +43,13 @@ class LiveMoves(Annotatable):
 
     kind: Literal["live"]
     model: str = Field("smollm2-135m", description="A demo model that generates text.")
-    agents: Count = Field(3, description="How many there are.")
+    agents: Count = Field(3, description="Number of agents.")
     layouts: list[LayoutSpec] = Field(min_length=1, description="A cluster for each.")
     prompts: Count = Field(12, description="Different ones, each with an undisturbed answer.")
-    answer_tokens: Count = Field(96, description="Of each answer.")
-    drained_answer_tokens: Count = Field(192, description="Of answers while an agent is drained.")
+    answer_tokens: Count = Field(96, description="Tokens of each answer.")
+    drained_answer_tokens: Count = Field(
+        192, description="Tokens of answers while an agent is drained."
+    )
     streams: Count = Field(6, description="Answers at a time.")
     abreast: Count = Field(1, description="Moves at a time.")
     session_tokens: Count = Field(512, description="Most tokens of a session.")

@@ -9,7 +9,6 @@ from catenary_lab.scenarios.packing.facts import facts_of, seeds_note, table
 from catenary_lab.scenarios.packing.schema import OverTime
 from catenary_lab.scenarios.packing.settings import case_of, rows_of
 from catenary_lab.scenarios.report import Findings, Lines, Table
-from catenary_simulator.packing.result import PackingResult
 
 _POINTS = 200
 """Largest number of points of a curve; each is the mean of its stretch."""
@@ -20,7 +19,7 @@ def report(scenario: OverTime, results: Results) -> Findings:
     rows = rows_of(scenario)
     facts = facts_of(rows, results)
     series = {
-        (row.gpu, row.workload, row.policy): _of(results[row.job])
+        (row.gpu, row.workload, row.policy): results[row.job].gpus
         for row in rows
         if row.seed == scenario.seeds[0]
     }
@@ -48,10 +47,6 @@ def report(scenario: OverTime, results: Results) -> Findings:
         notes,
         {"policies": facts, "over_time": over_time},
     )
-
-
-def _of(result: PackingResult) -> tuple[int, ...]:
-    return result.gpus
 
 
 def _curve(gpus: tuple[int, ...], epoch_s: float) -> tuple[tuple[float, float], ...]:

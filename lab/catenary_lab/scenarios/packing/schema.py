@@ -30,7 +30,7 @@ class _Simulated(Annotatable):
     seeds: list[Annotated[int, Field(ge=1)]] = Field([1], min_length=1, description="A run each.")
     warm_up_s: NotNegative = Field(200.0, description="From an empty cluster; not measured.")
     duration_s: Positive = Field(800.0, description="Measured, after the warm-up.")
-    epoch_s: Positive = Field(1.0, description="Between decisions.")
+    epoch_s: Positive = Field(1.0, description="Time between decisions.")
     expected: dict[str, dict[str, dict[str, str]]] = Field(
         default_factory=dict,
         description="Reference values by measure, row (GPU and workload) and column (policy).",
@@ -65,7 +65,7 @@ class OverTime(_Simulated):
 
 
 class Serving(_Simulated):
-    """Who can be served on a fixed number of GPUs (Fig. 6)."""
+    """Requests that a fixed number of GPUs serves, and those that give up (Fig. 6)."""
 
     kind: Literal["serving"]
     most_gpus: dict[str, Count] = Field(description="How many there are of each of `gpus`.")
@@ -79,7 +79,7 @@ class Serving(_Simulated):
 
 
 class Targets(_Simulated):
-    """What a policy has to reach beside others; the report says of each whether it does."""
+    """Limits that a policy has to keep beside others; the report says of each whether it does."""
 
     kind: Literal["targets"]
     policy: str = Field(description="Label of the policy that has to reach it.")

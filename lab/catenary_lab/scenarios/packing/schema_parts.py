@@ -22,9 +22,9 @@ MeasureName = Literal[
 
 
 class MachineSpec(Closed):
-    """What moves may take beside the work (the paper's boundaries)."""
+    """Bandwidth that moves may take beside the work (the paper's boundaries)."""
 
-    gpus: Count = Field(description="In one machine, on one bus.")
+    gpus: Count = Field(description="GPUs in one machine, on one bus.")
     bus_gb_per_s: Positive = Field(description="Caches inside the machine.")
     link_gb_per_s: Positive = Field(description="Caches up, and as many down, its network link.")
     prefill_tokens_per_s: NotNegative = Field(
@@ -37,7 +37,7 @@ class GpuSpec(Closed):
 
     cache_tokens: Annotated[int, Field(ge=16)] = Field(description="Capacity C.")
     token_bytes: Count = Field(description="Cache of one token.")
-    token_ms: Positive = Field(25.0, description="Of a decode step, whatever the batch.")
+    token_ms: Positive = Field(25.0, description="Time of a decode step, whatever the batch.")
     machine: MachineSpec | None = Field(
         None, description="Boundaries to divide moves by; empty: moves are only counted."
     )
@@ -66,11 +66,13 @@ class StepSpec(Closed):
     """A stretch of time with one rate of arrivals."""
 
     factor: NotNegative = Field(description="Times `rate_per_s`.")
-    seconds: Positive = Field(description="So long; the warm-up is part of the first ones.")
+    seconds: Positive = Field(
+        description="Length of the stretch; the warm-up is part of the first ones."
+    )
 
 
 class WorkloadSpec(Closed):
-    """What is asked of the GPUs."""
+    """The requests that the GPUs are given."""
 
     label: str = Field(min_length=1, description="Name in tables and plots.")
     prompt: LognormalSpec | None = Field(None, description="Without a trace.")
@@ -94,7 +96,7 @@ class WorkloadSpec(Closed):
 
 
 class PolicySpec(Closed):
-    """Who decides where sessions live."""
+    """A policy that decides where sessions live."""
 
     label: str = Field(min_length=1, description="Name in tables and plots.")
     policy: PolicyName = Field(description="Mell in one of its forms, or a rival.")
@@ -103,7 +105,7 @@ class PolicySpec(Closed):
         description="Sessions count with their final length from the start (best, worst fit).",
     )
     threshold: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.1, description="Of load balancing: loads may differ by this share of the capacity."
+        0.1, description="Load balancing: loads may differ by this share of the capacity."
     )
 
     @model_validator(mode="after")
@@ -114,7 +116,7 @@ class PolicySpec(Closed):
 
 
 class LimitSpec(Closed):
-    """What has to be reached, on the mean of the seeds."""
+    """A limit on a figure, which holds for the mean of the seeds."""
 
     measure: Literal["gpus_mean", "migrations_per_s"] = Field(description="Which figure.")
     workloads: list[str] = Field(min_length=1, description="Labels; each has to reach it.")

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from catenary_lab.scenarios.kinds import Results
-from catenary_lab.scenarios.placement.jobs import Figures, ServeJob
+from catenary_lab.scenarios.placement.jobs import ServeJob
 from catenary_lab.scenarios.placement.schema import Attainment, Demand, Overhead
 from catenary_lab.scenarios.placement.settings import Row, rows_of
 from catenary_lab.scenarios.report import Cell, Findings, Lines, Measure, Table
@@ -47,7 +47,7 @@ def jobs(scenario: ByLoad) -> Iterator[ServeJob]:
 
 def report(scenario: ByLoad, results: Results) -> Findings:
     """Returns a table per measure, plots and facts."""
-    facts = [facts_of(row, results[_job(scenario, row)]) for row in rows_of(scenario)]
+    facts = [{**row.named, **asdict(results[_job(scenario, row)])} for row in rows_of(scenario)]
     seeds = len(scenario.seeds)
     notes = (
         f"{scenario.duration_s:g} s of {scenario.arrivals} arrivals into an empty cluster; "
@@ -62,18 +62,6 @@ def report(scenario: ByLoad, results: Results) -> Findings:
         if measure.drawn
     )
     return Findings(tables, panels, notes, {"policies": facts})
-
-
-def facts_of(row: Row, figures: Figures) -> Facts:
-    """Returns the figures of a run with its names."""
-    return {
-        "policy": row.policy,
-        "case": f"{row.engine}, {row.rate_per_s:g}/s, seed {row.seed}",
-        "engine": row.engine,
-        "rate_per_s": row.rate_per_s,
-        "seed": row.seed,
-        **asdict(figures),
-    }
 
 
 def mean_of(facts: list[Facts], key: str, **named: Any) -> float | None:

@@ -63,14 +63,7 @@ def _most_workers(scenario: Fewest, label: str) -> int:
 
 
 def _facts(row: Row, figures: Figures | None) -> dict[str, Any]:
-    named = {
-        "policy": row.policy,
-        "case": f"{row.engine}, {row.rate_per_s:g}/s, seed {row.seed}",
-        "engine": row.engine,
-        "rate_per_s": row.rate_per_s,
-        "seed": row.seed,
-        "reached": figures is not None,
-    }
+    named = {**row.named, "reached": figures is not None}
     if figures is None:
         empty = ("workers", "gpus", "attainment", "ttft_p99_ms", "atgt_p99_ms")
         return {**named, **dict.fromkeys(empty)}

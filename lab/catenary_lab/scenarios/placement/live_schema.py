@@ -23,7 +23,7 @@ class StepSpec(Closed):
     load: NotNegative = Field(
         description="In workers' worth: 1 is what one worker sustains within the objectives."
     )
-    seconds: Positive = Field(description="So long.")
+    seconds: Positive = Field(description="Length of the stretch.")
 
 
 class LiveSteps(Annotatable):

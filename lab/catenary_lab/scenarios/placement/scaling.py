@@ -142,12 +142,9 @@ def _job(scenario: Scaling, row: Row, cluster: ClusterSpec) -> ScalingJob:
 
 def _facts(row: Row, cluster: ClusterSpec, found: Scaled) -> dict[str, Any]:
     return {
-        "policy": row.policy,
-        "case": f"{cluster.label}, {row.engine}, {row.rate_per_s:g}/s, seed {row.seed}",
+        **row.named,
+        "case": f"{cluster.label}, {row.named['case']}",
         "cluster": cluster.label,
-        "engine": row.engine,
-        "rate_per_s": row.rate_per_s,
-        "seed": row.seed,
         **asdict(found.figures),
         "worker_s": found.worker_s,
         "peak": found.peak,

@@ -43,7 +43,7 @@ class _Simulated(Annotatable):
     seeds: list[int] = Field([1], min_length=1, description="One run each.")
     policies: list[PolicySpec] = Field(min_length=1, description="What is compared.")
     news: NewsSpec = Field(
-        default_factory=lambda: NewsSpec.model_validate({}), description="How long news take."
+        default_factory=lambda: NewsSpec.model_validate({}), description="Delays of messages."
     )
     expected: dict[str, dict[str, float | str]] = Field(
         default_factory=dict,
@@ -78,7 +78,9 @@ class Attainment(_Simulated):
     """Attainment and P99 ATGT of fixed clusters over a range of loads (Fig. 9, 10)."""
 
     kind: Literal["attainment"]
-    gpus: Count = Field(4, description="Of the cluster; each kind of worker takes what it says.")
+    gpus: Count = Field(
+        4, description="GPUs of the cluster; each kind of worker takes what it says."
+    )
 
 
 class Demand(_Simulated):
@@ -89,7 +91,7 @@ class Demand(_Simulated):
 
 
 class Overhead(_Simulated):
-    """How long decisions take over a range of loads (Fig. 13)."""
+    """Durations of decisions over a range of loads (Fig. 13)."""
 
     kind: Literal["overhead"]
     workers_per_rps: Positive = Field(description="Workers of a run, per request and second.")

@@ -18,15 +18,15 @@ _GIGA = 1e9
 class WorkerSpec(Closed):
     """A worker: one replica of the model on some GPUs, by its latency lines (eq. 1-3)."""
 
-    gpus: Count = Field(1, description="Of one worker, N_g.")
+    gpus: Count = Field(1, description="GPUs of one worker, N_g.")
     prefill_token_ms: NotNegative = Field(description="k1.")
     prefill_ms: NotNegative = Field(description="c1.")
     decode_context_token_ms: NotNegative = Field(description="k2.")
     decode_session_ms: NotNegative = Field(description="c2.")
     decode_ms: NotNegative = Field(description="c3.")
     decode_lone_ms: NotNegative = Field(0.0, description="t1; 0: as the line says.")
-    gpu_memory_gb: Positive = Field(description="Of one GPU, m_gpu.")
-    weights_gb: NotNegative = Field(description="Of the whole model, m_model.")
+    gpu_memory_gb: Positive = Field(description="Memory of one GPU, m_gpu.")
+    weights_gb: NotNegative = Field(description="Weights of the whole model, m_model.")
     token_bytes: Positive = Field(description="Cache of one token, h.")
     memory_kept_back: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0, description="Share of the memory that is neither weights nor cache."
@@ -48,7 +48,7 @@ class WorkerSpec(Closed):
 
 
 class EngineSpec(Closed):
-    """How a worker runs prompts."""
+    """An engine: the way in which a worker runs prompts."""
 
     label: str = Field(min_length=1, description="Name in tables and plots.")
     chunk_tokens: int = Field(
@@ -60,7 +60,7 @@ class EngineSpec(Closed):
 
 
 class ObjectivesSpec(Closed):
-    """What requests are held to."""
+    """The latency objectives that requests are held to."""
 
     ttft_ms: Positive = Field(description="T_pre: most time to the first token.")
     atgt_ms: Positive = Field(description="T_dec: most mean time per token after the first.")
@@ -101,7 +101,7 @@ class LengthsSpec(Closed):
 
 
 class NewsSpec(Closed):
-    """How long news take."""
+    """Delays of messages between scheduler, gateways and workers."""
 
     start_ms: NotNegative = Field(1.0, description="From the decision to the worker.")
     notice_ms: NotNegative = Field(1.0, description="From gateway or worker to the scheduler.")
@@ -109,7 +109,7 @@ class NewsSpec(Closed):
 
 
 class PolicySpec(Closed):
-    """Who places sessions, on what workers."""
+    """A policy that places sessions, and its kind of workers."""
 
     label: str = Field(min_length=1, description="Name in tables and plots.")
     policy: PolicyName = Field(
@@ -123,7 +123,7 @@ class PolicySpec(Closed):
 
 
 class ClusterSpec(Closed):
-    """How a cluster scales."""
+    """A cluster to compare: its rule of scaling and its cold starts."""
 
     label: str = Field(min_length=1, description="Name in tables and plots.")
     scaling: ScalingName = Field(description="fixed: for the highest rate, from the start.")

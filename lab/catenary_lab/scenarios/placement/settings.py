@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from catenary_lab.scenarios.data import data_file
 from catenary_lab.scenarios.placement.schema import Simulated
@@ -113,6 +114,17 @@ class Row:
     rate_per_s: float
     seed: int
     case: Case
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The names of the case, for facts."""
+        return {
+            "policy": self.policy,
+            "case": f"{self.engine}, {self.rate_per_s:g}/s, seed {self.seed}",
+            "engine": self.engine,
+            "rate_per_s": self.rate_per_s,
+            "seed": self.seed,
+        }
 
 
 def rows_of(scenario: Simulated) -> list[Row]:

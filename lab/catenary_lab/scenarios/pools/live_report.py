@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from catenary_lab.live.scenario import LiveFindings, LiveRun, LiveScenario, LiveTask, SearchPlan
+from catenary_lab.live.scenario import LiveFindings, LiveRun, LiveScenario
 from catenary_lab.pools import compared
 from catenary_lab.pools.problems import only, with_gpus
 from catenary_lab.scenarios.kinds import Progress
@@ -16,40 +16,19 @@ from catenary_lab.scenarios.report import Cell, Findings, Lines, Table, mean
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
 
 
-def tasks_of(scenario: Live) -> list[LiveTask]:
-    """Returns what a scenario serves: models planned on its cluster, one agent per GPU."""
+def serve(scenario: Live, progress: Progress) -> Findings:
+    """Returns the findings of a scenario in the simulator and on real processes, side by side."""
     dataset = dataset_at(context_of(scenario).dataset)
     problem = dataset.problem(scenario.instance)
     names = matching(scenario.models, [model.name for model in problem.models], "models")
     groups = [names] if scenario.together else [[name] for name in names]
-    return [_task(scenario, problem, group) for group in groups]
+    return report(scenario, [_compared(scenario, only(problem, each), progress) for each in groups])
 
 
-def _task(scenario: Live, problem: PoolingProblem, names: list[str]) -> LiveTask:
-    problem = with_gpus(only(problem, names), scenario.gpus, levels=(1,))
-    problem = compared.complete(problem, None)
-    return LiveTask(
-        problem,
-        compared.make(problem, "catenary"),
-        scenario.dilation,
-        scenario.duration_s,
-        scenario.warm_up_s,
-        scenario.reply_allowance_ms,
-    )
-
-
-def serve(scenario: Live, progress: Progress) -> Findings:
-    """Returns the findings of a scenario in the simulator and on real processes, side by side."""
-    wanted = SearchPlan(scenario.target, scenario.step, scenario.highest, scenario.runs)
-    seeds = list(scenario.seeds)
-    findings = [
-        _compared(LiveScenario(task, wanted), seeds, progress) for task in tasks_of(scenario)
-    ]
-    return report(scenario, findings)
-
-
-def _compared(both: LiveScenario, seeds: list[int], progress: Progress) -> LiveFindings:
-    return on_processes(lambda folder: both.compare(seeds, folder, progress))
+def _compared(scenario: Live, problem: PoolingProblem, progress: Progress) -> LiveFindings:
+    problem = compared.complete(with_gpus(problem, scenario.gpus, levels=(1,)), None)
+    both = LiveScenario(scenario, problem, compared.make(problem, "catenary"))
+    return on_processes(lambda folder: both.compare(folder, progress))
 
 
 def report(scenario: Live, findings: Sequence[LiveFindings]) -> Findings:

@@ -11,11 +11,6 @@ from catenary_lab.scenarios.report import mean
 
 CLUSTERS = ("HC1-L", "HC2-L", "HC3-L", "HC4-L")
 
-PAPER_LOAD_FACTORS = {
-    "poisson": {"NP": 0.668, "DART-r": 0.749, "PPipe": 0.965},
-    "bursty": {"NP": 0.611, "DART-r": 0.694, "PPipe": 0.903},
-}
-"""Load factors of section 7.2, as means over clusters and groups."""
 PAPER_OVER_NP = {
     "poisson": dict(zip(CLUSTERS, (64.9, 34.8, 46.7, 45.5), strict=True)),
     "bursty": dict(zip(CLUSTERS, (161.6, 34.1, 50.4, 54.1), strict=True)),
@@ -27,8 +22,6 @@ PAPER_OVER_DART = {
 }
 PAPER_LOW_CLASS_UTILISATION = {"NP": 0.081, "DART-r": 0.295, "PPipe": 0.736}
 """Utilisation of the low class of GPUs, Figure 8 in section 7.2."""
-PAPER_ABLATION = {"reservation": 0.92, "reactive": 0.71}
-"""Load factors of the ablation on HC2-L, section 7.4."""
 PAPER_PLANNER_SECONDS = {2: 3.5, 3: 35.3, 4: 77.0}
 """Seconds of planning by number of GPU classes, sections 7.2 and 7.6."""
 

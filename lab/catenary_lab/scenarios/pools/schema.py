@@ -19,7 +19,7 @@ from catenary_services.errors import InvalidInput
 
 
 class Policy(Closed):
-    """One curve: who plans and who dispatches."""
+    """A curve of the report: its planner and its dispatcher."""
 
     label: str = Field(min_length=1, description="Name in tables and plots.")
     planner: Literal["catenary", "reference", "np", "dart-r"] = Field(
@@ -77,11 +77,11 @@ class LoadFactors(_Served):
     kind: Literal["load_factors"]
     target: Share = Field(0.99, description="Share of requests to answer within their SLO.")
     highest: Positive = Field(1.0, description="Where the search begins, going down.")
-    step: Positive = Field(0.05, description="Of the search.")
+    step: Positive = Field(0.05, description="Step of the search.")
 
 
 class Utilisation(LoadFactors):
-    """How busy the GPUs of each class are at those load factors (Fig. 8)."""
+    """Utilisation of the GPUs of each class at those load factors (Fig. 8)."""
 
     kind: Literal["utilisation"]  # type: ignore[assignment]
 
@@ -101,7 +101,7 @@ class Sensitivity(_Planned):
         description="SLO as a multiple of the latency on the fastest GPU; GPUs per class as "
         '"4:12"; share of the SLO the planner keeps free.'
     )
-    values: list[float | str] = Field(min_length=1, description="What it takes.")
+    values: list[float | str] = Field(min_length=1, description="Values of what varies.")
     cluster: str = Field("HC1-L", description="Classes, levels and links are this cluster's.")
     gpus: list[Count] = Field([4, 12], description="GPUs of each class, the fastest first.")
     models: list[str] = Field(["*"], description="Names of models; * matches any part.")
@@ -110,11 +110,11 @@ class Sensitivity(_Planned):
     duration_s: Positive = Field(20.0, description="Length of a run.")
     seeds: list[int] = Field([1], min_length=1, description="One run each.")
     target: Share = Field(0.99, description="Share of requests to answer within their SLO.")
-    step: Positive = Field(0.05, description="Of the search for the load factor.")
+    step: Positive = Field(0.05, description="Step of the search for the load factor.")
 
 
 class PlannerScaling(_Planned):
-    """How long planning takes as clusters grow (Fig. 14)."""
+    """Durations of planning as clusters grow (Fig. 14)."""
 
     kind: Literal["planner_scaling"]
     instance: str = Field(description="Whose models, weights and SLOs.")
@@ -142,7 +142,7 @@ class Live(_Planned):
     warm_up_s: Positive = Field(5.0, description="Load before the first run, to open all links.")
     seeds: list[int] = Field([1], min_length=1, description="One run each.")
     target: Share = Field(0.99, description="Share of requests to answer within their SLO.")
-    step: Positive = Field(0.05, description="Of the search for the load factor.")
+    step: Positive = Field(0.05, description="Step of the search for the load factor.")
     highest: Positive = Field(1.2, description="No load factor above this is tried.")
     reply_allowance_ms: Annotated[float, Field(ge=0)] = Field(
         0.0, description="Part of the SLO (not dilated) kept for the way back to the client."
