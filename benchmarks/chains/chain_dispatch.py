@@ -14,7 +14,7 @@ import random
 import statistics
 import time
 
-from benchmarks.figures import Figure, at_least, at_most, table
+from catenary_lab.limits import Figure, at_least, at_most, table
 from catenary_scheduler.dispatch.chained import ChainedDispatcher
 from catenary_scheduler.dispatch.chained import dispatcher as compiled_part
 from catenary_scheduler.dispatch.events import (

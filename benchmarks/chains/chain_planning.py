@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from benchmarks.figures import Figure, at_most, table
+from catenary_lab.limits import Figure, at_most, table
 from catenary_scheduler.planning.chains import (
     ChainTask,
     Composition,

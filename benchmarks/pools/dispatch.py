@@ -14,8 +14,8 @@ import random
 import statistics
 import time
 
-from benchmarks.figures import Figure, at_least, at_most, table
 from benchmarks.pools import auditing
+from catenary_lab.limits import Figure, at_least, at_most, table
 from catenary_scheduler.book import COMPILED
 from catenary_scheduler.dispatch import PooledConfig, PooledDispatcher
 from catenary_scheduler.dispatch.events import (
