@@ -10,7 +10,7 @@ import platform
 import sys
 from pathlib import Path
 
-from benchmarks.figures import Figure, table
+from catenary_lab.limits import Figure, table
 from catenary_lab.scenarios.record import made_now, sealed, text_of
 from catenary_services.log import configure_logging
 
@@ -23,9 +23,7 @@ MODULES = {
     "rebalance": "benchmarks.placement.rebalance",
     "packing": "benchmarks.packing.packing",
     "packing_live": "benchmarks.packing.packing_live",
-    "simulation": "benchmarks.pools.simulation",
-    "chain_simulation": "benchmarks.chains.chain_simulation",
-    "placement_simulation": "benchmarks.placement.placement_simulation",
+    "simulation": "benchmarks.simulation",
     "transport": "benchmarks.transport",
     "end_to_end": "benchmarks.end_to_end",
     "decoding": "benchmarks.decoders.decoding",

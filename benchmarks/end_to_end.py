@@ -32,7 +32,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 import catenary
-from benchmarks.figures import Figure, at_least, at_most
+from catenary_lab.limits import Figure, at_least, at_most
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import ModelManifest
 from catenary_services.models.model_repository import ModelRepository

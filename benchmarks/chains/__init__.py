@@ -1,1 +1,1 @@
-"""Server chains: composing them, choosing one, simulation."""
+"""Server chains: composing them, choosing one."""

@@ -13,8 +13,8 @@ import random
 import statistics
 import time
 
-from benchmarks.figures import Figure, at_least, at_most
 from benchmarks.virtual_time import Trial, decision_us
+from catenary_lab.limits import Figure, at_least, at_most
 from catenary_scheduler.dispatch.chained import ChainedDispatcher
 from catenary_scheduler.dispatch.chained import dispatcher as compiled_part
 from catenary_scheduler.dispatch.events import (

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from benchmarks.figures import Figure, at_most
+from catenary_lab.limits import Figure, at_most
 from catenary_scheduler.planning.chains import (
     ChainTask,
     Composition,

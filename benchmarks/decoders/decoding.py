@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.figures import Figure, at_least, at_most
 from catenary_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem, Want
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.executors.device import Device
+from catenary_lab.limits import Figure, at_least, at_most
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.models.model_repository import ModelRepository
 from catenaryd.demo.models import ensure_model

@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from benchmarks.figures import Figure, at_most
 from catenary_agent.decoders.base import CacheLayout, StepItem, Want
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.executors.device import Device
 from catenary_agent.kv.span import CacheSpan
+from catenary_lab.limits import Figure, at_most
 from catenary_scheduler.planning.latency import (
     CacheSample,
     DecodeSample,

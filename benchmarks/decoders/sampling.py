@@ -26,13 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.decoders.decoding import MODELS, NAMES
-from benchmarks.figures import Figure, at_least, at_most, table
 from catenary_agent.decoders.base import CacheLayout, StepItem
 from catenary_agent.decoders.sampling.choosing import TokenSampler
 from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser
 from catenary_agent.decoders.sampling.sampling import SessionSampler
 from catenary_agent.decoders.torch.torch_executor import TorchDecoder
 from catenary_agent.executors.device import Device
+from catenary_lab.limits import Figure, at_least, at_most, table
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.models.model_repository import ModelRepository

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import grpc.aio
 
-from benchmarks.figures import Figure, at_least, at_most
 from benchmarks.generation.generation import DATA, FP32, THREADS, data_dir_of, metric, prompt_of
 from catenary_agent.executors.device import Device
 from catenary_agent.generation.state.partition_batcher import chunk_tokens_for
+from catenary_lab.limits import Figure, at_least, at_most
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from catenary_services.domain.decoder import DecoderRuntime, LargestStep
 from catenary_services.domain.ids import ModelKey

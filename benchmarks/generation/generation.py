@@ -22,8 +22,8 @@ from pathlib import Path
 
 import grpc.aio
 
-from benchmarks.figures import Figure, at_least, at_most
 from benchmarks.generation.rivals import Rival
+from catenary_lab.limits import Figure, at_least, at_most
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository

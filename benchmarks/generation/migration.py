@@ -20,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.figures import Figure, at_most
 from benchmarks.generation.generation import DATA, FP32, prompt_of
 from benchmarks.transport import peer_of
 from catenary_agent.decoders.base import CacheLayout, DecoderCost
@@ -32,6 +31,7 @@ from catenary_agent.generation.loop.engine import GenerationEngine
 from catenary_agent.generation.loop.table import LoadedDecoder
 from catenary_agent.generation.meter import GenerationMeter
 from catenary_agent.generation.state.partition_batcher import PartitionBatcher
+from catenary_lab.limits import Figure, at_most
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, generation_pb2
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.models.model_repository import ModelRepository

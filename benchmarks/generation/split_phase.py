@@ -14,8 +14,8 @@ from itertools import pairwise
 
 import grpc.aio
 
-from benchmarks.figures import Figure, at_most
 from benchmarks.generation.generation import DATA, FP32, THREADS, data_dir_of, metric, prompt_of
+from catenary_lab.limits import Figure, at_most
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository

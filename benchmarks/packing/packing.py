@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from statistics import median
 
-from benchmarks.figures import Figure, at_least, at_most
 from benchmarks.packing.packing_operations import ADDITIVE, Tally, many_lives
+from catenary_lab.limits import Figure, at_least, at_most
 from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
 from catenary_scheduler.packing.mell.pool import MellPool
 from catenary_scheduler.packing.moves import Item

@@ -13,9 +13,9 @@ import random
 import statistics
 import time
 
-from benchmarks.figures import Figure, at_least, at_most
 from benchmarks.packing.packing_cluster import PackedCluster
 from benchmarks.packing.packing_setup import S, Setup
+from catenary_lab.limits import Figure, at_least, at_most
 from catenary_scheduler.dispatch.chained.packing import session_packing as compiled_part
 from catenary_scheduler.dispatch.events import (
     Command,

@@ -15,8 +15,8 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from benchmarks.figures import Figure, at_least, at_most
 from benchmarks.virtual_time import decision_us
+from catenary_lab.limits import Figure, at_least, at_most
 from catenary_scheduler.book import COMPILED
 from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
 from catenary_scheduler.dispatch.events import (

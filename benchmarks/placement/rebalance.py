@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from statistics import mean, median
 
-from benchmarks.figures import Figure, at_least, at_most
 from benchmarks.placement.placement_twins import (
     fewest_workers,
     least_objective,
@@ -21,6 +20,7 @@ from benchmarks.placement.placement_twins import (
     random_imbalance,
     random_placement,
 )
+from catenary_lab.limits import Figure, at_least, at_most
 from catenary_lab.scenarios.data import data_file
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
 from catenary_scheduler.dispatch.placing.rebalancing.rebalance import rebalance

@@ -1,1 +1,1 @@
-"""Pooled pipelines: planning, dispatch, audits, simulation."""
+"""Pooled pipelines: planning, dispatch, audits."""

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections import defaultdict
 
-from benchmarks.figures import Figure, at_most
+from catenary_lab.limits import Figure, at_most
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.book import Book
 from catenary_scheduler.dispatch import ChainedDispatcher

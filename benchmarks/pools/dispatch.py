@@ -13,9 +13,9 @@ import random
 import statistics
 import time
 
-from benchmarks.figures import Figure, at_least, at_most
 from benchmarks.pools import auditing
 from benchmarks.virtual_time import Trial, decision_us
+from catenary_lab.limits import Figure, at_least, at_most
 from catenary_scheduler.book import COMPILED
 from catenary_scheduler.dispatch import PooledConfig, PooledDispatcher
 from catenary_scheduler.dispatch.events import (

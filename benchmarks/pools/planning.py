@@ -11,7 +11,7 @@ import statistics
 import time
 from dataclasses import replace
 
-from benchmarks.figures import Figure, at_least, at_most
+from catenary_lab.limits import Figure, at_least, at_most
 from catenary_lab.pools.solving import solve_by_reference_rules
 from catenary_lab.scenarios.data import data_folder
 from catenary_scheduler.planning.pooled import plan_pools

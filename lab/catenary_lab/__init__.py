@@ -9,4 +9,5 @@ pools       planners and dispatchers that pooled pipelines are compared with, th
 chains      PETALS and BPRR: placed, routed and served as these systems would
 policies    rivals of the policies that choose a chain for a session
 packing     rivals of the policies that decide where sessions live
+limits      figures of scenarios and benches beside their limits
 """

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from catenary_lab.scenarios.kinds import DOCUMENTS, kind_named
+from catenary_lab.scenarios.kinds import kind_named
 
 
 def _command(name: str, live: str, text: str) -> click.Command:
@@ -34,7 +34,7 @@ def _command(name: str, live: str, text: str) -> click.Command:
             raise click.UsageError("give scenario files, or --schema")
         reports = run_scenarios(kind, scenarios, progress=tell, **form)
         quick = form["quick"]
-        present(reports, kind.document, out, as_json=as_json, paths=scenarios, quick=quick)
+        present(reports, out, as_json=as_json, paths=scenarios, quick=quick)
 
     return click.Command(
         name,
@@ -52,7 +52,7 @@ def _command(name: str, live: str, text: str) -> click.Command:
             click.Option(
                 ["--out"],
                 type=click.Path(path_type=Path, file_okay=False),
-                help=f"Folder for plots, facts and the tables in {DOCUMENTS[name]}.",
+                help="Folder for plots and records.",
             ),
             click.Option(
                 ["--workers"],

@@ -12,7 +12,7 @@ import pytest
 
 from catenary_scheduler.settings import SchedulerSettings
 from cluster_harness import ROOT
-from docs_build import truth, truth_figures
+from docs_build import truth
 from docs_build.truth_settings import unlike_deployment
 
 PAGES = ("docs/results/server-chains.md", "docs/results/kv-packing.md", "docs/benchmarks.md")
@@ -106,6 +106,24 @@ def test_a_scenario_with_other_settings_is_found(copy: Path) -> None:
     ]
 
 
+def test_a_record_that_misses_a_limit_of_its_scenario_is_found(copy: Path) -> None:
+    record = copy / "docs/results/load-factors.json"
+    value = json.loads(record.read_text())
+    row = value["page"]["tables"][0]["rows"][0]
+    assert row[0] == "Catenary"
+    row[-1] = 0.98
+    record.write_text(json.dumps(value))
+    missed = "missed: load-factors: load factor, our plans is 0.98, the limit 0.99"
+    assert missed in truth.problems(copy)
+
+
+def test_limits_are_no_settings_and_stand_on_the_page(copy: Path) -> None:
+    change(copy / "scenarios/load-factors.yaml", lambda text: text.replace("0.97}", "0.96}"))
+    missed, page = sorted(truth.problems(copy))
+    assert missed == "MISSED names load-factors: load factor, PPipe's plans, which is not missed"
+    assert "| load factor, PPipe's plans | **0.9688** | 0.97 |" in page
+
+
 def test_a_scenario_without_a_record_and_a_record_without_a_scenario_are_found(copy: Path) -> None:
     (copy / "scenarios/new.yaml").write_text("kind: sensitivity\n")
     shutil.copy(copy / "docs/results/margin.json", copy / "docs/results/old.json")
@@ -130,7 +148,9 @@ def test_a_page_without_a_template_is_found(copy: Path) -> None:
 def test_an_exception_that_no_longer_applies_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(truth.OTHER_SETTINGS, "margin", "for a test")
     monkeypatch.setitem(truth.UNRENDERED, "tuning", "for a test")
+    monkeypatch.setitem(truth.MISSED, "load-factors: load factor, our plans", "for a test")
     assert list(truth.problems()) == [
+        "MISSED names load-factors: load factor, our plans, which is not missed",
         "OTHER_SETTINGS names margin, whose settings are its scenario's",
         "UNRENDERED names tuning, which has a record",
     ]
@@ -163,30 +183,3 @@ def test_settings_of_a_record_are_known_by_the_names_of_its_day() -> None:
 def test_a_commit_that_history_does_not_have_has_no_age(tmp_path: Path) -> None:
     assert truth.age_of("0" * 40) is None
     assert truth.age_of("HEAD", tmp_path) is None
-
-
-TABLE = {
-    "header": ["", "ours", "theirs"],
-    "rows": [
-        ["J=10", "16.54 (c 6)", "20"],
-        ["- reference", "16.0", None],
-        ["J=20", "34 %", "0.5"],
-    ],
-}
-
-
-def test_figures_are_taken_from_tables_by_their_names() -> None:
-    assert truth_figures.cell(TABLE, "J=10", "ours") == 16.54
-    assert truth_figures.column(TABLE, "ours", "") == [16.54, 0.34]
-    assert truth_figures.column(TABLE, "ours", "J=1") == [16.54]
-    assert truth_figures.column(TABLE, "ours", "J=1", reference=True) == [16.0]
-    assert truth_figures.less([1.0], [4.0]) == [0.75]
-    assert truth_figures.FILTERS["percents"]([0.172, 0.2]) == "17 to 20"
-    assert truth_figures.FILTERS["range"]([1.01, 1.04], 1) == "1.0"
-
-
-def test_a_row_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(LookupError, match="J=30"):
-        truth_figures.cell(TABLE, "J=30", "ours")
-    with pytest.raises(LookupError, match="J=30"):
-        truth_figures.column(TABLE, "ours", "J=30")

@@ -10,8 +10,6 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from catenary_lab.scenarios.document import sections
-from catenary_lab.scenarios.kinds import DOCUMENTS
 from catenary_lab.scenarios.packing.schema import FILES, Targets
 from catenary_lab.scenarios.packing.settings import rows_of
 from catenary_services.errors import InvalidInput
@@ -138,16 +136,14 @@ def test_seeds_decide_and_equal_files_give_equal_facts(tmp_path: Path) -> None:
     assert first != second
 
 
-def test_plots_facts_and_sections_are_written(tmp_path: Path) -> None:
+def test_plots_and_records_are_written(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = run(str(file_of(tmp_path, "over_time")), "--out", str(out), "--workers", "1")
     assert done.exit_code == 0, done.output
     assert sorted(each.name for each in out.iterdir()) == [
-        DOCUMENTS["packing"],
         "over_time.json",
         "over_time.png",
     ]
-    assert sections((out / DOCUMENTS["packing"]).read_text()) == ["over_time"]
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)

@@ -10,8 +10,6 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from catenary_lab.scenarios.document import sections
-from catenary_lab.scenarios.kinds import DOCUMENTS
 from catenary_lab.scenarios.placement.schema import FILES
 from catenary_lab.scenarios.placement.settings import rows_of
 from catenary_services.errors import InvalidInput
@@ -113,16 +111,14 @@ def test_equal_files_give_equal_facts(tmp_path: Path) -> None:
     assert first.output == second.output
 
 
-def test_plots_facts_and_sections_are_written(tmp_path: Path) -> None:
+def test_plots_and_records_are_written(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = run(str(file_of(tmp_path, "attainment")), "--out", str(out), "--workers", "1")
     assert done.exit_code == 0, done.output
     assert sorted(each.name for each in out.iterdir()) == [
         "attainment.json",
         "attainment.png",
-        DOCUMENTS["placement"],
     ]
-    assert sections((out / DOCUMENTS["placement"]).read_text()) == ["attainment"]
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)

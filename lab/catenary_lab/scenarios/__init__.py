@@ -5,7 +5,8 @@
     runner      all jobs of the files together, by a few processes; then a report of each
     report      tables, panels, notes, facts
     record      the same as committed JSON, with commit, settings, date and machine
-    output      tables or JSON on the terminal; records, plots (`plots`) and pages (`document`)
+    figures     single figures of a run, for pages and for what a scenario expects
+    output      tables or JSON on the terminal; records and plots (`plots`)
     live        runs on real processes
     data        the places of the data that scenarios name
 

@@ -10,14 +10,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from catenary_lab.scenarios.report import Findings
 from catenary_lab.scenarios.schema import Scenario, ScenarioFiles
 
-DOCUMENTS = {
-    "chains": "server-chains.md",
-    "packing": "kv-packing.md",
-    "placement": "slo-placement.md",
-    "pools": "pooled-pipelines.md",
-}
-"""Page of the results of each kind."""
-
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 Progress = Callable[[str], None]
 
@@ -79,11 +71,6 @@ class Kind:
     name: str
     files: ScenarioFiles[Any]
     experiments: tuple[Experiment | LiveExperiment, ...]
-
-    @property
-    def document(self) -> str:
-        """Name of the page with the results of this kind."""
-        return DOCUMENTS[self.name]
 
     def experiment(self, scenario: Scenario) -> Experiment | LiveExperiment:
         """Returns the experiment of a scenario's class."""

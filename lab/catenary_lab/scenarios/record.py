@@ -36,12 +36,17 @@ def made_now() -> dict[str, str]:
 
 
 def settings_of(path: Path, *, quick: bool = False) -> dict[str, Any]:
-    """Returns one form of a scenario file as JSON values; empty for standard input."""
+    """Returns one form of a scenario file as JSON values; empty for standard input.
+
+    What the file expects of the run is left out, because nothing of the run depends on it.
+    """
     if str(path) == "-":
         return {}
     document: dict[str, Any] = json.loads(json.dumps(read_mapping(path)))
     short = document.pop("quick", {})
-    return {**document, **short} if quick else document
+    settings = {**document, **short} if quick else document
+    settings.pop("expect", None)
+    return settings
 
 
 def record_of(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from catenary_lab.scenarios.schema import Scenario
+from catenary_lab.scenarios.schema import Expectation, Scenario
 
 Cell = str | float | None
 
@@ -117,6 +117,7 @@ class Report:
     """Sentences below the tables."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """The document that `--json` prints."""
+    expect: Sequence[Expectation] = ()
 
     def beside(self, more: Findings) -> Report:
         """Returns the report with further findings, whose picture replaces this one's."""
@@ -154,7 +155,9 @@ def report_of(name: str, scenario: Scenario, findings: Findings) -> Report:
     picture = Figure(name, findings.panels, scenario.title)
     notes = (*findings.notes, *getattr(scenario, "notes", ()))
     figures = (picture,) if findings.panels else ()
-    return Report(name, scenario.title, findings.tables, figures, notes, findings.facts)
+    return Report(
+        name, scenario.title, findings.tables, figures, notes, findings.facts, scenario.expect
+    )
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from catenary_lab.scenarios.figures import compiled
 from catenary_lab.scenarios.kinds import (
     Experiment,
     Job,
@@ -19,7 +20,7 @@ from catenary_lab.scenarios.kinds import (
     Results,
     kind_named,
 )
-from catenary_lab.scenarios.report import Findings, Report, report_of
+from catenary_lab.scenarios.report import Report, report_of
 from catenary_lab.scenarios.schema import Scenario
 from catenary_services.errors import InvalidInput
 from catenaryd.local.supervisor import end_with_parent
@@ -82,13 +83,6 @@ def run_scenarios(
     return [_report(each, results, progress, live=live) for each in named]
 
 
-def findings_of(kind: str, scenario: Scenario) -> Findings:
-    """Returns the findings of a scenario that is simulated; `kind` is the name of its kind."""
-    experiment = kind_named(kind).experiment(scenario)
-    assert isinstance(experiment, Experiment)  # the others need real processes
-    return experiment.report(scenario, run_all(experiment.jobs(scenario)))
-
-
 def run_all(
     jobs: Iterable[Job[T]], workers: int = 0, progress: Progress = lambda _line: None
 ) -> dict[Job[T], T]:
@@ -127,6 +121,8 @@ def _run(job: Job[T]) -> T:
 
 def _load(kind: Kind, path: Path, *, quick: bool) -> _Named:
     scenario = kind.files.load(path, quick=quick)
+    for each in scenario.expect:
+        compiled(each)
     name = "scenario" if str(path) == "-" else path.stem
     return _Named(name, scenario, kind.experiment(scenario))
 

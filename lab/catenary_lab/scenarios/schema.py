@@ -2,7 +2,8 @@
 
 A scenario is a YAML mapping; `kind` says which of a kind's classes it is. Unknown keys are errors,
 and an error names its field. The end of a key says its unit: `_s`, `_ms`, `_gb`, `_rps`, `_per_s`,
-`_tokens`. `quick` replaces keys for the short form that CI runs.
+`_tokens`. `quick` replaces keys for the short form that CI runs, and `expect` is what the long form
+has to reach.
 """
 
 from __future__ import annotations
@@ -10,10 +11,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar, get_args
+from typing import Annotated, Any, Generic, Self, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from catenary_services.errors import InvalidInput
 
@@ -31,6 +39,22 @@ class Closed(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class Expectation(Closed):
+    """A figure of the run beside its limit."""
+
+    name: str = Field(min_length=1)
+    value: str = Field(min_length=1, description="Expression of the figure (docs/scenarios.md).")
+    unit: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @model_validator(mode="after")
+    def _has_one_limit(self) -> Self:
+        if (self.at_least is None) == (self.at_most is None):
+            raise ValueError("give either at_least or at_most")
+        return self
+
+
 class Scenario(Closed):
     """The keys every scenario has; its own class adds `kind` and what it is about."""
 
@@ -38,6 +62,10 @@ class Scenario(Closed):
     figure: str = Field("", description="Figure or table of the paper it reproduces.")
     quick: dict[str, Any] = Field(
         default_factory=dict, description="Keys to replace in the short form."
+    )
+    expect: list[Expectation] = Field(
+        default_factory=list,
+        description="Limits of figures of the long form; the short form has its own or none.",
     )
 
 
@@ -90,7 +118,8 @@ class ScenarioFiles(Generic[S]):
             raise InvalidInput(where, "must be a mapping of a scenario's keys")
         scenario = self._validated(document, where)
         if quick and scenario.quick:
-            scenario = self._validated({**document, **scenario.quick}, f"{where}.quick")
+            short = {**document, "expect": [], **scenario.quick}
+            scenario = self._validated(short, f"{where}.quick")
         return scenario
 
     def _validated(self, document: Mapping[Any, Any], where: str) -> S:
@@ -126,6 +155,12 @@ def read_mapping(path: Path) -> Mapping[Any, Any]:
     if not isinstance(document, Mapping):
         raise InvalidInput(path.name, "must be a mapping of a scenario's keys")
     return document
+
+
+def expectations_of(path: Path) -> list[Expectation]:
+    """Returns what the long form of a scenario file expects of its run."""
+    expected = read_mapping(path).get("expect", [])
+    return TypeAdapter(list[Expectation]).validate_python(expected)
 
 
 def _keys(document: Any, location: Sequence[str | int], *, missing: bool) -> Iterator[str]:

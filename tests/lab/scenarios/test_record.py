@@ -51,7 +51,9 @@ def test_whatever_is_changed_no_longer_fits_the_digest(tmp_path: Path) -> None:
 
 def test_settings_are_those_of_the_form_that_was_run(tmp_path: Path) -> None:
     path = tmp_path / "scenario.yaml"
-    path.write_text("kind: attainment\nseeds: [1, 2]\nquick: {seeds: [1]}\n")
+    path.write_text(
+        "kind: attainment\nseeds: [1, 2]\nexpect: [1]\nquick: {seeds: [1], expect: []}\n"
+    )
     assert settings_of(path) == {"kind": "attainment", "seeds": [1, 2]}
     assert settings_of(path, quick=True) == {"kind": "attainment", "seeds": [1]}
     assert settings_of(Path("-")) == {}

@@ -1,15 +1,11 @@
-"""Tables, generated sections and plots."""
+"""Tables and plots."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from catenary_lab.scenarios.document import replaced, sections, update
 from catenary_lab.scenarios.plots import draw
 from catenary_lab.scenarios.report import Bars, Figure, Lines, Report, Table, mean, percent
-from catenary_services.errors import InvalidInput
 
 TABLE = Table("What", ("", "a", "b"), (("row", 0.12345, None), ("text", "x", 2.0)))
 
@@ -38,46 +34,6 @@ def test_means_and_gains() -> None:
     assert percent(0.9, 1.0) == "-10 %"
     assert percent(None, 1.0) is None
     assert percent(1.0, 0.0) is None
-
-
-DOCUMENT = """# Title
-
-Prose before.
-
-<!-- begin generated: one -->
-old
-<!-- end generated: one -->
-
-Prose between.
-
-<!-- begin generated: two -->
-<!-- end generated: two -->
-"""
-
-
-def test_only_the_section_is_replaced() -> None:
-    text = replaced(DOCUMENT, "one", "new\n")
-    assert "old" not in text
-    assert text.replace("\nnew\n\n", "old\n") == DOCUMENT
-    assert sections(text) == ["one", "two"]
-    assert replaced(text, "one", "new") == text
-
-
-def test_a_missing_or_unended_section_is_named() -> None:
-    with pytest.raises(InvalidInput, match="no generated section 'three'"):
-        replaced(DOCUMENT, "three", "x")
-    with pytest.raises(InvalidInput, match="does not end its section 'one'"):
-        replaced(DOCUMENT.replace("<!-- end generated: one -->", ""), "one", "x")
-
-
-def test_a_new_section_is_added_at_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "document.md"
-    path.write_text(DOCUMENT)
-    update(path, "three", "content")
-    text = path.read_text()
-    assert text.startswith(DOCUMENT)
-    assert sections(text) == ["one", "two", "three"]
-    assert "content" in text
 
 
 def test_plots_are_pictures_and_do_not_change(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from catenary_lab.scenarios.kinds import DOCUMENTS
 from catenary_lab.scenarios.output import write
 from catenary_lab.scenarios.report import Report
 from catenary_lab.scenarios.runner import run_scenarios as run_of_kind
 from catenary_services.errors import InvalidInput
 from catenaryd.command_line import cli
 
-DOCUMENT = DOCUMENTS["pools"]
 POLICIES = [
     {"label": "Catenary"},
     {"label": "NP", "planner": "np"},
@@ -80,11 +79,9 @@ def test_a_scenario_is_run_and_written(kind: str, file, tmp_path: Path) -> None:
     path = file(kind)
     (report,) = run_scenarios([path])
     out = tmp_path / "out"
-    written = write([report], [{}], out, DOCUMENT)
-    assert {each.name for each in written} == {f"{path.stem}.png", f"{path.stem}.json", DOCUMENT}
-    text = (out / DOCUMENT).read_text()
-    assert f"<!-- begin generated: {path.stem} -->" in text
-    assert f"]({path.stem}.png)" in text
+    written = write([report], [{}], out)
+    assert {each.name for each in written} == {f"{path.stem}.png", f"{path.stem}.json"}
+    assert f"]({path.stem}.png)" in report.markdown()
     assert json.loads((out / f"{path.stem}.json").read_text())
 
 
@@ -132,17 +129,6 @@ def test_larger_clusters_promise_more(file) -> None:
     assert promised[0] < promised[1]
     assert promised[2] < promised[3]
     assert all(plan["gap"] < 0.05 for plan in report.facts["plans"])
-
-
-def test_running_again_leaves_prose_alone(file, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    reports = run_scenarios([file("planner_scaling")])
-    write(reports, [{}] * len(reports), out, DOCUMENT)
-    document = out / DOCUMENT
-    document.write_text("# Prose\n" + document.read_text() + "\nMore prose.\n")
-    before = document.read_text()
-    write(reports, [{}] * len(reports), out, DOCUMENT)
-    assert document.read_text() == before
 
 
 def test_a_live_scenario_is_run_only_when_asked_for(file, tmp_path: Path) -> None:
@@ -195,6 +181,42 @@ def test_the_command_prints_tables(file) -> None:
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("# About planner_scaling\n")
     assert "| GPU classes | 8 GPUs | 16 GPUs |" in result.stdout
+
+
+EXPECT = [
+    {"name": "plans", "value": "facts.plans|length", "unit": "plans", "at_least": 4},
+    {"name": "gap", "value": 'values("plans", "gap")|max', "at_most": -1},
+]
+LINES = [r"plans +4\.000 plans +limit 4 +ok", r"gap +0\.\d+ +limit -1 +MISSED"]
+
+
+@pytest.mark.parametrize("form", [[], ["--out", "results"], ["--json"]])
+def test_the_command_judges_what_the_scenario_expects(form: list[str], file, tmp_path) -> None:
+    path = file("planner_scaling", expect=EXPECT)
+    form = [each.replace("results", str(tmp_path / "results")) for each in form]
+    result = CliRunner().invoke(cli, ["simulate", "pools", str(path), "--workers", "1", *form])
+    assert result.exit_code == 0, result.output
+    said = (result.stderr if "--json" in form else result.stdout).splitlines()
+    assert said[-3] == "planner-scaling"
+    for line, wanted in zip(said[-2:], LINES, strict=True):
+        assert re.fullmatch(wanted, line), line
+    if "--json" in form:
+        assert "expect" not in json.loads(result.stdout)
+
+
+def test_the_short_form_has_limits_of_its_own_or_none(file) -> None:
+    for short, limits in (({"gpus": [8]}, 0), ({"gpus": [8], "expect": EXPECT[1:]}, 1)):
+        path = file("planner_scaling", expect=EXPECT, quick=short)
+        (report,) = run_of_kind("pools", [path], workers=1, quick=True)
+        assert len(report.expect) == limits
+
+
+def test_nothing_is_run_for_what_is_no_expression(file) -> None:
+    ran: list[str] = []
+    path = file("planner_scaling", expect=[{**EXPECT[0], "value": "cell(0,"}])
+    with pytest.raises(InvalidInput, match=r"expect\.plans: is no expression"):
+        run_scenarios([path], ran.append)
+    assert ran == []
 
 
 def test_the_command_prints_the_schema() -> None:

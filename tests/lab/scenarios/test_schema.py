@@ -76,6 +76,11 @@ def test_the_short_form_replaces_keys() -> None:
             "scenario.policies.0.planner: ",
         ),
         ({**ATTAINMENT, "duration_s": "long"}, "scenario.duration_s: "),
+        ({**ATTAINMENT, "expect": [{"name": "n", "value": "1"}]}, "scenario.expect.0: give either"),
+        (
+            {**ATTAINMENT, "expect": [{"name": "n", "value": "1", "at_least": 1, "at_most": 1}]},
+            "scenario.expect.0: give either",
+        ),
         ({**ATTAINMENT, "quick": {"seeds": "one"}}, "scenario.quick.seeds: "),
     ],
 )

@@ -1,4 +1,4 @@
-"""Figures: measurements with their limits, and how they are printed."""
+"""Figures of benches and scenarios beside their limits, and how they are printed."""
 
 from __future__ import annotations
 
