@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.figures import Figure, at_most
+from catenary_lab.limits import Figure, at_most
 from catenary_protos.catenary.v1.common_pb2 import Peer, TransportAddress
 from catenary_services.log import configure_logging
 from catenary_services.transport.hub import TransportHub, TransportSettings
