@@ -75,7 +75,7 @@ class GrpcLink(MemoryLink):
         self._credited = 0
         self._moved = 0
         """A count that changes whenever a part of what is sent has moved on."""
-        self._chunk = CHUNK_BYTES
+        self._chunk = _SMALLEST_CHUNK_BYTES
         self._credit = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
         self._unproven: deque[tuple[float, Lost]] = deque()
@@ -185,7 +185,7 @@ class GrpcLink(MemoryLink):
         self._fit_chunk(time.monotonic() - began_s)
 
     def _fit_chunk(self, took_s: float) -> None:
-        """Halves the chunks on slow networks, so that progress shows between them."""
+        """Makes chunks as large as the network is fast, so that progress shows between them."""
         if took_s > _SLOW_CHUNK_S:
             self._chunk = max(self._chunk // 2, _SMALLEST_CHUNK_BYTES)
         elif took_s < _SLOW_CHUNK_S / 4:
