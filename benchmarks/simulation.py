@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from catenary_lab.limits import Figure, at_least, at_most, table
+from catenary_lab.limits import Figure, at_least, at_most
 from catenary_lab.scenarios.data import data_folder
 from catenary_lab.scenarios.placement.jobs import run_of
 from catenary_lab.scenarios.placement.schema import FILES, Fewest
@@ -164,7 +164,3 @@ def _placement() -> list[Figure]:
 
 def _median_us(decisions_ns: Sequence[int]) -> float:
     return sorted(decisions_ns)[len(decisions_ns) // 2] / 1000
-
-
-if __name__ == "__main__":
-    print(table(run(quick=False)))
