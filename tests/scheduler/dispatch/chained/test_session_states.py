@@ -11,12 +11,13 @@ from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTa
 from catenary_scheduler.dispatch.chained.sessions.validation import validate
 from catenary_scheduler.dispatch.chained.states import (
     FOUND,
+    LOST,
     REQUEST_TRANSITIONS,
     SESSION_TRANSITIONS,
     RequestState,
     SessionState,
 )
-from catenary_scheduler.dispatch.chained.tracking import StoryStep
+from catenary_scheduler.dispatch.chained.tracking import Session, StoryStep
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
@@ -280,3 +281,17 @@ def test_a_long_story_keeps_its_beginning_and_its_end() -> None:
         ("moved away", f"to {session.session}"),
         ("released", ""),
     ]
+
+
+def test_a_story_joined_with_another_stays_bounded() -> None:
+    bench = bench_of_two()
+    start = bench.running(0)
+    table = table_of(bench)
+    sequence = table.sequences[start.request]
+    found = Session(SessionId(start.session + 1), None, sequence.story * 20)
+    assert len(found.story) > 64
+    table.assign(found, sequence)
+    table.request_goes(sequence, LOST)
+    story = sequence.story
+    assert len(story) == 64
+    assert (story[0].way.name, story[-1].way.name) == ("arrived", "session lost")

@@ -208,7 +208,8 @@ class SessionTable:
         if cause is None:
             cause = self._cause = CauseEvent(self.event, self.now, type(self._event))
         if len(story) >= _STEPS:
-            del story[_FIRST_STEPS]
+            # One step, or as many as are too many since `assign` joined two stories.
+            del story[_FIRST_STEPS : _FIRST_STEPS + len(story) - _STEPS + 1]
         story.append(StoryStep(cause, ordered, session, before, way, why))
 
     def _illegal(self, state: str, name: str) -> None:
