@@ -87,6 +87,8 @@ class StateChange:
         after: The state after.
         name: What happened, e.g. "session lost".
         why: Particulars, e.g. the chain or the failure; may be empty.
+        answers: Number of the earlier event for which the scheduler gave the order that this event
+            answers; 0: it answers no order.
     """
 
     ago_ns: int
@@ -97,6 +99,7 @@ class StateChange:
     after: str
     name: str
     why: str = ""
+    answers: int = 0
 
 
 def sessions(model: str) -> RpcCall[list[SessionInfo]]:

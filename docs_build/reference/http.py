@@ -52,6 +52,8 @@ DESCRIPTIONS: dict[tuple[str, str], str] = {
     ("GET", "/dashboard/v1/sessions"): "Sessions that generate, and where.",
     ("GET", "/dashboard/v1/trace"): "Where the time of a recent request went; `?request_id=`, "
     "or the last one.",
+    ("GET", "/dashboard/v1/story"): "What happened to a session or a recent request, and why; "
+    "`?session_id=` or `?request_id=`.",
 }
 
 

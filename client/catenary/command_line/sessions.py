@@ -65,7 +65,7 @@ def _tell(options: CommandOptions, named: str) -> None:
             each.after,
             each.name,
             each.why or "-",
-            f"{each.event_kind} {each.event}",
+            f"{each.event_kind} {each.event}" + (f" on {each.answers}" if each.answers else ""),
         )
         for each in changes
     )

@@ -96,6 +96,7 @@ def story_of(
                 after=step.way.target,
                 name=step.way.name,
                 why=step.why,
+                answers=step.answers,
             )
             for step in story
         ]

@@ -337,7 +337,8 @@ class CancelBatch:
     agents: tuple[AgentId, ...]
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, as one is made in each decision: a frozen dataclass takes a call for each field.
+@dataclass(slots=True)
 class StartSession:
     """Order to open a session for a request on a chain.
 

@@ -118,7 +118,8 @@ class DispatchLoop:
                 self._route(command, now)
             except Exception:
                 # A command that fails for one peer must not keep the others from theirs.
-                _log.error("command_failed", kind=type(command).__name__, exc_info=True)
+                kind, cause = type(command).__name__, getattr(command, "cause", 0)
+                _log.error("command_failed", kind=kind, cause=cause, exc_info=True)
         if not self._rearming:  # one call serves all events of a packed message
             self._rearming = True
             self._loop.call_soon(self._rearm)

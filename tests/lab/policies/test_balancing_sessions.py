@@ -10,7 +10,7 @@ from catenary_lab.policies.balancing_sessions import (
     PowerOfTwoChoices,
 )
 from catenary_scheduler.book.caches import SlotClaims
-from catenary_scheduler.dispatch.chained import ChainedDispatcher
+from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
@@ -49,7 +49,9 @@ def routes_with(*running: int) -> list[ChainState]:
 
 
 def dispatcher(policy: str, capacity: int = 100) -> ChainedDispatcher:
-    made = ChainedDispatcher(policy=policy_named(policy, lambda limit: limit - 1))
+    made = ChainedDispatcher(
+        ChainedConfig(checked=True), policy=policy_named(policy, lambda limit: limit - 1)
+    )
     names = [AgentId(f"a{index}") for index in range(3)]
     for name in names:
         made.handle(AgentJoined(Agent(name, "cpu", ServerId(name), 1, 1)), 0)

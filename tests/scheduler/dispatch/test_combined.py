@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from catenary_scheduler.book import Book
 from catenary_scheduler.dispatch import (
+    ChainedConfig,
     ChainedDispatcher,
     CombinedDispatcher,
     PooledConfig,
@@ -55,7 +56,7 @@ class Both:
         ticks = iter(range(10**6))
         self.at = CombinedDispatcher(
             PooledDispatcher(PooledConfig(), book=book, stopwatch=ticks.__next__),
-            ChainedDispatcher(book=book, stopwatch=ticks.__next__),
+            ChainedDispatcher(ChainedConfig(checked=True), book, stopwatch=ticks.__next__),
             book,
         )
 

@@ -235,6 +235,7 @@ def story(request: admin_pb2.GetStoryRequest) -> admin_pb2.GetStoryResponse:
                 after=after,
                 name=name,
                 why=why,
+                answers=44 if kind == "SessionMoved" else 0,
             )
             for at, (kind, session, before, after, name, why) in enumerate(steps)
         ]

@@ -161,7 +161,7 @@ async def test_a_session_tells_what_happened_to_it(tmp_path: Path) -> None:
                 each.after,
                 each.name,
                 each.why or "\N{EN DASH}",
-                f"{each.event_kind} {each.event}",
+                f"{each.event_kind} {each.event}" + (f" on {each.answers}" if each.answers else ""),
             ]
             for each in told
         ]

@@ -18,7 +18,7 @@ export async function storyOf(query) {
       { name: "State", cell: (change) => change.after },
       { name: "What", cell: (change) => change.name },
       { name: "Why", wide: true, cell: (change) => change.why || "–" },
-      { name: "Event", cell: (change) => `${change.event_kind} ${change.event}` },
+      { name: "Event", cell: (change) => `${change.event_kind} ${change.event}${change.answers ? ` on ${change.answers}` : ""}` },
     ],
   });
   try {

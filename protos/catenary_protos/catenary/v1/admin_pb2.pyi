@@ -1129,6 +1129,7 @@ class StateChange(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
     ago_ns: _builtins.int
     """How long ago."""
     event: _builtins.int
@@ -1141,6 +1142,10 @@ class StateChange(_message.Message):
     name: _builtins.str
     """What happened, e.g. "session lost", and particulars such as the failure."""
     why: _builtins.str
+    answers: _builtins.int
+    """The earlier event for which the scheduler gave the order that this event answers; 0: it answers
+    no order.
+    """
     def __init__(
         self,
         *,
@@ -1152,10 +1157,11 @@ class StateChange(_message.Message):
         after: _builtins.str = ...,
         name: _builtins.str = ...,
         why: _builtins.str = ...,
+        answers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "ago_ns", b"ago_ns", "before", b"before", "event", b"event", "event_kind", b"event_kind", "name", b"name", "session_id", b"session_id", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "ago_ns", b"ago_ns", "answers", b"answers", "before", b"before", "event", b"event", "event_kind", b"event_kind", "name", b"name", "session_id", b"session_id", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -51,6 +51,15 @@ class SessionState(StrEnum):
     """Forgotten here: no agent holds anything of it."""
 
 
+# Bound once: Python 3.11 calls a function each time a member is read from its class, and these are
+# read for every token and every end.
+STARTING: Final = SessionState.STARTING
+DECODING: Final = SessionState.DECODING
+MIGRATING_OUT: Final = SessionState.MIGRATING_OUT
+MIGRATING_IN: Final = SessionState.MIGRATING_IN
+DELIVERING: Final = SessionState.DELIVERING
+
+
 class Transition(Generic[S]):
     """A way from one of some states to another.
 

@@ -4,54 +4,96 @@ from __future__ import annotations
 
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.chained.states import (
+    DECODING,
+    DELIVERING,
+    MIGRATING_OUT,
     NEW_REQUEST,
     NEW_SESSION,
     RequestState,
     SessionState,
     Transition,
 )
-from catenary_scheduler.dispatch.events import MoveMode, SessionRequested
+from catenary_scheduler.dispatch.events import (
+    Event,
+    MoveMode,
+    RequestCompleted,
+    SessionFailed,
+    SessionMoved,
+    SessionRequested,
+    SessionsClosed,
+    SessionsProgressed,
+)
 from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, RequestId, SessionId
 from catenary_services.domain.plan import ChainHop
 
 if TYPE_CHECKING:
     from catenary_scheduler.dispatch.placing.best_fit import PlacementRequest
 
+_ANSWERS: Final = (
+    RequestCompleted,
+    SessionFailed,
+    SessionMoved,
+    SessionsClosed,
+    SessionsProgressed,
+)
+"""Events by which gateways and agents say what became of orders."""
 _FEWEST_STALE = 64
 
 
 class CauseEvent:
     """An event that caused changes of states."""
 
-    __slots__ = ("at_ns", "kind", "number")
+    __slots__ = ("at_ns", "event_type", "number")
 
-    def __init__(self, number: int, at_ns: Nanoseconds, kind: str) -> None:
+    def __init__(self, number: int, at_ns: Nanoseconds, event_type: type[Event]) -> None:
         self.number = number
         """Number of the event, counted since the scheduler leads."""
         self.at_ns = at_ns
-        self.kind = kind
-        """Name of its class."""
+        self.event_type = event_type
+
+    @property
+    def kind(self) -> str:
+        return self.event_type.__name__
+
+    @property
+    def is_answer(self) -> bool:
+        """True if agents or gateways say by it what became of an order."""
+        return issubclass(self.event_type, _ANSWERS)
 
 
 class StoryStep:
     """A change of the state of a request or session."""
 
-    __slots__ = ("before", "cause", "session", "way", "why")
+    __slots__ = ("before", "cause", "ordered", "session", "way", "why")
 
     def __init__(
-        self, cause: CauseEvent, session: SessionId, before: StrEnum, way: Transition[Any], why: str
+        self,
+        cause: CauseEvent,
+        ordered: int,
+        session: SessionId,
+        before: StrEnum,
+        way: Transition[Any],
+        why: str,
     ) -> None:
         self.cause = cause
+        self.ordered = ordered
+        """`Session.ordered` at that moment."""
         self.session = session
         """The session that changed; 0: the request did."""
         self.before = before
         self.way = way
         self.why = why
         """Particulars in words."""
+
+    @property
+    def answers(self) -> int:
+        """Number of the earlier event that caused the order which the cause answers; 0: none."""
+        cause = self.cause
+        return self.ordered if cause.is_answer and self.ordered < cause.number else 0
 
 
 class SequenceRequest:
@@ -149,6 +191,7 @@ class Session:
         "hops",
         "move_after",
         "moving",
+        "ordered",
         "prefill",
         "prefill_agents",
         "route",
@@ -182,6 +225,9 @@ class Session:
         self.route = route
         """The route on which it counts; None if it holds nothing any more, or its hops are not
         known."""
+        self.ordered = 0
+        """Number of the event that caused the latest order about it; 0: this dispatcher gave
+        none."""
         self.attempts = 0
         """Number of times that its agents were told to close it."""
         self.carried_tokens = 0
@@ -202,9 +248,9 @@ class Session:
     def runs(self) -> bool:
         """True if it got tokens, so that its prompt is done."""
         sequence = self.sequence
-        if self.state is SessionState.DELIVERING and sequence is not None:
+        if self.state is DELIVERING and sequence is not None:
             return sequence.generated_tokens > self.carried_tokens
-        return self.state is SessionState.DECODING or self.state is SessionState.MIGRATING_OUT
+        return self.state is DECODING or self.state is MIGRATING_OUT
 
     def ends_at(self, agent: AgentId) -> bool:
         """True if its end on this agent is its end everywhere."""

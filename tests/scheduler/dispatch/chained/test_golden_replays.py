@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from catenary_scheduler.dispatch.chained import ChainedDispatcher
+from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
     Command,
@@ -45,7 +45,7 @@ class Replay:
 
     def __init__(self, trace: dict[str, Any]) -> None:
         self.trace = trace
-        self.dispatcher = ChainedDispatcher()
+        self.dispatcher = ChainedDispatcher(ChainedConfig(checked=True))
         self.chain: list[int] = [-1] * len(trace["arrivals"])
         self.start: list[float] = [0.0] * len(trace["arrivals"])
         self.end: list[float] = [0.0] * len(trace["arrivals"])

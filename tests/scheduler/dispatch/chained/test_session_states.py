@@ -11,12 +11,13 @@ from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTa
 from catenary_scheduler.dispatch.chained.sessions.validation import validate
 from catenary_scheduler.dispatch.chained.states import (
     FOUND,
+    LOST,
     REQUEST_TRANSITIONS,
     SESSION_TRANSITIONS,
     RequestState,
     SessionState,
 )
-from catenary_scheduler.dispatch.chained.tracking import StoryStep
+from catenary_scheduler.dispatch.chained.tracking import Session, StoryStep
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
@@ -192,6 +193,27 @@ def test_a_command_names_the_event_that_caused_it() -> None:
     assert [each.cause for each in commands] == [start.cause + 1]  # type: ignore[union-attr]
 
 
+def test_an_answer_to_an_order_names_the_event_that_caused_the_order() -> None:
+    bench = bench_of_two()
+    old = bench.running(0)
+    new = bench.move(5, old, "b")
+    bench.moved(6, new)
+    bench.closed(7, "a", old)
+    bench.progress(8, new, 3)
+    (gone,) = [each for each in bench.fail(9, new, "b") if isinstance(each, StartSession)]
+    bench.tell(10, RequestCancelled(old.request))
+    story = bench.dispatcher.story(old.request)
+    answers = {(each.session, each.way.name): each.answers for each in story}
+    moved_at = next(each.cause.number for each in story if each.way.name == "moved away")
+    assert answers[old.session, "first token"] == old.cause
+    assert answers[new.session, "took over"] == answers[old.session, "moved away"] == new.cause
+    assert answers[old.session, "released"] == moved_at
+    assert answers[new.session, "first token"] == answers[0, "session lost"] == new.cause
+    # What comes from outside, or follows from the same event, answers nothing.
+    assert {each.answers for each in story if each.cause.kind == "RequestCancelled"} == {0}
+    assert answers[old.session, "move began"] == answers[gone.session, "started"] == 0
+
+
 def test_a_story_tells_of_moves() -> None:
     bench = bench_of_two()
     old = bench.running(0)
@@ -259,3 +281,17 @@ def test_a_long_story_keeps_its_beginning_and_its_end() -> None:
         ("moved away", f"to {session.session}"),
         ("released", ""),
     ]
+
+
+def test_a_story_joined_with_another_stays_bounded() -> None:
+    bench = bench_of_two()
+    start = bench.running(0)
+    table = table_of(bench)
+    sequence = table.sequences[start.request]
+    found = Session(SessionId(start.session + 1), None, sequence.story * 20)
+    assert len(found.story) > 64
+    table.assign(found, sequence)
+    table.request_goes(sequence, LOST)
+    story = sequence.story
+    assert len(story) == 64
+    assert (story[0].way.name, story[-1].way.name) == ("arrived", "session lost")

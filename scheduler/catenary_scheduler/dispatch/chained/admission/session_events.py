@@ -11,7 +11,15 @@ from catenary_scheduler.dispatch.chained.sessions.chain_offers import ChainOffer
 from catenary_scheduler.dispatch.chained.sessions.closing import SessionClosing
 from catenary_scheduler.dispatch.chained.sessions.ledger import RequestLedger
 from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
-from catenary_scheduler.dispatch.chained.states import ENDED, FIRST_TOKEN, UNWANTED, SessionState
+from catenary_scheduler.dispatch.chained.states import (
+    DELIVERING,
+    ENDED,
+    FIRST_TOKEN,
+    MIGRATING_IN,
+    STARTING,
+    UNWANTED,
+    SessionState,
+)
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_scheduler.dispatch.events import (
     SessionFailed,
@@ -87,7 +95,7 @@ class SessionEvents:
             if (
                 session is not None
                 and session.sequence is not None
-                and session.state is not SessionState.DELIVERING
+                and session.state is not DELIVERING
                 and session.ends_at(event.agent)
             ):
                 table.session_goes(session, ENDED, event.agent)
@@ -103,7 +111,7 @@ class SessionEvents:
         session = table.sessions.get(event.session)
         if session is None or session.state is SessionState.CLOSING:
             return
-        if session.state is SessionState.MIGRATING_IN:
+        if session.state is MIGRATING_IN:
             self._migration.move_failed(session, event)
             return
         if event.reason == CacheFull.reason:
@@ -135,7 +143,7 @@ class SessionEvents:
         table.kv_budget.grows(session.session_id, sequence.tokens)
         if session.moving is not None:
             table.kv_budget.grows(session.moving.target.session_id, sequence.tokens)
-        if session.state is SessionState.STARTING and generated_tokens > session.carried_tokens:
+        if session.state is STARTING and generated_tokens > session.carried_tokens:
             table.session_goes(session, FIRST_TOKEN)
             if session.session_id in table.misplaced:
                 table.dirty[sequence.model] = None

@@ -8,7 +8,11 @@ from catenary_scheduler.dispatch.chained.migration.moving import SessionMigratio
 from catenary_scheduler.dispatch.chained.sessions.closing import SessionClosing
 from catenary_scheduler.dispatch.chained.sessions.ledger import RequestLedger
 from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
-from catenary_scheduler.dispatch.chained.states import RequestState, SessionState
+from catenary_scheduler.dispatch.chained.states import (
+    DELIVERING,
+    STARTING,
+    RequestState,
+)
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_services.domain.ids import Nanoseconds
 
@@ -86,7 +90,7 @@ class SessionTimeouts:
         for sequence in running:
             session = sequence.session
             if (
-                session is None or session.state is SessionState.DELIVERING
+                session is None or session.state is DELIVERING
             ):  # its end is awaited, with another patience
                 continue
             if table.now - sequence.heard > self._longest_silence(sequence, session):
@@ -96,7 +100,7 @@ class SessionTimeouts:
     def _longest_silence(self, sequence: SequenceRequest, session: Session) -> Nanoseconds:
         config = self._table.config
         allowed = config.stall_ns
-        if session.state is SessionState.STARTING:
+        if session.state is STARTING:
             service_ns = session.route.service_ns if session.route is not None else 0
             allowed = max(4 * allowed, round(config.prompt_factor * service_ns))
         return max(allowed, round(config.stall_factor * sequence.token_ns))
@@ -115,7 +119,7 @@ class SessionTimeouts:
             self._ledger.too_late(sequence, "in flight")
         elif sequence.check_later is not None and sequence.check_later <= table.now:
             sequence.check_later = None
-            if session.state is SessionState.DELIVERING:
+            if session.state is DELIVERING:
                 table.counters["undelivered_sessions"] += 1
                 self._ledger.restart(sequence, "its answer was not delivered")
             elif any(hop.agent not in table.agents for hop in session.hops):

@@ -93,6 +93,7 @@ class SessionMigration:
         table.moves.begin(move)
         table.session_goes(target, RESERVED, route.chain_id)
         table.session_goes(session, MOVE_BEGAN, reason)
+        session.ordered = target.ordered = table.event
         table.counters["started_moves"] += 1
         placer = table.placer_of(sequence.model)
         objectives = sequence.event.objectives

@@ -31,6 +31,7 @@ class SessionBooking:
         table.assign(session, sequence)
         table.request_goes(sequence, PLACED, route.chain_id)
         table.session_goes(session, STARTED, route.chain_id)
+        session.ordered = table.event
         session.carried_tokens = sequence.generated_tokens
         table.counters["started_sessions"] += 1
         table.awaits_tokens(sequence)

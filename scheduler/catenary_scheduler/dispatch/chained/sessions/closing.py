@@ -10,6 +10,8 @@ from catenary_scheduler.dispatch.chained.sessions.chain_offers import ChainOffer
 from catenary_scheduler.dispatch.chained.sessions.move_table import MoveFailure
 from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
 from catenary_scheduler.dispatch.chained.states import (
+    MIGRATING_IN,
+    MIGRATING_OUT,
     MOVE_FAILED,
     NOT_TAKEN,
     RELEASED,
@@ -78,6 +80,7 @@ class SessionClosing:
         """Orders the agents of a session, perhaps again, to close it."""
         table = self._table
         session.attempts += 1
+        session.ordered = table.event
         for agent in table.slots.agents(session.session_id):
             table.tell_to_close(agent, session.session_id)
         table.slots.expire_at(session.session_id, table.now + table.config.close_patience_ns)
@@ -105,7 +108,7 @@ class SessionClosing:
         session = table.sessions.get(session_id)
         if session is None:
             return
-        if session.state is SessionState.MIGRATING_IN:
+        if session.state is MIGRATING_IN:
             self.fail_move(table.moves.ongoing[session_id], "closed")
             return
         if session.sequence is not None:
@@ -168,7 +171,7 @@ class SessionClosing:
         if placer is not None:
             placer.loads.unreserve(move.sequence.request)
         if why != "over":
-            if source.state is SessionState.MIGRATING_OUT:
+            if source.state is MIGRATING_OUT:
                 table.session_goes(source, MOVE_FAILED, why)
             config = table.config
             pause = config.move_pause_ns << min(source.failed_moves, 16)

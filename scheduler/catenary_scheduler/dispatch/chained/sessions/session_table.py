@@ -183,14 +183,16 @@ class SessionTable:
         """
         if sequence.state not in way.sources:
             self._illegal(sequence.state, way.name)
-        self._note(sequence.story, _REQUEST, sequence.state, way, why)
+        session = sequence.session
+        ordered = session.ordered if session is not None else 0
+        self._note(sequence.story, _REQUEST, sequence.state, way, why, ordered)
         sequence.state = way.target
 
     def session_goes(self, session: Session, way: Transition[SessionState], why: str = "") -> None:
         """Changes the state of a session; see `request_goes`."""
         if session.state not in way.sources:
             self._illegal(session.state, way.name)
-        self._note(session.story, session.session_id, session.state, way, why)
+        self._note(session.story, session.session_id, session.state, way, why, session.ordered)
         session.state = way.target
 
     def _note(
@@ -200,13 +202,15 @@ class SessionTable:
         before: StrEnum,
         way: Transition[Any],
         why: str,
+        ordered: int,
     ) -> None:
         cause = self._cause
         if cause is None:
-            cause = self._cause = CauseEvent(self.event, self.now, type(self._event).__name__)
+            cause = self._cause = CauseEvent(self.event, self.now, type(self._event))
         if len(story) >= _STEPS:
-            del story[_FIRST_STEPS]
-        story.append(StoryStep(cause, session, before, way, why))
+            # One step, or as many as are too many since `assign` joined two stories.
+            del story[_FIRST_STEPS : _FIRST_STEPS + len(story) - _STEPS + 1]
+        story.append(StoryStep(cause, ordered, session, before, way, why))
 
     def _illegal(self, state: str, name: str) -> None:
         if self.config.checked:
