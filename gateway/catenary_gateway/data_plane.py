@@ -151,7 +151,7 @@ class DataPlane:
             earlier.append(attempt)
         if attempt.waiting:
             self._attempts[attempt.batch_id] = attempt
-        task = asyncio.create_task(self._deliver(attempt, order))
+        task = asyncio.get_running_loop().create_task(self._deliver(attempt, order))
         self._deliveries.add(task)
         task.add_done_callback(self._deliveries.discard)
 

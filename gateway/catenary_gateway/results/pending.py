@@ -154,10 +154,11 @@ class PendingRequest:
     def _take_whole(self, views: Mapping[str, Tensor], at: int) -> bool:
         """Copies all rows from the one result that has them, as most requests get theirs."""
         request, rows = self.request, self.request.rows
-        outputs = [self._view(index, views) for index in request.outputs]
-        if request.model.batched:
-            outputs = [view[at : at + rows] for view in outputs]
-        self.outputs = [view.copy() for view in outputs]
+        outputs: list[Tensor] = []
+        for index in request.outputs:
+            view = self._view(index, views)
+            outputs.append((view[at : at + rows] if request.model.batched else view).copy())
+        self.outputs = outputs
         self.have[:] = b"\x01" * rows
         self.missing = 0
         return True
