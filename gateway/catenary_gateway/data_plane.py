@@ -16,11 +16,10 @@ from catenary_gateway.inference import (
     RequestArrival,
     Tensor,
 )
-from catenary_gateway.observability.recent_requests import FinishedRequest
+from catenary_gateway.observability.outcomes import FinishedRequest
 from catenary_gateway.observability.request_metrics import OK, RequestMetrics
 from catenary_gateway.results import delivery
-from catenary_gateway.results.deadlines import Deadlines
-from catenary_gateway.results.pending import BatchAttempt, PendingRequest
+from catenary_gateway.results.pending import BatchAttempt, Deadlines, PendingRequest
 from catenary_gateway.results.results import ResultMerger
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.errors import (
@@ -31,7 +30,6 @@ from catenary_services.errors import (
     RequestCancelled,
 )
 from catenary_services.grpc.error_tables import error_of, error_of_exception, failure_of
-from catenary_services.transport.interface import ReceivedFrame
 
 DEFAULT_SLO_NS = 30_000_000_000
 """Time to answer a request in nanoseconds, if neither the request nor its model names one."""
@@ -76,8 +74,8 @@ class DataPlane:
         self.numbers = itertools.count(1)
         """The series of request ids. Every submission to the scheduler takes its id from this
         series."""
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle: asyncio.Future[None] | None = None
+        """What `idle` waits for; None while nobody does."""
         self.results = ResultMerger(self._requests, self._attempts, self._complete, self._fail)
         self.results.on_refused = request_metrics.metrics.frames_refused.labels(
             "unplanned_sender"
@@ -153,7 +151,7 @@ class DataPlane:
             earlier.append(attempt)
         if attempt.waiting:
             self._attempts[attempt.batch_id] = attempt
-        task = asyncio.create_task(self._deliver(attempt, order))
+        task = asyncio.get_running_loop().create_task(self._deliver(attempt, order))
         self._deliveries.add(task)
         task.add_done_callback(self._deliveries.discard)
 
@@ -167,15 +165,15 @@ class DataPlane:
             error.details["earliest_finish_ms"] = str(order.earliest_finish_after_ns // 1_000_000)
         self._end(pending, error, "none")
 
-    def frame(self, frame: ReceivedFrame) -> None:
-        """Takes a frame that an agent has sent, and releases it."""
-        self.results.take(frame)
-
     async def idle(self, timeout_s: float) -> bool:
         """Waits until no request is unanswered; returns False after a timeout."""
+        if not self._requests:
+            return True
+        if self._idle is None:
+            self._idle = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
+                await asyncio.shield(self._idle)  # others may be waiting for it, too
         except TimeoutError:
             return False
         return True
@@ -203,7 +201,6 @@ class DataPlane:
         # Sending may raise Overloaded, so the request is registered only after it.
         self._outbox.send(_Message(submit=pending.submission(pending.submitted_ns)))
         self._requests[number] = pending
-        self._idle.clear()
         self._deadlines.add(number, deadline_ns)
         return pending
 
@@ -265,8 +262,9 @@ class DataPlane:
         elif tell == "cancel":
             cancel = scheduler_pb2.CancelRequest(request_id=pending.number)
             self._tell(_Message(cancel=cancel))
-        if not self._requests:
-            self._idle.set()
+        if self._idle is not None and not self._requests:
+            self._idle.set_result(None)
+            self._idle = None
         # Metrics and traces are written after the answer, so that they do not delay it.
         outcome = OK if error is None else error.reason
         done = FinishedRequest.of(pending, outcome, time.monotonic_ns())

@@ -14,7 +14,6 @@ from catenary_gateway.dashboard.api import Dashboard
 from catenary_gateway.endpoints.http_bodies import OFF_LOOP, BoundedThreadPool
 from catenary_gateway.endpoints.http_calls import PIPELINE, errors_as_json
 from catenary_gateway.endpoints.http_connections import (
-    CONNECTIONS,
     FIRST_REQUEST_S,
     ConnectionWatcher,
 )
@@ -36,9 +35,8 @@ class HttpServer:
         self, pipeline: RequestPipeline, repository: Repository, dashboard: Dashboard | None = None
     ) -> None:
         self._connections = ConnectionWatcher()
-        app = web.Application(middlewares=[errors_as_json])
+        app = web.Application(middlewares=[errors_as_json(pipeline, self._connections)])
         app[PIPELINE] = pipeline
-        app[CONNECTIONS] = self._connections
         self._off_loop = app[OFF_LOOP] = BoundedThreadPool()
         app[oip_http.REPOSITORY] = repository
         app.add_routes([*oip_http.routes(), *openai_http.routes()])

@@ -7,12 +7,11 @@ import asyncio
 import grpc.aio
 from opentelemetry.sdk.trace.export import SpanExporter
 
-from catenary_gateway.admission.arrivals import RequestArrivals
 from catenary_gateway.admission.authorizer import Authorizer
 from catenary_gateway.admission.concurrency_limiter import ConcurrencyLimiter
 from catenary_gateway.admission.quotas import Quotas
 from catenary_gateway.admission.readiness import Readiness
-from catenary_gateway.admission.request_pipeline import RequestPipeline
+from catenary_gateway.admission.request_pipeline import RequestArrivals, RequestPipeline
 from catenary_gateway.catalog import Catalog
 from catenary_gateway.dashboard.api import Dashboard
 from catenary_gateway.data_plane import DataPlane
@@ -25,7 +24,7 @@ from catenary_gateway.endpoints.grpc_calls import (
 )
 from catenary_gateway.endpoints.repository import Repository
 from catenary_gateway.endpoints.security import admin_security, endpoint_security
-from catenary_gateway.fairness.fair_limiters import FairLimiters
+from catenary_gateway.fairness.fair_limiter import FairLimiters
 from catenary_gateway.generation.plane import GenerationIntervals, SessionPlane
 from catenary_gateway.generation.text.text_codec import TextCodecs
 from catenary_gateway.groups.schedulers import SchedulerLinks
@@ -166,7 +165,7 @@ class GatewayProcess:
             Unavailable: A port is in use.
         """
         settings = self.settings
-        await self._hub.start(self._plane.frame)
+        await self._hub.start(self._plane.results.take)
         self._certificate.start(self._metrics)
         self._watch_load()
         self._pipeline.arrivals.lag.start()

@@ -17,7 +17,7 @@ from catenary_services.errors import CatenaryError, InvalidMessage, Overloaded, 
 from catenary_services.grpc.grpc_kit import open_channel
 from catenary_services.grpc.packed_writer import PackedWriter
 from catenary_services.log import get_logger
-from catenary_services.rules.reading import checking
+from catenary_services.rules.checking import checking
 from catenary_services.security.identity import Role
 from catenary_services.security.tls import ClientSecurity
 
@@ -117,8 +117,10 @@ class SchedulerLink:
         """Queues a message that may wait a moment, to be sent with the next one."""
         if self._writer is not None:
             # A scheduler that does not read is about to be lost; `connected` tells the next one.
-            with suppress(Overloaded):
+            try:
                 self._writer.put_soon(message)
+            except Overloaded:
+                return
 
     async def run(self, listener: SchedulerListener) -> None:
         """Keeps a stream to the leading scheduler open, until cancelled."""

@@ -32,7 +32,7 @@ from catenary_services.errors import (
 from catenary_services.grpc.grpc_kit import open_channel
 from catenary_services.grpc.rpc_errors import error_of_rpc
 from catenary_services.log import get_logger
-from catenary_services.rules.reading import checking
+from catenary_services.rules.checking import checking
 from catenary_services.security.identity import Role
 from catenary_services.security.tls import ClientSecurity
 

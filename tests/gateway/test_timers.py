@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from catenary_gateway.results.deadlines import Deadlines
+from catenary_gateway.results.pending import Deadlines
 from catenary_gateway.scheduler_link import SchedulerLink
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.grpc.packed_writer import PackedWriter

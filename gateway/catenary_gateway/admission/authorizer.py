@@ -16,11 +16,9 @@ from catenary_gateway.admission.concurrency_limiter import ConcurrencyLimiter, C
 from catenary_gateway.admission.quotas import Quotas, TokenReservation
 from catenary_gateway.catalog import Model
 from catenary_gateway.data_plane import DataPlane, budget_of
-from catenary_gateway.fairness.fair_limiter import FairRequest
-from catenary_gateway.fairness.fair_limiters import FairLimiters, FairPermit
-from catenary_gateway.generation.answer import GenerationStream
+from catenary_gateway.fairness.fair_limiter import FairLimiters, FairPermit, FairRequest
 from catenary_gateway.generation.intake import request_of
-from catenary_gateway.generation.plane import SessionPlane
+from catenary_gateway.generation.plane import GenerationStream, SessionPlane
 from catenary_gateway.generation.request import GenerationOptions, GenerationRequest, Prompt
 from catenary_gateway.generation.text.text_codec import TextCodecs
 from catenary_gateway.inference import InferenceRequest, InferenceResponse, RequestArrival

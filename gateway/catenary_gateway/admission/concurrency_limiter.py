@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -27,7 +26,7 @@ class ConcurrencyLimiter:
         self.bytes = 0
         self.requests = 0
         self.draining = False
-        self._arriving: Counter[str] = Counter()
+        self._arriving: dict[str, int] = {}
         """Bytes of bodies that are not complete requests yet, by sender."""
         self._usual_ns = float(_SHORTEST_RETRY_NS)
 
@@ -97,14 +96,18 @@ class ConcurrencyLimiter:
         Raises:
             Overloaded: The sender's incomplete requests hold too much.
         """
-        total = self._arriving[source]
+        total = self._arriving.get(source, 0)
         if total > held and total + more > MOST_OF_ONE_SOURCE:
             raise self.full(f"{total} bytes of one client's unfinished requests are held")
 
     def note_arriving(self, source: str, more: int) -> None:
         """Adds to the bytes that a sender's incomplete requests hold; `more` may be negative."""
-        self._arriving[source] += more
-        if not self._arriving[source]:
+        if not more:
+            return
+        held = self._arriving.get(source, 0) + more
+        if held:
+            self._arriving[source] = held
+        else:
             del self._arriving[source]
 
     def learn(self, duration_ns: int) -> None:

@@ -10,7 +10,7 @@ import grpc.aio
 
 from catenary_gateway.admission.request_pipeline import RequestPipeline, caller
 from catenary_gateway.endpoints.grpc_calls import answered
-from catenary_gateway.generation.answer import GenerationStream
+from catenary_gateway.generation.plane import GenerationStream
 from catenary_gateway.generation.request import (
     AnswerChunk,
     ChatPrompt,

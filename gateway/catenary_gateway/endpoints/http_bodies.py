@@ -133,8 +133,8 @@ async def body_of(
         caller().read_bytes = likely
         off_loop = request.app[OFF_LOOP]
         body = await off_loop.run(likely, lambda: inflated(body, window, most_bytes))
-    if permit is not None:
-        permit.hold(len(body))
+        if permit is not None:
+            permit.hold(len(body))
     caller().read_bytes = len(body)  # what the sender is charged for if it is refused
     return body
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
 
-from catenary_gateway.admission.request_pipeline import RequestPipeline
-from catenary_gateway.endpoints.http_connections import CONNECTIONS
+from catenary_gateway.admission.request_pipeline import Caller, RequestPipeline
+from catenary_gateway.endpoints.http_connections import ConnectionWatcher
 from catenary_services.errors import CatenaryError, ModelNotFound, PayloadTooLarge, forget_frames
 from catenary_services.grpc.error_tables import (
     error_of_exception,
@@ -26,14 +26,21 @@ _LONGEST_ID = 256
 
 _NO_ROUTE = ModelNotFound("no such route")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 
 
-@web.middleware
-async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware that answers any error of a route with JSON, and charges its sender for it."""
-    app = request.app
-    app[CONNECTIONS].note_request(request)
-    arrived = app[PIPELINE].arrived(address_of(request))
+def errors_as_json(pipeline: RequestPipeline, connections: ConnectionWatcher) -> Middleware:
+    """Returns a middleware that answers any error with JSON, and charges its sender for it."""
+
+    @web.middleware
+    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        connections.note_request(request)
+        return await _answered(request, handler, pipeline.arrived(address_of(request)))
+
+    return answer
+
+
+async def _answered(request: web.Request, handler: Handler, arrived: Caller) -> web.StreamResponse:
     try:
         return await handler(request)
     except web.HTTPRequestEntityTooLarge:

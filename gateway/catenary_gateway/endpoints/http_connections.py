@@ -104,9 +104,6 @@ class ConnectionWatcher:
                 _log.error("http_connections_watch_failed", exc_info=error)
 
 
-CONNECTIONS: web.AppKey[ConnectionWatcher] = web.AppKey("connections", ConnectionWatcher)
-
-
 def _source_of(connection: _Connection) -> str:
     transport = connection.transport
     name = None if transport is None else transport.get_extra_info("peername")

@@ -6,20 +6,24 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Protocol
 
 from catenary_gateway.data_plane import Outbox
-from catenary_gateway.generation.answer import GenerationStream
-from catenary_gateway.generation.record import finished_session
-from catenary_gateway.generation.request import GenerationRequest
+from catenary_gateway.generation.record import chain_changes, finished_session, objectives_report
+from catenary_gateway.generation.request import AnswerChunk, GenerationRequest
 from catenary_gateway.generation.sessions.active_starts import ActiveStarts, StartDeps
-from catenary_gateway.generation.sessions.limits import SILENCE_NS, AnswerLimits, limits_of
-from catenary_gateway.generation.sessions.progress import ProgressReporter
-from catenary_gateway.generation.sessions.session import PendingSession
+from catenary_gateway.generation.sessions.session import (
+    SILENCE_NS,
+    AnswerLimits,
+    PendingSession,
+    limits_of,
+)
 from catenary_gateway.inference import RequestArrival
+from catenary_gateway.observability.generations import ChainChange, ObjectivesReport
 from catenary_gateway.observability.request_metrics import OK, RequestMetrics
-from catenary_gateway.results.deadlines import Deadlines
 from catenary_gateway.results.delivery import LinkSource
+from catenary_gateway.results.pending import Deadlines
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from catenary_services.errors import (
     CatenaryError,
@@ -29,7 +33,98 @@ from catenary_services.errors import (
 )
 from catenary_services.grpc.error_tables import error_of
 
+Tell = Callable[[scheduler_pb2.GatewayMessage], None]
 _Message = scheduler_pb2.GatewayMessage
+
+
+class GenerationStream:
+    """One generated answer as its endpoint reads it; leaving it early gives the answer up.
+
+    It is a context manager around the loop that reads the answer.
+    """
+
+    def __init__(self, session: PendingSession, give_up: Callable[[PendingSession], None]) -> None:
+        self._session = session
+        self._give_up = give_up
+
+    async def next(self) -> AnswerChunk | None:
+        """Returns all text that is ready, after waiting for some; None after the last piece.
+
+        Raises:
+            CatenaryError: The reason why the answer is incomplete. All text that was generated
+                before is returned first.
+        """
+        return await self._session.read()
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self._session.request.prompt)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Number of tokens generated so far, an end-of-text token included."""
+        return len(self._session.generated)
+
+    @property
+    def objectives(self) -> ObjectivesReport:
+        """Times of the answer so far, beside its objectives and predictions."""
+        return objectives_report(self._session)
+
+    @property
+    def chain_changes(self) -> tuple[ChainChange, ...]:
+        """The changes from one chain to another so far, in order."""
+        return chain_changes(self._session)
+
+    def __enter__(self) -> GenerationStream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._give_up(self._session)
+
+
+class ProgressReporter:
+    """A reporter of the sessions that got tokens since the last report.
+
+    Its timer runs only while there is such a session.
+    """
+
+    def __init__(self, tell: Tell, interval_ns: int) -> None:
+        self._tell = tell
+        self._interval_s = interval_ns / 1e9
+        self._progressed: dict[int, PendingSession] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def took(self, session: PendingSession) -> None:
+        """Notes that a session has a new token; called for each one."""
+        self._progressed[session.number] = session
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._interval_s, self._report)
+
+    def ended(self, session: PendingSession) -> None:
+        """Forgets a session that has ended, because the message of its end says how far it came."""
+        self._progressed.pop(session.number, None)
+
+    def close(self) -> None:
+        """Cancels the next report."""
+        self._progressed.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _report(self) -> None:
+        self._timer = None
+        if not self._progressed:
+            return
+        sessions = [session.progress() for session in self._progressed.values()]
+        self._progressed.clear()
+        report = scheduler_pb2.SessionsProgressed(sessions=sessions)
+        self._tell(scheduler_pb2.GatewayMessage(sessions_progressed=report))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ import time
 from typing import Protocol
 
 from catenary_gateway.catalog import Catalog
-from catenary_gateway.observability.outcomes import RecentOutcomes
-from catenary_gateway.observability.recent_requests import RecentRequests
+from catenary_gateway.observability.outcomes import RecentOutcomes, RecentRequests
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import InvalidInput

@@ -8,8 +8,7 @@ from opentelemetry.trace import SpanKind
 from prometheus_client import Counter, Histogram
 
 from catenary_gateway.observability.generations import ObjectivesReport, SessionRecord
-from catenary_gateway.observability.outcomes import RecentOutcomes
-from catenary_gateway.observability.recent_requests import FinishedRequest, RecentRequests
+from catenary_gateway.observability.outcomes import FinishedRequest, RecentOutcomes, RecentRequests
 from catenary_gateway.observability.waterfall import bars_of
 from catenary_services.telemetry import names
 from catenary_services.telemetry.metrics import Metrics

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from catenary_gateway.observability.generations import WaterfallSpan
-from catenary_gateway.observability.recent_requests import FinishedRequest
+from catenary_gateway.observability.outcomes import FinishedRequest
 from catenary_gateway.results.pending import BatchAttempt
 from catenary_protos.catenary.v1 import admin_pb2
 

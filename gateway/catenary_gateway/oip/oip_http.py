@@ -9,6 +9,7 @@ from catenary_gateway.endpoints.http_bodies import OFF_LOOP, body_of
 from catenary_gateway.endpoints.http_calls import (
     PIPELINE,
     REQUEST_ID,
+    bearer,
     enter,
     json_response,
 )
@@ -28,6 +29,9 @@ def routes() -> list[web.RouteDef]:
     """Returns all routes below `/v2`, and the routes of the probes."""
     model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
     return [
+        # Routes are tried in this order, and most requests are inferences.
+        web.post(f"{model}/infer", _infer),
+        web.post(f"{version}/infer", _infer),
         web.get("/healthz", _live),
         web.get("/health", _live),  # load tools and vLLM use this name
         web.get("/readyz", _ready),
@@ -39,8 +43,6 @@ def routes() -> list[web.RouteDef]:
         web.get(version, _model_metadata),
         web.get(f"{model}/ready", _model_ready),
         web.get(f"{version}/ready", _model_ready),
-        web.post(f"{model}/infer", _infer),
-        web.post(f"{version}/infer", _infer),
         web.post("/v2/repository/index", _repository_index),
     ]
 
@@ -91,10 +93,11 @@ async def _repository_index(request: web.Request) -> web.Response:
 
 
 async def _infer(request: web.Request) -> web.Response:
-    pipeline = request.app[PIPELINE]
+    app = request.app
+    pipeline = app[PIPELINE]
     arrival = pipeline.arrivals.arrive(_INFER_ROUTE, request.headers.get("traceparent"))
     # Checked before the body is read: a refused request need not be received.
-    principal = enter(request, counts=True)
+    principal = pipeline.enter(bearer(request))
     name, version = _named(request)
     largest = pipeline.capacity.max_request_bytes
     with pipeline.admit(principal, name, version, request.content_length or 0) as admitted:
@@ -104,7 +107,7 @@ async def _infer(request: web.Request) -> web.Response:
             body = await body_of(request, largest, admitted)
             conversion = pipeline.arrivals.conversion(request.headers.get(REQUEST_ID))
             json_size = _json_size(request, body)
-            wanted, form = await request.app[OFF_LOOP].run(
+            wanted, form = await app[OFF_LOOP].run(
                 len(body) if json_size is None else json_size,
                 lambda: oip_json.request_of(body, json_size, admitted.model, conversion),
             )

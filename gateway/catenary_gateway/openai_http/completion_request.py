@@ -2,15 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from catenary_gateway.generation.intake import is_unicode
 from catenary_gateway.generation.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from catenary_gateway.openai_http.fields import Fields, flag, integer, mapping, number, text
 from catenary_services.domain.sampling import MAX_BIASED_TOKENS, MAX_SEED, SamplingParameters
 from catenary_services.errors import InvalidInput
+
+Fields = Mapping[str, Any]
+
+
+def text(fields: Fields, name: str) -> str:
+    """Returns a text that must be present and not empty."""
+    value = fields.get(name)
+    if not isinstance(value, str) or not value:
+        raise InvalidInput(name, "must be a text and not empty")
+    return value
+
+
+def flag(fields: Fields, name: str) -> bool:
+    """Returns a boolean; False if it is absent or null."""
+    value = fields.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidInput(name, "must be true or false")
+    return bool(value)
+
+
+def integer(fields: Fields, name: str, default: int) -> int:
+    """Returns an integer; `default` if it is absent or null."""
+    value = fields.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidInput(name, "must be an integer")
+    return value
+
+
+def number(fields: Fields, name: str, default: float) -> float:
+    """Returns a finite number, limited to 1e18 in magnitude; `default` if it is absent or null."""
+    value = fields.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidInput(name, "must be a number")
+    # JSON integers have any size; those beyond 1e18 are out of every field's range.
+    value = float(min(max(value, -1e18), 1e18))
+    if not math.isfinite(value):
+        raise InvalidInput(name, "must be finite")
+    return value
+
+
+def mapping(fields: Fields, name: str) -> Fields:
+    """Returns an object; an empty one if it is absent or null."""
+    value = fields.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidInput(name, "must be an object")
+    return value
+
 
 COMPLETION_TOKENS = 16
 """Most tokens of a completion that names no limit, as with OpenAI and vLLM; chats have no limit."""

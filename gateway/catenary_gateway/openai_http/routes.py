@@ -17,21 +17,21 @@ from catenary_gateway.endpoints.http_calls import (
     request_id_of,
 )
 from catenary_gateway.endpoints.repository import server_version
-from catenary_gateway.generation.answer import GenerationStream
+from catenary_gateway.generation.plane import GenerationStream
 from catenary_gateway.generation.request import GenerationOptions
 from catenary_gateway.openai_http.answers import (
     AnswerWriter,
     model_document,
     prediction_headers,
+    stream_answer,
     usage_of,
 )
 from catenary_gateway.openai_http.completion_request import (
     CompletionRequest,
+    Fields,
     chat_of,
     completion_of,
 )
-from catenary_gateway.openai_http.fields import Fields
-from catenary_gateway.openai_http.stream import stream_answer
 from catenary_gateway.tensors.json_documents import document_of
 from catenary_gateway.tensors.validation import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
 from catenary_services.errors import InvalidInput, ModelNotFound

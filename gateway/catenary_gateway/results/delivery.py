@@ -10,15 +10,13 @@ import numpy as np
 
 from catenary_gateway.catalog import Model
 from catenary_gateway.inference import Tensor
-from catenary_gateway.results.pending import BatchAttempt, PendingRequest, RequestSlice
+from catenary_gateway.results.pending import BatchAttempt, PendingRequest, RequestSlice, left_s
 from catenary_gateway.tensors.raw_tensors import to_raw
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from catenary_services.domain.tensors import ANY, TensorSpec
-from catenary_services.errors import DeadlineExceeded, InvalidInput, RequestCancelled
+from catenary_services.errors import InvalidInput, RequestCancelled
 from catenary_services.transport.frames import layout
 from catenary_services.transport.interface import Link
-
-LONGEST_PUSH_S = 5.0
 
 
 class LinkSource(Protocol):
@@ -194,18 +192,6 @@ def _runs(slices: Sequence[common_pb2.Slice]) -> list[list[common_pb2.Slice]]:
             runs.append([piece])
         end = piece.batch_row + piece.rows
     return runs
-
-
-def left_s(deadline_ns: int) -> float:
-    """Returns the seconds left for one step of a delivery, at most `LONGEST_PUSH_S`.
-
-    Raises:
-        DeadlineExceeded: No time is left.
-    """
-    left = (deadline_ns - time.monotonic_ns()) / 1e9
-    if left <= 0:
-        raise DeadlineExceeded("no time was left to send the rows", details={"stage": "send"})
-    return min(left, LONGEST_PUSH_S)
 
 
 def slices_of(dispatch: scheduler_pb2.DispatchBatch) -> tuple[RequestSlice, ...]:

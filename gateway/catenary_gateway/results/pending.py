@@ -1,9 +1,11 @@
-"""An unanswered request: its tensors, its batches under way, and the rows that came back."""
+"""Unanswered requests: their tensors, batches under way, rows that came back, and deadlines."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+import heapq
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,9 +14,13 @@ import numpy as np
 from catenary_gateway.inference import InferenceRequest, RequestArrival, Tensor
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.domain.tensors import DTYPE_OF
-from catenary_services.errors import InternalError
+from catenary_services.errors import DeadlineExceeded, InternalError
 
 _OBJECT = np.dtype(np.object_)
+LONGEST_PUSH_S = 5.0
+SLACK_S = 0.002
+"""Seconds by which the timer of deadlines is late on purpose."""
+_FEW = 1_024
 
 
 class RequestSlice(NamedTuple):
@@ -148,10 +154,11 @@ class PendingRequest:
     def _take_whole(self, views: Mapping[str, Tensor], at: int) -> bool:
         """Copies all rows from the one result that has them, as most requests get theirs."""
         request, rows = self.request, self.request.rows
-        outputs = [self._view(index, views) for index in request.outputs]
-        if request.model.batched:
-            outputs = [view[at : at + rows] for view in outputs]
-        self.outputs = [view.copy() for view in outputs]
+        outputs: list[Tensor] = []
+        for index in request.outputs:
+            view = self._view(index, views)
+            outputs.append((view[at : at + rows] if request.model.batched else view).copy())
+        self.outputs = outputs
         self.have[:] = b"\x01" * rows
         self.missing = 0
         return True
@@ -284,3 +291,68 @@ class HopTimes(NamedTuple):
             self.compute_ns + other.compute_ns,
             self.send_ns + other.send_ns,
         )
+
+
+class Deadlines:
+    """A registry of deadlines with one event-loop timer, set for the earliest of them.
+
+    Most requests finish long before their deadline. Removing an entry from a heap is slow and a
+    stale entry is harmless, so an entry stays until it is the earliest when the timer fires. The
+    timer is then set for the first request still pending, so that under load it fires about once
+    per usual time limit and not once per request. If stale entries far outnumber pending ones
+    (long deadlines, quick answers), all of them are removed at once.
+    """
+
+    def __init__(self, expired: Callable[[int], None], pending: Collection[int]) -> None:
+        self._expired = expired
+        self._pending = pending
+        self._heap: list[tuple[int, int]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = 0
+
+    def add(self, number: int, deadline_ns: int) -> None:
+        """Arranges a call of `expired(number)` soon after `deadline_ns` on the monotonic clock."""
+        if len(self._heap) > max(_FEW, 4 * len(self._pending)):
+            self._heap = [entry for entry in self._heap if entry[1] in self._pending]
+            heapq.heapify(self._heap)
+        heapq.heappush(self._heap, (deadline_ns, number))
+        if self._timer is None or deadline_ns < self._timer_ns:
+            self._arm()
+
+    def close(self) -> None:
+        """Drops all deadlines and cancels the timer."""
+        self._heap.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ns = self._heap[0][0]
+        # Event loops count in milliseconds: without the slack a timer fires too early and has to
+        # be set again. A timer that is a little late serves all deadlines up to then.
+        delay_s = max(0, self._timer_ns - time.monotonic_ns()) / 1e9 + SLACK_S
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        heap, pending = self._heap, self._pending
+        while heap and (heap[0][1] not in pending or heap[0][0] <= time.monotonic_ns()):
+            number = heapq.heappop(heap)[1]
+            if number in pending:
+                self._expired(number)
+        if self._heap:
+            self._arm()
+
+
+def left_s(deadline_ns: int) -> float:
+    """Returns the seconds left for one step of a delivery, at most `LONGEST_PUSH_S`.
+
+    Raises:
+        DeadlineExceeded: No time is left.
+    """
+    left = (deadline_ns - time.monotonic_ns()) / 1e9
+    if left <= 0:
+        raise DeadlineExceeded("no time was left to send the rows", details={"stage": "send"})
+    return min(left, LONGEST_PUSH_S)

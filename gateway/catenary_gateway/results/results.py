@@ -133,7 +133,7 @@ class ResultMerger:
 def _is_ordered(header: frame_pb2.FrameHeader, attempt: BatchAttempt, sender: FrameSender) -> bool:
     """Returns whether a frame comes from an agent that was to send it."""
     if header.kind == frame_pb2.FRAME_KIND_RESULT:
-        return not attempt.agents or sender.may_be(attempt.agents[-1])
+        return not attempt.agents or sender.name in (attempt.agents[-1], "")
     return not sender.name or sender.name in attempt.agents
 
 

@@ -124,11 +124,12 @@ def _check_tensor(tensor: DeclaredInput, spec: TensorSpec, field: str, max_bytes
     item = 4 if spec.datatype == BYTES else DTYPE_OF[spec.datatype].itemsize
     # Python integers do not overflow, so a product of huge dimensions is compared as it is.
     # Empty dimensions count as 1, because NumPy refuses huge dimensions even beside a zero.
-    if math.prod(max(size, 1) for size in shape) * item > max_bytes:
+    elements = math.prod(shape)
+    if (elements or math.prod(max(size, 1) for size in shape)) * item > max_bytes:
         raise InvalidInput(
             f"{field}.shape", f"describes more than the {max_bytes} bytes a request may have"
         )
-    return math.prod(shape) * item
+    return elements * item
 
 
 def _check_rows(rows: int, field: str) -> int:

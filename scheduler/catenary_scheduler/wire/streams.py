@@ -154,6 +154,6 @@ async def first_pack(stream: GrpcStream[object, object], kind: type[Pack], who: 
 
 
 def _require_good(packed: object) -> None:
-    """Raises the error that `catenary_services.rules.reading` returned for a bad message."""
+    """Raises the error that `catenary_services.rules.checking` returned for a bad message."""
     if isinstance(packed, InvalidMessage):
         raise packed

@@ -20,7 +20,7 @@ import grpc.aio
 from catenary_services.errors import CatenaryError, InvalidInput, InvalidMessage, PayloadTooLarge
 from catenary_services.grpc.error_tables import abort
 from catenary_services.grpc.grpc_receiving import MOST_OF_ONE_SOURCE, ReceivingMessages
-from catenary_services.rules.reading import checked
+from catenary_services.rules.checking import checked
 
 CONTROL_BYTES = 1 << 20
 """The longest message of a method for which nothing else is set."""

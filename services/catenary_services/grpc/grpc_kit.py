@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -122,12 +122,16 @@ def create_server(
         RoleCallAuthorizer(authorizer) if authorizer is not None else OpenCallAuthorizer()
     )
     receiving = ReceivingMessages(taken.receiving_bytes, most_of_one=taken.receiving_bytes_of_one)
-    return grpc.aio.server(
+    server = grpc.aio.server(
         options=[*_SERVER_OPTIONS, *_limits(max_message_bytes)],
         interceptors=[
             CallInterceptor(call_authorizer, receiving, taken.most_bytes, taken.usual_bytes)
         ],
     )
+    # gRPC waits for calls of each registered method apart, and with every call anew for all of
+    # them. The generic handlers, which servicers add as well, serve the same methods with one wait.
+    server.add_registered_method_handlers = _not_registered  # type: ignore[method-assign]
+    return server
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, security: ServerSecurity) -> int:
@@ -148,6 +152,10 @@ def bind(server: grpc.aio.Server, host: str, port: int, security: ServerSecurity
     if bound == 0:
         raise Unavailable(f"cannot listen on {address}")
     return bound
+
+
+def _not_registered(service: str, methods: Mapping[str, object]) -> None:
+    """Does nothing, in place of registering the methods of a service."""
 
 
 def _limits(max_message_bytes: int) -> tuple[tuple[str, int], ...]:

@@ -29,7 +29,7 @@ class PackedWriter(Generic[M]):
 
     __slots__ = (
         "_capacity",
-        "_idle",
+        "_flushed",
         "_is_due",
         "_queue",
         "_send",
@@ -42,9 +42,10 @@ class PackedWriter(Generic[M]):
         self._send = send
         self._capacity = capacity
         self._queue: list[M] = []
-        self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._wake: asyncio.Future[None] | None = None
+        """What `run` waits for while it sleeps."""
+        self._flushed: asyncio.Future[None] | None = None
+        """What those wait for who flush; None if nobody has."""
         self._sleeping = True
         self._is_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -80,7 +81,6 @@ class PackedWriter(Generic[M]):
         if len(queue) >= self._capacity:
             raise Overloaded(f"{len(queue)} messages wait for a peer that does not read them")
         queue.append(message)
-        self._idle.clear()
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._lingered)
 
@@ -93,18 +93,20 @@ class PackedWriter(Generic[M]):
 
     def _wake_up(self) -> None:
         self._sleeping = False
-        self._idle.clear()
-        self._wake.set()
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
 
     async def run(self) -> None:
         """Sends until it is cancelled. An error of `send` is raised here, and its batch is lost."""
+        loop = asyncio.get_running_loop()
         while True:
             if not self._is_due:
                 self._sleeping = True
-                if not self._queue:
-                    self._idle.set()
-                self._wake.clear()
-                await self._wake.wait()
+                if self._flushed is not None and not self._queue:
+                    self._flushed.set_result(None)
+                    self._flushed = None
+                self._wake = loop.create_future()
+                await self._wake
             batch, self._queue = self._queue[:MOST_AT_ONCE], self._queue[MOST_AT_ONCE:]
             self._is_due = bool(self._queue)
             await self._send(batch)
@@ -115,9 +117,13 @@ class PackedWriter(Generic[M]):
         Raises:
             DeadlineExceeded: It was not sent within `timeout_s`.
         """
+        if self._sleeping and not self._queue:
+            return
+        if self._flushed is None:
+            self._flushed = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
+                await asyncio.shield(self._flushed)  # others may be waiting for it, too
         except TimeoutError:
             raise DeadlineExceeded(
                 f"{self.pending} messages were not sent within {timeout_s} s",

@@ -5,6 +5,10 @@ A good message, as nearly every one is, is only read by `walk`, which scans its 
 `catenary_services.rules.compiling` writes, checks the parsed message. Both may doubt a good message
 but never accept a bad one. A message that both doubt is examined field by field by `violation`,
 which says what is wrong.
+
+What gRPC reads is checked where its bytes are at hand. A bad message is read as an
+`InvalidMessage`, which is returned, not raised, because gRPC would keep an exception of a parser to
+itself. Whoever reads the stream raises it.
 """
 
 from __future__ import annotations
@@ -12,14 +16,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+import grpc.aio
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from catenary_services.errors import InvalidMessage
 from catenary_services.rules.compiling import Passes, compiled
 from catenary_services.rules.relations import RELATIONS, Relation, holds
+from catenary_services.rules.sizing import too_many
 from catenary_services.rules.vocabulary import (
     FLOATS,
     INTEGERS,
@@ -35,6 +41,7 @@ _SHOWN = 64
 """The number of characters of a wrong value that error messages repeat."""
 
 M = TypeVar("M", bound=Message)
+Parse = Callable[[bytes], Any]
 
 
 class MessageChecker:
@@ -178,3 +185,42 @@ def _trouble_of_text(bounds: FieldBounds, value: str | bytes) -> str | None:
     if form is not None and isinstance(value, str) and form.fullmatch(value) is None:
         return f"{value[:_SHOWN]!r} does not have the form {form.pattern}"
     return None
+
+
+def checked(parse: Parse | None, *, counted: bool = False) -> Parse | None:
+    """Returns a parser for gRPC that gives an `InvalidMessage` for each message that breaks a rule.
+
+    Args:
+        parse: The parser of a stub or a servicer.
+        counted: Whether to count the values of a message, too, before they are made.
+    """
+    kind = getattr(parse, "__self__", None)
+    if parse is None or not isinstance(kind, type) or not issubclass(kind, Message):
+        return parse
+    descriptor: Any = kind.DESCRIPTOR
+    offence = checker_of(descriptor).offence
+
+    def read(data: bytes) -> Any:
+        message = parse(data)
+        return offence(message, data) or message
+
+    if not counted:
+        return read
+    return lambda data: too_many(descriptor, data) or read(data)
+
+
+def checking(channel: grpc.aio.Channel) -> grpc.aio.Channel:
+    """Returns a channel for a stub with streams only, which checks what it reads from them."""
+    return cast(grpc.aio.Channel, _CheckingChannel(channel))
+
+
+class _CheckingChannel:
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+
+    def stream_stream(
+        self, method: str, request_serializer: Any, response_deserializer: Any, **others: Any
+    ) -> Any:
+        return self._channel.stream_stream(
+            method, request_serializer, checked(response_deserializer), **others
+        )

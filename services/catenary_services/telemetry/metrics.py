@@ -24,9 +24,10 @@ class _Attainment:
     """The recent requests of one model. Labels are looked up once, which is most of their cost."""
 
     def __init__(self, share: Gauge, met: Counter, missed: Counter) -> None:
-        self._share, self._met, self._missed = share, met, missed
+        self._met, self._missed = met, missed
         self._window: deque[bool] = deque(maxlen=_SLO_WINDOW)
         self._count = 0
+        share.set_function(self._share_met)
 
     def observe(self, met: bool) -> None:
         if len(self._window) == _SLO_WINDOW:
@@ -34,7 +35,10 @@ class _Attainment:
         self._window.append(met)
         self._count += met
         (self._met if met else self._missed).inc()
-        self._share.set(self._count / len(self._window))
+
+    def _share_met(self) -> float:
+        window = len(self._window)
+        return self._count / window if window else 0.0
 
 
 class Metrics(MetricTable):

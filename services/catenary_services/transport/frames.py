@@ -151,7 +151,7 @@ def layout(
         dtype = DTYPE_OF.get(datatype)
         if dtype is None:
             raise InvalidInput(f"tensors[{index}].datatype", f"{datatype!r} has no fixed size")
-        if any(dimension < 0 for dimension in shape):
+        if shape and min(shape) < 0:
             raise InvalidInput(f"tensors[{index}].shape", f"{list(shape)} has a free dimension")
         offset = align(end)
         nbytes = math.prod(shape) * dtype.itemsize
@@ -183,7 +183,7 @@ def tensor_views(
 
 def _view(field: str, header: TensorHeader, payload: memoryview) -> npt.NDArray[np.generic]:
     shape = tuple(header.shape)
-    if len(shape) > MAX_DIMENSIONS or any(dimension < 0 for dimension in shape):
+    if len(shape) > MAX_DIMENSIONS or (shape and min(shape) < 0):
         raise InvalidInput(f"{field}.shape", f"{list(shape)[:MAX_DIMENSIONS]} is not possible")
     if header.offset % ALIGNMENT:
         raise InvalidInput(f"{field}.offset", f"{header.offset} is no multiple of {ALIGNMENT}")

@@ -44,16 +44,12 @@ class FrameSender:
     """
 
     name: str
-    """The peer id it gave; with TLS, that of its certificate."""
+    """The peer id it gave; with TLS, that of its certificate. Empty for frames of this process."""
     role: Role | None = None
     """The role in its certificate. None without TLS, and over shared memory, where the kernel says
     that it is a process of this process's user."""
     is_refused: bool = field(default=False, compare=False)
     """True if it may not send: the connection is closed at its next frame."""
-
-    def may_be(self, name: str) -> bool:
-        """Returns False if this is certainly not `name`; frames made in-process have no name."""
-        return self.name in (name, "")
 
 
 NOBODY = FrameSender("")

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from catenary_gateway.admission.arrivals import LoopLag, answer_within_ns
+from catenary_gateway.admission.request_pipeline import LoopLag, answer_within_ns
 
 MS = 1_000_000
 

@@ -183,7 +183,7 @@ async def test_every_row_gets_its_own_result(sizes: list[int], seed: int, attemp
             results += [result_of(bench.agent.frames, lambda x: x * 2 + 1)] * rng.randint(1, 2)
     rng.shuffle(results)
     for frame in results:
-        bench.plane.frame(frame)
+        bench.plane.results.take(frame)
     for task, value in zip(tasks, values, strict=True):
         answer = await asyncio.wait_for(task, 30)
         np.testing.assert_array_equal(answer.outputs[0], value * 2 + 1)
@@ -201,8 +201,8 @@ async def test_first_result_of_a_row_wins() -> None:
     await bench.order([(1, 0, 1, 0)], 1)
     await bench.order([(1, 0, 2, 0)], 2)
     first, second = ([frame] for frame in bench.agent.frames)
-    bench.plane.frame(result_of(first, lambda x: x * 10))
-    bench.plane.frame(result_of(second, lambda x: x * 20))
+    bench.plane.results.take(result_of(first, lambda x: x * 10))
+    bench.plane.results.take(result_of(second, lambda x: x * 20))
     answer = await task
     assert answer.outputs[0][:, 0].tolist() == [10, 20]
 
@@ -219,7 +219,7 @@ async def test_rows_of_a_gone_request_are_blank_and_the_others_get_theirs() -> N
     ((header, payload),) = bench.agent.frames
     (sent,) = tensor_views(header.tensors, memoryview(payload)).values()
     assert sent[:, 0].tolist() == [0, 0, 1]
-    bench.plane.frame(result_of(bench.agent.frames, lambda x: x + 1))
+    bench.plane.results.take(result_of(bench.agent.frames, lambda x: x + 1))
     assert (await stays).outputs[0].tolist() == [[2, 2, 2, 2]]
 
 
@@ -272,12 +272,12 @@ async def test_frames_that_do_not_fit_the_order_change_nothing(edit) -> None:
     await bench.order([(1, 0, 2, 0)], 2)
     good = result_of(bench.agent.frames, lambda x: x * 3)
     bad = tampered(good, edit)
-    bench.plane.frame(bad)
+    bench.plane.results.take(bad)
     assert bad.released == 1
     assert bench.plane.results.dropped == 1
     assert not task.done()
-    bench.plane.frame(Frame(b"\xff\xff", b""))
-    bench.plane.frame(good)
+    bench.plane.results.take(Frame(b"\xff\xff", b""))
+    bench.plane.results.take(good)
     assert (await task).outputs[0].tolist() == [[3] * 4] * 2
     assert not other.done()
     other.cancel()
@@ -289,7 +289,7 @@ async def test_result_with_wrong_outputs_fails_the_request_at_once() -> None:
     task = bench.ask(np.ones((1, 4), np.float32))
     await asyncio.sleep(0)
     await bench.order([(1, 0, 1, 0)], 1)
-    bench.plane.frame(result_of(bench.agent.frames, lambda x: x, name="other"))
+    bench.plane.results.take(result_of(bench.agent.frames, lambda x: x, name="other"))
     with pytest.raises(InternalError):
         await task
 
@@ -301,7 +301,7 @@ async def test_resubmission_names_rows_under_way_and_rows_that_are_here() -> Non
     first = await bench.order([(1, 0, 2, 0)], 2)
     frames = list(bench.agent.frames)
     second = await bench.order([(1, 2, 2, 0)], 2)
-    bench.plane.frame(result_of(frames, lambda x: x))
+    bench.plane.results.take(result_of(frames, lambda x: x))
     bench.outbox.messages.clear()
     bench.plane.connected()
     (submit,) = bench.outbox.of("submit")
@@ -325,7 +325,7 @@ async def test_failed_attempt_is_not_resubmitted_as_under_way() -> None:
         batch_id=batch,
         failure=common_pb2.Failure(reason="PARTITION_LOST"),
     )
-    bench.plane.frame(Frame(failure.SerializeToString(), b""))
+    bench.plane.results.take(Frame(failure.SerializeToString(), b""))
     bench.outbox.messages.clear()
     bench.plane.connected()
     assert not bench.outbox.of("submit")[0].in_flight

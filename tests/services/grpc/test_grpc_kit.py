@@ -234,3 +234,12 @@ async def test_proxy_settings_of_the_machine_are_ignored(monkeypatch: pytest.Mon
     monkeypatch.delenv("NO_PROXY", raising=False)
     async with connected() as (channel, _, _server):
         assert await check(health_pb2_grpc.HealthStub(channel)) == STATUS.NOT_SERVING
+
+
+async def test_a_server_awaits_calls_of_all_methods_at_once() -> None:
+    # gRPC has a task for each registered method, and looks through all of them with every call.
+    async with connected() as (channel, switch, _):
+        switch.set_serving(True)
+        assert await check(health_pb2_grpc.HealthStub(channel)) == STATUS.SERVING
+        awaiting = [task for task in asyncio.all_tasks() if "_request_call" in repr(task)]
+        assert len(awaiting) == 1

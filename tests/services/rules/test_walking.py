@@ -22,7 +22,7 @@ from catenary_protos.catenary.v1 import (
 )
 from catenary_services.errors import InvalidMessage
 from catenary_services.rules import checker_of, parsed
-from catenary_services.rules.reading import checked
+from catenary_services.rules.checking import checked
 from catenary_services.rules.walking import COMPILED, walk_of
 from hostile.any_message import good_messages, message_types, messages
 

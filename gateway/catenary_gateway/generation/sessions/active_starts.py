@@ -4,6 +4,8 @@ A generation has at most one current start, whose tokens count. It may have succ
 which a live migration is to hand it over. The current start goes on until a successor brings the
 next token; then that successor becomes current. Whatever fails, restarts or arrives out of order,
 the token of each position is taken exactly once, and in order.
+
+A start begins with a frame to the first agent of its ring: its opening, or the order to move it.
 """
 
 from __future__ import annotations
@@ -14,14 +16,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from catenary_gateway.generation.sessions.opening import open_session
 from catenary_gateway.generation.sessions.session import PendingSession
 from catenary_gateway.generation.sessions.start import SessionStart
 from catenary_gateway.observability.request_metrics import RequestMetrics
 from catenary_gateway.results.delivery import LinkSource
+from catenary_gateway.results.pending import left_s
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from catenary_services.errors import InvalidInput, PartitionLost
 from catenary_services.grpc.error_tables import error_of_exception, failure_of
+from catenary_services.transport.acknowledgements import Lost
 
 OVERTAKEN_S = 5.0
 """Seconds to wait for tokens of the ring that a session has left, once the new ring has brought
@@ -290,3 +293,71 @@ def _why_again(session: PendingSession) -> str:
 def _lost(session: PendingSession) -> common_pb2.Failure:
     lost = PartitionLost(f"the token at {session.next_position} was lost")
     return failure_of(lost, retryable=True)
+
+
+async def open_session(
+    session: PendingSession,
+    start: SessionStart,
+    gateway_id: str,
+    hub: LinkSource,
+    lost: Lost | None = None,
+) -> None:
+    """Sends the opening of a start, with the token history, to the agent that must know it.
+
+    That is the first agent of the start's ring. For a start that takes over from another it is the
+    first agent of the ring that generates now, which organises the move. Nothing is sent if the
+    start has been replaced by another one, or the request has ended. `lost` is called if the link
+    breaks before it is certain that the opening has arrived.
+
+    Raises:
+        DeadlineExceeded: No time is left.
+        PartitionLost: The agent cannot be reached.
+        Overloaded: The agent took no frame in time.
+    """
+    deadline_ns = session.due_ns
+    ring = start.order.route if start.moves is None else start.moves.ring
+    link = await hub.link_to(ring[0].agent_id, left_s(deadline_ns))
+    slot = await link.export(0, left_s(deadline_ns))
+    try:
+        if not session.believes(start):
+            return
+        start.push_ns = time.monotonic_ns()
+        opening = session.opening(start, gateway_id, start.push_ns)
+        header = _opened(start, opening) if start.moves is None else _moved(start, opening)
+        await link.push(slot, header.SerializeToString(), left_s(deadline_ns), lost)
+        start.sent_ns = time.monotonic_ns()
+    finally:
+        slot.release()
+
+
+def _opened(start: SessionStart, opening: frame_pb2.SessionOpening) -> frame_pb2.FrameHeader:
+    rows = frame_pb2.SessionRows(session_id=start.session_id, sample=True, opening=opening)
+    return frame_pb2.FrameHeader(
+        kind=frame_pb2.FRAME_KIND_SESSION_STEP,
+        epoch=start.order.epoch,
+        route=start.order.route,
+        position=0,
+        budget_ns=opening.budget_ns,
+        plan_id=start.order.plan_id,
+        sent_monotonic_ns=start.push_ns,
+        session_rows=[rows],
+    )
+
+
+def _moved(start: SessionStart, opening: frame_pb2.SessionOpening) -> frame_pb2.FrameHeader:
+    order = start.order
+    move = frame_pb2.SessionMove(
+        session_id=start.session_id,
+        moved_session_id=order.moved_session_id,
+        step=frame_pb2.SessionMove.STEP_BEGIN,
+        by_tokens=order.move_mode == scheduler_pb2.MOVE_MODE_TOKENS,
+        opening=opening,
+    )
+    return frame_pb2.FrameHeader(
+        kind=frame_pb2.FRAME_KIND_SESSION_MOVE,
+        epoch=order.epoch,
+        budget_ns=opening.budget_ns,
+        plan_id=order.plan_id,
+        sent_monotonic_ns=start.push_ns,
+        move=move,
+    )

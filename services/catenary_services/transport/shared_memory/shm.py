@@ -22,8 +22,7 @@ from catenary_services.transport.exchange import HANDSHAKE_S, lost
 from catenary_services.transport.interface import EndpointAddress, FrameHandler, Link
 from catenary_services.transport.memory import MemoryPool, shared_segment
 from catenary_services.transport.settings import TransportSettings, host_id, socket_path
-from catenary_services.transport.shared_memory.shm_link import ShmLink
-from catenary_services.transport.shared_memory.shm_receiver import ShmReceiver
+from catenary_services.transport.shared_memory.shm_link import ShmLink, ShmReceiver
 
 _BACKLOG = 128
 _PEER_CREDENTIALS = struct.Struct("3i")
