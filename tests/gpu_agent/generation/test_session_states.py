@@ -22,7 +22,7 @@ from catenary_agent.generation.state.states import (
     ROUND,
     TRANSITIONS,
     History,
-    IllegalTransitionError,
+    InvalidTransitionError,
     SessionState,
 )
 from catenary_protos.catenary.v1 import frame_pb2
@@ -242,13 +242,13 @@ def queue_twice(loop: GenerationLoop) -> None:
     )
 
 
-def test_an_illegal_change_is_raised_in_tests() -> None:
+def test_an_invalid_change_is_raised_in_tests() -> None:
     loop = lone_loop(validates=True)
-    with pytest.raises(IllegalTransitionError, match=r"-> computing \(LoopCall-3\) after new"):
+    with pytest.raises(InvalidTransitionError, match=r"-> computing \(LoopCall-3\) after new"):
         queue_twice(loop)
 
 
-def test_in_service_an_illegal_change_costs_its_session_alone() -> None:
+def test_in_service_an_invalid_change_costs_its_session_alone() -> None:
     loop = lone_loop(validates=False)
     queue_twice(loop)
     assert loop.sessions.is_over(1)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class FrameKind(NamedTuple):
-    """How the frames of one kind are handled, in this order."""
+    """The handling of the frames of one kind: a check of the sender, then the reading."""
 
     admits: Callable[[FrameHeader, str], bool]
     """Whether a peer may speak of all sessions in a frame."""

@@ -1,4 +1,4 @@
-"""What the frames of sessions have in common, whatever they carry."""
+"""The common base of the frames of sessions, whatever they carry."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from catenary_agent.generation.state.events import (
 )
 from catenary_agent.generation.state.holdings import HoldingsAnswer
 from catenary_agent.generation.state.sessions import SessionTable
-from catenary_agent.generation.state.states import IllegalTransitionError
+from catenary_agent.generation.state.states import InvalidTransitionError
 from catenary_agent.supervision.steps import RunningSteps, StepKind
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class GenerationLoop:
             clock: Returns monotonic nanoseconds.
             batcher_closed: Called when the executor of a batcher was closed.
             steps: Where the running step is noted, for the watchdog.
-            validates: Whether all invariants are checked after every event and step, and an illegal
+            validates: Whether all invariants are checked after every event and step, and an invalid
                 change of a session's state is raised. For tests.
         """
         self._clock = clock
@@ -148,8 +148,8 @@ class GenerationLoop:
         try:
             work(*arguments)
             self.migrations.settle()
-        except IllegalTransitionError as error:
-            self.sessions.fail_illegal(error)
+        except InvalidTransitionError as error:
+            self.sessions.fail_invalid(error)
         if self._validates:
             self.validate()
 

@@ -43,7 +43,7 @@ class StepPlan(NamedTuple):
     evicted: Mapping[int, CacheFull]
     """The sessions that must fail first, because memory is too small for them."""
     looked_at: tuple[int, int, int]
-    """How many sessions leave each queue: decode rows, urgent ones, prompts."""
+    """The numbers of sessions that leave each queue: decode rows, urgent ones, prompts."""
     passed_over: Sequence[int]
     """The prompts among them that return to the front of their queue."""
 

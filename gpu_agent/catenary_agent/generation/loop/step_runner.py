@@ -27,7 +27,7 @@ from catenary_agent.generation.state.states import (
     LEAVING,
     QUEUED,
     WAITING,
-    IllegalTransitionError,
+    InvalidTransitionError,
 )
 from catenary_agent.supervision.steps import RunningSteps, StepKind
 from catenary_services.errors import CatenaryError, DeviceLost, InternalError
@@ -116,8 +116,8 @@ class StepRunner:
             try:
                 if work.session.state is not CLOSED:
                     self._advance(work, result, times)
-            except IllegalTransitionError as error:
-                self._sessions.fail_illegal(error)
+            except InvalidTransitionError as error:
+                self._sessions.fail_invalid(error)
         done = StepDone(
             batcher.key.model.name, size.decode_rows, prefill_tokens, times[1] - times[0]
         )

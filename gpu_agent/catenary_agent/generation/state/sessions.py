@@ -23,7 +23,7 @@ from catenary_agent.generation.state.states import (
     ROUND,
     TRANSITIONS,
     WAITING,
-    IllegalTransitionError,
+    InvalidTransitionError,
 )
 from catenary_services.errors import DeadlineExceeded
 from catenary_services.log import get_logger
@@ -62,12 +62,12 @@ class SessionTable:
         Args:
             agent_id: The id of this agent.
             batcher_closed: Called with each batcher whose executor was closed.
-            is_strict: Whether an illegal change of a state is raised; otherwise its session fails.
+            is_strict: Whether an invalid change of a state is raised; otherwise its session fails.
         """
         self.agent_id = agent_id
         self.is_strict = is_strict
         self.cause: Cause = ("Start", 0, 0)
-        """What is happening now."""
+        """The cause of all changes that are made now."""
         self.batchers: list[PartitionBatcher] = []
         """Every batcher whose executor is not closed yet; the next to compute comes first."""
         self.out = LoopOutput()
@@ -115,7 +115,7 @@ class SessionTable:
         """Changes the state of a session.
 
         Raises:
-            IllegalTransitionError: `TRANSITIONS` does not have this change.
+            InvalidTransitionError: `TRANSITIONS` does not have this change.
         """
         before = session.state
         if ROUND.get(before) is state:
@@ -124,7 +124,7 @@ class SessionTable:
             session.history.add(before, state, self.cause)
         else:
             session_id = session.spec.session_id
-            raise IllegalTransitionError(session_id, state, self.cause, session.history)
+            raise InvalidTransitionError(session_id, state, self.cause, session.history)
         session.state = state
 
     def resume(self, session: Session, *, is_awaited: bool = False) -> None:
@@ -140,7 +140,7 @@ class SessionTable:
             queue = batcher.queue_first if is_awaited else batcher.queue
             queue(session.spec.session_id, pending, self.cause[2])
 
-    def fail_illegal(self, error: IllegalTransitionError) -> None:
+    def fail_invalid(self, error: InvalidTransitionError) -> None:
         """Fails the session of a bug that is being handled, or raises it if that is asked for."""
         if self.is_strict:
             raise error

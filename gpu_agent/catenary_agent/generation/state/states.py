@@ -12,24 +12,24 @@ from collections.abc import Mapping
 
 
 class SessionState(enum.StrEnum):
-    """What a session does at an agent; it holds its block slots in every state but the last."""
+    """A session's state at an agent; it holds its block slots in every state but the last."""
 
     MIGRATING_IN = "migrating_in"
-    """Its old ring generates; here it only takes up room and, in a move of caches, rows."""
+    """The old ring generates; the session takes up room here and, in a move of caches, rows."""
     AWAITING_TOKEN = "awaiting_token"
-    """Its caches are on their way, and so is the first token, which the prefill ring samples."""
+    """The caches are on their way, and so is the first token, which the prefill ring samples."""
     RECEIVING = "receiving"
-    """Its caches are on their way, and nothing else is missing."""
+    """The caches are on their way, and nothing else is missing."""
     WAITING = "waiting"
-    """It has nothing to compute until rows or a token come round the ring."""
+    """The session has nothing to compute until rows or a token come round the ring."""
     QUEUED = "queued"
-    """It has tokens to compute, and is in one queue of its batcher."""
+    """The session has tokens to compute, and is in one queue of its batcher."""
     COMPUTING = "computing"
-    """It is part of the step that runs, or of the one whose output is being applied."""
+    """The session is part of the step that runs, or whose output is being applied."""
     LEAVING = "leaving"
     """Nothing more of it is computed here; it ends once its caches have left."""
     CLOSED = "closed"
-    """It is over, and its slots are free."""
+    """The session is over, and its slots are free."""
 
 
 WAITING, QUEUED, COMPUTING = SessionState.WAITING, SessionState.QUEUED, SessionState.COMPUTING
@@ -94,7 +94,7 @@ class History:
         )
 
 
-class IllegalTransitionError(Exception):
+class InvalidTransitionError(Exception):
     """A change of state that the table does not have, which is a bug."""
 
     def __init__(
