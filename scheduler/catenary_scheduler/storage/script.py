@@ -53,7 +53,7 @@ class ScriptConnection:
 
     def __init__(self, redis: Redis) -> None:
         """Opens no connection."""
-        self._pool = redis.connection_pool
+        self._pool: Any = redis.connection_pool
         self._turn = asyncio.Lock()  # answers come in the order of the calls
         self._connection: Any = None  # redis-py has no public name for the type of all kinds
 
