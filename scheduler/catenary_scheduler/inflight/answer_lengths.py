@@ -18,6 +18,8 @@ from catenary_scheduler.storage.values.codec import encode_document
 from catenary_services.domain.ids import ModelKey
 
 _PERIOD_S = 10.0
+_LOOK_S = 1.0
+"""Seconds after which the predictors are looked at again if none has learned anything."""
 
 
 class LengthRecords:
@@ -63,6 +65,7 @@ class LengthRecords:
             if predictor.learned != self._written.get(model, 0)
         ]
         if not changed:
+            self._next_s = now_s + _LOOK_S
             return
         order = list(self._written)
         model = min(changed, key=lambda each: order.index(each) if each in order else -1)

@@ -53,7 +53,8 @@ class ScriptConnection:
 
     def __init__(self, redis: Redis) -> None:
         """Opens no connection."""
-        self._pool = redis.connection_pool
+        self._pool: Any = redis.connection_pool
+        self._turn = asyncio.Lock()  # answers come in the order of the calls
         self._connection: Any = None  # redis-py has no public name for the type of all kinds
 
     async def run(
@@ -63,10 +64,11 @@ class ScriptConnection:
 
         A second attempt, on a new connection, follows a broken connection or a late answer.
         """
-        try:
-            return await self._attempt(script, keys, arguments)
-        except (ConnectionLost, RedisTimeout, OSError):
-            return await self._attempt(script, keys, arguments)
+        async with self._turn:
+            try:
+                return await self._attempt(script, keys, arguments)
+            except (ConnectionLost, RedisTimeout, OSError):
+                return await self._attempt(script, keys, arguments)
 
     async def _attempt(
         self, script: RedisScript, keys: Sequence[str], arguments: Sequence[str | bytes]

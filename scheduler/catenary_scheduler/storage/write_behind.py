@@ -8,7 +8,6 @@ between, it is taken with a higher epoch and everything is written anew; otherwi
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -79,9 +78,12 @@ class WriteBehind:
         self._schedule = schedule
         self._loop = asyncio.get_running_loop()
         self._work = asyncio.Event()
-        """Set when something is due: the first change waits a moment for others to join it."""
+        """Set when the lease is to be renewed or something to be written. The first change waits a
+        moment for others to join it."""
+        self._work.set()
         self._touched = False
-        self._renew_at = 0.0
+        self._must_renew = True
+        self._renewal: asyncio.TimerHandle | None = None
         self._beyond = 0
         self._backoff_s = 0.0
         self._kind = ""
@@ -115,7 +117,7 @@ class WriteBehind:
         """
         while True:
             try:
-                await self._wait_for_work()
+                await self._work.wait()
                 await self._beat(self._loop.time())
             except _REDIS_FAILURES as failure:
                 pass_cancellation()
@@ -137,21 +139,22 @@ class WriteBehind:
         if self._journal:
             await self._write()
 
-    async def _wait_for_work(self) -> None:
-        if not self._work.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(self._renew_at):
-                    await self._work.wait()
+    def _let_renew(self) -> None:
+        self._must_renew = True
+        self._work.set()
 
-    async def _beat(self, now: float) -> None:
+    async def _beat(self, began: float) -> None:
         self._work.clear()
         self._touched = False
         if self._beyond > 0:
             await self._jump()
-        if now >= self._renew_at or not self.connected:
+        if self._must_renew or not self.connected:
             if not await self._lease.renew():
                 await self._reacquire()
-            self._renew_at = now + self._schedule.renew_s
+            self._must_renew = False
+            if self._renewal is not None:
+                self._renewal.cancel()
+            self._renewal = self._loop.call_at(began + self._schedule.renew_s, self._let_renew)
         await self.flush()
         if not self.connected:
             _log.info("redis_connected", epoch=self._lease.epoch)
