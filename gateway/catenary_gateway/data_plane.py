@@ -75,7 +75,7 @@ class DataPlane:
         """The series of request ids. Every submission to the scheduler takes its id from this
         series."""
         self._idle: asyncio.Future[None] | None = None
-        """What `idle` waits for; None while nobody does."""
+        """The end of the last request, for those who wait in `idle`; None while nobody does."""
         self.results = ResultMerger(self._requests, self._attempts, self._complete, self._fail)
         self.results.on_refused = request_metrics.metrics.frames_refused.labels(
             "unplanned_sender"

@@ -29,7 +29,7 @@ from path_trace import PathTracer, RequestPath, traced_environment
 pytestmark = pytest.mark.timeout(600)  # the first test of all imports the models
 
 PHOTOGRAPH_FILES = 87
-CHAT_FILES = 150
+CHAT_FILES = 134
 CHAT_TEMPLATE = "{% for each in messages %}{{ each['content'] }}{% endfor %}"
 WARM_UPS = 3
 RECORDINGS = 20

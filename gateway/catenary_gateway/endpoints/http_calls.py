@@ -6,6 +6,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from catenary_gateway.admission.request_pipeline import Caller, RequestPipeline
 from catenary_gateway.endpoints.http_connections import ConnectionWatcher
@@ -26,7 +27,6 @@ _LONGEST_ID = 256
 
 _NO_ROUTE = ModelNotFound("no such route")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 
 
 def errors_as_json(pipeline: RequestPipeline, connections: ConnectionWatcher) -> Middleware:

@@ -154,7 +154,9 @@ def bind(server: grpc.aio.Server, host: str, port: int, security: ServerSecurity
     return bound
 
 
-def _not_registered(service: str, methods: Mapping[str, object]) -> None:
+def _not_registered(
+    service_name: str, method_handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
+) -> None:
     """Does nothing, in place of registering the methods of a service."""
 
 

@@ -43,9 +43,9 @@ class PackedWriter(Generic[M]):
         self._capacity = capacity
         self._queue: list[M] = []
         self._wake: asyncio.Future[None] | None = None
-        """What `run` waits for while it sleeps."""
+        """The alarm for which `run` waits while it sleeps."""
         self._flushed: asyncio.Future[None] | None = None
-        """What those wait for who flush; None if nobody has."""
+        """The end of the present sends, for those who flush; None while nobody does."""
         self._sleeping = True
         self._is_due = False
         self._timer: asyncio.TimerHandle | None = None
