@@ -46,7 +46,8 @@ class Outbox:
     def put(self, message: OutgoingMessage) -> None:
         """Queues a message; when full, drops the oldest report instead of failing."""
         self._queue.append(message)
-        self._shrink()
+        if len(self._queue) > self._capacity:
+            self._shrink()
         if not message.droppable or len(self._queue) >= _ENOUGH:
             self._due.set()
         elif self._linger is None and not self._due.is_set():

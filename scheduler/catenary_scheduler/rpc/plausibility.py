@@ -257,12 +257,12 @@ class PlausibilityChecks:
 
     def _is_given_out(self, kind: str, batch: int) -> None:
         following = self._deps.dispatcher.pooled.next_batch
-        if not may_be_given_out(batch, following, self._deps.epoch()):
+        if batch >= following and not may_be_given_out(batch, following, self._deps.epoch()):
             raise InvalidMessage(kind, "batch_id", f"{batch} was never given out")
 
     def _is_begun(self, kind: str, session: int) -> None:
         following = self._deps.dispatcher.chained.next_session
-        if not may_be_given_out(session, following, self._deps.epoch()):
+        if session >= following and not may_be_given_out(session, following, self._deps.epoch()):
             raise InvalidMessage(kind, "session_id", f"{session} was never given out")
 
     def _agents_of(self, session: SessionId) -> set[AgentId]:

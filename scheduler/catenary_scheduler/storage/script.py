@@ -12,9 +12,6 @@ from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import NoScriptError
 from redis.exceptions import TimeoutError as RedisTimeout
 
-_ATTEMPT_S = 1.0
-"""Longest time for one attempt of a `ScriptConnection`, with connecting, in seconds."""
-
 
 class RedisScript:
     """One Lua script. EVALSHA costs 40 bytes a call; a restarted server answers NOSCRIPT once.
@@ -56,6 +53,8 @@ class ScriptConnection:
         self._pool: Any = redis.connection_pool
         self._turn = asyncio.Lock()  # answers come in the order of the calls
         self._connection: Any = None  # redis-py has no public name for the type of all kinds
+        self._limit_s: float | None = None
+        """Longest time from sending to the answer, in seconds: the client's for one answer."""
 
     async def run(
         self, script: RedisScript, keys: Sequence[str], arguments: Sequence[str | bytes]
@@ -73,13 +72,10 @@ class ScriptConnection:
     async def _attempt(
         self, script: RedisScript, keys: Sequence[str], arguments: Sequence[str | bytes]
     ) -> object:
+        connection = await self._connected()
         try:
-            async with asyncio.timeout(_ATTEMPT_S):
-                connection = self._connection
-                if connection is None:
-                    connection = self._connection = await self._pool.get_connection()
-                    connection.socket_timeout = None  # the time of the whole attempt is limited
-                # Whatever is raised below, redis-py closes a connection with an unread answer.
+            # Whatever is raised in here, redis-py closes a connection with an unread answer.
+            async with asyncio.timeout(self._limit_s):
                 await connection.send_command("EVALSHA", script.sha, len(keys), *keys, *arguments)
                 try:
                     return await connection.read_response()
@@ -89,7 +85,21 @@ class ScriptConnection:
                     )
                     return await connection.read_response()
         except TimeoutError:
-            raise RedisTimeout(f"no answer within {_ATTEMPT_S:g} s") from None
+            raise RedisTimeout(f"no answer within {self._limit_s} s") from None
+
+    async def _connected(self) -> Any:
+        """Returns the connection, open. Only connecting is limited by redis-py's own time-outs."""
+        connection = self._connection
+        if connection is None:
+            connection = self._connection = await self._pool.get_connection()
+            self._limit_s = connection.socket_timeout
+        elif connection.is_connected:
+            return connection
+        else:
+            connection.socket_timeout = self._limit_s
+            await connection.connect()
+        connection.socket_timeout = None
+        return connection
 
 
 def pass_cancellation() -> None:

@@ -72,9 +72,20 @@ def test_a_lost_agent_takes_only_what_was_ahead_of_it() -> None:
     assert len(in_flight) == 1
 
 
-def test_a_batch_over_before_the_flush_costs_one_deletion() -> None:
+def test_a_batch_over_before_the_flush_costs_nothing_and_a_written_one_is_deleted() -> None:
     in_flight, journal = InFlightBatches(), Journal()
     in_flight.dispatched(batch(1, A))
+    in_flight.over(BatchId(1))
+    in_flight.collect(journal)
+    assert not journal.take().tables
+    in_flight.dispatched(batch(1, A))
+    in_flight.collect(journal)
+    assert list(journal.take().tables[RedisTable.BATCHES]) == ["1"]
+    in_flight.over(BatchId(1))
+    in_flight.collect(journal)
+    assert journal.take().tables == {RedisTable.BATCHES: {"1": None}}
+    in_flight.dispatched(batch(1, A))
+    assert list(in_flight.records()) == ["1"]
     in_flight.over(BatchId(1))
     in_flight.collect(journal)
     assert journal.take().tables == {RedisTable.BATCHES: {"1": None}}
