@@ -59,6 +59,7 @@ MYPYC = (
     "scheduler/catenary_scheduler/dispatch/chained/placement/placement_requests.py",
     "scheduler/catenary_scheduler/dispatch/chained/placement/session_loads.py",
     "scheduler/catenary_scheduler/dispatch/chained/placement/workers.py",
+    "lab/catenary_lab/policies/balancing.py",
     "lab/catenary_lab/policies/balancing_sessions.py",
     "scheduler/catenary_scheduler/dispatch/chained/policies/jffc.py",
     "scheduler/catenary_scheduler/dispatch/chained/policies/pairing.py",

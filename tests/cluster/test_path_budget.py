@@ -23,13 +23,13 @@ import catenary
 from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
+from deployed.path_trace import PathTracer, RequestPath, traced_environment
 from fault_cluster import IMAGES, TEXTS, shared_models
-from path_trace import PathTracer, RequestPath, traced_environment
 
 pytestmark = pytest.mark.timeout(600)  # the first test of all imports the models
 
-PHOTOGRAPH_FILES = 87
-CHAT_FILES = 134
+PHOTOGRAPH_FILES = 85
+CHAT_FILES = 130
 CHAT_TEMPLATE = "{% for each in messages %}{{ each['content'] }}{% endfor %}"
 WARM_UPS = 3
 RECORDINGS = 20
