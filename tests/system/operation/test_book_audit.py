@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -144,17 +145,28 @@ async def test_rows_of_the_past_in_redis_are_found_by_the_next_leader(
     )
     assert status.scheduler_id != leader
     assert status.leaks_mended >= 2
+    assert status.quarantined_records >= 2
 
 
 def put_stale_rows(cluster: RunningCluster) -> None:
-    """Writes reservations that end in a year, as if a copy of Redis had been put back."""
+    """Writes reservations that nobody holds, as if a copy of Redis had been put back.
+
+    Two could be true; one is of an agent that does not exist, and one lies a year ahead.
+    """
     assert redis_pid(cluster.data_dir)
     known = json.loads(next((cluster.data_dir / "redis").glob("*.json")).read_text())
     client: Any = redis.Redis(port=known["port"], password=known["password"])
-    keys, year_ns = RedisKeys("main"), 365 * 86_400 * 10**9
-    for resource, number in (("gpu/agent-0", 77), ("gpu/agent-gone", 78)):
+    keys, second_ns = RedisKeys("main"), 10**9
+    soon_ns, year_ns = time.monotonic_ns() + 1800 * second_ns, 365 * 86_400 * second_ns
+    rows = (
+        ("gpu/agent-0", 77, soon_ns),
+        ("gpu/agent-0", 78, soon_ns + 2 * second_ns),
+        ("gpu/agent-0", 79, soon_ns + year_ns),
+        ("gpu/agent-gone", 80, soon_ns),
+    )
+    for resource, number, start_ns in rows:
         client.hset(keys.table("resources"), resource, "1")
-        row = f"{year_ns} {year_ns + 10**9} {2 * year_ns} 0"
+        row = f"{start_ns} {start_ns + second_ns} {start_ns + 600 * second_ns} 0"
         client.hset(keys.table(f"book:{resource}"), f"{number}:0", row)
     client.close()
 

@@ -22,6 +22,7 @@ import pytest
 import figures
 from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
 from catenary_agent.generation.state.events import MoveMessage
+from catenary_agent.generation.state.states import SessionState
 from catenary_agent.process import AgentProcess
 from catenary_agent.settings import AgentSettings
 from catenary_gateway.process import GatewayProcess
@@ -197,7 +198,7 @@ async def test_a_session_that_an_agent_forgets_goes_on_elsewhere(
     def forget() -> None:
         sessions = engine._generation_loop.sessions
         session = sessions._open.pop(session_id)
-        session.closed = True
+        sessions.go(session, SessionState.CLOSED)
         session.batcher.executor.close_session(session_id)
 
     began_s = time.monotonic()
