@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 
@@ -82,7 +83,7 @@ def moved_and_lost(cluster: RunningCluster, client: catenary.Client) -> tuple[st
         stream = client.generate(TEXTS, PROMPT, stream=True, max_tokens=TOKENS, ignore_eos=True)
         pieces = iter(stream)
         next(pieces)
-        found = client.sessions(TEXTS)
+        found = generating(client)
         if found and moved(client, found[0]):
             now = client.sessions(TEXTS)
             if now and now[0].session_id != found[0].session_id:
@@ -97,6 +98,18 @@ def moved_and_lost(cluster: RunningCluster, client: catenary.Client) -> tuple[st
         for _ in pieces:
             pass
     raise AssertionError("no session was moved before its answer was complete")
+
+
+def generating(client: catenary.Client) -> list[SessionInfo]:
+    """Returns the sessions, once the scheduler knows that one generates; none if it ended before.
+
+    A gateway tells it of a first token with its next report.
+    """
+    while found := list(client.sessions(TEXTS)):
+        if found[0].generates:
+            break
+        time.sleep(0.01)
+    return found
 
 
 def moved(client: catenary.Client, session: SessionInfo) -> bool:
