@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 
 import catenary
 import figures
-from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2
+from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc, common_pb2, scheduler_pb2
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from catenary_services.redis.redis_client import connect
@@ -237,7 +237,7 @@ GRPC = [
         "to deploy a path",
         "DeployModel",
         admin_pb2.DeployModelRequest(model="../../etc"),
-        "NOT_FOUND",
+        "INVALID_ARGUMENT",
         "operator",
     ),
 ]
@@ -259,12 +259,16 @@ def unknown_call(channel: grpc.Channel, metadata: Any) -> object:
 
 
 def gateway_hello(name: str) -> scheduler_pb2.GatewayMessages:
-    hello = scheduler_pb2.GatewayHello(gateway_id=name, incarnation=1)
+    peer = common_pb2.Peer(peer_id=name)
+    hello = scheduler_pb2.GatewayHello(gateway_id=name, incarnation=1, peer=peer)
     return scheduler_pb2.GatewayMessages(messages=[scheduler_pb2.GatewayMessage(hello=hello)])
 
 
 def agent_hello(name: str) -> scheduler_pb2.AgentMessages:
-    hello = scheduler_pb2.AgentHello(agent_id=name, incarnation=1)
+    peer = common_pb2.Peer(peer_id=name)
+    hello = scheduler_pb2.AgentHello(
+        agent_id=name, incarnation=1, peer=peer, server_id=name, link_bytes_per_second=10**9
+    )
     return scheduler_pb2.AgentMessages(messages=[scheduler_pb2.AgentMessage(hello=hello)])
 
 

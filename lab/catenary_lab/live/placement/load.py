@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import catenary
 from catenary_lab.live.generator import problem_of
-from catenary_services.domain.latency import TokenObjectives
 
 _TIMEOUT_S = 120.0
 """Longest duration of each request, in seconds."""
@@ -53,8 +52,9 @@ class Steps:
     """The requests of a load."""
 
     model: str
-    objectives: TokenObjectives
-    """Objectives of the model, which requests do not name."""
+    most_ns: tuple[int, int]
+    """Objectives of the model, which requests do not name: most nanoseconds to the first token and
+    per further one. (The compiled `TokenObjectives` cannot be pickled.)"""
     asked: Sequence[Asked]
     prompts: Sequence[Sequence[int]]
     """Tokens of each request's prompt."""
@@ -76,7 +76,7 @@ class Steps:
             return Answered(asked.step, asked.due_s, problem or "no report")
         first_ns = report.time_to_first_token_ns
         each_ns = report.time_per_output_token_ns
-        most_first_ns, most_each_ns = self.objectives.first_token_ns, self.objectives.per_token_ns
+        most_first_ns, most_each_ns = self.most_ns
         return Answered(
             asked.step,
             asked.due_s,

@@ -114,7 +114,8 @@ async def _load(
     words = range(1, ModelRepository(cluster.model_repository).decoder_table(key).vocabulary_size)
     chosen = random.Random(run.seed)
     prompts = [chosen.choices(words, k=each.prompt_tokens) for each in asked]
-    send = Steps(run.model, objectives, asked, prompts).send
+    most_ns = (objectives.first_token_ns, objectives.per_token_ns)
+    send = Steps(run.model, most_ns, asked, prompts).send
     moments = [each.due_s for each in asked]
     return await run_load(cluster.target, moments, send, cluster.options.data_dir)
 
