@@ -20,7 +20,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from catenary_protos.catenary.v1 import admin_pb2_grpc, common_pb2, scheduler_pb2_grpc
+from catenary_protos.catenary.v1 import admin_pb2_grpc, common_pb2, frame_pb2, scheduler_pb2_grpc
 from catenary_services.errors import CatenaryError
 from catenary_services.security.authority import CertificateAuthority, CertificateRequest
 from catenary_services.security.identity import Identity
@@ -208,9 +208,11 @@ class Scene:
             await hub.start(lambda frame: frame.release())
             hub.update_directory([common_pb2.Peer(peer_id=target, addresses=[address])])
             link = await hub.link_to(target, 5.0)
+            # Agents ignore results, and hold none against their senders.
+            header = frame_pb2.FrameHeader(kind=frame_pb2.FRAME_KIND_RESULT).SerializeToString()
             for _ in range(20):
                 slot = await link.export(64, 1.0)
-                await link.push(slot, b"", 1.0)
+                await link.push(slot, header, 1.0)
                 await asyncio.sleep(0.05)
                 if link.closed:
                     return "closed"
