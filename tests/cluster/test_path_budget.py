@@ -30,6 +30,8 @@ pytestmark = pytest.mark.timeout(600)  # the first test of all imports the model
 
 PHOTOGRAPH_FILES = 85
 CHAT_FILES = 130
+FEWEST_FILES = 10
+"""What every process of the cluster enters at least, in its endpoint alone."""
 CHAT_TEMPLATE = "{% for each in messages %}{{ each['content'] }}{% endfor %}"
 WARM_UPS = 3
 RECORDINGS = 20
@@ -126,4 +128,6 @@ def test_a_warm_request_enters_no_more_files_than_its_budget(
 ) -> None:
     path = paths[request_kind]
     print(f"\n{request_kind}: {path}")
+    # A tracer that records nothing keeps every budget.
+    assert all(len(path.files(process)) >= FEWEST_FILES for process in path.functions), str(path)
     assert len(path.files()) <= budget, str(path)

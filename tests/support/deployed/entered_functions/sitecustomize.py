@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = next(up for up in Path(__file__).resolve().parents if (up / "pyproject.toml").exists())
 FOLDER = os.environ.get("ENTERED_FUNCTIONS", "")
 TIMERS = frozenset(
     {
