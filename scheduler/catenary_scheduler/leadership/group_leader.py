@@ -68,7 +68,7 @@ class GroupLeader:
         self._name = settings.scheduler_id
         self._lease_s = settings.lease_s
         self._lease = Lease(
-            redis, keys, election.token, settings.lease_s, context.metrics.spoiled_epochs.inc
+            redis, keys, election.token, settings.lease_s, context.metrics.repaired_epochs.inc
         )
         spoiled = context.metrics.quarantined_records
         self._store = Store(redis, keys, lambda: spoiled.labels("key").inc())

@@ -62,7 +62,7 @@ def _add(now: Mapping[str, int], told: Mapping[str, int], metrics: Metrics) -> N
     metrics.reservation_corrections.inc(since("corrections"))
     metrics.reservation_conflicts.inc(since("displaced_batches"))
     metrics.circuits_opened.inc(since("opened_circuits"))
-    metrics.requests_to_blame.inc(since("failed_requests"))
+    metrics.poison_requests.inc(since("failed_requests"))
     metrics.sessions_stalled.inc(since("stalled_sessions"))
     for outcome, name in _PLACEMENTS.items():
         metrics.placements.labels(outcome).inc(since(name))

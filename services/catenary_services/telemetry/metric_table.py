@@ -377,8 +377,8 @@ class MetricTable:
         "circuits_opened",
         "Times an agent was left alone for a partition its device failed to compute.",
     )
-    requests_to_blame = counter(
-        "requests_to_blame", "Requests answered COMPUTE_FAILED: they made several agents fail."
+    poison_requests = counter(
+        "poison_requests", "Requests answered COMPUTE_FAILED: they made several agents fail."
     )
     sessions_stalled = counter(
         "sessions_stalled", "Sessions started again as they got no token for long."
@@ -392,8 +392,8 @@ class MetricTable:
     quarantined_records = counter(
         "quarantined_records", "Stored records that could not be read, by table.", "table"
     )
-    spoiled_epochs = counter(
-        "spoiled_epochs", "Times the epoch in Redis was damaged and was put right."
+    repaired_epochs = counter(
+        "repaired_epochs", "Times the epoch in Redis was damaged and was put right."
     )
     takeover_failures = counter(
         "takeover_failures",

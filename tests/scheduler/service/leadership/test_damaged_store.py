@@ -76,7 +76,7 @@ async def test_a_leader_begins_with_what_is_whole_and_says_what_is_not(
         assert found == {b"epoch", *(table.encode() for table in tables)}
         metric = process.leader().metrics.registry.get_sample_value
         assert metric("catenary_quarantined_records_total", {"table": "plan"}) == 3
-        assert metric("catenary_spoiled_epochs_total") == 1
+        assert metric("catenary_repaired_epochs_total") == 1
         await served(process, crowd)
 
 
