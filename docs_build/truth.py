@@ -45,7 +45,6 @@ MISSED = {
 
 _LONG = "its long form took over 200 s on a busy machine; not run since records began"
 UNMEASURED = {
-    "simulation": "its speeds have not been measured on a quiet machine since records began",
     "sampling": _LONG,
     "migration": _LONG,
 }
