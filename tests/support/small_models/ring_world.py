@@ -24,6 +24,7 @@ from catenary_services.errors import PartitionLost
 from tests.support.ring_harness import BLOCKS, TABLE, toy
 
 SLOTS = 40
+_TICK_NS = 10_000
 
 
 class Copied:
@@ -55,6 +56,7 @@ class World:
         )
         limits = GenerationLimits(chunk, caches=small)
         self.skipped_ns = 0
+        self._clock_ns = time.monotonic_ns()
         self.epoch = 1
         self.rings = {
             name: GenerationLoop(name, limits, self.now, validates=True) for name in self.decoders
@@ -75,8 +77,12 @@ class World:
         self.closed: dict[int, set[str]] = {}
 
     def now(self) -> int:
-        """Returns what every clock says."""
-        return time.monotonic_ns() + self.skipped_ns
+        """Returns what every clock says; a moment passes with each look, however slow the machine.
+
+        It begins at the machine's own clock, from which frames take the time of sending.
+        """
+        self._clock_ns += _TICK_NS
+        return self._clock_ns + self.skipped_ns
 
     def open(self, session: int, made: frame_pb2.SessionOpening) -> None:
         entry = frame_pb2.SessionRows(session_id=session, opening=made)

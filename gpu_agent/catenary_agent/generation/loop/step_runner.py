@@ -181,8 +181,10 @@ class StepRunner:
         self._migrations.advanced(session)
         if session.state is COMPUTING:
             sessions.go(session, WAITING)
-            if session.pending:
+            if session.pending and work.sample:
                 self._migrations.go_on(session)
+            elif session.pending:  # rows of what it reads are in transit: it is not handed over
+                sessions.resume(session)
 
     def _accept(self, work: SessionWork, token_id: int, times: Times) -> None:
         """Sends the token that was sampled for a session."""

@@ -198,6 +198,35 @@ def finish(world: Cluster) -> None:
     world.assert_all_free()
 
 
+READS_AND_MOVES_ON = """
+    gw-0>a a a>c c c>a c>gw-0 a a>c ! gw-0>a a>e a>f a>g e>a f>a g>a a>e a>f a>g c c>a c>gw-0 a a>c
+    c c>a c>gw-0 a a>c c c>a c>gw-0 a a>c c c>a c>gw-0 a a>c e e>a e>f f f>a f>g g g>a c c>a a>e a>f
+    a>g ! c>gw-0 gw-0>e - e e e e
+"""
+"""Frames that arrive (from>to), agents that compute, moves that begin (!), sessions closed (-)."""
+
+
+def test_a_session_that_still_reads_its_tokens_is_not_handed_over() -> None:
+    """It comes to a ring with six tokens to read, three in a step, and is to move on at once."""
+    world = Cluster(3)
+    request = Request([0], 7, {1: CHAINS[2]}, 1, [(CHAINS[7], True), (CHAINS[5], True)])
+    world.start(1, request, (CHAINS[2], []))
+    for event in READS_AND_MOVES_ON.split():
+        match event:
+            case "!":
+                assert world.begin(1)
+            case "-":
+                world.close(*world.orders.pop(0))
+            case _ if ">" in event:
+                sender, receiver = event.split(">")
+                world.deliver((sender, receiver))
+            case _:
+                world.step(event)
+    finish(world)
+    assert not request.is_lost
+    assert len(world.answer(1)) == request.count
+
+
 @examples(6)
 @given(st.data(), st.integers(1, 6))
 def test_whatever_moves_and_in_any_order_every_answer_is_whole(data, chunk):
