@@ -100,7 +100,7 @@ async def test_sessions_that_move_twice_say_what_they_say_undisturbed(rings, lib
     await rings.all_free()
 
 
-SMOL_TOKENS = 150
+SMOL_TOKENS = 100
 """The old ring generates 20 to 30 of them while the new one reads 80 tokens. With 24 some answers
 ended before their move did, or left the new ring one token."""
 SMOL = {
