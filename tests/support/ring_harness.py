@@ -326,14 +326,20 @@ class Caller:
 
     async def ended(self, session_id: int, timeout_s: float = 30.0) -> list[int]:
         """Returns the whole answer once it is here, whether the last moves came in time or not."""
-        ways = [session_id]
-        while ways[-1] in self.moved:
-            ways.append(self.moved[ways[-1]])
         async with asyncio.timeout(timeout_s):
-            while not any(each.finish_reason for way in ways for each in self.tokens.get(way, ())):
+            while self._end(session_id) is None:
                 self._changed.clear()
                 await self._changed.wait()
         return self.answer(session_id)
+
+    def _end(self, session_id: int) -> int | None:
+        """Returns which of a session and those it was had the last token; None if none had yet."""
+        way: int | None = session_id
+        while way is not None:
+            if any(token.finish_reason for token in self.tokens.get(way, ())):
+                return way
+            way = self.moved.get(way)
+        return None
 
     def known(self, session_id: int) -> list[int]:
         """Returns the prompt and all tokens of a session and of those it was, by position."""
@@ -355,8 +361,11 @@ class Caller:
         return self.known(session_id)[prompt:]
 
     async def wait_for(self, session_id: int, count: int, timeout_s: float = 30.0) -> list[int]:
+        """Returns a session's tokens once it has `count`, or fails if the answer has ended."""
         async with asyncio.timeout(timeout_s):
-            while len(self.tokens.get(session_id, ())) < count:
+            while (came := len(self.tokens.get(session_id, ()))) < count:
+                end = self._end(session_id)
+                assert end is None, f"{session_id} has {came} of {count} tokens: {end} had the last"
                 self._changed.clear()
                 await self._changed.wait()
         return [token.token_id for token in self.tokens[session_id]]

@@ -84,7 +84,7 @@ def serve(orders: Connection, barriers: SiblingBarriers, repository: Path, devic
     while True:
         try:
             order = orders.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):  # reset if it did not read the last answer
             return
         try:
             answer: object = virtual_gpu.obey(order)

@@ -350,6 +350,8 @@ async def test_a_session_that_ends_before_it_was_handed_over_has_all_its_tokens(
     await caller.wait_for(1, 3)
     await caller.move(1, 2, new, by_tokens=MODES[mode])
     await caller.finished(1)
+    with pytest.raises(AssertionError, match="2 has 0 of 1 tokens: 1 had the last"):
+        await caller.wait_for(2, 1)
     nodes["n-2"].decoders[0].gate.set()
     close(nodes, new, 9)
     assert await first_failure(nodes["o-0"]) == (2, "UNAVAILABLE", "o-0")

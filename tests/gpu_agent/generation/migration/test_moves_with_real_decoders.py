@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from catenary_agent.decoders.base import CacheLayout
@@ -30,6 +32,9 @@ RINGS = {
     "c": [("c-0", 0, 1), ("c-1", 1, 5), ("c-2", 5, 6)],
 }
 TOKENS = 70
+LONGER_S = {"a-0": 0.06, "b-0": 0.03}
+"""By how much a step is longer where sessions leave: no answer ends before its move, however busy
+the machine."""
 
 
 def load(library: str, first: int, last: int):
@@ -37,6 +42,18 @@ def load(library: str, first: int, last: int):
     layout = CacheLayout(12 * (last - first), 128, (first,))
     partition = PartitionKey(key, first, last)
     return load_decoder(repository, partition, Device("cpu"), layout, library=library)
+
+
+def longer(decoder, pause_s: float):
+    """Returns a decoder after making each of its steps longer."""
+    step = decoder.step
+
+    def paused(items):
+        time.sleep(pause_s)
+        return step(items)
+
+    decoder.step = paused
+    return decoder
 
 
 def close_all(rings, sessions: int) -> None:
@@ -61,7 +78,7 @@ async def test_sessions_that_move_twice_say_what_they_say_undisturbed(rings, lib
     caches = CacheLimits(frame_bytes=4000, step_bytes=16_000)
     for name, ring in RINGS.items():
         for agent, first, last in ring:
-            loaded = load(libraries[name], first, last)
+            loaded = longer(load(libraries[name], first, last), LONGER_S.get(agent, 0.0))
             await rings.agent(agent, loaded, chunk=16, caches=caches)
     for n, prompt in PROMPTS.items():
         made = opening(RINGS["c"], prompt, max_tokens=TOKENS, model=model, **WAYS[n])
@@ -83,6 +100,9 @@ async def test_sessions_that_move_twice_say_what_they_say_undisturbed(rings, lib
     await rings.all_free()
 
 
+SMOL_TOKENS = 100
+"""The old ring generates 20 to 30 of them while the new one reads 80 tokens. With 24 some answers
+ended before their move did, or left the new ring one token."""
 SMOL = {
     "old": [("o-0", 0, 30)],
     "new": [("n-0", 0, 11), ("n-1", 11, 30)],
@@ -102,8 +122,8 @@ async def test_moved_sessions_of_smollm2_say_what_they_say_undisturbed(rings, by
     prompts = {n: [500 + 37 * n + (n * i * i) % 900 for i in range(40 * n)] for n in (1, 2)}
 
     def made(n: int):
-        budget_ns = 300 * SECOND_NS
-        return opening(SMOL["old"], prompts[n], max_tokens=24, model=KEY, budget_ns=budget_ns)
+        limits = {"max_tokens": SMOL_TOKENS, "budget_ns": 300 * SECOND_NS}
+        return opening(SMOL["old"], prompts[n], model=KEY, **limits)
 
     expected = {}
     for n in prompts:
