@@ -1,7 +1,8 @@
 """A writer that packs queued messages into as few sends on a stream as possible.
 
 A gRPC write costs more than a hundred small envelopes inside it. `put` therefore only appends;
-while one send is under way the next batch gathers behind it, so packing grows with load by itself.
+while one send is under way, and for a moment after the last one began where the writer was told to
+wait so long, the next batch gathers behind it. So packing grows with load by itself.
 """
 
 from __future__ import annotations
@@ -28,19 +29,35 @@ class PackedWriter(Generic[M]):
     """
 
     __slots__ = (
+        "_began_s",
         "_capacity",
         "_flushed",
         "_is_due",
         "_queue",
         "_send",
         "_sleeping",
+        "_spacing_s",
         "_timer",
         "_wake",
     )
 
-    def __init__(self, send: Callable[[list[M]], Awaitable[None]], capacity: int = 65536) -> None:
+    def __init__(
+        self,
+        send: Callable[[list[M]], Awaitable[None]],
+        capacity: int = 65536,
+        spacing_s: float = 0.0,
+    ) -> None:
+        """Creates a writer that sends nothing before `run`.
+
+        Args:
+            send: Sends a batch.
+            capacity: The most messages that may wait.
+            spacing_s: Seconds from the beginning of one send to that of the next, at the least.
+        """
         self._send = send
         self._capacity = capacity
+        self._spacing_s = spacing_s
+        self._began_s = 0.0
         self._queue: list[M] = []
         self._wake: asyncio.Future[None] | None = None
         """The alarm for which `run` waits while it sleeps."""
@@ -107,6 +124,10 @@ class PackedWriter(Generic[M]):
                     self._flushed = None
                 self._wake = loop.create_future()
                 await self._wake
+            early_s = self._began_s + self._spacing_s - loop.time()
+            if early_s > 0:
+                await asyncio.sleep(early_s)
+            self._began_s = loop.time()
             batch, self._queue = self._queue[:MOST_AT_ONCE], self._queue[MOST_AT_ONCE:]
             self._is_due = bool(self._queue)
             await self._send(batch)
