@@ -10,6 +10,7 @@ import dataclasses
 import time
 from types import TracebackType
 
+import msgspec
 from prometheus_client import Counter
 
 from catenary_gateway.admission.concurrency_limiter import ConcurrencyLimiter, ConcurrencyPermit
@@ -110,8 +111,8 @@ class Authorizer:
         options = request.options
         priority = principal.require_priority(options.priority)
         if priority != options.priority:
-            request = dataclasses.replace(
-                request, options=dataclasses.replace(options, priority=priority)
+            request = msgspec.structs.replace(
+                request, options=msgspec.structs.replace(options, priority=priority)
             )
         rows = float(request.rows)
         ask = FairRequest(principal.name, principal.limits.share, priority, rows, rows, budget_ns)
