@@ -117,7 +117,7 @@ class DataPlane:
         now_ns = time.monotonic_ns()
         for pending in list(self._requests.values()):
             if mine is None or mine(pending.number):
-                self._outbox.send(_Message(submit=pending.submission(now_ns)))
+                self._outbox.send(pending.submission(now_ns))
 
     def resubmission(self, number: int) -> scheduler_pb2.GatewayMessage | None:
         """Returns the message that submits a request to another scheduler.
@@ -127,7 +127,7 @@ class DataPlane:
         pending = self._requests.get(number)
         if pending is None or pending.attempts:
             return None
-        return _Message(submit=pending.submission(time.monotonic_ns()))
+        return pending.submission(time.monotonic_ns())
 
     def dispatch(self, order: scheduler_pb2.DispatchBatch) -> None:
         """Carries out the scheduler's order to send the rows of a batch."""
@@ -197,7 +197,7 @@ class DataPlane:
                 "the deadline passed while the request was read", details={"stage": "arrival"}
             )
         # Sending may raise Overloaded, so the request is registered only after it.
-        self._outbox.send(_Message(submit=pending.submission(pending.submitted_ns)))
+        self._outbox.send(pending.submission(pending.submitted_ns))
         self._requests[number] = pending
         self._deadlines.add(number, deadline_ns)
         return pending
@@ -275,8 +275,9 @@ class DataPlane:
             else:
                 pending.future.set_exception(error)
         if tell == "finished":
-            finished = scheduler_pb2.RequestFinished(request_id=pending.number)
-            self._outbox.send_soon(_Message(finished=finished))
+            message = _Message()
+            message.finished.request_id = pending.number
+            self._outbox.send_soon(message)
         elif tell == "cancel":
             cancel = scheduler_pb2.CancelRequest(request_id=pending.number)
             self._tell(_Message(cancel=cancel))

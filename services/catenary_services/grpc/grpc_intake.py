@@ -8,7 +8,7 @@ was admitted. Until then a caller can send no more than HTTP/2's first window.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -67,7 +67,7 @@ class CallPolicy:
     """Bytes of the messages that are arriving from one source."""
 
 
-class CallInterceptor(grpc.GenericRpcHandler):  # type: ignore[misc]
+class CallInterceptor(grpc.GenericRpcHandler):
     """Puts every handler of a server behind a `CallAuthorizer`.
 
     An interceptor of gRPC's own kind runs with every call. This one stands where gRPC looks for the
@@ -99,10 +99,13 @@ class CallInterceptor(grpc.GenericRpcHandler):  # type: ignore[misc]
     def guard(self, server: grpc.aio.Server) -> None:
         """Takes its place in front of all services that are added to a server from now on."""
         server.add_generic_rpc_handlers((self,))
-        server.add_generic_rpc_handlers = self._behind.extend  # type: ignore[method-assign]
+        server.add_generic_rpc_handlers = self._stand_before  # type: ignore[method-assign]
         # gRPC waits for calls of each registered method apart, and with every call anew for all of
         # them. The generic handlers, which servicers add as well, serve them with one wait.
         server.add_registered_method_handlers = _not_registered  # type: ignore[method-assign]
+
+    def _stand_before(self, generic_rpc_handlers: Iterable[grpc.GenericRpcHandler]) -> None:
+        self._behind.extend(generic_rpc_handlers)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
         method: str = handler_call_details.method

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
@@ -97,4 +98,25 @@ async def test_order_survives_many_wakes() -> None:
     await writer.flush(1.0)
     assert [number for batch in stream.sent for number in batch] == list(range(1000))
     assert 1 < len(stream.sent) < 1000
+    task.cancel()
+
+
+async def test_sends_begin_a_while_after_each_other() -> None:
+    starts: list[float] = []
+    sent: list[int] = []
+    loop = asyncio.get_running_loop()
+
+    async def send(batch: list[int]) -> None:
+        starts.append(loop.time())
+        sent.extend(batch)
+
+    writer = PackedWriter(send, spacing_s=0.05)
+    task = asyncio.create_task(writer.run())
+    for number in range(20):
+        writer.put(number)
+        await asyncio.sleep(0.01)
+    await writer.flush(30.0)
+    assert sent == list(range(20))
+    assert len(starts) > 1
+    assert all(later - earlier >= 0.049 for earlier, later in pairwise(starts))
     task.cancel()
