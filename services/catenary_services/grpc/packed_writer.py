@@ -15,6 +15,8 @@ from catenary_services.errors import DeadlineExceeded, Overloaded
 
 LINGER_S = 0.01
 """The longest time for which `put_soon` lets a message wait for another one to go with."""
+_TICK_S = 0.001
+"""Seconds by which event loops round their timers."""
 MOST_AT_ONCE = 4096
 """The most messages of one send, because the reader limits the number of values in a message."""
 
@@ -35,6 +37,7 @@ class PackedWriter(Generic[M]):
         "_is_due",
         "_queue",
         "_send",
+        "_since_s",
         "_sleeping",
         "_spacing_s",
         "_timer",
@@ -65,6 +68,8 @@ class PackedWriter(Generic[M]):
         """The end of the present sends, for those who flush; None while nobody does."""
         self._sleeping = True
         self._is_due = False
+        self._since_s = 0.0
+        """Time at which the oldest message that is not due was queued."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -97,16 +102,25 @@ class PackedWriter(Generic[M]):
         queue = self._queue
         if len(queue) >= self._capacity:
             raise Overloaded(f"{len(queue)} messages wait for a peer that does not read them")
+        loop = asyncio.get_running_loop()
+        if not queue:
+            self._since_s = loop.time()
         queue.append(message)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._lingered)
+            self._timer = loop.call_later(LINGER_S, self._lingered, loop)
 
-    def _lingered(self) -> None:
+    def _lingered(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
-        if self._queue:
-            self._is_due = True
-            if self._sleeping:
-                self._wake_up()
+        if not self._queue or self._is_due:
+            return
+        left_s = self._since_s + LINGER_S - loop.time()
+        if left_s >= _TICK_S:
+            # Those that the timer was set for went with another message.
+            self._timer = loop.call_later(left_s, self._lingered, loop)
+            return
+        self._is_due = True
+        if self._sleeping:
+            self._wake_up()
 
     def _wake_up(self) -> None:
         self._sleeping = False
