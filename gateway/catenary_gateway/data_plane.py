@@ -117,7 +117,7 @@ class DataPlane:
         now_ns = time.monotonic_ns()
         for pending in list(self._requests.values()):
             if mine is None or mine(pending.number):
-                self._outbox.send(_Message(submit=pending.submission(now_ns)))
+                self._outbox.send(pending.submission(now_ns))
 
     def resubmission(self, number: int) -> scheduler_pb2.GatewayMessage | None:
         """Returns the message that submits a request to another scheduler.
@@ -127,7 +127,7 @@ class DataPlane:
         pending = self._requests.get(number)
         if pending is None or pending.attempts:
             return None
-        return _Message(submit=pending.submission(time.monotonic_ns()))
+        return pending.submission(time.monotonic_ns())
 
     def dispatch(self, order: scheduler_pb2.DispatchBatch) -> None:
         """Carries out the scheduler's order to send the rows of a batch."""
@@ -151,9 +151,7 @@ class DataPlane:
             earlier.append(attempt)
         if attempt.waiting:
             self._attempts[attempt.batch_id] = attempt
-        task = asyncio.get_running_loop().create_task(self._deliver(attempt, order))
-        self._deliveries.add(task)
-        task.add_done_callback(self._deliveries.discard)
+        self._deliver(attempt, order)
 
     def reject(self, order: scheduler_pb2.RejectRequest) -> None:
         """Ends a request that the scheduler has given up."""
@@ -199,31 +197,51 @@ class DataPlane:
                 "the deadline passed while the request was read", details={"stage": "arrival"}
             )
         # Sending may raise Overloaded, so the request is registered only after it.
-        self._outbox.send(_Message(submit=pending.submission(pending.submitted_ns)))
+        self._outbox.send(pending.submission(pending.submitted_ns))
         self._requests[number] = pending
         self._deadlines.add(number, deadline_ns)
         return pending
 
-    async def _deliver(self, attempt: BatchAttempt, order: scheduler_pb2.DispatchBatch) -> None:
+    def _deliver(self, attempt: BatchAttempt, order: scheduler_pb2.DispatchBatch) -> None:
+        """Sends the rows of a batch, by a task of its own only if that has to wait."""
         try:
             if not order.route or not order.slices:
                 raise InvalidInput("route", "an order needs a route and slices")
-            await delivery.deliver(attempt, order, self._requests, self._hub)
+            rest = delivery.deliver(attempt, order, self._requests, self._hub)
         except Exception as exc:
-            error = error_of_exception(exc)
-            attempt.failed = error.reason
-            # Rows that do not fit together, and our own bugs, fail again on any other chain.
-            retryable = not isinstance(error, InvalidInput) and error.reason != "INTERNAL"
-            is_ours = isinstance(error, RequestCancelled) or not order.route
-            agent_id = "" if is_ours else order.route[0].agent_id
-            self._tell(
-                _Message(
-                    delivery_failed=scheduler_pb2.DeliveryFailed(
-                        batch_id=order.batch_id,
-                        failure=failure_of(error, agent_id, retryable=retryable),
-                    )
+            self._not_delivered(attempt, order, exc)
+            return
+        if rest is not None:
+            task = asyncio.get_running_loop().create_task(self._go_on(attempt, order, rest))
+            self._deliveries.add(task)
+            task.add_done_callback(self._deliveries.discard)
+
+    async def _go_on(
+        self, attempt: BatchAttempt, order: scheduler_pb2.DispatchBatch, rest: delivery.Rest
+    ) -> None:
+        try:
+            await rest
+        except Exception as exc:
+            self._not_delivered(attempt, order, exc)
+
+    def _not_delivered(
+        self, attempt: BatchAttempt, order: scheduler_pb2.DispatchBatch, exc: Exception
+    ) -> None:
+        """Tells the scheduler that the rows of a batch cannot be sent."""
+        error = error_of_exception(exc)
+        attempt.failed = error.reason
+        # Rows that do not fit together, and our own bugs, fail again on any other chain.
+        retryable = not isinstance(error, InvalidInput) and error.reason != "INTERNAL"
+        is_ours = isinstance(error, RequestCancelled) or not order.route
+        agent_id = "" if is_ours else order.route[0].agent_id
+        self._tell(
+            _Message(
+                delivery_failed=scheduler_pb2.DeliveryFailed(
+                    batch_id=order.batch_id,
+                    failure=failure_of(error, agent_id, retryable=retryable),
                 )
             )
+        )
 
     def _expired(self, number: int) -> None:
         pending = self._requests[number]
@@ -257,8 +275,9 @@ class DataPlane:
             else:
                 pending.future.set_exception(error)
         if tell == "finished":
-            finished = scheduler_pb2.RequestFinished(request_id=pending.number)
-            self._outbox.send_soon(_Message(finished=finished))
+            message = _Message()
+            message.finished.request_id = pending.number
+            self._outbox.send_soon(message)
         elif tell == "cancel":
             cancel = scheduler_pb2.CancelRequest(request_id=pending.number)
             self._tell(_Message(cancel=cancel))

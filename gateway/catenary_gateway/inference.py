@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,8 +15,7 @@ Tensor = NDArray[np.generic]
 """An array of the datatype's dtype; for BYTES, an object array of `bytes`."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestArrival:
+class RequestArrival(msgspec.Struct, frozen=True):
     """Time and method of a request's arrival, and the trace it belongs to."""
 
     method: str
@@ -31,16 +29,14 @@ class RequestArrival:
     deadline."""
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceOptions:
+class InferenceOptions(msgspec.Struct, frozen=True):
     """Options of a request: its time limit in nanoseconds (None: a default) and its priority."""
 
     slo_ns: int | None = None
     priority: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ConversionContext:
+class ConversionContext(msgspec.Struct, frozen=True):
     """The arguments of a converter beside the message and the model."""
 
     max_bytes: int
@@ -51,8 +47,7 @@ class ConversionContext:
     """Id of the request if its message has none."""
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceRequest:
+class InferenceRequest(msgspec.Struct, frozen=True):
     """An inference request whose tensors were checked against the model."""
 
     model: Model
@@ -65,8 +60,7 @@ class InferenceRequest:
     options: InferenceOptions
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceResponse:
+class InferenceResponse(msgspec.Struct, frozen=True):
     """The answer to an inference: the wanted outputs, in the order in which they were requested."""
 
     model: Model
@@ -74,8 +68,7 @@ class InferenceResponse:
     outputs: tuple[Tensor, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OutputFormat:
+class OutputFormat(msgspec.Struct, frozen=True):
     """The encoding of an answer that the caller has asked for. Only endpoints use it."""
 
     raw: bool = False

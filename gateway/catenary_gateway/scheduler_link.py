@@ -24,6 +24,9 @@ from catenary_services.security.tls import ClientSecurity
 HEARTBEAT_S = 1.0
 SILENCE_S = 3.0
 CONNECT_TIMEOUT_S = 3.0
+SPACING_S = 0.001
+"""Seconds between two writes to the scheduler, at the least. To write and read one costs about as
+much as the rest of a small request, so under load requests wait a moment for company."""
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 0.3
 """The longest pause in seconds between attempts to connect. Once a leader's lease is over, nothing
@@ -171,7 +174,7 @@ class SchedulerLink:
                     await send([_Message(hello=listener.hello())])
                     first = await _read(call)
                 self._heard_s = time.monotonic()
-                writer = PackedWriter(send)
+                writer = PackedWriter(send, spacing_s=SPACING_S)
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(writer.run())
                     tasks.create_task(_beat(writer))

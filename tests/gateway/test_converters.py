@@ -75,6 +75,19 @@ def test_grpc_round_trip(tensor: tuple[str, np.ndarray], raw: bool) -> None:
     assert request.id == "made"
 
 
+@pytest.mark.parametrize("request_id", ["id", "ä", "\udc80"])
+@pytest.mark.parametrize("worst", [1.5, float("inf"), float("-inf"), float("nan")])
+def test_http_answers_have_numbers_that_are_not_finite_and_any_id(
+    request_id: str, worst: float
+) -> None:
+    values = np.array([[0.1, worst]], np.float32)
+    response = InferenceResponse(model_of("FP32", 2), request_id, (values,))
+    body, _ = oip_json.response_of(response, OutputFormat(binary=(False,)), (0,))
+    document = json.loads(body)
+    assert document["id"] == request_id
+    np.testing.assert_array_equal(document["outputs"][0]["data"], values[0])
+
+
 @settings(max_examples=150, deadline=None)
 @given(tensor=tensors(TYPED), binary=st.booleans(), nested=st.booleans())
 def test_http_round_trip(tensor: tuple[str, np.ndarray], binary: bool, nested: bool) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 import time
 from types import TracebackType
 
+import msgspec
 from prometheus_client import Counter
 
 from catenary_gateway.admission.concurrency_limiter import ConcurrencyLimiter, ConcurrencyPermit
@@ -107,14 +108,16 @@ class Authorizer:
             PermissionDenied: The request asks for a higher priority than its key may.
             Overloaded: The model cannot answer more in time.
         """
-        options = request.options
-        priority = principal.require_priority(options.priority)
+        options, limits = request.options, principal.limits
+        priority = options.priority
+        if priority or limits.max_priority < 0:
+            priority = principal.require_priority(priority)
         if priority != options.priority:
-            request = dataclasses.replace(
-                request, options=dataclasses.replace(options, priority=priority)
+            request = msgspec.structs.replace(
+                request, options=msgspec.structs.replace(options, priority=priority)
             )
         rows = float(request.rows)
-        ask = FairRequest(principal.name, principal.limits.share, priority, rows, rows, budget_ns)
+        ask = FairRequest(principal.name, limits.share, priority, rows, rows, budget_ns)
         return request, self.fair.admit(request.model, ask)
 
     def admit_generation(

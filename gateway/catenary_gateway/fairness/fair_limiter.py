@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from catenary_gateway.catalog import Model
 from catenary_gateway.fairness.limit import AdaptiveLimit
@@ -26,8 +27,7 @@ _SMOOTHING = 0.05
 _MOST_LIMITERS = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class FairRequest:
+class FairRequest(msgspec.Struct, frozen=True):
     """A request for admission: its key, and its cost to the limit and to the key's share."""
 
     key: str

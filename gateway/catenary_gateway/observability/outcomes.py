@@ -12,6 +12,8 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from catenary_gateway.inference import RequestArrival
 from catenary_gateway.observability.generations import SessionRecord
 from catenary_gateway.results.pending import BatchAttempt, PendingRequest
@@ -160,8 +162,7 @@ def _percentile(bins: Counter[int], share: float) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedRequest:
+class FinishedRequest(msgspec.Struct, frozen=True):
     """The record that is kept of a finished request: times and facts, no tensors."""
 
     id: str

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 
 from opentelemetry.trace import SpanKind
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 from catenary_gateway.observability.generations import ObjectivesReport, SessionRecord
 from catenary_gateway.observability.outcomes import FinishedRequest, RecentOutcomes, RecentRequests
@@ -18,6 +19,28 @@ OK = "OK"
 _CANCELLED = "CANCELLED"
 _OVERLOADS = frozenset({"OVERLOADED", "SLO_UNATTAINABLE", "QUOTA_EXCEEDED", "UNAVAILABLE"})
 _OWN_BARS = "gateway."
+_SLO_WINDOW = 1_000
+
+
+class _Attainment:
+    """The recent requests of one model. Labels are looked up once, which is most of their cost."""
+
+    def __init__(self, share: Gauge, met: Counter, missed: Counter) -> None:
+        self._met, self._missed = met, missed
+        self._window: deque[bool] = deque(maxlen=_SLO_WINDOW)
+        self._count = 0
+        share.set_function(self._share_met)
+
+    def observe(self, met: bool) -> None:
+        if len(self._window) == _SLO_WINDOW:
+            self._count -= self._window[0]
+        self._window.append(met)
+        self._count += met
+        (self._met if met else self._missed).inc()
+
+    def _share_met(self) -> float:
+        window = len(self._window)
+        return self._count / window if window else 0.0
 
 
 class RequestMetrics:
@@ -33,6 +56,7 @@ class RequestMetrics:
         self._counters: dict[tuple[str, str], Counter] = {}
         self._durations: dict[str, Histogram] = {}
         self._intervals: dict[str, Histogram] = {}
+        self._attainment: dict[str, _Attainment] = {}
 
     def finished(self, request: FinishedRequest, deadline_ns: int) -> None:
         """Records a finished request.
@@ -53,10 +77,21 @@ class RequestMetrics:
         if request.session is not None:
             met = met and request.session.objectives.met
         if request.outcome != _CANCELLED:
-            metrics.observe_slo(model, met)
+            self.observe_slo(model, met)
         self._remember(request, met)
         if request.arrival.trace.sampled and self.tracer.enabled:
             self._export(request)
+
+    def observe_slo(self, model: str, met: bool) -> None:
+        """Counts one request with a deadline, and updates the share of those that met theirs."""
+        attainment = self._attainment.get(model)
+        if attainment is None:
+            attainment = self._attainment[model] = _Attainment(
+                self.metrics.slo_attainment.labels(model),
+                self.metrics.slo_requests.labels(model, "true"),
+                self.metrics.slo_requests.labels(model, "false"),
+            )
+        attainment.observe(met)
 
     def token_after(self, model: str, duration_ns: int) -> None:
         """Counts the time from one token of a generation to the next."""

@@ -6,7 +6,6 @@ A body is JSON, or JSON followed by the bytes of those tensors whose parameters 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 from catenary_gateway.catalog import Model
@@ -18,7 +17,7 @@ from catenary_gateway.inference import (
     Tensor,
 )
 from catenary_gateway.tensors import json_tensors, raw_tensors
-from catenary_gateway.tensors.json_documents import Document, inference_of
+from catenary_gateway.tensors.json_documents import Document, encoded, inference_of
 from catenary_gateway.tensors.validation import (
     DeclaredInput,
     check_id,
@@ -74,6 +73,7 @@ def response_of(
     model = response.model
     outputs: list[Document] = []
     payload: list[bytes] = []
+    is_finite = True
     for at, (index, array) in enumerate(zip(wanted, response.outputs, strict=True)):
         spec = model.outputs[index]
         output: Document = {
@@ -87,16 +87,17 @@ def response_of(
             payload.append(raw)
         else:
             output["data"] = json_tensors.to_json(array, f"outputs[{at}]")
+            is_finite = is_finite and json_tensors.is_finite(array)
         outputs.append(output)
-    document = json.dumps(
+    document = encoded(
         {
             "model_name": model.key.name,
             "model_version": model.key.version,
             "id": response.id,
             "outputs": outputs,
         },
-        separators=(",", ":"),
-    ).encode()
+        is_finite=is_finite,
+    )
     return b"".join((document, *payload)), len(document) if payload else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -16,24 +16,36 @@ from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import InvalidInput, RequestCancelled
 from catenary_services.transport.frames import layout
-from catenary_services.transport.interface import Link
+from catenary_services.transport.interface import Link, Slot
 
 
 class LinkSource(Protocol):
     """The part of `catenary_services.transport.hub.TransportHub` that deliveries use."""
+
+    def open_link(self, peer_id: str) -> Link | None:
+        """Returns the link to a peer if one is open."""
+        ...
 
     async def link_to(self, peer_id: str, timeout_s: float) -> Link:
         """Returns an open link to a peer, after waiting for it up to `timeout_s` seconds."""
         ...
 
 
-async def deliver(
+Rest = Coroutine[None, None, None]
+"""The rest of a delivery, which has to wait for the peer or for memory."""
+_Run = Sequence[common_pb2.Slice]
+
+
+def deliver(
     attempt: BatchAttempt,
     dispatch: scheduler_pb2.DispatchBatch,
     requests: Mapping[int, PendingRequest],
     hub: LinkSource,
-) -> None:
+) -> Rest | None:
     """Pushes this gateway's rows of a batch to the first agent of its route.
+
+    It returns None if the link took all of them at once, else the rest of the delivery, which is to
+    be awaited and raises the same errors.
 
     Raises:
         RequestCancelled: Every request of the batch has ended.
@@ -45,12 +57,52 @@ async def deliver(
     live = [requests[piece.request_id] for piece in attempt.slices if piece.request_id in requests]
     if not live:
         raise RequestCancelled("no request of the batch is waiting any more")
-    deadline_ns = min([request.deadline_ns for request in live])
-    model = live[0].request.model
-    link = await hub.link_to(dispatch.route[0].agent_id, left_s(deadline_ns))
-    for run in _runs(dispatch.slices):
-        await _push_run(attempt, dispatch, run, _Rows(model, requests, live[0]), deadline_ns, link)
-    attempt.sent_ns = time.monotonic_ns()
+    rows = _Rows(attempt, dispatch, requests, live)
+    link = hub.open_link(dispatch.route[0].agent_id)
+    runs = _runs(dispatch.slices)
+    return _deliver_later(rows, runs, hub) if link is None else _push(rows, runs, link)
+
+
+async def _deliver_later(rows: _Rows, runs: Sequence[_Run], hub: LinkSource) -> None:
+    link = await hub.link_to(rows.dispatch.route[0].agent_id, left_s(rows.deadline_ns))
+    rest = _push(rows, runs, link)
+    if rest is not None:
+        await rest
+
+
+def _push(rows: _Rows, runs: Sequence[_Run], link: Link) -> Rest | None:
+    """Pushes a frame for each run of slices that are adjacent in the batch."""
+    for at, run in enumerate(runs):
+        left_s(rows.deadline_ns)
+        frame = _Frame(rows, run)
+        slot = link.try_export(frame.nbytes)
+        if slot is None:
+            return _push_later(frame, link, runs[at + 1 :])
+        try:
+            header = frame.fill(slot)
+            if not link.try_push(slot, header):
+                return _push_later(frame, link, runs[at + 1 :], (slot, header))
+        except BaseException:
+            slot.release()
+            raise
+    rows.attempt.sent_ns = time.monotonic_ns()
+    return None
+
+
+async def _push_later(
+    frame: _Frame, link: Link, runs: Sequence[_Run], filled: tuple[Slot, bytes] | None = None
+) -> None:
+    """Pushes a frame, which is in the slot `filled` or in none yet, and those of more runs."""
+    deadline_ns = frame.rows.deadline_ns
+    slot = await link.export(frame.nbytes, left_s(deadline_ns)) if filled is None else filled[0]
+    try:
+        header = frame.fill(slot) if filled is None else filled[1]
+        await link.push(slot, header, left_s(deadline_ns))
+    finally:
+        slot.release()
+    rest = _push(frame.rows, runs, link)
+    if rest is not None:
+        await rest
 
 
 class _Rows:
@@ -60,16 +112,23 @@ class _Rows:
     other requests would wait in vain.
     """
 
-    def __init__(
-        self, model: Model, requests: Mapping[int, PendingRequest], example: PendingRequest
-    ) -> None:
-        self.model = model
-        self._requests = requests
-        self._example = example
+    __slots__ = ("_example", "_requests", "attempt", "deadline_ns", "dispatch", "model")
 
-    def of(
-        self, name: str, run: Sequence[common_pb2.Slice], count: int
-    ) -> tuple[tuple[int, ...], list[Tensor | None]]:
+    def __init__(
+        self,
+        attempt: BatchAttempt,
+        dispatch: scheduler_pb2.DispatchBatch,
+        requests: Mapping[int, PendingRequest],
+        live: Sequence[PendingRequest],
+    ) -> None:
+        self.attempt = attempt
+        self.dispatch = dispatch
+        self.model: Model = live[0].request.model
+        self.deadline_ns = min([request.deadline_ns for request in live])
+        self._requests = requests
+        self._example = live[0]
+
+    def of(self, name: str, run: _Run, count: int) -> tuple[tuple[int, ...], list[Tensor | None]]:
         """Returns the input called `name` for a run of slices that have `count` rows in all.
 
         That is its shape, and each slice's rows as a view of the request's array; None for blanks.
@@ -93,30 +152,33 @@ class _Rows:
         return (count, *whole[1:]) if batched else whole, parts
 
 
-async def _push_run(
-    attempt: BatchAttempt,
-    dispatch: scheduler_pb2.DispatchBatch,
-    run: Sequence[common_pb2.Slice],
-    rows: _Rows,
-    deadline_ns: int,
-    link: Link,
-) -> None:
-    """Pushes one frame with slices that are adjacent in the batch."""
-    count = sum([piece.rows for piece in run])
-    laid_out: list[tuple[str, str, tuple[int, ...]]] = []
-    contents: list[tuple[tuple[int, ...], list[Tensor | None], bytes | None]] = []
-    for spec in rows.model.inputs:
-        shape, parts = rows.of(spec.name, run, count)
-        raw = _encode(spec, parts, run) if spec.datatype == "BYTES" else None
-        contents.append((shape, parts, raw))
-        # `layout` takes only datatypes of fixed size; BYTES are laid out in their raw form.
-        laid_out.append(
-            (spec.name, spec.datatype, shape) if raw is None else (spec.name, "UINT8", (len(raw),))
-        )
-    tensors, nbytes = layout(laid_out)
-    slot = await link.export(nbytes, left_s(deadline_ns))
-    try:
-        for tensor, (shape, parts, raw) in zip(tensors, contents, strict=True):
+class _Frame:
+    """One frame, with slices that are adjacent in the batch."""
+
+    __slots__ = ("_contents", "_count", "_run", "_tensors", "nbytes", "rows")
+
+    def __init__(self, rows: _Rows, run: _Run) -> None:
+        self.rows = rows
+        self._run = run
+        self._count = sum([piece.rows for piece in run])
+        laid_out: list[tuple[str, str, tuple[int, ...]]] = []
+        self._contents: list[tuple[tuple[int, ...], list[Tensor | None], bytes | None]] = []
+        for spec in rows.model.inputs:
+            shape, parts = rows.of(spec.name, run, self._count)
+            raw = _encode(spec, parts, run) if spec.datatype == "BYTES" else None
+            self._contents.append((shape, parts, raw))
+            # `layout` takes only datatypes of fixed size; BYTES are laid out in their raw form.
+            laid_out.append(
+                (spec.name, spec.datatype, shape)
+                if raw is None
+                else (spec.name, "UINT8", (len(raw),))
+            )
+        self._tensors, self.nbytes = layout(laid_out)
+
+    def fill(self, slot: Slot) -> bytes:
+        """Copies the rows into a slot, and returns the header that says where they are."""
+        rows, run = self.rows, self._run
+        for tensor, (shape, parts, raw) in zip(self._tensors, self._contents, strict=True):
             target = slot.view[tensor.offset : tensor.offset + tensor.nbytes]
             if raw is None:
                 _fill(target, shape, parts, run)
@@ -124,24 +186,22 @@ async def _push_run(
                 target[:] = raw
                 tensor.datatype = "BYTES"
                 tensor.shape[:] = shape
-        attempt.push_ns = time.monotonic_ns()
-        header = frame_pb2.FrameHeader(
+        attempt, dispatch = rows.attempt, rows.dispatch
+        attempt.push_ns = now_ns = time.monotonic_ns()
+        return frame_pb2.FrameHeader(
             kind=frame_pb2.FRAME_KIND_FEATURE_MAP,
             epoch=dispatch.epoch,
             batch_id=dispatch.batch_id,
             batch_rows=dispatch.batch_rows,
             first_row=run[0].batch_row,
-            rows=count,
+            rows=self._count,
             slices=run,
             route=dispatch.route,
-            tensors=tensors,
-            budget_ns=deadline_ns - attempt.push_ns,
+            tensors=self._tensors,
+            budget_ns=rows.deadline_ns - now_ns,
             plan_id=dispatch.plan_id,
-            sent_monotonic_ns=attempt.push_ns,
-        )
-        await link.push(slot, header.SerializeToString(), left_s(deadline_ns))
-    finally:
-        slot.release()
+            sent_monotonic_ns=now_ns,
+        ).SerializeToString()
 
 
 def _fill(

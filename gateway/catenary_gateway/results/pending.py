@@ -100,21 +100,22 @@ class PendingRequest:
         self.missing = request.rows
         self.outputs: list[Tensor] | None = None
 
-    def submission(self, now_ns: int) -> scheduler_pb2.SubmitRequest:
+    def submission(self, now_ns: int) -> scheduler_pb2.GatewayMessage:
         """Returns the message that submits the request, with the rows already dispatched."""
         request, trace = self.request, self.arrival.trace
-        message = scheduler_pb2.SubmitRequest(
-            request_id=self.number,
-            model=request.model.key.name,
-            model_version=request.model.key.version,
-            rows=request.rows,
-            budget_ns=max(0, self.deadline_ns - now_ns),
-            priority=request.options.priority,
-        )
+        # A message that is filled in place is made in half the time of one that is copied into it.
+        message = scheduler_pb2.GatewayMessage()
+        submit = message.submit
+        submit.request_id = self.number
+        submit.model = request.model.key.name
+        submit.model_version = request.model.key.version
+        submit.rows = request.rows
+        submit.budget_ns = max(0, self.deadline_ns - now_ns)
+        submit.priority = request.options.priority
         if trace.sampled:
-            message.traceparent = trace.traceparent
+            submit.traceparent = trace.traceparent
         if self.attempts:
-            message.in_flight.extend(self._in_flight(now_ns))
+            submit.in_flight.extend(self._in_flight(now_ns))
         return message
 
     def merge(self, row: int, rows: int, views: Mapping[str, Tensor], at: int) -> bool:

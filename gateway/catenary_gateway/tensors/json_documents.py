@@ -6,8 +6,10 @@ gigabyte. So the values of a body are counted first, and tensors stay text until
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -110,6 +112,21 @@ def decoded(data: Any, field: str, decode: Callable[[Any], Any]) -> Any:
         return decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise InvalidInput(field, "is not JSON, or not of the right form") from None
+
+
+def encoded(document: Document, *, is_finite: bool) -> bytes:
+    """Returns a document as JSON.
+
+    Args:
+        document: The document.
+        is_finite: False if it has numbers that are NaN or infinite, which are written as JavaScript
+            writes them.
+    """
+    if is_finite:
+        # A text from a header may have surrogates, which have no UTF-8 form.
+        with suppress(UnicodeEncodeError):
+            return msgspec.json.encode(document)
+    return json.dumps(document, separators=(",", ":")).encode()
 
 
 def _inputs(raw: msgspec.Raw) -> list[Document]:

@@ -145,6 +145,11 @@ def to_json(array: Tensor, field: str) -> list[object]:
         raise InvalidInput(field, "is not UTF-8; ask for it as binary data") from None
 
 
+def is_finite(array: Tensor) -> bool:
+    """Returns True if no element is NaN or infinite."""
+    return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
+
+
 def _numbers(data: list[object], dtype: np.dtype[np.generic], field: str) -> Tensor:
     try:
         array: Tensor = np.array(data)

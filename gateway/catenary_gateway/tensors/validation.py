@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from catenary_gateway.catalog import Model
 from catenary_gateway.inference import InferenceOptions
@@ -26,8 +27,7 @@ LONGEST_ID = 256
 """Most characters of a request's id, which is echoed, logged and kept for a while."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeclaredInput:
+class DeclaredInput(msgspec.Struct, frozen=True):
     """The declaration of one input in a request."""
 
     name: str

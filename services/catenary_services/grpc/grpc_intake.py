@@ -8,7 +8,7 @@ was admitted. Until then a caller can send no more than HTTP/2's first window.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -67,8 +67,12 @@ class CallPolicy:
     """Bytes of the messages that are arriving from one source."""
 
 
-class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Puts every handler of a server behind a `CallAuthorizer`."""
+class CallInterceptor(grpc.GenericRpcHandler):
+    """Puts every handler of a server behind a `CallAuthorizer`.
+
+    An interceptor of gRPC's own kind runs with every call. This one stands where gRPC looks for the
+    handlers of methods, and wraps each of them once.
+    """
 
     def __init__(
         self,
@@ -89,17 +93,26 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._receiving = receiving
         self._most_bytes = most_bytes
         self._usual_bytes = usual_bytes
+        self._behind: list[grpc.GenericRpcHandler] = []
         self._made: dict[str, Handler] = {}
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        method = str(handler_call_details.method)
+    def guard(self, server: grpc.aio.Server) -> None:
+        """Takes its place in front of all services that are added to a server from now on."""
+        server.add_generic_rpc_handlers((self,))
+        server.add_generic_rpc_handlers = self._stand_before  # type: ignore[method-assign]
+        # gRPC waits for calls of each registered method apart, and with every call anew for all of
+        # them. The generic handlers, which servicers add as well, serve them with one wait.
+        server.add_registered_method_handlers = _not_registered  # type: ignore[method-assign]
+
+    def _stand_before(self, generic_rpc_handlers: Iterable[grpc.GenericRpcHandler]) -> None:
+        self._behind.extend(generic_rpc_handlers)
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        method: str = handler_call_details.method
         made = self._made.get(method)
         if made is None:
-            handler = await continuation(handler_call_details)
+            found = (each.service(handler_call_details) for each in self._behind)
+            handler = next((each for each in found if each is not None), None)
             if handler is None:
                 return None  # gRPC answers that there is no such method
             # Bounded by the number of methods, since unknown names have no handler.
@@ -244,6 +257,10 @@ class _Method:
                 raise message
             receiving.took(peer, partial(_size_of, message))
             yield message
+
+
+def _not_registered(service_name: str, method_handlers: Mapping[str, Handler]) -> None:
+    """Does nothing, in place of registering the methods of a service."""
 
 
 def address_of(peer: str) -> str:

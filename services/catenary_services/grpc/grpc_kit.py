@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 import grpc
@@ -122,15 +122,8 @@ def create_server(
         RoleCallAuthorizer(authorizer) if authorizer is not None else OpenCallAuthorizer()
     )
     receiving = ReceivingMessages(taken.receiving_bytes, most_of_one=taken.receiving_bytes_of_one)
-    server = grpc.aio.server(
-        options=[*_SERVER_OPTIONS, *_limits(max_message_bytes)],
-        interceptors=[
-            CallInterceptor(call_authorizer, receiving, taken.most_bytes, taken.usual_bytes)
-        ],
-    )
-    # gRPC waits for calls of each registered method apart, and with every call anew for all of
-    # them. The generic handlers, which servicers add as well, serve the same methods with one wait.
-    server.add_registered_method_handlers = _not_registered  # type: ignore[method-assign]
+    server = grpc.aio.server(options=[*_SERVER_OPTIONS, *_limits(max_message_bytes)])
+    CallInterceptor(call_authorizer, receiving, taken.most_bytes, taken.usual_bytes).guard(server)
     return server
 
 
@@ -152,12 +145,6 @@ def bind(server: grpc.aio.Server, host: str, port: int, security: ServerSecurity
     if bound == 0:
         raise Unavailable(f"cannot listen on {address}")
     return bound
-
-
-def _not_registered(
-    service_name: str, method_handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
-) -> None:
-    """Does nothing, in place of registering the methods of a service."""
 
 
 def _limits(max_message_bytes: int) -> tuple[tuple[str, int], ...]:

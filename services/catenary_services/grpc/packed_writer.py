@@ -1,7 +1,8 @@
 """A writer that packs queued messages into as few sends on a stream as possible.
 
 A gRPC write costs more than a hundred small envelopes inside it. `put` therefore only appends;
-while one send is under way the next batch gathers behind it, so packing grows with load by itself.
+while one send is under way, and for a moment after the last one began where the writer was told to
+wait so long, the next batch gathers behind it. So packing grows with load by itself.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from catenary_services.errors import DeadlineExceeded, Overloaded
 
 LINGER_S = 0.01
 """The longest time for which `put_soon` lets a message wait for another one to go with."""
+_TICK_S = 0.001
+"""Seconds by which event loops round their timers."""
 MOST_AT_ONCE = 4096
 """The most messages of one send, because the reader limits the number of values in a message."""
 
@@ -28,19 +31,36 @@ class PackedWriter(Generic[M]):
     """
 
     __slots__ = (
+        "_began_s",
         "_capacity",
         "_flushed",
         "_is_due",
         "_queue",
         "_send",
+        "_since_s",
         "_sleeping",
+        "_spacing_s",
         "_timer",
         "_wake",
     )
 
-    def __init__(self, send: Callable[[list[M]], Awaitable[None]], capacity: int = 65536) -> None:
+    def __init__(
+        self,
+        send: Callable[[list[M]], Awaitable[None]],
+        capacity: int = 65536,
+        spacing_s: float = 0.0,
+    ) -> None:
+        """Creates a writer that sends nothing before `run`.
+
+        Args:
+            send: Sends a batch.
+            capacity: The most messages that may wait.
+            spacing_s: Seconds from the beginning of one send to that of the next, at the least.
+        """
         self._send = send
         self._capacity = capacity
+        self._spacing_s = spacing_s
+        self._began_s = 0.0
         self._queue: list[M] = []
         self._wake: asyncio.Future[None] | None = None
         """The alarm for which `run` waits while it sleeps."""
@@ -48,6 +68,8 @@ class PackedWriter(Generic[M]):
         """The end of the present sends, for those who flush; None while nobody does."""
         self._sleeping = True
         self._is_due = False
+        self._since_s = 0.0
+        """Time at which the oldest message that is not due was queued."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -80,16 +102,25 @@ class PackedWriter(Generic[M]):
         queue = self._queue
         if len(queue) >= self._capacity:
             raise Overloaded(f"{len(queue)} messages wait for a peer that does not read them")
+        loop = asyncio.get_running_loop()
+        if not queue:
+            self._since_s = loop.time()
         queue.append(message)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._lingered)
+            self._timer = loop.call_later(LINGER_S, self._lingered, loop)
 
-    def _lingered(self) -> None:
+    def _lingered(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
-        if self._queue:
-            self._is_due = True
-            if self._sleeping:
-                self._wake_up()
+        if not self._queue or self._is_due:
+            return
+        left_s = self._since_s + LINGER_S - loop.time()
+        if left_s >= _TICK_S:
+            # Those that the timer was set for went with another message.
+            self._timer = loop.call_later(left_s, self._lingered, loop)
+            return
+        self._is_due = True
+        if self._sleeping:
+            self._wake_up()
 
     def _wake_up(self) -> None:
         self._sleeping = False
@@ -107,6 +138,10 @@ class PackedWriter(Generic[M]):
                     self._flushed = None
                 self._wake = loop.create_future()
                 await self._wake
+            early_s = self._began_s + self._spacing_s - loop.time()
+            if early_s > 0:
+                await asyncio.sleep(early_s)
+            self._began_s = loop.time()
             batch, self._queue = self._queue[:MOST_AT_ONCE], self._queue[MOST_AT_ONCE:]
             self._is_due = bool(self._queue)
             await self._send(batch)

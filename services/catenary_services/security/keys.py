@@ -109,19 +109,14 @@ class ApiKeys:
     def __init__(self, keys: Sequence[StoredKey] | None = None) -> None:
         self._path: Path | None = None
         self._stamp: _Stamp = None
-        self._keys: tuple[_Known, ...] | None = None
-        if keys is not None:
-            self._keys = tuple(map(_known, keys))
-
-    @property
-    def enabled(self) -> bool:
+        self.enabled = keys is not None
         """False if no keys are configured and everyone is admitted."""
-        return self._keys is not None
+        self._keys: tuple[_Known, ...] = tuple(map(_known, keys or ()))
 
     @property
     def names(self) -> frozenset[str]:
         """Names of the holders of all known keys."""
-        return frozenset(known.principal.name for known in self._keys or ())
+        return frozenset(known.principal.name for known in self._keys)
 
     @classmethod
     def load(cls, path: Path | None) -> ApiKeys:
@@ -156,7 +151,7 @@ class ApiKeys:
         try:
             fresh = tuple(map(_known, read_keys(self._path)))
         except InvalidInput as error:
-            _log.error("api_keys_not_reloaded", why=error.message, kept=len(self._keys or ()))
+            _log.error("api_keys_not_reloaded", why=error.message, kept=len(self._keys))
             return False
         self._keys = fresh
         _log.info("api_keys_reloaded", keys=len(fresh))
@@ -180,7 +175,7 @@ class ApiKeys:
         Raises:
             Unauthenticated: There is no key, or it is unknown or has expired.
         """
-        if self._keys is None:
+        if not self.enabled:
             return ANYONE
         key = _bare(presented)
         if not key:

@@ -4,41 +4,18 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import deque
 from collections.abc import Callable, Set
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from catenary_services.errors import Unavailable
 from catenary_services.telemetry.metric_table import MetricTable
 
 _MOST_SCRAPES = 32
 _SCRAPE_SILENCE_S = 5.0
-_SLO_WINDOW = 1_000
-
-
-class _Attainment:
-    """The recent requests of one model. Labels are looked up once, which is most of their cost."""
-
-    def __init__(self, share: Gauge, met: Counter, missed: Counter) -> None:
-        self._met, self._missed = met, missed
-        self._window: deque[bool] = deque(maxlen=_SLO_WINDOW)
-        self._count = 0
-        share.set_function(self._share_met)
-
-    def observe(self, met: bool) -> None:
-        if len(self._window) == _SLO_WINDOW:
-            self._count -= self._window[0]
-        self._window.append(met)
-        self._count += met
-        (self._met if met else self._missed).inc()
-
-    def _share_met(self) -> float:
-        window = len(self._window)
-        return self._count / window if window else 0.0
 
 
 class Metrics(MetricTable):
@@ -51,21 +28,9 @@ class Metrics(MetricTable):
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = CollectorRegistry() if registry is None else registry
         super().__init__(self.registry)
-        self._attainment: dict[str, _Attainment] = {}
         self._chains: set[tuple[str, str]] = set()
         self._scaled: set[str] = set()
         self.certificate_expiry.set(math.nan)  # 0 would look like a certificate that has expired
-
-    def observe_slo(self, model: str, met: bool) -> None:
-        """Counts one request with a deadline, and updates the share of those that met theirs."""
-        attainment = self._attainment.get(model)
-        if attainment is None:
-            attainment = self._attainment[model] = _Attainment(
-                self.slo_attainment.labels(model),
-                self.slo_requests.labels(model, "true"),
-                self.slo_requests.labels(model, "false"),
-            )
-        attainment.observe(met)
 
     def set_active_plan(self, plan_id: str) -> None:
         """Makes `plan_id` the only plan that is shown as active; "" for none."""

@@ -11,9 +11,9 @@ import random
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+import msgspec
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
@@ -32,8 +32,7 @@ _SAMPLED_DIGITS = frozenset("13579bdf")
 _MAX_QUEUED_SPANS = 8_192
 
 
-@dataclass(frozen=True, slots=True)
-class TraceContext:
+class TraceContext(msgspec.Struct, frozen=True):
     """A span's place in a trace: ids and sampling decision, which travel between processes."""
 
     trace_id: int

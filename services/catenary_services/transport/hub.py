@@ -141,18 +141,19 @@ class TransportHub:
         Raises:
             PartitionLost: The peer is unknown, or answers over no transport within `timeout_s`.
         """
-        if (link := self._open_link(peer_id)) is not None:
+        if (link := self.open_link(peer_id)) is not None:
             return link
         if peer_id not in self._peers or self._closed:
             raise PartitionLost(f"{peer_id} is in no directory")
         turn = self._turns.setdefault(peer_id, asyncio.Lock())
         try:
             async with asyncio.timeout(timeout_s), turn:
-                return self._open_link(peer_id) or await self._connect(peer_id, timeout_s)
+                return self.open_link(peer_id) or await self._connect(peer_id, timeout_s)
         except TimeoutError as error:
             raise PartitionLost(f"{peer_id} does not answer within {timeout_s:g} s") from error
 
-    def _open_link(self, peer_id: str) -> Link | None:
+    def open_link(self, peer_id: str) -> Link | None:
+        """Returns the link to a peer if one is open."""
         entry = self._links.get(peer_id)
         return entry[1] if entry is not None and not entry[1].closed else None
 

@@ -61,9 +61,9 @@ async def served(
     call_authorizer = Gate()
     intake = CallInterceptor(call_authorizer, receiving, {METHOD: most, TALK: most})
     server = grpc.aio.server(
-        interceptors=[intake],
         options=[("grpc.http2.bdp_probe", 0), ("grpc.max_receive_message_length", 64 * MIB)],
     )
+    intake.guard(server)
     handlers: dict[str, Any] = {
         "Say": grpc.unary_unary_rpc_method_handler(say, Bytes.FromString, Bytes.SerializeToString),
         "Talk": grpc.stream_stream_rpc_method_handler(

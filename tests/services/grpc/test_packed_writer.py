@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
 from catenary_services.errors import DeadlineExceeded, Overloaded
-from catenary_services.grpc.packed_writer import PackedWriter
+from catenary_services.grpc.packed_writer import LINGER_S, PackedWriter
 
 
 class Stream:
@@ -97,4 +98,51 @@ async def test_order_survives_many_wakes() -> None:
     await writer.flush(1.0)
     assert [number for batch in stream.sent for number in batch] == list(range(1000))
     assert 1 < len(stream.sent) < 1000
+    task.cancel()
+
+
+async def test_sends_begin_a_while_after_each_other() -> None:
+    starts: list[float] = []
+    sent: list[int] = []
+    loop = asyncio.get_running_loop()
+
+    async def send(batch: list[int]) -> None:
+        starts.append(loop.time())
+        sent.extend(batch)
+
+    writer = PackedWriter(send, spacing_s=0.05)
+    task = asyncio.create_task(writer.run())
+    for number in range(20):
+        writer.put(number)
+        await asyncio.sleep(0.01)
+    await writer.flush(30.0)
+    assert sent == list(range(20))
+    assert len(starts) > 1
+    assert all(later - earlier >= 0.049 for earlier, later in pairwise(starts))
+    task.cancel()
+
+
+async def test_a_message_that_may_wait_goes_with_the_next_or_alone_after_a_while() -> None:
+    loop = asyncio.get_running_loop()
+    queued_s: dict[int, float] = {}
+    alone_s: list[float] = []
+    sent: list[int] = []
+
+    async def send(batch: list[int]) -> None:
+        sent.extend(batch)
+        if all(number % 2 for number in batch):
+            alone_s.append(loop.time() - queued_s[batch[0]])
+
+    writer = PackedWriter(send)
+    task = asyncio.create_task(writer.run())
+    for number in range(0, 40, 2):
+        writer.put(number)
+        await asyncio.sleep(0.001)
+        queued_s[number + 1] = loop.time()
+        writer.put_soon(number + 1)
+        await asyncio.sleep(0.003)
+    await writer.flush(30.0)
+    assert sent == list(range(40))
+    assert alone_s, "the last one goes alone"
+    assert min(alone_s) >= LINGER_S - 0.002
     task.cancel()

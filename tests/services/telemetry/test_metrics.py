@@ -28,19 +28,6 @@ def test_every_name_becomes_a_metric_of_good_form() -> None:
     assert not labels & {"request_id", "batch_id", "trace_id"}
 
 
-def test_attainment_is_of_recent_requests_only() -> None:
-    metrics = Metrics()
-    for _ in range(1000):
-        metrics.observe_slo("m", False)
-    for _ in range(750):
-        metrics.observe_slo("m", True)
-    metrics.observe_slo("other", True)
-    sample = metrics.registry.get_sample_value
-    assert sample("catenary_slo_attainment_ratio", {"model": "m"}) == 0.75
-    assert sample("catenary_slo_attainment_ratio", {"model": "other"}) == 1.0
-    assert sample("catenary_slo_requests_total", {"model": "m", "met": "false"}) == 1000
-
-
 def test_one_plan_is_active_at_a_time() -> None:
     metrics = Metrics()
     metrics.set_active_plan("plan-1")

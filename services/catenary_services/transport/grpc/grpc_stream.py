@@ -104,7 +104,8 @@ class GrpcEndpoint:
         interceptor = CallInterceptor(
             RoleCallAuthorizer(authorizer), receiving, {}, 4 * CHUNK_BYTES
         )
-        server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[interceptor])
+        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        interceptor.guard(server)
         frames: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
             self._serve
         )
