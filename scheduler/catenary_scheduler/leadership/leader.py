@@ -385,7 +385,7 @@ class LeaderRuntime:
         beat = (self.announcer, self.gateway_streams, self.agent_streams)
         beat_books = (self.in_flight, self.live, self.lengths, self.utilisation)
         self._schedule = (
-            PeriodicTasks(0.0, (*turn, self.autoscaler, self.audits)),
+            PeriodicTasks(0.0, (*turn, self.autoscaler.outcomes, self.autoscaler, self.audits)),
             PeriodicTasks(self.settings.heartbeat_s, (*beat, *beat_books), exporting),
             PeriodicTasks(0.0, (self._retries,)),
             PeriodicTasks(_RECONCILE_S, (self.peers, self.cluster, self.draining)),

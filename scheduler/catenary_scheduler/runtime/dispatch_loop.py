@@ -111,6 +111,7 @@ class DispatchLoop:
         if self._closed:
             return
         self._now = now = max(now, self._now)
+        began = now_ns()
         try:
             commands = self._dispatcher.handle(event, now)
         except Exception:
@@ -118,7 +119,7 @@ class DispatchLoop:
             _log.error("dispatcher_failed", event_kind=type(event).__name__, exc_info=True)
             self._refuse(event, now)
             return
-        self._observe_seconds((now_ns() - now) / NANOSECONDS_PER_SECOND)
+        self._observe_seconds((now_ns() - began) / NANOSECONDS_PER_SECOND)
         for command in commands:
             try:
                 self._route(command, now)
