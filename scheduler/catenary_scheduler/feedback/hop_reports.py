@@ -21,7 +21,7 @@ from catenary_services.domain.ids import AgentId, Nanoseconds
 from catenary_services.telemetry.metrics import Metrics
 
 _MOST_PENDING = 1_000
-"""With this many computed hops the learners do not wait for the next tick."""
+"""The learners do not wait for the next tick if this many hops were computed."""
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ _MOST_OPEN = 100_000
 """Largest number of requests that are followed. The end of a refused request is not seen here, so
 entries of such requests stay until newer ones push them out."""
 _MOST_NOTED = 1_000
-"""With this many noted events the scaling does not wait for the next tick."""
+"""The scaling does not wait for the next tick if this many events were noted."""
 
 
 @dataclass(slots=True)

@@ -36,7 +36,7 @@ class Collected(Recorded, Protocol):
 
     @property
     def dirty(self) -> Collection[object]:
-        """What changed since the last `collect`; empty if that has nothing to write."""
+        """The records that changed since the last `collect`; empty if it has nothing to write."""
         ...
 
     def collect(self, journal: Journal) -> None:
