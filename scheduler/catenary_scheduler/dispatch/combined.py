@@ -29,6 +29,7 @@ from catenary_scheduler.dispatch.events import (
     SessionsProgressed,
     StageReported,
     Tick,
+    earlier,
 )
 from catenary_scheduler.dispatch.pooled.dispatcher import PooledDispatcher
 from catenary_services.domain.ids import Nanoseconds
@@ -85,8 +86,7 @@ class CombinedDispatcher:
 
     def next_wakeup(self) -> Nanoseconds | None:
         """Returns when to send a `Tick` at the latest; None if nothing waits for time to pass."""
-        moments = (self.pooled.next_wakeup(), self.chained.next_wakeup())
-        return min((moment for moment in moments if moment is not None), default=None)
+        return earlier(self.pooled.next_wakeup(), self.chained.next_wakeup())
 
     def take_changes(self) -> list[ReservationChange]:
         """Returns the changes of the book since the last call."""

@@ -385,6 +385,13 @@ class Scale:
 Command = DispatchBatch | Reject | CancelBatch | StartSession | CloseSessions | Scale
 
 
+def earlier(one: Nanoseconds | None, other: Nanoseconds | None) -> Nanoseconds | None:
+    """Returns the earlier of two moments of which each may be None: never."""
+    if one is None or (other is not None and other < one):
+        return other
+    return one
+
+
 class Dispatcher(Protocol):
     """All decisions of one kind of plan, without I/O."""
 

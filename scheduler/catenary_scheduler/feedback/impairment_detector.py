@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from catenary_scheduler.agents.registry import AgentStream
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.observed.stragglers import StragglerDetector
-from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.ids import AgentId, Nanoseconds, PartitionKey
 from catenary_services.log import get_logger
 
@@ -50,10 +49,18 @@ class ImpairmentDetector:
         self._note = note
 
     def reported(
-        self, agent: AgentId, partition: PartitionKey, rows: int, real_ns: Nanoseconds
+        self,
+        agent: AgentId,
+        partition: PartitionKey,
+        rows: int,
+        real_ns: Nanoseconds,
+        now: Nanoseconds,
     ) -> None:
-        """Compares a batch's duration with earlier ones; impairs an agent that became slow."""
-        found = self._stragglers.reported(agent, partition, rows, real_ns, now_ns())
+        """Compares a batch's duration with earlier ones; impairs an agent that became slow.
+
+        `now` is the moment of the report; reports come in the order of their moments.
+        """
+        found = self._stragglers.reported(agent, partition, rows, real_ns, now)
         if found is not None:
             why = f"it takes {found.ratio:.1f} times as long as before, others do not"
             self._availability.impair(agent, Impairment.STRAGGLING, until=found.until, why=why)

@@ -15,11 +15,9 @@ from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
 from catenary_scheduler.storage.journal import Fields, Journal
 from catenary_scheduler.storage.keys import RedisTable
 from catenary_scheduler.storage.values.codec import encode_document
-from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.ids import ModelKey, Nanoseconds
 
 _PERIOD_S = 10.0
-_LOOK_S = 1.0
-"""Seconds after which the predictors are looked at again if none has learned anything."""
 
 
 class LengthRecords:
@@ -49,6 +47,15 @@ class LengthRecords:
         self._next_s = 0.0
         self._written: dict[ModelKey, int] = {}
         """The `learned` count of each predictor when it was last written, the longest ago first."""
+        self.dirty: set[ModelKey] = set()
+        """The models whose record has changed, as of the last `tick`; empty before a write is
+        due."""
+
+    def tick(self, now: Nanoseconds) -> None:
+        """Looks for records to write, once the period since the last write is over."""
+        if self._clock_s() >= self._next_s:
+            known = self._source.length_predictors()
+            self.dirty = {*self._changed(known), *(self._written.keys() - known.keys())}
 
     def collect(self, journal: Journal) -> None:
         """Writes the model whose record waited longest, if any changed and the period is over."""
@@ -59,13 +66,9 @@ class LengthRecords:
         for model in [each for each in self._written if each not in known]:
             del self._written[model]
             journal.put(RedisTable.LENGTHS, str(model), None)
-        changed = [
-            model
-            for model, predictor in known.items()
-            if predictor.learned != self._written.get(model, 0)
-        ]
+        self.dirty = set()
+        changed = self._changed(known)
         if not changed:
-            self._next_s = now_s + _LOOK_S
             return
         order = list(self._written)
         model = min(changed, key=lambda each: order.index(each) if each in order else -1)
@@ -75,7 +78,7 @@ class LengthRecords:
 
     def records(self) -> Fields:
         known = self._source.length_predictors()
-        self._written = {}
+        self._written, self.dirty = {}, set()
         return {str(model): self._record(model, each) for model, each in known.items()}
 
     def restore(self, stored: Mapping[ModelKey, LengthPredictor]) -> None:
@@ -83,6 +86,13 @@ class LengthRecords:
         for model, predictor in stored.items():
             if model in self._deployed:
                 self._source.restore_lengths(model, predictor)
+
+    def _changed(self, known: Mapping[ModelKey, LengthPredictor]) -> list[ModelKey]:
+        return [
+            model
+            for model, predictor in known.items()
+            if predictor.learned != self._written.get(model, 0)
+        ]
 
     def _record(self, model: ModelKey, predictor: LengthPredictor) -> str:
         self._written[model] = predictor.learned

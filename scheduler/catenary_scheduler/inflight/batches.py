@@ -43,7 +43,8 @@ class InFlightBatches:
 
     def __init__(self) -> None:
         self._batches: dict[BatchId, _Entry] = {}
-        self._dirty: set[BatchId] = set()
+        self.dirty: set[BatchId] = set()
+        """The batches that began or ended since the last `collect`."""
         self._written: set[BatchId] = set()
         """The batches whose records are in Redis, once the journal is written."""
 
@@ -62,7 +63,7 @@ class InFlightBatches:
 
     def dispatched(self, command: DispatchBatch) -> None:
         self._batches[command.batch] = _Entry(command)
-        self._dirty.add(command.batch)
+        self.dirty.add(command.batch)
 
     def stage_done(self, batch: BatchId, position: int) -> None:
         """Notes that a hop was computed; after the last hop the batch is over."""
@@ -76,7 +77,7 @@ class InFlightBatches:
     def over(self, batch: BatchId) -> None:
         """Forgets a batch that failed, was cancelled or is done."""
         if self._batches.pop(batch, None) is not None:
-            self._dirty.add(batch)
+            self.dirty.add(batch)
 
     def tick(self, now: Nanoseconds) -> None:
         """Forgets the batches that nobody has reported on for long."""
@@ -123,7 +124,7 @@ class InFlightBatches:
     def collect(self, journal: Journal) -> None:
         """Writes the batches that changed since the last call; one that came and went is free."""
         written = self._written
-        for batch in self._dirty:
+        for batch in self.dirty:
             entry = self._batches.get(batch)
             if entry is not None:
                 written.add(batch)
@@ -131,10 +132,10 @@ class InFlightBatches:
             elif batch in written:
                 written.remove(batch)
                 journal.put(RedisTable.BATCHES, str(batch), None)
-        self._dirty.clear()
+        self.dirty.clear()
 
     def records(self) -> dict[str, str | None]:
-        self._dirty.clear()
+        self.dirty.clear()
         self._written = set(self._batches)
         return {str(key): batch_text(entry.command) for key, entry in self._batches.items()}
 

@@ -63,7 +63,8 @@ class LiveSessions:
         self._slots = slots
         self._view_of = view_of
         self._sessions: dict[SessionId, _Entry] = {}
-        self._dirty: set[SessionId] = set()
+        self.dirty: set[SessionId] = set()
+        """The sessions that began or ended since the last `collect`."""
         self._remembered: dict[SessionId, Hops] = {}
 
     def __len__(self) -> int:
@@ -99,7 +100,7 @@ class LiveSessions:
         for session in sessions:
             if session in self._sessions and session not in self._slots:
                 del self._sessions[session]
-                self._dirty.add(session)
+                self.dirty.add(session)
 
     def tick(self, now: Nanoseconds) -> None:
         """Forgets the sessions that hold nothing any more."""
@@ -168,15 +169,15 @@ class LiveSessions:
 
     def collect(self, journal: Journal) -> None:
         """Writes the sessions that changed since the last call; one that came and went is free."""
-        for session in self._dirty:
+        for session in self.dirty:
             entry = self._sessions.get(session)
             journal.put(
                 RedisTable.SESSIONS, str(session), None if entry is None else _record(entry)
             )
-        self._dirty.clear()
+        self.dirty.clear()
 
     def records(self) -> dict[str, str | None]:
-        self._dirty.clear()
+        self.dirty.clear()
         return {str(session): _record(entry) for session, entry in self._sessions.items()}
 
     def restore(self, sessions: Mapping[SessionId, Hops]) -> None:
@@ -189,7 +190,7 @@ class LiveSessions:
 
     def _enter(self, session: SessionId, entry: _Entry) -> None:
         self._sessions[session] = entry
-        self._dirty.add(session)
+        self.dirty.add(session)
 
 
 def _record(entry: _Entry) -> str:

@@ -176,7 +176,12 @@ class LeaderRuntime:
             rules, self.availability, self._connected_agents, self.note
         )
         self.hop_reports = HopReports(
-            self.timelines, self.slowdowns, self.times, self.impairment_detector, registry
+            self.timelines,
+            self.slowdowns,
+            self.utilisation,
+            self.times,
+            self.impairment_detector,
+            registry,
         )
         self.sessions = SessionReports(
             SessionDeps(
@@ -328,7 +333,6 @@ class LeaderRuntime:
                 fence=EpochFence(self._lease, self.peer_quarantine, self.write_behind),
                 plausibility=plausibility,
                 stuck=self.stuck,
-                utilisation=self.utilisation,
                 draining=self.draining,
                 moves=self.moves,
                 sessions=self.sessions,
@@ -377,11 +381,11 @@ class LeaderRuntime:
             self.hop_reports,
             DispatchMetrics(self.dispatcher),
         )
-        turn = (self.held, self.impairment_detector, self.hop_reports, self.watch)
+        turn = (self.held, self.hop_reports, self.impairment_detector, self.watch)
         beat = (self.announcer, self.gateway_streams, self.agent_streams)
-        beat_books = (self.in_flight, self.live, self.utilisation)
+        beat_books = (self.in_flight, self.live, self.lengths, self.utilisation)
         self._schedule = (
-            PeriodicTasks(0.0, (*turn, self.autoscaler, self.audits)),
+            PeriodicTasks(0.0, (*turn, self.autoscaler.outcomes, self.autoscaler, self.audits)),
             PeriodicTasks(self.settings.heartbeat_s, (*beat, *beat_books), exporting),
             PeriodicTasks(0.0, (self._retries,)),
             PeriodicTasks(_RECONCILE_S, (self.peers, self.cluster, self.draining)),

@@ -43,7 +43,8 @@ class SnapshotWriter:
         """Writes the records that changed since the last call into the journal."""
         self._book.collect(self._journal)
         for part in self._collected:
-            part.collect(self._journal)
+            if part.dirty:
+                part.collect(self._journal)
         if self._rare_changed:
             self._rare_changed = False
             self._collect_rare()

@@ -108,8 +108,12 @@ class Timelines:
             del self._by_id[oldest.batch]
             self._complete_since = oldest.expected_finish_ns
 
-    def reported(self, event: StageReported) -> PlannedHop | None:
-        """Notes when a hop really ran; returns the hop as booked, None if it is not remembered."""
+    def reported(self, event: StageReported) -> tuple[PlannedHop, int] | None:
+        """Notes when a hop really ran.
+
+        Returns:
+            The hop as booked and the rows of its batch; None if the batch is not remembered.
+        """
         entry = self._by_id.get(event.batch)
         if entry is None or event.position >= len(entry.command.path):
             return None
@@ -117,12 +121,7 @@ class Timelines:
         if event.transfer_start_ns is not None and event.transfer_end_ns is not None:
             moved = (event.transfer_start_ns, event.transfer_end_ns)
         entry.real[event.position] = ((event.compute_start_ns, event.compute_end_ns), moved)
-        return entry.command.path[event.position]
-
-    def rows_of(self, batch: BatchId) -> int:
-        """Returns the number of rows of a batch; 0 if it is not remembered."""
-        entry = self._by_id.get(batch)
-        return entry.command.rows if entry is not None else 0
+        return entry.command.path[event.position], entry.command.rows
 
     def generated(
         self, agent: AgentId, model: ModelKey, busy_ns: Nanoseconds, now: Nanoseconds

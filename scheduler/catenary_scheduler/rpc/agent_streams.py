@@ -19,7 +19,6 @@ from catenary_scheduler.dispatch.events import Event, SessionsClosed
 from catenary_scheduler.inflight.queued_batches import queued_reservations
 from catenary_scheduler.inflight.session_moves import SessionMoves
 from catenary_scheduler.observed.stuck_agents import StuckAgents
-from catenary_scheduler.observed.utilisation import Utilisation
 from catenary_scheduler.planning.requirements import CacheRequirement
 from catenary_scheduler.rpc.announcer import Announcer
 from catenary_scheduler.rpc.epoch_fence import EpochFence
@@ -94,7 +93,6 @@ class AgentStreamDeps:
     fence: EpochFence
     plausibility: PlausibilityChecks
     stuck: StuckAgents
-    utilisation: Utilisation
     draining: Draining
     moves: SessionMoves
     sessions: SessionCallbacks
@@ -260,7 +258,6 @@ class AgentStreams:
     def _stage_report(
         self, record: AgentState, report: scheduler_pb2.StageReport, now: Nanoseconds
     ) -> None:
-        self._deps.utilisation.add(record.agent.agent_id, report.compute_ns)
         self._feed(wire_messages.stage_reported(report, now), now)
 
     def _caches_sent(

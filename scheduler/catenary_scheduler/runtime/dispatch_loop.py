@@ -25,9 +25,11 @@ from catenary_services.errors import InternalError
 from catenary_services.log import get_logger
 from catenary_services.telemetry.metrics import Metrics
 
-_SHORTEST_SLEEP_NS = 100_000
-"""Shortest sleep in nanoseconds: a dispatcher that asks to be woken in the past must not keep the
-loop from its sockets."""
+_SHORTEST_SLEEP_NS = 1_000_000
+"""Shortest sleep in nanoseconds, and the resolution of the event loop's timers. A shorter sleep
+ends at once, so that the loop would turn again and again until the moment has come."""
+_EARLY_NS = _SHORTEST_SLEEP_NS // 2
+"""A moment that is at most this far away when a sleep ends has come."""
 
 _log = get_logger(__name__)
 Route = Callable[[Command, Nanoseconds], None]
@@ -60,7 +62,9 @@ class DispatchLoop:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns: Nanoseconds = 0
-        self._rearming = False
+        self._now: Nanoseconds = 0
+        """The latest moment the dispatcher was told of; a later event never tells it an earlier
+        one."""
         self._closed = False
 
     def observe(
@@ -95,6 +99,7 @@ class DispatchLoop:
         for on_event in self._after.get(kind, ()):
             on_event(event, now)
         self._fed()
+        self._rearm(self._dispatcher.next_wakeup())
 
     def close(self) -> None:
         """Stops the timer; the dispatcher is given no later event."""
@@ -105,6 +110,8 @@ class DispatchLoop:
     def _dispatch(self, event: Event, now: Nanoseconds) -> None:
         if self._closed:
             return
+        self._now = now = max(now, self._now)
+        began = now_ns()
         try:
             commands = self._dispatcher.handle(event, now)
         except Exception:
@@ -112,7 +119,7 @@ class DispatchLoop:
             _log.error("dispatcher_failed", event_kind=type(event).__name__, exc_info=True)
             self._refuse(event, now)
             return
-        self._observe_seconds((now_ns() - now) / NANOSECONDS_PER_SECOND)
+        self._observe_seconds((now_ns() - began) / NANOSECONDS_PER_SECOND)
         for command in commands:
             try:
                 self._route(command, now)
@@ -120,19 +127,15 @@ class DispatchLoop:
                 # A command that fails for one peer must not keep the others from theirs.
                 kind, cause = type(command).__name__, getattr(command, "cause", 0)
                 _log.error("command_failed", kind=kind, cause=cause, exc_info=True)
-        if not self._rearming:  # one call serves all events of a packed message
-            self._rearming = True
-            self._loop.call_soon(self._rearm)
 
     def _refuse(self, event: Event, now: Nanoseconds) -> None:
         if isinstance(event, RequestArrived | SessionRequested):
             text = "the scheduler could not handle this request"
             self._route(rejection(event.request, InternalError.reason, text), now)
 
-    def _rearm(self) -> None:
-        self._rearming = False
-        wakeup = None if self._closed else self._dispatcher.next_wakeup()
-        if wakeup is None:
+    def _rearm(self, wakeup: Nanoseconds | None) -> None:
+        """Sets the timer to the moment at which the dispatcher is to be woken; None: at none."""
+        if wakeup is None or self._closed:
             return
         if self._timer is not None:
             if self._timer_ns <= wakeup:
@@ -145,11 +148,11 @@ class DispatchLoop:
     def _wake(self) -> None:
         self._timer = None
         now, wakeup = now_ns(), self._dispatcher.next_wakeup()
-        if wakeup is not None and wakeup <= now:
-            self._dispatch(Tick(), now)
+        if wakeup is not None and wakeup <= now + _EARLY_NS:
+            self._dispatch(Tick(), max(now, wakeup))
             self._fed()  # batches that waited for rows are reserved here
-        else:
-            self._rearm()
+            wakeup = self._dispatcher.next_wakeup()
+        self._rearm(wakeup)
 
 
 def _by_kind(observers: Iterable[EventObserver]) -> dict[type[Event], tuple[Handler, ...]]:

@@ -1,6 +1,7 @@
 """Reports arrivals, tokens and ends of sessions to the scaling of their model.
 
-An event costs a few dictionary operations.
+An event is only noted. The scaling, which is judged several times a second, learns of the events
+right before, in their order and with their moments.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from catenary_services.domain.latency import TokenObjectives
 _MOST_OPEN = 100_000
 """Largest number of requests that are followed. The end of a refused request is not seen here, so
 entries of such requests stay until newer ones push them out."""
+_MOST_NOTED = 1_000
+"""The scaling does not wait for the next tick if this many events were noted."""
 
 
 @dataclass(slots=True)
@@ -51,12 +54,25 @@ class SessionOutcomes:
         self._scaling_of = scaling_of
         self._usual = usual
         self._open: dict[RequestId, _Open] = {}
+        self._noted: list[tuple[Event, Nanoseconds]] = []
+        """The events since the last tick, in order."""
 
     def __len__(self) -> int:
         return len(self._open)
 
     def on_event(self, event: Event, now: Nanoseconds) -> None:
-        """Updates the scaling of the models that an event is about."""
+        """Notes an event until the next tick."""
+        self._noted.append((event, now))
+        if len(self._noted) >= _MOST_NOTED:
+            self.tick(now)
+
+    def tick(self, now: Nanoseconds) -> None:
+        """Updates the scaling of the models that the noted events are about."""
+        noted, self._noted = self._noted, []
+        for event, moment in noted:
+            self._learn(event, moment)
+
+    def _learn(self, event: Event, now: Nanoseconds) -> None:
         if isinstance(event, SessionsProgressed):
             for progress in event.sessions:
                 self._progressed(progress)

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Awaitable, Sequence
 from typing import Any, cast
 
+from hiredis import pack_command
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import NoScriptError
@@ -45,7 +46,8 @@ class ScriptConnection:
     """A connection of its own for a script that runs every few milliseconds.
 
     It halves the CPU time of a call: a client takes a connection from its pool for each command,
-    and starts a task to send it, because it limits the time of sending and of receiving apart.
+    and starts a task to send it, because it limits the time of sending and of receiving apart. Here
+    hiredis packs the command, in a tenth of the time.
     """
 
     def __init__(self, redis: Redis) -> None:
@@ -73,15 +75,16 @@ class ScriptConnection:
         self, script: RedisScript, keys: Sequence[str], arguments: Sequence[str | bytes]
     ) -> object:
         connection = await self._connected()
+        rest: tuple[Any, ...] = (len(keys), *keys, *arguments)
         try:
             # Whatever is raised in here, redis-py closes a connection with an unread answer.
             async with asyncio.timeout(self._limit_s):
-                await connection.send_command("EVALSHA", script.sha, len(keys), *keys, *arguments)
+                await connection.send_packed_command(pack_command(("EVALSHA", script.sha, *rest)))
                 try:
                     return await connection.read_response()
                 except NoScriptError:
-                    await connection.send_command(
-                        "EVAL", script.source, len(keys), *keys, *arguments
+                    await connection.send_packed_command(
+                        pack_command(("EVAL", script.source, *rest))
                     )
                     return await connection.read_response()
         except TimeoutError:

@@ -6,7 +6,7 @@ the parts.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from typing import Protocol, TypeVar
 
 from catenary_scheduler.storage.journal import Fields, Journal
@@ -33,6 +33,11 @@ class Recorded(Protocol):
 
 class Collected(Recorded, Protocol):
     """A part that changes often, and knows which of its records changed."""
+
+    @property
+    def dirty(self) -> Collection[object]:
+        """The records that changed since the last `collect`; empty if it has nothing to write."""
+        ...
 
     def collect(self, journal: Journal) -> None:
         """Writes the records that changed since the last call into the journal."""

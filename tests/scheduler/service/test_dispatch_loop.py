@@ -23,11 +23,13 @@ class Story:
     def __init__(self) -> None:
         self.told: list[str] = []
         self.wakeup: Nanoseconds | None = None
+        self.wakeup_after_next: Nanoseconds | None = None
+        """When it asks to be woken once it has handled the next event."""
         self.loop = DispatchLoop(self, self.route, Metrics())
 
     def handle(self, event: Event, now: Nanoseconds) -> list[Command]:
         self.told.append(f"dispatcher {type(event).__name__}")
-        self.wakeup = None
+        self.wakeup, self.wakeup_after_next = self.wakeup_after_next, None
         return [CANCEL]
 
     def next_wakeup(self) -> Nanoseconds | None:
@@ -80,9 +82,40 @@ async def test_an_observer_is_told_of_the_kinds_it_named_only() -> None:
 async def test_a_wake_up_of_the_loop_itself_is_written_but_no_news_to_observers() -> None:
     story = Story()
     story.loop.observe(after=[Observer("one", story, events.Tick)], fed=story.fed)
+    story.wakeup_after_next = now_ns()
     story.loop.feed(events.Tick(), now_ns())
     assert story.told == ["dispatcher Tick", "command", "one Tick", "fed"]
-    story.wakeup = now_ns()
     await until(lambda: len(story.told) > 6, "it wakes up")
     assert story.told[4:] == ["dispatcher Tick", "command", "fed"]
+    story.loop.close()
+
+
+async def test_a_wait_that_no_timer_can_measure_turns_the_loop_a_few_times_only() -> None:
+    story = Story()
+    asked: list[Nanoseconds] = []
+
+    def next_wakeup() -> Nanoseconds | None:
+        asked.append(now_ns())
+        return story.wakeup
+
+    story.next_wakeup = next_wakeup  # type: ignore[method-assign]
+    story.wakeup_after_next = now_ns() + 2_300_000
+    story.loop.feed(FAILED, now_ns())
+    await until(lambda: "dispatcher Tick" in story.told, "it wakes up")
+    assert len(asked) <= 8
+    story.loop.close()
+
+
+async def test_the_dispatcher_is_never_told_an_earlier_moment_than_before() -> None:
+    story = Story()
+    moments: list[Nanoseconds] = []
+
+    def handle(event: Event, now: Nanoseconds) -> list[Command]:
+        moments.append(now)
+        return []
+
+    story.handle = handle  # type: ignore[method-assign]
+    story.loop.feed(FAILED, 2_000)
+    story.loop.feed(FAILED, 1_000)
+    assert moments == [2_000, 2_000]
     story.loop.close()

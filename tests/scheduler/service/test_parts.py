@@ -260,6 +260,8 @@ class Scripted:
 
     def __init__(self) -> None:
         self.wakeup: int | None = None
+        self.wakeup_after_next: int | None = None
+        """When it asks to be woken once it has handled the next event."""
         self.events: list[events.Event] = []
         self.failing = False
 
@@ -267,7 +269,7 @@ class Scripted:
         if self.failing:
             raise ZeroDivisionError
         self.events.append(event)
-        self.wakeup = None
+        self.wakeup, self.wakeup_after_next = self.wakeup_after_next, None
         return []
 
     def next_wakeup(self) -> int | None:
@@ -279,8 +281,8 @@ async def test_the_engine_wakes_its_dispatcher_in_time() -> None:
 
     dispatcher = Scripted()
     engine = DispatchLoop(dispatcher, lambda command, now: None, Metrics())
+    dispatcher.wakeup_after_next = now_ns() + 20_000_000
     engine.feed(arrival(1), now_ns())
-    dispatcher.wakeup = now_ns() + 20_000_000
     await until(lambda: events.Tick() in dispatcher.events, "the tick")
     engine.close()
     engine.feed(arrival(2), now_ns())

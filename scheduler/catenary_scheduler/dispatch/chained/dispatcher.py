@@ -56,6 +56,7 @@ from catenary_scheduler.dispatch.events import (
     SessionsHeld,
     SessionsProgressed,
     Tick,
+    earlier,
 )
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
 from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, RequestId, SessionId
@@ -190,10 +191,7 @@ class ChainedDispatcher:
 
     def next_wakeup(self) -> Nanoseconds | None:
         """Returns when to send a `Tick` at the latest; None if nothing waits for time to pass."""
-        moment, epoch = self._timeouts.next_moment(), self._packing.next_moment()
-        if moment is None or epoch is None:
-            return moment if epoch is None else epoch
-        return min(moment, epoch)
+        return earlier(self._timeouts.next_moment(), self._packing.next_moment())
 
     def has(self, request: RequestId) -> bool:
         """True while a request is open at this dispatcher."""

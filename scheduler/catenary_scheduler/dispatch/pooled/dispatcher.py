@@ -21,6 +21,7 @@ from catenary_scheduler.dispatch.events import (
     RequestCompleted,
     StageReported,
     Tick,
+    earlier,
 )
 from catenary_scheduler.dispatch.pooled.batching import (
     DispatchDecision,
@@ -109,10 +110,12 @@ class PooledDispatcher:
 
     def next_wakeup(self) -> Nanoseconds | None:
         """Returns when to send a `Tick` at the latest; None if nothing waits for time to pass."""
-        moments = [queue.wake for queue in self._state.queues.values()]
-        moments += [self._book.next_expiry(), self._state.tracker.next_timer()]
-        moments.append(self._availability.next_expiry())
-        return min((moment for moment in moments if moment is not None), default=None)
+        state = self._state
+        moment = earlier(self._book.next_expiry(), state.tracker.next_timer())
+        moment = earlier(moment, self._availability.next_expiry())
+        for queue in state.queues.values():
+            moment = earlier(moment, queue.wake)
+        return moment
 
     # Recovery and observation
 

@@ -91,7 +91,11 @@ async def test_scaling_judges_sessions_by_the_models_objectives(
         finished = scheduler_pb2.RequestFinished(request_id=1, progress=late)
         await gateway.send(scheduler_pb2.GatewayMessage(finished=finished))
         await nothing_is_left(process)
-        assert process.leader().autoscaler.models[LLM].attainment(now_ns()) == 0.0
+        models = process.leader().autoscaler.models
+        await until(
+            lambda: LLM in models and models[LLM].attainment(now_ns()) == 0.0,
+            "the session counts as late",
+        )
 
 
 async def test_a_plan_may_name_other_objectives_and_shows_them_again(

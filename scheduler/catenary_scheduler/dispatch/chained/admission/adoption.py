@@ -173,7 +173,7 @@ class SessionAdoption:
 
     def next_claim_end(self) -> Nanoseconds | None:
         """Returns when `end_claims` has something to do."""
-        return min((until or 0 for until in self._table.unclaimed.values()), default=None)
+        return min([until or 0 for until in self._table.unclaimed.values()], default=None)
 
     def _is_ours(self, session: SessionId) -> bool:
         return session >= self._table.first_session

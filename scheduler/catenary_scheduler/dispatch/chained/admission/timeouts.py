@@ -14,6 +14,7 @@ from catenary_scheduler.dispatch.chained.states import (
     RequestState,
 )
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
+from catenary_scheduler.dispatch.events import earlier
 from catenary_services.domain.ids import Nanoseconds
 
 
@@ -69,17 +70,16 @@ class SessionTimeouts:
     def next_moment(self) -> Nanoseconds | None:
         """Returns when `on_time` has something to do."""
         table = self._table
-        moments = [
-            table.timers.next(),
-            table.slots.next_expiry(),
-            table.availability.next_expiry(),
-            self._adoption.next_claim_end(),
-            self._migration.next_move_end(),
-            self._evacuation.next_misplaced(),
-            table.next_stall_look if table.sequences else None,
-            *(model_queue.waiting.wakeup() for model_queue in table.model_queues.values()),
-        ]
-        return min((moment for moment in moments if moment is not None), default=None)
+        moment = earlier(table.timers.next(), table.slots.next_expiry())
+        moment = earlier(moment, table.availability.next_expiry())
+        moment = earlier(moment, self._adoption.next_claim_end())
+        moment = earlier(moment, self._migration.next_move_end())
+        moment = earlier(moment, self._evacuation.next_misplaced())
+        if table.sequences:
+            moment = earlier(moment, table.next_stall_look)
+        for model_queue in table.model_queues.values():
+            moment = earlier(moment, model_queue.waiting.wakeup())
+        return moment
 
     def _look_for_stalls(self) -> None:
         """Starts sessions again that get no tokens, though all their agents seem well."""
