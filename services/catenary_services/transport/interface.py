@@ -115,6 +115,20 @@ class Link(Protocol):
         """True once the peer is gone; every further call raises `PartitionLost`."""
         ...
 
+    def try_export(self, nbytes: int) -> Slot | None:
+        """Returns a slot as `export` does, or None where that would wait for memory."""
+        ...
+
+    def try_push(self, slot: Slot, header: bytes) -> bool:
+        """Delivers slot and header as `push` does, or returns False where that might wait.
+
+        In that case nothing was sent, and the slot is as it was.
+
+        Raises:
+            PartitionLost: The peer is gone.
+        """
+        ...
+
     async def export(self, nbytes: int, timeout_s: float) -> Slot:
         """Returns a slot of `nbytes` bytes, which may be 0.
 

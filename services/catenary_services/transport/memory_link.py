@@ -18,7 +18,7 @@ INLINE_BYTES = 8192
 class MemorySlot:
     """A slot in a share's memory, or in fresh memory if it is small (`block` is None)."""
 
-    __slots__ = ("_share", "_spent", "block", "link", "view")
+    __slots__ = ("_share", "block", "link", "spent", "view")
 
     def __init__(
         self, link: object, share: MemoryShare, block: MemoryBlock | None, nbytes: int
@@ -26,22 +26,14 @@ class MemorySlot:
         self.link = link
         self._share = share
         self.block = block
-        self._spent = False
-        self.view = aligned(nbytes) if block is None else block.view(nbytes)
-
-    def spend(self) -> None:
-        """Marks the slot as pushed, after which `release` does nothing."""
-        self._spent = True
-
-    @property
-    def spent(self) -> bool:
+        self.spent = False
         """True once the slot was pushed or released."""
-        return self._spent
+        self.view = aligned(nbytes) if block is None else block.view(nbytes)
 
     def release(self) -> None:
         """Gives the slot back without pushing it."""
-        if not self._spent:
-            self._spent = True
+        if not self.spent:
+            self.spent = True
             self.give_back()
 
     def give_back(self) -> None:
@@ -76,14 +68,26 @@ class MemoryLink:
     def closed(self) -> bool:
         return self._error is not None
 
-    async def export(self, nbytes: int, timeout_s: float) -> Slot:
-        self._check_open()
+    def try_export(self, nbytes: int) -> Slot | None:
+        if self._error is not None:
+            raise self._error
         if nbytes > self._settings.max_frame_bytes:
             raise PayloadTooLarge(f"{nbytes} bytes exceed {self._settings.max_frame_bytes}")
-        block = None
-        if nbytes > INLINE_BYTES:
+        if nbytes <= INLINE_BYTES:
+            return MemorySlot(self, self._share, None, nbytes)
+        block = self._share.try_acquire(nbytes)
+        return None if block is None else MemorySlot(self, self._share, block, nbytes)
+
+    async def export(self, nbytes: int, timeout_s: float) -> Slot:
+        slot = self.try_export(nbytes)
+        if slot is None:
             block = await self._share.acquire(nbytes, timeout_s)
-        return MemorySlot(self, self._share, block, nbytes)
+            slot = MemorySlot(self, self._share, block, nbytes)
+        return slot
+
+    def try_push(self, slot: Slot, header: bytes) -> bool:
+        """Returns False: over a network, only a task can wait for what a push waits for."""
+        return False
 
     def _check_open(self) -> None:
         if self._error is not None:
@@ -103,7 +107,7 @@ class MemoryLink:
             raise InvalidInput("slot", "was already pushed or released")
         if len(header) > MAX_HEADER_BYTES:
             raise InvalidInput("header", f"{len(header)} bytes exceed {MAX_HEADER_BYTES}")
-        slot.spend()
+        slot.spent = True
         if self._error is not None:
             slot.give_back()
             raise self._error

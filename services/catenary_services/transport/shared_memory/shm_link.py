@@ -24,7 +24,12 @@ from catenary_services.transport.exchange import (
     push_timed_out,
     unless_stalled,
 )
-from catenary_services.transport.frames import MessageKind, MessagePrefix, encode_prefix
+from catenary_services.transport.frames import (
+    PREFIX_BYTES,
+    MessageKind,
+    MessagePrefix,
+    encode_prefix,
+)
 from catenary_services.transport.interface import (
     NOBODY,
     Capabilities,
@@ -33,7 +38,7 @@ from catenary_services.transport.interface import (
     Slot,
 )
 from catenary_services.transport.memory import MemoryPool, MemorySegment, MemoryShare
-from catenary_services.transport.memory_link import MemorySlot, StreamLink
+from catenary_services.transport.memory_link import INLINE_BYTES, MemorySlot, StreamLink
 from catenary_services.transport.settings import TransportSettings
 from catenary_services.transport.shared_memory.unix_stream import UnixStream
 
@@ -76,18 +81,7 @@ class ShmLink(StreamLink):
 
         What has left has arrived, so no frame is lost.
         """
-        owned = self._pushed(slot, header)
-        nbytes = len(owned.view)
-        if owned.block is None:
-            prefix = encode_prefix(MessagePrefix(MessageKind.FRAME, len(header), nbytes))
-            left = self._stream.write(b"".join((prefix, header, owned.view)))
-        else:
-            name = owned.block.segment.number << 32 | owned.block.offset >> 6
-            self._leased[name] = (owned, self._loop.time() + self._settings.lease_s)
-            if self._lease_timer is None:
-                self._watch_lease(self._settings.lease_s)
-            prefix = encode_prefix(MessagePrefix(MessageKind.SLOT, len(header), nbytes, name))
-            left = self._stream.write(prefix + header)
+        left = self._write(slot, header)
         if left is not None:
             # The message stays queued if the caller is cancelled: a frame is sent whole or not.
             try:
@@ -96,6 +90,27 @@ class ShmLink(StreamLink):
                 self._lose(lost("shm", "the peer takes no frames"))
                 raise push_timed_out("shm", timeout_s) from None
         self._check_open()
+
+    def try_push(self, slot: Slot, header: bytes) -> bool:
+        """Delivers slot and header unless messages wait for the peer; see `Link.try_push`."""
+        if not self._stream.takes(PREFIX_BYTES + len(header) + INLINE_BYTES):
+            return False
+        self._write(slot, header)
+        return True
+
+    def _write(self, slot: Slot, header: bytes) -> asyncio.Future[None] | None:
+        """Writes the message of a push; see `UnixStream.write`."""
+        owned = self._pushed(slot, header)
+        nbytes = len(owned.view)
+        if owned.block is None:
+            prefix = encode_prefix(MessagePrefix(MessageKind.FRAME, len(header), nbytes))
+            return self._stream.write(b"".join((prefix, header, owned.view)))
+        name = owned.block.segment.number << 32 | owned.block.offset >> 6
+        self._leased[name] = (owned, self._loop.time() + self._settings.lease_s)
+        if self._lease_timer is None:
+            self._watch_lease(self._settings.lease_s)
+        prefix = encode_prefix(MessagePrefix(MessageKind.SLOT, len(header), nbytes, name))
+        return self._stream.write(prefix + header)
 
     async def close(self) -> None:
         """Closes the link and takes back every slot."""

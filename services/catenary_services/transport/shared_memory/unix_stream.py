@@ -83,6 +83,10 @@ class UnixStream:
 
     # ---- writing ----
 
+    def takes(self, nbytes: int) -> bool:
+        """Returns True if so many more bytes can be written now without waiting for the peer."""
+        return not self._outbox and self._corked_bytes + nbytes <= _CORK_BYTES
+
     def write(self, data: bytes, fd: int = -1) -> asyncio.Future[None] | None:
         """Sends `data`, with a duplicate of `fd`, at the latest when this turn of the loop ends.
 
