@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -59,9 +58,11 @@ class Outbox:
         Mere reports wait up to `LINGER_S` for more of them; all other messages are sent at once.
         """
         if not self._due.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._due.wait()
+            ending = asyncio.get_running_loop().call_later(timeout_s, self._due.set)
+            try:
+                await self._due.wait()
+            finally:
+                ending.cancel()
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None

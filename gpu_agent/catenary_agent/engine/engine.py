@@ -365,7 +365,8 @@ class BatchEngine:
 
     def _close(self, batch: Batch) -> None:
         """Releases everything a batch holds."""
-        self._held.give_back(batch.release_inputs())
+        if batch.payloads:
+            self._held.give_back(batch.release_inputs())
         batch.outputs = ()
         unstage(batch)
         if batch.identity in self._held:

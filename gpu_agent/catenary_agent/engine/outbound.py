@@ -18,7 +18,7 @@ import numpy as np
 
 from catenary_agent.engine.batch import Array, Batch, Destination, StagedOutput
 from catenary_protos.catenary.v1 import frame_pb2
-from catenary_services.domain.tensors import DATATYPE_OF, TensorSpec
+from catenary_services.domain.tensors import DATATYPE_OF, DTYPE_OF, TensorSpec
 from catenary_services.errors import (
     CatenaryError,
     DeadlineExceeded,
@@ -28,7 +28,7 @@ from catenary_services.errors import (
     Unavailable,
 )
 from catenary_services.log import get_logger
-from catenary_services.transport.frames import layout, tensor_views
+from catenary_services.transport.frames import layout
 
 if TYPE_CHECKING:
     from catenary_agent.engine.emulated_link import EmulatedLink
@@ -115,9 +115,9 @@ class OutputSender:
             shapes = executor.output_shapes(batch.input_shapes())
             if shapes is None:
                 return None
-            tensors, nbytes = _layout_of(executor.outputs, shapes)
-            slot = link.try_export(nbytes)
-            return None if slot is None else _staged(link, slot, tensors)
+            places = _layout_of(executor.outputs, shapes)
+            slot = link.try_export(places.nbytes)
+            return None if slot is None else places.staged(link, slot)
         except CatenaryError:
             # The error occurs again when the outputs are delivered, and is reported then.
             return None
@@ -207,8 +207,8 @@ class OutputSender:
             TensorSpec(spec.name, DATATYPE_OF[output.dtype], spec.shape)
             for spec, output in zip(batch.partition.executor.outputs, batch.outputs, strict=True)
         ]
-        tensors, nbytes = _layout_of(specs, shapes)
-        staged = _staged(link, await link.export(nbytes, self._timeout_s), tensors)
+        places = _layout_of(specs, shapes)
+        staged = places.staged(link, await link.export(places.nbytes, self._timeout_s))
         try:
             if len(staged.slot.view) <= _COPY_ON_LOOP_BYTES:
                 _fill(staged.arrays, batch.outputs, runs)
@@ -222,24 +222,29 @@ class OutputSender:
         return staged
 
 
-def _layout_of(
-    specs: Sequence[TensorSpec], shapes: Sequence[tuple[int, ...]]
-) -> tuple[list[frame_pb2.TensorHeader], int]:
+class _OutputLayout:
+    """Where outputs lie in the memory of a slot. Shapes repeat, so it is computed once for each."""
+
+    def __init__(self, tensors: tuple[tuple[str, str, tuple[int, ...]], ...]) -> None:
+        self._headers, self.nbytes = layout(tensors)
+        self._places = [
+            (DTYPE_OF[header.datatype], shape, header.offset)
+            for header, (_, _, shape) in zip(self._headers, tensors, strict=True)
+        ]
+
+    def staged(self, link: Link, slot: Slot) -> StagedOutput:
+        view = slot.view
+        arrays = [np.ndarray(shape, dtype, view, offset) for dtype, shape, offset in self._places]
+        return StagedOutput(link, slot, self._headers, arrays)
+
+
+_layout = lru_cache(maxsize=1024)(_OutputLayout)
+
+
+def _layout_of(specs: Sequence[TensorSpec], shapes: Sequence[tuple[int, ...]]) -> _OutputLayout:
     return _layout(
         tuple([(s.name, s.datatype, shape) for s, shape in zip(specs, shapes, strict=True)])
     )
-
-
-def _staged(link: Link, slot: Slot, tensors: list[frame_pb2.TensorHeader]) -> StagedOutput:
-    return StagedOutput(link, slot, tensors, list(tensor_views(tensors, slot.view).values()))
-
-
-@lru_cache(maxsize=1024)
-def _layout(
-    tensors: tuple[tuple[str, str, tuple[int, ...]], ...],
-) -> tuple[list[frame_pb2.TensorHeader], int]:
-    """Returns the cached `layout` of tensors, since shapes repeat; do not change the headers."""
-    return layout(tensors)
 
 
 def next_header(

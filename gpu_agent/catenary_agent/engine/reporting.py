@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.errors import CatenaryError, OverloadError, PeerError, StaleEpoch
@@ -43,8 +43,7 @@ class FixedMessage:
         return self.content
 
 
-@dataclass(frozen=True, slots=True)
-class StageDone:
+class StageDone(NamedTuple):
     """The report that one hop of a batch was computed, in this process's monotonic time."""
 
     batch_id: int
