@@ -126,7 +126,7 @@ class OutputSender:
             return None
 
     def try_deliver(self, batch: Batch) -> bool:
-        """Sends staged outputs; returns False, with nothing sent, where `deliver` waits or fails."""
+        """Sends staged outputs; returns False, with nothing sent, if `deliver` would wait or fail."""
         staged, receiver = batch.staged, destinations(batch)[0]
         if staged is None or staged.link.closed:
             return False

@@ -125,9 +125,7 @@ class OnnxPart(PartExecutor):
             self._seen_shapes.setdefault(seen, [array.shape for array in results])
         return results
 
-    def _check(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None
-    ) -> None:
+    def _check(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None) -> None:
         """Raises InvalidInput if an array does not fit, as `check_arrays` and `check_outputs` do.
 
         Arrays of datatypes and shapes that have passed fit again.
