@@ -126,7 +126,10 @@ class OutputSender:
             return None
 
     def try_deliver(self, batch: Batch) -> bool:
-        """Sends staged outputs; returns False, with nothing sent, if `deliver` would wait or fail."""
+        """Sends staged outputs; returns False if `deliver` would wait or fail.
+
+        In that case nothing was sent.
+        """
         staged, receiver = batch.staged, destinations(batch)[0]
         if staged is None or staged.link.closed:
             return False

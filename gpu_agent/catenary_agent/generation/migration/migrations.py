@@ -18,6 +18,7 @@ from catenary_agent.generation.migration.migration_source import MigrationSource
 from catenary_agent.generation.migration.migration_target import MigrationTarget
 from catenary_agent.generation.state.events import MoveOut
 from catenary_agent.generation.state.session import ArrivalTime, SessionSpec
+from catenary_agent.generation.state.states import LEAVING
 from catenary_protos.catenary.v1 import frame_pb2
 
 if TYPE_CHECKING:
@@ -102,8 +103,10 @@ class Migrations:
 
     def advanced(self, session: Session) -> None:
         """Handles the progress of a session after a step has cached more of it."""
-        self.pushing.advanced(session)
-        self._arrivals.advanced(session)
+        if session.cache_sends or session.state is LEAVING:
+            self.pushing.advanced(session)
+        if session.incoming is not None:
+            self._arrivals.advanced(session)
 
     def renew(self) -> None:
         """Grants the cache transfers their bytes until the next step."""
@@ -187,6 +190,8 @@ class Migrations:
             self._sessions.fail(session.spec.session_id, error)
 
     def _closed(self, session: Session, error: CatenaryError | None, blamed: str) -> None:
-        self._arrivals.closed(session, error, blamed)
+        if session.incoming is not None:
+            self._arrivals.closed(session, error, blamed)
         self._leading.closed(session)
-        self._sending.closed(session)
+        if session.cache_sends:
+            self._sending.closed(session)
