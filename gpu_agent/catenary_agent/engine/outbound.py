@@ -226,7 +226,7 @@ class OutputSender:
 
 
 class _OutputLayout:
-    """Where outputs lie in the memory of a slot. Shapes repeat, so it is computed once for each."""
+    """The places of outputs in the memory of a slot, which are computed once for equal shapes."""
 
     def __init__(self, tensors: tuple[tuple[str, str, tuple[int, ...]], ...]) -> None:
         self._headers, self.nbytes = layout(tensors)
