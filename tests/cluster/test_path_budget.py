@@ -29,7 +29,7 @@ from fault_cluster import IMAGES, TEXTS, shared_models
 pytestmark = pytest.mark.timeout(600)  # the first test of all imports the models
 
 PHOTOGRAPH_FILES = 84
-CHAT_FILES = 129
+CHAT_FILES = 130
 FEWEST_FILES = 10
 """What every process of the cluster enters at least, in its endpoint alone."""
 CHAT_TEMPLATE = "{% for each in messages %}{{ each['content'] }}{% endfor %}"

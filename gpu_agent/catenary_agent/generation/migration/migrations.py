@@ -18,7 +18,6 @@ from catenary_agent.generation.migration.migration_source import MigrationSource
 from catenary_agent.generation.migration.migration_target import MigrationTarget
 from catenary_agent.generation.state.events import MoveOut
 from catenary_agent.generation.state.session import ArrivalTime, SessionSpec
-from catenary_agent.generation.state.states import LEAVING
 from catenary_protos.catenary.v1 import frame_pb2
 
 if TYPE_CHECKING:
@@ -103,10 +102,8 @@ class Migrations:
 
     def advanced(self, session: Session) -> None:
         """Handles the progress of a session after a step has cached more of it."""
-        if session.cache_sends or session.state is LEAVING:
-            self.pushing.advanced(session)
-        if session.incoming is not None:
-            self._arrivals.advanced(session)
+        self.pushing.advanced(session)
+        self._arrivals.advanced(session)
 
     def renew(self) -> None:
         """Grants the cache transfers their bytes until the next step."""
@@ -190,8 +187,6 @@ class Migrations:
             self._sessions.fail(session.spec.session_id, error)
 
     def _closed(self, session: Session, error: CatenaryError | None, blamed: str) -> None:
-        if session.incoming is not None:
-            self._arrivals.closed(session, error, blamed)
+        self._arrivals.closed(session, error, blamed)
         self._leading.closed(session)
-        if session.cache_sends:
-            self._sending.closed(session)
+        self._sending.closed(session)
