@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,6 +16,9 @@ _log = get_logger("catenary_agent.outbox")
 
 LINGER_S = 0.01
 """Seconds for which mere reports are gathered: a write costs far more than a report in it."""
+AS_BOOKED_LINGER_S = 0.04
+"""The same for reports that all is as booked. It is well below the time after which the scheduler
+gives up a batch of which it hears nothing (`overdue_grace_ms`)."""
 _ENOUGH = 64
 """The number of messages from which on they are sent at once."""
 
@@ -37,6 +39,7 @@ class Outbox:
         self._due = asyncio.Event()
         """Set when the queued messages are to be sent."""
         self._linger: asyncio.TimerHandle | None = None
+        self._lingers_long = False
         self.dropped = 0
         """Number of messages dropped so far because nobody took them."""
 
@@ -48,20 +51,32 @@ class Outbox:
         self._queue.append(message)
         if len(self._queue) > self._capacity:
             self._shrink()
+        if self._due.is_set():
+            return
         if not message.droppable or len(self._queue) >= _ENOUGH:
             self._due.set()
-        elif self._linger is None and not self._due.is_set():
-            self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._due.set)
+        elif self._linger is None or (self._lingers_long and not message.is_as_booked):
+            self._linger_until_due(message.is_as_booked)
+
+    def _linger_until_due(self, long: bool) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+        self._lingers_long = long
+        linger_s = AS_BOOKED_LINGER_S if long else LINGER_S
+        self._linger = asyncio.get_running_loop().call_later(linger_s, self._due.set)
 
     async def take(self, limit: int, timeout_s: float) -> list[OutgoingMessage]:
         """Returns up to `limit` queued messages; after `timeout_s` seconds even if there are none.
 
-        Mere reports wait up to `LINGER_S` for more of them; all other messages are sent at once.
+        Mere reports wait up to `LINGER_S` for more of them, or `AS_BOOKED_LINGER_S`; all other
+        messages are sent at once.
         """
         if not self._due.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._due.wait()
+            ending = asyncio.get_running_loop().call_later(timeout_s, self._due.set)
+            try:
+                await self._due.wait()
+            finally:
+                ending.cancel()
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -46,8 +46,7 @@ class PayloadSlice:
     batch_row: int
 
 
-@dataclass(frozen=True, slots=True)
-class Destination:
+class Destination(NamedTuple):
     """A receiver and its rows; with `slices` None the whole batch goes to the next agent."""
 
     peer_id: str
@@ -130,9 +129,10 @@ class Batch:
     def gather(self) -> list[Array]:
         """Returns the executor's inputs; copies only if several frames make up the batch."""
         specs = self.partition.executor.inputs
+        if len(self.pieces) == 1 and self.pieces[0].start == 0:
+            tensors = self.pieces[0].payload.tensors
+            return [tensors[spec.name] for spec in specs]
         pieces = sorted(self.pieces, key=lambda piece: piece.batch_row)
-        if len(pieces) == 1 and pieces[0].start == 0:
-            return [pieces[0].payload.tensors[spec.name] for spec in specs]
         return [
             np.concatenate(
                 [p.payload.tensors[spec.name][p.start : p.start + p.rows] for p in pieces]

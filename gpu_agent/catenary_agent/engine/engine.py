@@ -104,11 +104,10 @@ class BatchEngine:
         self._thread: ComputeThread[Job] = ComputeThread(
             f"compute-{agent_id}", partial(run_job, steps=self.steps), self._computed
         )
-        self._feeder.attach(self._thread)
         self.received_frames = 0
         """Number of frames that transports have delivered so far."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._feeding: asyncio.Task[None] | None = None
+        self._crashed: asyncio.Future[None] | None = None
         self._closed = False
 
     # -- life ------------------------------------------------------------------------------------
@@ -116,7 +115,7 @@ class BatchEngine:
     def start(self) -> None:
         """Starts the compute thread. Frames may arrive from now on."""
         self._thread.start()
-        self._feeding = self._spawn(self._feeder.run())
+        self._crashed = self._feeder.start(self._thread)
 
     async def close(self, timeout_s: float = 5.0) -> None:
         """Stops at once and drops all batches without a report. Idempotent."""
@@ -124,6 +123,9 @@ class BatchEngine:
             return
         self._closed = True
         self._arrivals.close()
+        self._feeder.close()
+        if self._crashed is not None:
+            self._crashed.cancel()
         if self._link is not None:
             self._link.close()
         for task in self._tasks:
@@ -142,10 +144,10 @@ class BatchEngine:
 
     async def failed(self) -> None:
         """Raises if the engine has crashed, which is a bug; returns when it was closed."""
-        assert self._feeding is not None
-        await asyncio.wait([self._feeding])
-        if not self._feeding.cancelled():
-            self._feeding.result()
+        assert self._crashed is not None
+        await asyncio.wait([self._crashed])
+        if not self._crashed.cancelled():
+            self._crashed.result()
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Returns True as soon as no batch is held, False after `timeout_s` seconds."""
@@ -292,9 +294,21 @@ class BatchEngine:
                 self._close(job)
             return
         self._tell(stage_done(job))
-        self._spawn(self._leave(job))
+        self._leave(job)
 
-    async def _leave(self, batch: Batch) -> None:
+    def _leave(self, batch: Batch) -> None:
+        """Delivers a computed batch, by a task of its own only if that has to wait."""
+        try:
+            if not self._outbound.try_deliver(batch):
+                self._spawn(self._deliver(batch))
+                return
+            self._delivered(batch)
+        except Exception:
+            self._delivery_failed(batch)
+        self._feeder.pushed()
+        self._close(batch)
+
+    async def _deliver(self, batch: Batch) -> None:
         """Delivers a computed batch, and reports the receivers that did not get their rows."""
         try:
             receiver = destinations(batch)[0]
@@ -302,19 +316,25 @@ class BatchEngine:
                 self._arrivals.on_outputs(next_header(batch, self.agent_id), batch.outputs)
             else:
                 await self._outbound.deliver(batch)
-            self._meter.delivered(batch, sent_ns := time.monotonic_ns())
-            if self._tracer is not None:
-                record_spans(self._tracer, batch, self.agent_id, sent_ns)
+            self._delivered(batch)
         except DeliveryError as error:
             for peer, cause in error.failures:
                 self._report(batch.header, cause, peer)
         except Exception:
-            _log.exception("delivery_failed", batch_id=batch.batch_id)
-            cause = InternalError("the outputs could not be delivered")
-            self._report(batch.header, cause, self.agent_id)
+            self._delivery_failed(batch)
         finally:
             self._feeder.pushed()
             self._close(batch)
+
+    def _delivered(self, batch: Batch) -> None:
+        self._meter.delivered(batch, sent_ns := time.monotonic_ns())
+        if self._tracer is not None:
+            record_spans(self._tracer, batch, self.agent_id, sent_ns)
+
+    def _delivery_failed(self, batch: Batch) -> None:
+        _log.exception("delivery_failed", batch_id=batch.batch_id)
+        cause = InternalError("the outputs could not be delivered")
+        self._report(batch.header, cause, self.agent_id)
 
     def _failed(self, subject: Batch | ArrivedFrame, error: CatenaryError) -> None:
         """Ends a batch without a result."""
@@ -345,7 +365,8 @@ class BatchEngine:
 
     def _close(self, batch: Batch) -> None:
         """Releases everything a batch holds."""
-        self._held.give_back(batch.release_inputs())
+        if batch.payloads:
+            self._held.give_back(batch.release_inputs())
         batch.outputs = ()
         unstage(batch)
         if batch.identity in self._held:

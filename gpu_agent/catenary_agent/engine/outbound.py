@@ -18,7 +18,7 @@ import numpy as np
 
 from catenary_agent.engine.batch import Array, Batch, Destination, StagedOutput
 from catenary_protos.catenary.v1 import frame_pb2
-from catenary_services.domain.tensors import DATATYPE_OF, TensorSpec
+from catenary_services.domain.tensors import DATATYPE_OF, DTYPE_OF, TensorSpec
 from catenary_services.errors import (
     CatenaryError,
     DeadlineExceeded,
@@ -28,18 +28,15 @@ from catenary_services.errors import (
     Unavailable,
 )
 from catenary_services.log import get_logger
-from catenary_services.transport.frames import layout, tensor_views
+from catenary_services.transport.frames import layout
 
 if TYPE_CHECKING:
     from catenary_agent.engine.emulated_link import EmulatedLink
     from catenary_protos.catenary.v1 import common_pb2
-    from catenary_services.transport.interface import Link
+    from catenary_services.transport.interface import Link, Slot
 
 _log = get_logger("catenary_agent.engine")
 
-_STAGE_TIMEOUT_S = 0.002
-"""Seconds to wait for link memory. Waiting longer would cost the device more than the copy it
-saves."""
 _COPY_ON_LOOP_BYTES = 128 * 1024
 """Larger copies (this size takes about 30 microseconds) are left to a thread."""
 
@@ -102,8 +99,11 @@ class OutputSender:
         """Ends the copy thread."""
         self._copier.shutdown(wait=False)
 
-    async def stage(self, batch: Batch) -> StagedOutput | None:
-        """Returns memory the executor can write into, or None if a copy is needed later."""
+    def stage(self, batch: Batch) -> StagedOutput | None:
+        """Returns memory the executor can write into, or None if a copy is needed later.
+
+        Nobody waits for memory here: that would cost the device more than the copy does.
+        """
         receivers = destinations(batch)
         if len(receivers) != 1 or receivers[0].peer_id == self._agent_id:
             return None
@@ -115,13 +115,34 @@ class OutputSender:
             shapes = executor.output_shapes(batch.input_shapes())
             if shapes is None:
                 return None
-            return await self._export(link, executor.outputs, shapes, _STAGE_TIMEOUT_S)
+            places = _layout_of(executor.outputs, shapes)
+            slot = link.try_export(places.nbytes)
+            return None if slot is None else places.staged(link, slot)
         except CatenaryError:
             # The error occurs again when the outputs are delivered, and is reported then.
             return None
         except Exception:
             _log.exception("stage_failed", partition=str(executor.key))
             return None
+
+    def try_deliver(self, batch: Batch) -> bool:
+        """Sends staged outputs; returns False if `deliver` would wait or fail.
+
+        In that case nothing was sent.
+        """
+        staged, receiver = batch.staged, destinations(batch)[0]
+        if staged is None or staged.link.closed:
+            return False
+        if self._uplink is not None and receiver.slices is None:
+            return False
+        header = _header(batch, receiver, staged.tensors, self._agent_id)
+        # The outputs are views of the memory that is about to be sent.
+        arrays, outputs = staged.arrays, batch.outputs
+        staged.arrays, batch.outputs = [], ()
+        if staged.link.try_push(staged.slot, header):
+            return True
+        staged.arrays, batch.outputs = arrays, outputs
+        return False
 
     async def deliver(self, batch: Batch) -> None:
         """Sends the outputs to every receiver of rows in the batch.
@@ -189,7 +210,8 @@ class OutputSender:
             TensorSpec(spec.name, DATATYPE_OF[output.dtype], spec.shape)
             for spec, output in zip(batch.partition.executor.outputs, batch.outputs, strict=True)
         ]
-        staged = await self._export(link, specs, shapes, self._timeout_s)
+        places = _layout_of(specs, shapes)
+        staged = places.staged(link, await link.export(places.nbytes, self._timeout_s))
         try:
             if len(staged.slot.view) <= _COPY_ON_LOOP_BYTES:
                 _fill(staged.arrays, batch.outputs, runs)
@@ -202,27 +224,30 @@ class OutputSender:
             raise
         return staged
 
-    @staticmethod
-    async def _export(
-        link: Link,
-        specs: Sequence[TensorSpec],
-        shapes: Sequence[tuple[int, ...]],
-        timeout_s: float,
-    ) -> StagedOutput:
-        tensors, nbytes = _layout(
-            tuple([(s.name, s.datatype, shape) for s, shape in zip(specs, shapes, strict=True)])
-        )
-        slot = await link.export(nbytes, timeout_s)
-        views = tensor_views(tensors, slot.view)
-        return StagedOutput(link, slot, tensors, [views[spec.name] for spec in specs])
+
+class _OutputLayout:
+    """The places of outputs in the memory of a slot, which are computed once for equal shapes."""
+
+    def __init__(self, tensors: tuple[tuple[str, str, tuple[int, ...]], ...]) -> None:
+        self._headers, self.nbytes = layout(tensors)
+        self._places = [
+            (DTYPE_OF[header.datatype], shape, header.offset)
+            for header, (_, _, shape) in zip(self._headers, tensors, strict=True)
+        ]
+
+    def staged(self, link: Link, slot: Slot) -> StagedOutput:
+        view = slot.view
+        arrays = [np.ndarray(shape, dtype, view, offset) for dtype, shape, offset in self._places]
+        return StagedOutput(link, slot, self._headers, arrays)
 
 
-@lru_cache(maxsize=1024)
-def _layout(
-    tensors: tuple[tuple[str, str, tuple[int, ...]], ...],
-) -> tuple[list[frame_pb2.TensorHeader], int]:
-    """Returns the cached `layout` of tensors, since shapes repeat; do not change the headers."""
-    return layout(tensors)
+_layout = lru_cache(maxsize=1024)(_OutputLayout)
+
+
+def _layout_of(specs: Sequence[TensorSpec], shapes: Sequence[tuple[int, ...]]) -> _OutputLayout:
+    return _layout(
+        tuple([(s.name, s.datatype, shape) for s, shape in zip(specs, shapes, strict=True)])
+    )
 
 
 def next_header(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND
 from catenary_services.errors import CatenaryError, OverloadError, PeerError, StaleEpoch
 from catenary_services.telemetry import names
 from catenary_services.telemetry.tracing import TraceContext, Tracer, is_sampled, parse_traceparent
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from catenary_agent.engine.batch import Batch
 
 _PREFIX = "agent."
+_WORTH_KNOWING_NS = 10 * NANOSECONDS_PER_MILLISECOND
+"""Less time than this is over before the scheduler could give it to another batch."""
+_SHORT_TRANSFER_NS = NANOSECONDS_PER_MILLISECOND
 SPAN_TRANSFER = "transfer"
 """Span from the sender's push to the complete arrival of the frame, as part of a hop."""
 
@@ -25,6 +29,11 @@ class OutgoingMessage(Protocol):
     @property
     def droppable(self) -> bool:
         """True if losing the message makes the scheduler only slightly less precise."""
+        ...
+
+    @property
+    def is_as_booked(self) -> bool:
+        """True if the message changes nothing that the scheduler plans in the next moments."""
         ...
 
     def message(self) -> scheduler_pb2.AgentMessage:
@@ -38,13 +47,13 @@ class FixedMessage:
 
     content: scheduler_pb2.AgentMessage
     droppable: bool = False
+    is_as_booked: bool = False
 
     def message(self) -> scheduler_pb2.AgentMessage:
         return self.content
 
 
-@dataclass(frozen=True, slots=True)
-class StageDone:
+class StageDone(NamedTuple):
     """The report that one hop of a batch was computed, in this process's monotonic time."""
 
     batch_id: int
@@ -54,6 +63,9 @@ class StageDone:
     ended_ns: int
     received_ns: int
     transfer_ns: int
+    is_as_booked: bool = False
+    """Whether the device was used about as long as booked, and the link for a moment only: then
+    nothing moves in the scheduler's book, and no time worth giving out is free early."""
     droppable: bool = True
 
     def message(self) -> scheduler_pb2.AgentMessage:
@@ -74,6 +86,7 @@ class StageDone:
 
 def stage_done(batch: Batch) -> StageDone:
     """Returns the report of a computed batch."""
+    unused_ns = batch.hop.reserved_duration_ns - (batch.ended_ns - batch.started_ns)
     return StageDone(
         batch.batch_id,
         batch.position,
@@ -82,6 +95,7 @@ def stage_done(batch: Batch) -> StageDone:
         batch.ended_ns,
         batch.received_ns,
         batch.transfer_ns,
+        0 <= unused_ns < _WORTH_KNOWING_NS and batch.transfer_ns < _SHORT_TRANSFER_NS,
     )
 
 

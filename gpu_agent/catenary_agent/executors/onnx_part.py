@@ -93,28 +93,27 @@ class OnnxPart(PartExecutor):
         metadata = self._session.get_modelmeta().custom_metadata_map
         self._shapes_repeat = metadata.get("shapes_repeat") == "1"
         self._seen_shapes: dict[tuple[Shape, ...], list[Shape]] = {}
+        self._passed: set[tuple[object, ...]] = set()
+        """The datatypes and shapes of arrays that have passed the checks."""
         self._on_device: DeviceRuns | None = None
         if options.device.kind == "cuda":
             place = ("cuda", options.device.index)
             self._on_device = DeviceRuns(self._session, *place, keep=self._shapes_repeat)
 
     def output_shapes(self, input_shapes: Sequence[Shape]) -> list[Shape] | None:
-        """Returns the outputs' shapes from the specs, or as seen in an earlier run; else None."""
-        shapes = super().output_shapes(input_shapes)
-        if shapes is None:
-            shapes = self._seen_shapes.get(tuple(tuple(shape) for shape in input_shapes))
-        return shapes
+        """Returns the outputs' shapes as seen in an earlier run, or from the specs; else None."""
+        seen = self._seen_shapes.get(tuple(input_shapes))
+        return super().output_shapes(input_shapes) if seen is None else seen
 
     def run(
         self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None = None
     ) -> list[np.ndarray]:
-        check_arrays(self.inputs, inputs, self.batched)
+        self._check(inputs, outputs)
         feeds = {name: np.asarray(inputs[index], order="C") for index, name in self._feeds}
         if outputs is None:
             results = self._run_new(inputs, feeds)
         else:
             results = list(outputs)
-            check_outputs(self.outputs, results)
             size = sum(array.nbytes for array in results)
             if self._on_device is not None or size <= _COPIED_BYTES:
                 for index, made in enumerate(self._run_new(inputs, feeds)):
@@ -125,6 +124,23 @@ class OnnxPart(PartExecutor):
             seen = tuple(array.shape for array in inputs)
             self._seen_shapes.setdefault(seen, [array.shape for array in results])
         return results
+
+    def _check(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None) -> None:
+        """Raises InvalidInput if an array does not fit, as `check_arrays` and `check_outputs` do.
+
+        Arrays of datatypes and shapes that have passed fit again.
+        """
+        results = outputs or ()
+        kinds = len(inputs), *[(array.dtype, array.shape) for array in (*inputs, *results)]
+        if kinds in self._passed and all(
+            array.flags.c_contiguous and array.flags.writeable for array in results
+        ):
+            return
+        check_arrays(self.inputs, inputs, self.batched)
+        if outputs is not None:
+            check_outputs(self.outputs, outputs)
+        if len(self._passed) < _SHAPES_KEPT:
+            self._passed.add(kinds)
 
     def close(self) -> None:
         self._on_device = None

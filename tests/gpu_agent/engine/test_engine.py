@@ -518,7 +518,13 @@ async def test_the_device_goes_on_while_a_result_is_still_being_pushed(net, monk
             await may_push.wait()
         await real(self, slot, data, timeout_s)
 
+    real_try = type(link).try_push
+
+    def try_push(self, slot, data):
+        return self is not link and real_try(self, slot, data)
+
     monkeypatch.setattr(type(link), "push", push)
+    monkeypatch.setattr(type(link), "try_push", try_push)
     for batch_id in range(2, 12):
         await gateway.send("a-0", header(batch_id, start_ns=batch_id), t0=x(1))
     await pushing.wait()
@@ -541,14 +547,19 @@ async def test_memory_of_links_is_given_back_whatever_happens(net):
     async def watched(peer_id, timeout_s):
         link = await link_to(peer_id, timeout_s)
         if not exported:
-            real = link.export
+            real, real_try = link.export, link.try_export
 
             async def export(nbytes, timeout_s):
                 slot = await real(nbytes, timeout_s)
                 exported.append(slot)
                 return slot
 
-            return _Proxy(link, export)
+            def try_export(nbytes):
+                slot = real_try(nbytes)
+                exported.append(slot)
+                return slot
+
+            return _Proxy(link, export, try_export)
         return link
 
     node.hub.link_to = watched
@@ -570,9 +581,9 @@ async def test_memory_of_links_is_given_back_whatever_happens(net):
 class _Proxy:
     """A link whose exports are counted."""
 
-    def __init__(self, link, export) -> None:
+    def __init__(self, link, export, try_export) -> None:
         self._link = link
-        self.export = export
+        self.export, self.try_export = export, try_export
 
     def __getattr__(self, name):
         return getattr(self._link, name)

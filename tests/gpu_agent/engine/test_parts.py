@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
@@ -13,14 +14,16 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from catenary_agent.engine.batch import Batch, Payload
 from catenary_agent.engine.inbound.assembly import Assembler
 from catenary_agent.engine.partitions import LoadedPartition
-from catenary_agent.engine.reporting import FixedMessage, StageDone
+from catenary_agent.engine.reporting import FixedMessage, StageDone, stage_done
 from catenary_agent.hosting.measuring import interpolate, measure_between_batches
-from catenary_agent.outbox import Outbox
+from catenary_agent.outbox import AS_BOOKED_LINGER_S, Outbox
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.errors import InvalidInput
 from catenary_services.telemetry.tracing import Tracer
 from tests.support.agent_harness import MODEL, ScriptedExecutor, header, x
+
+MS = 1_000_000
 
 
 def open_batch(rows: int) -> Batch:
@@ -117,6 +120,51 @@ async def test_a_failure_takes_waiting_reports_along_at_once():
     taken = await asyncio.wait_for(taking, 1.0)
     assert len(taken) == 2
     assert not len(outbox)
+
+
+@pytest.mark.parametrize(
+    ("started_ns", "ended_ns", "transfer_ns", "is_as_booked"),
+    [
+        (0, 5 * MS, 0, True),
+        (0, 4 * MS, MS // 2, True),
+        (0, 5 * MS + 1, 0, False),  # longer than booked: what follows has to move
+        (0, 4 * MS, 3 * MS, False),  # others wait for the link
+    ],
+)
+def test_a_report_is_as_booked_if_nothing_has_to_move_for_it(
+    started_ns, ended_ns, transfer_ns, is_as_booked
+):
+    batch = open_batch(1)
+    batch.started_ns, batch.ended_ns, batch.transfer_ns = started_ns, ended_ns, transfer_ns
+    assert stage_done(batch).is_as_booked is is_as_booked
+
+
+def test_much_time_that_is_free_early_is_not_as_booked():
+    batch = open_batch(1)
+    batch.hop.reserved_duration_ns = 50 * MS
+    batch.ended_ns = 20 * MS
+    assert not stage_done(batch).is_as_booked
+
+
+async def test_reports_that_all_is_as_booked_wait_longer_but_go_with_the_first_that_is_not():
+    outbox = Outbox()
+    outbox.put(report(1)._replace(is_as_booked=True))
+    began = time.monotonic()
+    assert [m.batch_id for m in await outbox.take(100, 5.0)] == [1]
+    assert time.monotonic() - began >= AS_BOOKED_LINGER_S
+    taken: list[list[int]] = []
+
+    async def take(outbox: Outbox) -> None:
+        taken.append([message.batch_id for message in await outbox.take(100, 5.0)])
+
+    others = [Outbox(), Outbox(), Outbox()]
+    kinds = {0: (True, True), 1: (True, False), 2: (False, True)}
+    for number, (first, then) in kinds.items():
+        others[number].put(report(10 * number)._replace(is_as_booked=first))
+        others[number].put(report(10 * number + 1)._replace(is_as_booked=then))
+    await asyncio.gather(*map(take, others))
+    assert sorted(taken[:2]) == [[10, 11], [20, 21]]
+    assert taken[2] == [0, 1]
 
 
 def test_unmeasured_sizes_follow_the_line_of_the_measured_ones():

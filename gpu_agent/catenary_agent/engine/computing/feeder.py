@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -91,6 +91,8 @@ class ReadyQueue:
 class Feeder:
     """Chooses the job that is computed next.
 
+    It has no task: whatever makes room at the thread or needs it feeds the thread at once.
+
     Invariants: at most `_AHEAD` jobs are at the thread. A batch waits at the thread only while no
     more urgent one is ready. While `max_unpushed` results wait for their links, at most one more is
     computed.
@@ -98,7 +100,7 @@ class Feeder:
 
     def __init__(
         self,
-        stage: Callable[[Batch], Awaitable[StagedOutput | None]],
+        stage: Callable[[Batch], StagedOutput | None],
         failed: Callable[[Batch, CatenaryError], None],
         max_unpushed: int,
         steps: deque[ComputeJob],
@@ -113,14 +115,25 @@ class Feeder:
         self._inside: list[Job] = []
         self._unpushed = 0
         self._since_step = 0
-        self._wake = asyncio.Event()
+        self._crashed: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
         return len(self._ready)
 
-    def attach(self, thread: ComputeThread[Job]) -> None:
-        """Makes `thread` the one that is fed."""
+    def start(self, thread: ComputeThread[Job]) -> asyncio.Future[None]:
+        """Feeds `thread` from now on.
+
+        Returns:
+            A future that ends when feeding fails, with the exception, which is a bug.
+        """
         self._thread = thread
+        self._crashed = asyncio.get_running_loop().create_future()
+        return self._crashed
+
+    def close(self) -> None:
+        """Forgets all jobs that are not at the thread."""
+        self._ready = ReadyQueue()
+        self._steps.clear()
 
     def add(self, batch: Batch) -> None:
         """Queues a complete batch; it may overtake less urgent ones that have not begun."""
@@ -129,12 +142,12 @@ class Feeder:
             waiting = self._inside[-1]
             if isinstance(waiting, Batch) and batch.reserved_start_ns < waiting.reserved_start_ns:
                 self._take_back(waiting)
-        self._wake.set()
+        self._feed()
 
     def add_step(self, step: ComputeJob) -> None:
         """Queues another job, which is computed when no batch is ready or after a few batches."""
         self._steps.append(step)
-        self._wake.set()
+        self._feed()
 
     def withdraw(self, batch: Batch) -> bool:
         """Removes a cancelled batch; returns False if the thread has begun to compute it."""
@@ -143,60 +156,47 @@ class Feeder:
             if not self._thread.take_back(batch):
                 return False
             self._inside.remove(batch)
-            self._go_on()
+            self._feed()
         return True
 
     def finished(self, job: Job) -> None:
         self._inside.remove(job)
         if isinstance(job, Batch):
             self._unpushed += 1
-        self._go_on()
+        self._feed()
 
     def pushed(self) -> None:
         """Notes that a finished batch has left."""
         self._unpushed -= 1
-        self._go_on()
+        self._feed()
 
-    async def run(self) -> None:
-        """Feeds the thread until cancelled."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._has_room():
-                if self._steps and (
-                    self._since_step >= _BATCHES_PER_STEP or not self._ready.peek()
-                ):
+    def _feed(self) -> None:
+        """Hands jobs to the thread while it has room for them."""
+        try:
+            while (len(self._inside) < _AHEAD) and (
+                self._unpushed + len(self._inside) <= self._max_unpushed
+            ):
+                batch = None
+                if not self._steps or self._since_step < _BATCHES_PER_STEP:
+                    batch = self._ready.pop()
+                if batch is not None:
+                    self._prepare(batch)
+                elif self._steps:
                     self._since_step = 0
                     self._offer(self._steps.popleft())
-                    continue
-                batch = self._ready.pop()
-                if batch is None:
-                    break
-                await self._prepare(batch)
+                else:
+                    return
+        except Exception as error:
+            # Whoever made room is not to blame; the process ends for it (`BatchEngine.failed`).
+            if self._crashed is not None and not self._crashed.done():
+                self._crashed.set_exception(error)
 
-    def _go_on(self) -> None:
-        """Wakes `run` if a job could use the room that was made."""
-        if self._steps or self._ready.peek() is not None:
-            self._wake.set()
-
-    def _has_room(self) -> bool:
-        unfinished = self._unpushed + len(self._inside)
-        return len(self._inside) < _AHEAD and unfinished <= self._max_unpushed
-
-    async def _prepare(self, batch: Batch) -> None:
+    def _prepare(self, batch: Batch) -> None:
         """Stages the outputs of the most urgent batch and hands it to the thread."""
         if batch.deadline_ns <= time.monotonic_ns():
             self._failed(batch, out_of_time())
             return
-        batch.staged = await self._stage(batch)
-        if batch.cancelled:
-            unstage(batch)
-            return
-        urgent = self._ready.peek()
-        if urgent is not None and urgent.reserved_start_ns < batch.reserved_start_ns:
-            unstage(batch)
-            self._ready.push(batch)
-            return
+        batch.staged = self._stage(batch)
         self._since_step += 1
         self._offer(batch)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from catenary_agent.engine.batch import Batch, Payload, PayloadSlice
 from catenary_agent.engine.inbound import intake
@@ -27,19 +26,15 @@ _log = get_logger("catenary_agent.engine")
 _NS = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class ArrivedFrame:
+class ArrivedFrame(NamedTuple):
     """A frame with its decoded header and the time of its arrival."""
 
     header: frame_pb2.FrameHeader
     received_ns: int
     transfer_ns: int
     """Nanoseconds since the sender's push; 0 if the clocks differ."""
-
-    @property
-    def deadline_ns(self) -> int:
-        """The moment the budget is used up, on this process's monotonic clock."""
-        return self.received_ns - self.transfer_ns + self.header.budget_ns
+    deadline_ns: int
+    """The moment the budget is used up, on this process's monotonic clock."""
 
 
 class BatchReceiver:
@@ -106,7 +101,8 @@ class BatchReceiver:
         transfer_ns = 0
         if frame.capabilities.same_host and 0 < header.sent_monotonic_ns <= received_ns:
             transfer_ns = received_ns - header.sent_monotonic_ns
-        arrival = ArrivedFrame(header, received_ns, transfer_ns)
+        deadline_ns = received_ns - transfer_ns + header.budget_ns
+        arrival = ArrivedFrame(header, received_ns, transfer_ns, deadline_ns)
         try:
             tensors = tensor_views(header.tensors, frame.payload)
         except CatenaryError as error:
@@ -129,7 +125,8 @@ class BatchReceiver:
         # Boundary tensors have the same order on both sides; the receiving partition names them.
         tensors = dict(zip(names, outputs, strict=False))
         nbytes = sum(output.nbytes for output in outputs)
-        arrival = ArrivedFrame(header, time.monotonic_ns(), 0)
+        now_ns = time.monotonic_ns()
+        arrival = ArrivedFrame(header, now_ns, 0, now_ns + header.budget_ns)
         self.take(arrival, Payload(tensors, nbytes, _nothing))
 
     def take(self, arrival: ArrivedFrame, payload: Payload) -> None:
@@ -193,9 +190,9 @@ class BatchReceiver:
         self, arrival: ArrivedFrame, hop: common_pb2.Hop, loaded: LoadedPartition, payload: Payload
     ) -> Batch:
         batch = self._new(arrival, hop, loaded)
-        batch.slices = list(arrival.header.slices)
-        batch.payloads = [payload]
-        batch.pieces = [PayloadSlice(payload, 0, batch.rows, 0)]
+        batch.slices.extend(arrival.header.slices)
+        batch.payloads.append(payload)
+        batch.pieces.append(PayloadSlice(payload, 0, batch.rows, 0))
         batch.nbytes = payload.nbytes
         return batch
 

@@ -23,6 +23,7 @@ class HoldingsAnswer:
     """An `OutgoingMessage` in two parts: that of the generation thread and the event loop's."""
 
     droppable = True
+    is_as_booked = False
 
     def __init__(
         self,
