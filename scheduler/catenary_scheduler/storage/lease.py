@@ -94,9 +94,9 @@ local left = redis.call('PTTL', KEYS[1])
 return {left == -1 and '' or token(KEYS[1]), left, token(KEYS[2])}
 """)
 
-# KEYS: lease. ARGV: token. Returns 1 if somebody holds the lease; a value that is no lease counts as
-# absent. If the key is absent, it is written only if it is present (XX): that changes nothing, but
-# fails where Redis refuses writes.
+# KEYS: lease. ARGV: token. Returns 1 if somebody holds the lease; a value that is no lease counts
+# as absent. If the key is absent, it is written only if it is present (XX): that changes nothing,
+# but fails where Redis refuses writes.
 _HELD = RedisScript("""
 local left = redis.call('PTTL', KEYS[1])
 if left == -2 then
