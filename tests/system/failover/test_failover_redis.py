@@ -233,10 +233,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", folder], check=False)
 
 
+@pytest.mark.parametrize("is_late", [False, True], ids=["leader returns", "leader too late"])
 async def test_a_full_disk_of_redis_is_named_and_nothing_is_refused(
-    tmp_path: Path, small_disk: Path
+    tmp_path: Path, small_disk: Path, is_late: bool
 ) -> None:
-    test = "Redis disk full"
+    test = "Redis disk full, leader too late" if is_late else "Redis disk full"
     server = RedisServer(small_disk / "state", STATE)
     async with (
         cluster_on(tmp_path, server) as cluster,
@@ -252,8 +253,14 @@ async def test_a_full_disk_of_redis_is_named_and_nothing_is_refused(
             full = await until_status(client, lambda status: not status.redis_connected, 20.0)
             named_s = load.now_s - fault_s
             await load.for_s(AWAY_S)
+            if is_late:
+                cluster[before.scheduler_id].signal(signal.SIGSTOP)
             writable_s = time.time()
             ballast.unlink()
+            if is_late:
+                old = before.scheduler_id
+                await until_status(client, lambda status: status.scheduler_id != old, 30.0)
+                cluster[old].signal(signal.SIGCONT)
             back_s = await connected(client)
             await load.for_s(AFTER_S)
         figures.report(test, "named after", named_s, "s", "<= 5")
