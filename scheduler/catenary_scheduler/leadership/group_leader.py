@@ -193,11 +193,10 @@ class GroupLeader:
         """
         backoff, now_s = self._backoff, time.monotonic()
         if self.contacted.is_set() and backoff.left_s(now_s) > 0:
-            view = await self._lease.look()
-            if view.holder:
+            if await self._lease.is_held():
                 backoff.is_settled()
             else:
-                backoff.redis_back(now_s)
+                backoff.redis_back(time.monotonic())
             return False
         taken = await self._lease.try_acquire(unless_forgotten=not backoff.has_waited(now_s))
         if self._lease.is_forgotten and not taken:

@@ -35,6 +35,7 @@ class TakeoverBackoff:
     """Knowledge of one standby about an outage of Redis.
 
     Invariant: the grace time runs from the first contact after the outage, not from its beginning.
+    A Redis that answers but refuses writes (full, a replica) is not back.
     """
 
     def __init__(self, grace_s: float) -> None:
@@ -48,12 +49,12 @@ class TakeoverBackoff:
         return self._backs_off
 
     def redis_lost(self) -> None:
-        """Notes that Redis did not answer."""
+        """Notes that Redis did not answer, or refused writes."""
         self._backs_off = True
         self._since_s = None
 
     def redis_back(self, now_s: float) -> None:
-        """Notes that Redis answers, and that nobody holds the lease."""
+        """Notes that Redis answers and takes writes, and that nobody holds the lease."""
         if self._backs_off and self._since_s is None:
             self._since_s = now_s
 

@@ -94,6 +94,18 @@ local left = redis.call('PTTL', KEYS[1])
 return {left == -1 and '' or token(KEYS[1]), left, token(KEYS[2])}
 """)
 
+# KEYS: lease. ARGV: token. Returns 1 if somebody holds the lease; a value that is no lease counts
+# as absent. If the key is absent, it is written only if it is present (XX): that changes nothing,
+# but fails where Redis refuses writes.
+_HELD = RedisScript("""
+local left = redis.call('PTTL', KEYS[1])
+if left == -2 then
+  redis.call('SET', KEYS[1], ARGV[1], 'XX', 'PX', 1)
+  return 0
+end
+return left ~= -1 and type(redis.pcall('GET', KEYS[1])) == 'string' and 1 or 0
+""")
+
 # KEYS: lease. ARGV: ttl in ms. Returns 1 if the lease would have outlasted every renewal and was
 # deleted.
 _BREAK = RedisScript("""
@@ -199,6 +211,15 @@ class Lease:
         answer = await _LOOK.run(self._redis, [self._keys.lease, self._keys.wanted], [])
         holder, left_ms, wanted_by = cast(tuple[bytes | str, int, bytes | str], answer)
         return LeaseView(_text(holder), max(0, left_ms) / 1000, _text(wanted_by))
+
+    async def is_held(self) -> bool:
+        """Returns True if somebody holds the lease, False if it is free and could be taken.
+
+        Raises:
+            RedisError: Redis does not answer, or answers but refuses writes while the lease is
+                free; OSError and TimeoutError mean that it does not answer.
+        """
+        return _integer(await _HELD.run(self._redis, [self._keys.lease], [self.token])) == 1
 
     async def want(self) -> None:
         """Announces, for as long as a lease lasts, that this candidate wants to lead instead."""

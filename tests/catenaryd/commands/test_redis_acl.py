@@ -110,6 +110,7 @@ async def test_the_scheduler_can_lead_and_write_everything(server: RedisServer) 
         await store.apply(lease, JournalChanges(tables, [{"kind": "leader"}], replace=True))
         assert (await store.load()).plan.active_id == "x"
         await lease.release()
+        assert not await lease.is_held()
     await redis.aclose()
 
 

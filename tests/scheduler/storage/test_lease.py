@@ -3,7 +3,9 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from catenary_scheduler.storage.keys import RedisKeys
 from catenary_scheduler.storage.lease import Lease
@@ -109,3 +111,32 @@ async def test_only_a_lease_that_lasts_too_long_can_be_broken(redis: Redis) -> N
     await redis.pexpire(KEYS.lease, 3_600_000)
     assert await standby.break_stale()
     assert await standby.try_acquire()
+
+
+async def test_a_free_lease_is_not_free_to_take_while_redis_refuses_writes(redis: Redis) -> None:
+    leader, standby = candidate(redis, "a"), candidate(redis, "b")
+    assert not await standby.is_held()
+    assert await redis.exists(KEYS.lease) == 0
+    assert await leader.try_acquire()
+    await redis.config_set("min-replicas-to-write", 1)
+    assert await standby.is_held()
+    await redis.config_set("min-replicas-to-write", 0)
+    await leader.release()
+    for name, refusing, usual in (("min-replicas-to-write", 1, 0), ("maxmemory", 1, 0)):
+        await redis.config_set(name, refusing)
+        with pytest.raises(RedisError):
+            await standby.is_held()
+        await redis.config_set(name, usual)
+        assert not await standby.is_held()
+    assert await standby.try_acquire()
+
+
+async def test_what_is_no_lease_is_held_by_nobody(redis: Redis) -> None:
+    lease = candidate(redis, "a")
+    await redis.set(KEYS.lease, "for ever")
+    assert not await lease.is_held()
+    assert await redis.get(KEYS.lease) == b"for ever"
+    await redis.delete(KEYS.lease)
+    await redis.hset(KEYS.lease, "no", "lease")
+    assert not await lease.is_held()
+    assert await redis.hgetall(KEYS.lease) == {b"no": b"lease"}

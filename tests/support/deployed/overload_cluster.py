@@ -203,9 +203,16 @@ class Answers:
     def good(self, deadline_s: float) -> list[dict[str, Any]]:
         return [each for each in self.sent if not each["error"] and each["took_s"] <= deadline_s]
 
-    def goodput(self, deadline_s: float) -> float:
-        """Requests per second answered within the deadline."""
-        return len(self.good(deadline_s)) / self.seconds
+    def goodput(self, deadline_s: float, since_s: float = 0.0) -> float:
+        """Returns how many answers per second came within the deadline and within the phase.
+
+        What is unanswered at the end of a phase takes the devices longer than the phase lasts. It
+        would raise the rate of a short phase, in which many wait, above what they can do. With
+        `since_s` the answers of the first seconds do not count either, as the devices had not begun
+        then.
+        """
+        came = (each["due_s"] + each["took_s"] for each in self.good(deadline_s))
+        return sum(since_s < at_s <= self.seconds for at_s in came) / (self.seconds - since_s)
 
     @property
     def refused(self) -> list[dict[str, Any]]:

@@ -115,6 +115,7 @@ class Generator:
         return sorted(found)
 
     async def _worker(self, phase: str, key: str, start: float, end: float) -> None:
+        await asyncio.sleep(start - time.monotonic())
         while (now := time.monotonic()) < end:
             last = await self._call(phase, key, now, start)
             if last.error:
