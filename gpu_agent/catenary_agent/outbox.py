@@ -16,9 +16,9 @@ _log = get_logger("catenary_agent.outbox")
 
 LINGER_S = 0.01
 """Seconds for which mere reports are gathered: a write costs far more than a report in it."""
-AS_BOOKED_LINGER_S = 0.04
+AS_BOOKED_LINGER_S = 0.02
 """The same for reports that all is as booked. It is well below the time after which the scheduler
-gives up a batch of which it hears nothing (`overdue_grace_ms`)."""
+gives up a batch of which it hears nothing (`overdue_grace_ms`, 50 at least)."""
 _ENOUGH = 64
 """The number of messages from which on they are sent at once."""
 

@@ -343,7 +343,7 @@ class SchedulerSettings(ProcessSettings):
     )
     overdue_grace_ms: float = Field(
         default=100.0,
-        ge=0.0,
+        ge=50.0,  # agents gather reports for 20 ms
         description="A batch later than this, and later than twice its "
         "planned time, is given up and dispatched again.",
     )
