@@ -40,7 +40,7 @@ RECORDINGS = 20
 @asynccontextmanager
 async def _cluster(folder: Path) -> AsyncIterator[LocalCluster]:
     models = folder / "models"
-    shutil.copytree(shared_models(), models, copy_function=os.link)
+    shutil.copytree(shared_models(), models)
     (models / TEXTS / "1" / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     ModelRepository(models).record_content(ModelKey(TEXTS, "1"))
     plan = folder / "plan.json"

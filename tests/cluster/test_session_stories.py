@@ -7,7 +7,6 @@ moved to the other, which is killed there and then, and comes to its end on what
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -35,7 +34,7 @@ ATTEMPTS = 5
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
     folder = tmp_path_factory.mktemp("story")
-    shutil.copytree(shared_models(), folder / "models", copy_function=os.link)
+    shutil.copytree(shared_models(), folder / "models")
     profile = folder / "times.json"
     step = {"prefill_ns": 1_000_000, "prefill_token_ns": 20_000, "decode_session_ns": 10_000}
     profile.write_text(json.dumps({TEXTS: {**step, "decode_ns": TOKEN_NS // BLOCKS}}))

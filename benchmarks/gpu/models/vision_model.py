@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.stage import Context, Skipped
-from catenary_agent.executors.base import PartitionSignature
 from catenary_agent.executors.device import Device
+from catenary_agent.partitioning.signature import PartitionSignature
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.tensors import ANY, TensorSpec
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from catenary_agent.devices.device_errors import of_executor
+from catenary_agent.partitioning.signature import PartitionSignature, Shape
 from catenary_services.domain.ids import PartitionKey
-from catenary_services.domain.model import BlockTable
 from catenary_services.domain.tensors import ANY, DTYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput
-from catenary_services.models.model_repository import ModelRepository
-
-Shape = tuple[int, ...]
 
 
 class Executor(Protocol):
@@ -55,77 +51,6 @@ class Executor(Protocol):
     def close(self) -> None:
         """Frees the weights; the executor is unusable afterwards."""
         ...
-
-
-def wire_boundary(
-    table: BlockTable, boundary: int, float16_boundaries: bool
-) -> tuple[TensorSpec, ...]:
-    """Returns the tensors of a boundary in the form in which they travel.
-
-    Inner FP32 tensors become FP16 if `float16_boundaries`; the model's own inputs and outputs never
-    change.
-    """
-    tensors = table.boundaries[boundary].tensors
-    if not float16_boundaries or boundary in (0, table.blocks):
-        return tensors
-    return tuple(
-        TensorSpec(t.name, "FP16", t.shape) if t.datatype == "FP32" else t for t in tensors
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionSignature:
-    """The inputs and outputs of a partition in the form in which they travel."""
-
-    key: PartitionKey
-    batched: bool
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    example_inputs: tuple[Shape, ...]
-    """Shapes in the probing run with one row; free dimensions have the size of the probe."""
-    example_outputs: tuple[Shape, ...]
-
-    @staticmethod
-    def of(
-        repository: ModelRepository, key: PartitionKey, float16_boundaries: bool
-    ) -> PartitionSignature:
-        """Returns the inputs and outputs of a partition.
-
-        Raises:
-            InvalidInput: `key` is not a non-empty range of the model's blocks.
-            ModelNotFound: The model has no block table.
-        """
-        table = repository.block_table(key.model)
-        if not 0 <= key.first_block < key.last_block <= table.blocks:
-            text = f"{key} is not a range of the model's {table.blocks} blocks"
-            raise InvalidInput("partition", text)
-        examples = repository.example_shapes(key.model)
-        return PartitionSignature(
-            key=key,
-            batched=table.batched,
-            inputs=wire_boundary(table, key.first_block, float16_boundaries),
-            outputs=wire_boundary(table, key.last_block, float16_boundaries),
-            example_inputs=examples[key.first_block],
-            example_outputs=examples[key.last_block],
-        )
-
-    def example_arrays(self, rows: int) -> list[np.ndarray]:
-        """Returns inputs of the example shapes, with `rows` rows if batched.
-
-        Floating-point values are random, others are zero.
-        """
-        generator = np.random.default_rng(0)
-        arrays = []
-        for spec, example in zip(self.inputs, self.example_inputs, strict=True):
-            shape = (rows, *example[1:]) if self.batched else example
-            dtype = DTYPE_OF[spec.datatype]
-            values = generator.random(shape) if dtype.kind == "f" else np.zeros(shape)
-            arrays.append(values.astype(dtype))
-        return arrays
-
-    def rows(self, inputs: Sequence[np.ndarray]) -> int:
-        """Returns the batch size of `inputs`; 1 if the model is not batched."""
-        return int(inputs[0].shape[0]) if self.batched else 1
 
 
 def check_arrays(specs: Sequence[TensorSpec], arrays: Sequence[np.ndarray], batched: bool) -> None:

@@ -24,14 +24,9 @@ from pathlib import Path
 
 import numpy as np
 
-from catenary_agent.executors.base import (
-    PartExecutor,
-    PartitionSignature,
-    Shape,
-    check_arrays,
-    check_outputs,
-)
+from catenary_agent.executors.base import PartExecutor, check_arrays, check_outputs
 from catenary_agent.executors.device import Device
+from catenary_agent.partitioning.signature import PartitionSignature, Shape
 from catenary_services.domain.profile import ModelProfile
 from catenary_services.domain.tensors import DTYPE_OF
 from catenary_services.errors import InvalidInput, NotSupported

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from catenary_agent.executors.base import Executor, PartitionSignature
+from catenary_agent.executors.base import Executor
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.emulated import EmulatedPart
+from catenary_agent.partitioning.signature import PartitionSignature
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.models.model_repository import ModelRepository
 

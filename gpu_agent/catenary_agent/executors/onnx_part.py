@@ -17,13 +17,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from catenary_agent.devices.device import cuda_memory_bytes
-from catenary_agent.executors.base import (
-    PartExecutor,
-    PartitionSignature,
-    Shape,
-    check_arrays,
-    check_outputs,
-)
+from catenary_agent.executors.base import PartExecutor, check_arrays, check_outputs
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.onnx_device import (
     DeviceRuns,
@@ -37,6 +31,7 @@ from catenary_agent.partitioning.onnx_graph import (
     load_onnx,
     with_float16_ends,
 )
+from catenary_agent.partitioning.signature import PartitionSignature, Shape
 from catenary_agent.partitioning.words import words
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.model import BlockTable

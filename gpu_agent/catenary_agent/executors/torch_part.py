@@ -14,14 +14,10 @@ import torch
 from torch.export.passes import move_to_device_pass
 
 from catenary_agent.devices.device_errors import let_go
-from catenary_agent.executors.base import (
-    PartExecutor,
-    PartitionSignature,
-    check_arrays,
-    check_outputs,
-)
+from catenary_agent.executors.base import PartExecutor, check_arrays, check_outputs
 from catenary_agent.executors.device import Device
 from catenary_agent.partitioning.jailed import PartOrder, extracted_part
+from catenary_agent.partitioning.signature import PartitionSignature
 from catenary_agent.partitioning.torch_archive import load_program
 from catenary_agent.partitioning.torch_graph import TorchModel, extract_part, load_torch
 from catenary_services.domain.ids import PartitionKey

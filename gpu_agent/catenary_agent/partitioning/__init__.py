@@ -4,6 +4,7 @@
                                           of blocks -> a smaller model with only its own weights
     graph                                 the abstract graph: which tensors cross which cut
     jailed                                orders to the jail about a model, checks of answers
+    signature                             inputs and outputs of a partition as they travel
     parts                                 extracted parts on disk, shared by the agents of a machine
 
 The cuts are chosen in `catenary_agent.preparing`. Boundary `i` of a `BlockTable` consists of every

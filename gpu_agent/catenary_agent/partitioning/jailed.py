@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import msgspec
 
-from catenary_agent.executors.base import PartitionSignature
 from catenary_agent.partitioning.parts import CACHE_FOLDER, PartName, part_folder
+from catenary_agent.partitioning.signature import PartitionSignature
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import BlockTable
 from catenary_services.domain.tensors import ANY, DTYPE_OF

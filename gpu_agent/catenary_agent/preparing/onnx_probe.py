@@ -11,11 +11,12 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from catenary_agent.executors.base import Executor, PartitionSignature
+from catenary_agent.executors.base import Executor
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.onnx_part import OnnxOptions, OnnxPart, write_part
 from catenary_agent.partitioning.graph import CutGraph
 from catenary_agent.partitioning.onnx_graph import OnnxModel, load_onnx
+from catenary_agent.partitioning.signature import PartitionSignature
 from catenary_agent.preparing.probe import ProbedModel, ProbeResult, Values, probe_model
 from catenary_services.domain.model import BlockTable
 from catenary_services.domain.tensors import ANY, DATATYPE_OF, TensorSpec

@@ -19,7 +19,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from catenary_agent.executors.base import PartitionSignature, wire_boundary
 from catenary_agent.partitioning.graph import CutGraph
 from catenary_agent.partitioning.jailed import (
     CutModel,
@@ -30,6 +29,7 @@ from catenary_agent.partitioning.jailed import (
     checked_table,
     work_on_model,
 )
+from catenary_agent.partitioning.signature import PartitionSignature, wire_boundary
 from catenary_agent.preparing import cutting
 from catenary_agent.preparing.cutting import choose_cuts
 from catenary_agent.preparing.probe import ProbedModel, ProbeResult, Values

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from catenary_agent.executors.base import Executor, PartitionSignature
+from catenary_agent.executors.base import Executor
 from catenary_agent.partitioning.graph import CutGraph
+from catenary_agent.partitioning.signature import PartitionSignature
 from catenary_services.domain.model import BlockTable
 from catenary_services.domain.tensors import ANY, DATATYPE_OF, DTYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput

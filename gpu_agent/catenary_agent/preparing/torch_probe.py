@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import fx
 
-from catenary_agent.executors.base import Executor, PartitionSignature
+from catenary_agent.executors.base import Executor
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.torch_part import TorchPart, write_part
 from catenary_agent.partitioning.graph import CutGraph
+from catenary_agent.partitioning.signature import PartitionSignature
 from catenary_agent.partitioning.torch_graph import load_torch
 from catenary_agent.preparing.probe import ProbedModel, ProbeResult, Values, probe_model
 from catenary_services.domain.model import BlockTable

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from catenary_agent.executors.base import PartitionSignature
 from catenary_agent.partitioning.onnx_graph import extract_part, load_onnx
+from catenary_agent.partitioning.signature import PartitionSignature
 from catenary_agent.partitioning.words import words
 from catenary_agent.preparing.onnx_probe import OnnxProbe
 from catenary_agent.profiling.costs import BlockCosts, KernelCost, Operation, kernels_of

@@ -11,10 +11,10 @@ import msgspec
 
 from catenary_agent.devices.catalogue import PRECISIONS, device_class
 from catenary_agent.devices.device import default_device_class
-from catenary_agent.executors.base import PartitionSignature
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.loading import load_executor
 from catenary_agent.partitioning.jailed import answer_of, work_on_model
+from catenary_agent.partitioning.signature import PartitionSignature
 from catenary_agent.profiling.costs import BlockCosts
 from catenary_agent.profiling.progress import MeasurementStep, ProfileProgress
 from catenary_agent.profiling.roofline import estimate

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from catenary_agent.executors.base import PartitionSignature
+from catenary_agent.partitioning.signature import PartitionSignature
 from catenary_agent.partitioning.torch_graph import extract_part, load_torch
 from catenary_agent.profiling.costs import BlockCosts, KernelCost, Operation, kernels_of
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from catenary_agent.executors.base import PartitionSignature
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.emulated import EmulatedPart
+from catenary_agent.partitioning.signature import PartitionSignature
 from catenary_lab.live.dilation import dilate_plan, dilate_problem
 from catenary_lab.live.emulation import agent_settings, plan_document, write_models, write_profiles
 from catenary_lab.live.load import ModelOutcome, infer_all
