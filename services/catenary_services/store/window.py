@@ -1,0 +1,54 @@
+"""The bytes that a peer is asked for at a time, so that fetching gives way to live traffic.
+
+The rule is LEDBAT's (RFC 6817): the time an answer takes beyond the shortest one of late is time in
+queues. While it is below a target the window grows, and above it shrinks, by an amount proportional
+to the difference. Requests of users that fill a link lengthen its queue, and fetching recedes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+TARGET_NS = 60_000_000
+"""The queueing time that fetching adds at most by itself, once the window has settled."""
+MOST_PIECES = 64
+_GAIN = 1.0
+"""Pieces by which the window grows in one round of answers without queueing."""
+_MINUTES = 5
+_MINUTE_NS = 60_000_000_000
+"""The base time is the shortest answer of the last minutes, since routes and hosts change."""
+
+
+class FetchWindow:
+    """The number of pieces that may be asked of one peer at a time."""
+
+    def __init__(self) -> None:
+        self._size = 2.0
+        self._shortest: deque[tuple[int, int]] = deque()
+        """The shortest answer of each of the last minutes: minute and nanoseconds."""
+
+    @property
+    def pieces(self) -> int:
+        """The number of pieces, at least 1."""
+        return int(self._size)
+
+    def answered(self, took_ns: int, now_ns: int) -> None:
+        """Takes note of an answer that took `took_ns` from the request to its last byte."""
+        minute = now_ns // _MINUTE_NS
+        if self._shortest and self._shortest[-1][0] == minute:
+            took_least = min(self._shortest[-1][1], took_ns)
+            self._shortest[-1] = (minute, took_least)
+        else:
+            self._shortest.append((minute, took_ns))
+        while self._shortest[0][0] <= minute - _MINUTES:
+            self._shortest.popleft()
+        queued_ns = took_ns - min(shortest for _, shortest in self._shortest)
+        off_target = max(-1.0, (TARGET_NS - queued_ns) / TARGET_NS)
+        self._set(self._size + _GAIN * off_target / self._size)
+
+    def lost(self) -> None:
+        """Halves the window after a request that was not answered."""
+        self._set(self._size / 2)
+
+    def _set(self, size: float) -> None:
+        self._size = min(float(MOST_PIECES), max(1.0, size))
