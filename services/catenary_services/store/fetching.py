@@ -22,8 +22,6 @@ from catenary_services.content.record import LARGEST_RECORD_BYTES, RECORD_FILE
 from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.errors import CatenaryError, PlanInfeasible, Unavailable
 from catenary_services.log import get_logger
-from catenary_services.security.key_limits import RateLimit
-from catenary_services.security.token_bucket import TokenBucket
 from catenary_services.store.chunk_map import ChunkMap, chunk_digest, chunk_span
 from catenary_services.store.kept import KeptVersion
 from catenary_services.store.messages import (
@@ -37,7 +35,7 @@ from catenary_services.store.messages import (
 from catenary_services.store.peers import ChunkSources, SourcePeer, should_take_over
 from catenary_services.store.progress import ProgressCounter
 from catenary_services.store.settings import PIECE_BYTES, StoreSettings
-from catenary_services.store.window import FetchWindow
+from catenary_services.store.window import ByteRate, FetchWindow
 
 if TYPE_CHECKING:
     from catenary_protos.catenary.v1.frame_pb2 import ContentAnswer, FrameHeader
@@ -189,9 +187,7 @@ class ContentFetcher:
         self._last_ns: Nanoseconds = 0
         """The moment at which the last piece came."""
         self._closed = False
-        rate = settings.fetch_bytes_per_second
-        limit = RateLimit(rate, max(PIECE_BYTES, rate // 8)) if rate else None
-        self._bucket = TokenBucket(limit, clock()) if limit is not None else None
+        self._rate = ByteRate(settings.fetch_bytes_per_second)
 
     # -- what is wanted --------------------------------------------------------------------------
 
@@ -516,7 +512,7 @@ class ContentFetcher:
         await gate.enter()
         try:
             for _ in range(_POSTPONEMENTS):
-                await self._within_limit(part.length)
+                await asyncio.sleep(self._rate.wait_ns(part.length, self._clock()) / _SECOND_NS)
                 began = self._clock()
                 answer = await self._ask(peer.name, part, into)
                 now = self._clock()
@@ -551,11 +547,6 @@ class ContentFetcher:
             raise _FailedError(error.message) from None
         finally:
             del self._asked[number]
-
-    async def _within_limit(self, nbytes: int) -> None:
-        """Waits until so many bytes may be asked for."""
-        while self._bucket is not None and (wait_ns := self._bucket.take(nbytes, self._clock())):
-            await asyncio.sleep(wait_ns / _SECOND_NS)
 
     def _gate(self, peer: SourcePeer) -> _Gate:
         gate = self._gates.get(peer.name)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from catenary_protos.catenary.v1 import frame_pb2
+from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from catenary_services.domain.ids import ModelKey
+from catenary_services.store.progress import FetchProgress
 from catenary_services.transport.interface import Link
 
 REQUEST = frame_pb2.FRAME_KIND_CONTENT_REQUEST
@@ -75,3 +76,14 @@ def answer_header(answer: frame_pb2.ContentAnswer) -> bytes:
     """Returns the header of the frame that carries an answer."""
     header = frame_pb2.FrameHeader(kind=ANSWER, content_answer=answer)
     return header.SerializeToString()
+
+
+def fetch_message(progress: FetchProgress) -> scheduler_pb2.ContentFetch:
+    """Returns what a scheduler is told of a fetch."""
+    return scheduler_pb2.ContentFetch(
+        model=progress.model.name,
+        model_version=progress.model.version,
+        wanted_bytes=progress.wanted_bytes,
+        fetched_bytes=progress.fetched_bytes,
+        bytes_per_second=progress.bytes_per_s,
+    )

@@ -9,6 +9,8 @@ from catenary_services.domain.ids import ModelKey
 
 _RATE_NS = 5_000_000_000
 _STEP_NS = 250_000_000
+_IDLE_NS = 3_000_000_000
+"""A version is fetched when all that was wanted has come, and nothing more was for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +60,12 @@ class ProgressCounter:
         else:
             count.came.append((now_ns, nbytes))
 
-    def ended(self, model: ModelKey) -> None:
-        """Forgets a version of which nothing is wanted any more."""
-        self._counts.pop(model, None)
-
     def all(self, now_ns: int) -> list[FetchProgress]:
-        """Returns the progress of every version that is being fetched."""
+        """Returns the progress of every version that is being fetched, or was until moments ago."""
+        for model, count in list(self._counts.items()):
+            last_ns = count.came[-1][0] if count.came else count.began_ns
+            if count.fetched >= count.wanted and now_ns - last_ns > _IDLE_NS:
+                del self._counts[model]
         return [self._of(model, count, now_ns) for model, count in self._counts.items()]
 
     @staticmethod

@@ -21,8 +21,6 @@ from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import CatenaryError
 from catenary_services.log import get_logger
 from catenary_services.models.model_repository import ModelRepository
-from catenary_services.security.key_limits import RateLimit
-from catenary_services.security.token_bucket import TokenBucket
 from catenary_services.store.kept import KeptVersion, is_kept
 from catenary_services.store.messages import (
     ABSENT,
@@ -34,6 +32,7 @@ from catenary_services.store.messages import (
     part_of,
 )
 from catenary_services.store.settings import PIECE_BYTES, StoreSettings
+from catenary_services.store.window import ByteRate
 
 if TYPE_CHECKING:
     from catenary_protos.catenary.v1.frame_pb2 import FrameHeader
@@ -91,9 +90,7 @@ class ContentServer:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._making: dict[ModelKey, asyncio.Future[None]] = {}
         self._is_leaving = False
-        rate = settings.serve_bytes_per_second
-        limit = RateLimit(rate, max(PIECE_BYTES, rate // 8)) if rate else None
-        self._bucket = TokenBucket(limit, time.monotonic_ns()) if limit is not None else None
+        self._rate = ByteRate(settings.serve_bytes_per_second)
 
     def on_request(self, header: FrameHeader, frame: ReceivedFrame) -> None:
         """Handles the request of a peer."""
@@ -149,7 +146,7 @@ class ContentServer:
         if found is None:
             await self._say(peer, ContentAnswer(request_id=number, verdict=BUSY), _LATER_NS)
             return
-        await self._within_limit(found.length)
+        await asyncio.sleep(self._rate.wait_ns(found.length, time.monotonic_ns()) / _SECOND_NS)
         link = await self._hub.link_to(peer, _PUSH_S)
         slot = await link.export(found.length, _PUSH_S)
         try:
@@ -250,10 +247,3 @@ class ContentServer:
             return True
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, read)
-
-    async def _within_limit(self, nbytes: int) -> None:
-        """Waits until so many bytes may be sent."""
-        while self._bucket is not None and (
-            wait_ns := self._bucket.take(nbytes, time.monotonic_ns())
-        ):
-            await asyncio.sleep(wait_ns / _SECOND_NS)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from catenary_services.settings import ModelFolderSettings
 
 PIECE_BYTES = 256 << 10
 """The most bytes of one answer: a request of a user that comes behind it waits 42 ms at 50
@@ -25,3 +29,12 @@ class StoreSettings:
     """A peer that does not answer for so long is asked again later."""
     free_bytes: int = 64 << 20
     """Disk space that is left to others."""
+
+
+def store_settings(process: ModelFolderSettings) -> StoreSettings:
+    """Returns the settings of a process's store."""
+    return StoreSettings(
+        limit_bytes=process.store_bytes,
+        fetch_bytes_per_second=process.fetch_bytes_per_second,
+        serve_bytes_per_second=process.serve_bytes_per_second,
+    )

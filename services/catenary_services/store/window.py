@@ -1,8 +1,9 @@
-"""The bytes that a peer is asked for at a time, so that fetching gives way to live traffic.
+"""How many bytes a peer is asked for at a time and a second; fetching gives way to live traffic.
 
-The rule is LEDBAT's (RFC 6817): the time an answer takes beyond the shortest one of late is time in
-queues. While it is below a target the window grows, and above it shrinks, by an amount proportional
-to the difference. Requests of users that fill a link lengthen its queue, and fetching recedes.
+The rule of the window is LEDBAT's (RFC 6817): the time an answer takes beyond the shortest one of
+late is time in queues. While it is below a target the window grows, and above it shrinks, by an
+amount proportional to the difference. Requests of users that fill a link lengthen its queue, and
+fetching recedes.
 """
 
 from __future__ import annotations
@@ -52,3 +53,21 @@ class FetchWindow:
 
     def _set(self, size: float) -> None:
         self._size = min(float(MOST_PIECES), max(1.0, size))
+
+
+class ByteRate:
+    """A limit of bytes a second, kept by waiting before each piece."""
+
+    def __init__(self, bytes_per_s: int) -> None:
+        """Lets `bytes_per_s` pass; 0 for any number."""
+        self._bytes_per_s = bytes_per_s
+        self._free_ns = 0
+        """The moment at which the pieces so far have passed."""
+
+    def wait_ns(self, nbytes: int, now_ns: int) -> int:
+        """Lets a piece pass, and returns the nanoseconds that it has to wait for its turn."""
+        if not self._bytes_per_s:
+            return 0
+        turn_ns = max(now_ns, self._free_ns)
+        self._free_ns = turn_ns + nbytes * 1_000_000_000 // self._bytes_per_s
+        return turn_ns - now_ns
