@@ -183,8 +183,8 @@ def _status_page(found: ClusterStatus) -> Group:
         table(("MODEL", "VERSION", "READY", "PIPELINES", "QUEUED", "PACKING", "REASON"), deployed),
     ]
     if fetches := list(_fetches(found)):
-        columns = ("AGENT", "SERVER", "FETCHES", "BYTES", "OF", "DONE", "MB/S")
-        pages[2:2] = [Text(), table(columns, fetches)]
+        titles_of_fetches = ("AGENT", "SERVER", "FETCHES", "BYTES", "OF", "DONE", "MB/S")
+        pages[2:2] = [Text(), table(titles_of_fetches, fetches)]
     if impaired := list(_impairments(found)):
         columns = ("AGENT", "SERVER", "IMPAIRED", "PARTITION", "FOR", "WHY")
         pages[2:2] = [Text(), table(columns, impaired)]

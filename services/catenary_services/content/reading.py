@@ -12,7 +12,7 @@ block waits for the digests, and looks whether the files have stayed as they wer
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -255,13 +255,24 @@ class VerifiedReading:
         return work
 
 
-def check_all(reading: VerifiedReading) -> list[str]:
-    """Checks all recorded files, and returns a sentence for each that is wrong."""
+def check_all(
+    reading: VerifiedReading, ranges_of: Callable[[str], Ranges | None] | None = None
+) -> list[str]:
+    """Checks all recorded files, and returns a sentence for each that is wrong.
+
+    Args:
+        reading: The reading of a version.
+        ranges_of: Returns the ranges of a file, given its path, that are checked; None for all of
+            every file.
+    """
     problems = []
     for name in reading.names():
         single = reading.alone()
+        ranges = ranges_of(name) if ranges_of is not None else None
+        if ranges is not None and not list(ranges):
+            continue
         try:
-            single.begin(reading.folder / name)
+            single.begin(reading.folder / name, ranges)
             single.finish()
         except (ContentMismatch, ModelNotFound) as error:
             problems.append(error.message)

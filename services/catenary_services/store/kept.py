@@ -53,6 +53,13 @@ class KeptVersion:
         )
         return here, sum(file.size for file in own.values())
 
+    def ranges_here(self, name: str) -> list[tuple[int, int]] | None:
+        """Returns the ranges of a file that were fetched; None for a file made on this machine."""
+        recorded = self.record.files[name]
+        if recorded.derived:
+            return None
+        return [chunk_span(recorded, chunk) for chunk in self.map_of(name).here()]
+
     def is_here(self, name: str, offset: int, length: int) -> bool:
         """Returns True if a range of a file was fetched."""
         recorded, known = self.record.files[name], self.map_of(name)
