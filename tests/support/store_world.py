@@ -88,8 +88,7 @@ class StorePeer:
         path = self.repository.folder(key) / WEIGHTS
         with self.repository.reading(key) as checked:
             checked.begin(path, ranges)
-            content = path.read_bytes()
-        return content
+            return path.read_bytes()
 
     async def load(
         self,

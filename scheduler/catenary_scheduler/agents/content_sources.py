@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from catenary_scheduler.agents.registry import AgentRegistry
 from catenary_services.domain.ids import AgentId, ModelKey
 
+_MEGABYTE = 1_000_000
 _MOST = 16
 """More peers than this make nothing faster: their network card is not what is scarce."""
 
@@ -42,3 +43,20 @@ class ContentSources:
         gateways = sorted(self.gateways())
         rest = [each for each in others if each not in hosts]
         return [*gateways[:1], *hosts, *gateways[1:], *rest][:_MOST]
+
+    def fetching(self, model: ModelKey) -> str:
+        """Returns which agents are fetching a model's files, in words; empty if none is."""
+        said = []
+        for agent, record in self._registry.items():
+            for each in record.fetches:
+                if each.model == model and record.session is not None:
+                    here, wanted, rate = (
+                        round(number / _MEGABYTE)
+                        for number in (
+                            each.fetched_bytes,
+                            each.wanted_bytes,
+                            each.bytes_per_second,
+                        )
+                    )
+                    said.append(f"{agent} has fetched {here} of {wanted} MB ({rate} MB/s)")
+        return ", ".join(said)

@@ -196,7 +196,8 @@ class ClusterController:
         infeasible = self._activator.infeasible.get(model, "")
         problem = self.desired.problem()
         servers = {agent: str(each.agent.server) for agent, each in self.registry.items()}
-        said = [*self._orders.problems(model, servers), infeasible, reason or "", problem]
+        coming = self.sources.fetching(model)
+        said = [*self._orders.problems(model, servers), infeasible, reason or "", coming, problem]
         return "; ".join(dict.fromkeys(text for text in said if text)) or "partitions are loading"
 
     # ---- what happened ----

@@ -1,9 +1,9 @@
 """How many bytes a peer is asked for at a time and a second; fetching gives way to live traffic.
 
 The rule of the window is LEDBAT's (RFC 6817): the time an answer takes beyond the shortest one of
-late is time in queues. While it is below a target the window grows, and above it shrinks, by an
-amount proportional to the difference. Requests of users that fill a link lengthen its queue, and
-fetching recedes.
+late is time in queues. Below a target the window grows by an amount proportional to the difference;
+above it shrinks, by up to a half in each round of answers, as in LEDBAT++. Requests of users that
+fill a link lengthen its queue, and fetching recedes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ TARGET_NS = 60_000_000
 MOST_PIECES = 64
 _GAIN = 1.0
 """Pieces by which the window grows in one round of answers without queueing."""
+_SHRINKS = 0.5
+"""The largest part of the window that is lost in one round of answers."""
 _MINUTES = 5
 _MINUTE_NS = 60_000_000_000
 """The base time is the shortest answer of the last minutes, since routes and hosts change."""
@@ -45,7 +47,10 @@ class FetchWindow:
             self._shortest.popleft()
         queued_ns = took_ns - min(shortest for _, shortest in self._shortest)
         off_target = max(-1.0, (TARGET_NS - queued_ns) / TARGET_NS)
-        self._set(self._size + _GAIN * off_target / self._size)
+        if off_target >= 0:
+            self._set(self._size + _GAIN * off_target / self._size)
+        else:
+            self._set(self._size + _SHRINKS * off_target)
 
     def lost(self) -> None:
         """Halves the window after a request that was not answered."""
