@@ -125,7 +125,7 @@ class AgentImpairment:
 
 @dataclass(frozen=True, slots=True)
 class FetchInfo:
-    """How far an agent has come with fetching a model's files from its peers.
+    """The progress of an agent that fetches a model's files from its peers.
 
     Attributes:
         model: Name and version of the model.

@@ -38,7 +38,7 @@ class LoadedPartition:
 
 
 class FetchProgress(NamedTuple):
-    """How far an agent has come with fetching the files of a model."""
+    """The progress of an agent that fetches the files of a model."""
 
     model: ModelKey
     wanted_bytes: int

@@ -113,6 +113,11 @@ class VerifiedReading:
         if error is None or isinstance(error, Exception):
             self.finish()
 
+    @property
+    def is_fetched(self) -> bool:
+        """True if files may have to be brought in, so that it pays to name what is read of them."""
+        return self._supplier is not None
+
     def names(self) -> list[str]:
         """Returns the paths of all recorded files, relative to the folder."""
         return list(self._record.files) if self._record is not None else []

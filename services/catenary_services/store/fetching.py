@@ -48,7 +48,7 @@ one are under way."""
 _MOST_CHUNKS = 8
 """The chunks that are in memory at a time."""
 _ABSENT_TIMES = 3
-"""When every source has said so often that it has not got a chunk, nobody has."""
+"""The number of times that every source has to say that it has not got a chunk: nobody has it."""
 _ELSEWHERE_NS = 100_000_000
 _TAKE_OVER_NS = 2_000_000_000
 _LONGEST_POSTPONEMENT_NS = 5_000_000_000

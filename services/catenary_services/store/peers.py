@@ -25,7 +25,7 @@ class SourcePeer:
 
     name: str
     until_ns: int = 0
-    """It is not asked before."""
+    """The moment before which it is not asked."""
     failures: int = 0
     """Number of requests in a row that failed."""
     lies: int = 0
@@ -70,7 +70,7 @@ class ChunkSources:
     names: tuple[str, ...]
     """The peers, the best first."""
     absent: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Of a peer that has not got it: how often it said so, and when it is asked again."""
+    """The peers that have not got it: how many times each said so, and when it is asked again."""
 
     def said_absent(self, name: str, now_ns: int) -> None:
         """Notes that a peer does not have the chunk."""

@@ -15,13 +15,13 @@ _IDLE_NS = 3_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class FetchProgress:
-    """How far the fetching of a version has come."""
+    """The progress of fetching a version."""
 
     model: ModelKey
     wanted_bytes: int
     """Bytes that were wanted since it began."""
     fetched_bytes: int
-    """Those of them that have come."""
+    """Number of those that have come."""
     bytes_per_s: int
     """Mean of the last seconds."""
 

@@ -56,7 +56,7 @@ class _Found:
     """Bytes that are here: in a file, or in memory."""
 
     size: int
-    """Of the whole file."""
+    """Bytes of the whole file."""
     offset: int
     length: int
     file: Path | None

@@ -1,4 +1,4 @@
-"""How many bytes a peer is asked for at a time and a second; fetching gives way to live traffic.
+"""Limits of what a peer is asked for, at a time and a second: fetching gives way to live traffic.
 
 The rule of the window is LEDBAT's (RFC 6817): the time an answer takes beyond the shortest one of
 late is time in queues. Below a target the window grows by an amount proportional to the difference;

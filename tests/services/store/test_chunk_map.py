@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from catenary_services.content.record import FileRecord
 from catenary_services.store.chunk_map import ChunkMap, chunk_span, chunks_of
 from catenary_services.store.kept import chunks_between
-from store_world import CHUNK, chunks_of_64_kib
+from small_models.store_world import CHUNK, chunks_of_64_kib
 
 DIGEST = "0" * 64
 

@@ -17,7 +17,15 @@ from catenary_services.store.kept import is_kept
 from catenary_services.store.messages import FilePart
 from catenary_services.store.peers import SourcePeer
 from catenary_services.store.settings import StoreSettings
-from store_world import CHUNK, KEY, WEIGHTS, StorePeer, chunks_of_64_kib, store_world, write_model
+from small_models.store_world import (
+    CHUNK,
+    KEY,
+    WEIGHTS,
+    StorePeer,
+    chunks_of_64_kib,
+    store_world,
+    write_model,
+)
 
 CHUNKS = 24
 
