@@ -267,6 +267,7 @@ def _agent_pods() -> Schema:
         **_pods("agentSettings"),
         "startupSeconds": _whole(10),
         "runtimeClassName": _text(),
+        "modelCache": {"type": "object"},
     }
 
 

@@ -124,6 +124,23 @@ class AgentImpairment:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchInfo:
+    """The progress of an agent that fetches a model's files from its peers.
+
+    Attributes:
+        model: Name and version of the model.
+        wanted_bytes: Bytes that were wanted since it began.
+        fetched_bytes: Number of these that have come.
+        bytes_per_second: Mean rate of the last seconds.
+    """
+
+    model: str
+    wanted_bytes: int
+    fetched_bytes: int
+    bytes_per_second: int
+
+
+@dataclass(frozen=True, slots=True)
 class AgentInfo:
     """One agent and its state.
 
@@ -139,6 +156,7 @@ class AgentInfo:
         server_id: The machine it is on.
         used_memory_bytes: Memory of the partitions it has loaded.
         impairments: Reasons against giving it work, the most serious first.
+        fetches: Models whose files it is fetching from its peers.
     """
 
     agent_id: str
@@ -158,6 +176,7 @@ class AgentInfo:
     server_id: str = ""
     used_memory_bytes: int = 0
     impairments: tuple[AgentImpairment, ...] = ()
+    fetches: tuple[FetchInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

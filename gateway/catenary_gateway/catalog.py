@@ -34,6 +34,10 @@ class Model:
     requests."""
     session_tokens: int = 0
     """Most tokens of one session, prompt and answer together; 0 if the model does not generate."""
+    content_digest: str = ""
+    """Digest of the version's content; empty if it is unknown."""
+    sources: tuple[str, ...] = ()
+    """The peers that may have its files, the best first."""
     label: str = field(init=False)
     """The key as text. It is made once because metrics and traces use it in every request."""
     specs: dict[str, TensorSpec] = field(init=False, hash=False)
@@ -78,6 +82,10 @@ class Catalog:
     def models(self) -> list[Model]:
         """Returns every served version of every model."""
         return [model for versions in self._models.values() for model in versions.values()]
+
+    def at(self, key: ModelKey) -> Model | None:
+        """Returns one version of a model; None if it is not served."""
+        return self._models.get(key.name, {}).get(key.version)
 
     def versions(self, name: str) -> list[str]:
         """Returns the served versions of a model, oldest first."""
@@ -143,6 +151,8 @@ def _model_of(served: scheduler_pb2.ServedModel) -> Model:
         max_row_bytes=served.max_row_bytes,
         generates=served.generates,
         session_tokens=served.session_tokens,
+        content_digest=served.content_digest,
+        sources=tuple(served.sources),
     )
 
 

@@ -46,6 +46,7 @@ from catenary_protos.catenary.v1 import (
 from catenary_protos.externalscaler import externalscaler_pb2, externalscaler_pb2_grpc
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
+from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import Unavailable
 from catenary_services.grpc.grpc_intake import CallPolicy
 from catenary_services.grpc.grpc_kit import (
@@ -60,6 +61,8 @@ from catenary_services.security.identity import Role
 from catenary_services.security.keys import ApiKeys
 from catenary_services.security.own_certificate import OwnCertificate
 from catenary_services.security.tls import ClientSecurity, ServerSecurity
+from catenary_services.store.settings import store_settings
+from catenary_services.store.store import ModelStore
 from catenary_services.telemetry.metrics import Metrics, start_metrics_server
 from catenary_services.telemetry.tracing import Tracer
 from catenary_services.transport.hub import TransportHub
@@ -118,6 +121,10 @@ class GatewayProcess:
             settings.max_request_bytes,
         )
         self._codecs = TextCodecs(settings.model_repository)
+        self._codecs.prepare = self._prepare_model
+        self._model_store = ModelStore(self._codecs.repository, self._hub, store_settings(settings))
+        for kind in self._model_store.frame_kinds:
+            self._plane.results.keepers[kind] = self._model_store.on_frame
         self._authorizer = Authorizer(
             Quotas(faults_per_s=settings.bad_requests_per_s),
             FairLimiters(enabled=settings.fair_share),
@@ -165,6 +172,7 @@ class GatewayProcess:
             Unavailable: A port is in use.
         """
         settings = self.settings
+        self._model_store.start()
         await self._hub.start(self._plane.results.take)
         self._certificate.start(self._metrics)
         self._watch_load()
@@ -211,6 +219,7 @@ class GatewayProcess:
     async def drain(self, timeout_s: float) -> None:
         """Refuses new requests, and waits until all others are answered or the time is up."""
         self._readiness.drain()
+        self._model_store.leave()
         self._capacity.draining = True
         idle = await asyncio.gather(self._plane.idle(timeout_s), self._sessions.idle(timeout_s))
         if not all(idle):
@@ -234,6 +243,7 @@ class GatewayProcess:
         self._servers.clear()  # their last references must go while this event loop runs
         await self._http.stop()
         await self._schedulers.stop()
+        await self._model_store.close()
         await self._hub.close()
         await self._certificate.close()
         await asyncio.to_thread(self._tracer.shutdown)
@@ -279,6 +289,13 @@ class GatewayProcess:
         self._servers.append(server)
         self.admin_port = bind(server, settings.host, settings.admin_port, security)
         await server.start()
+
+    def _prepare_model(self, key: ModelKey) -> None:
+        """Sees to it that the files of a model can be read; called on the thread that reads."""
+        served = self._catalog.at(key)
+        if served is not None:
+            others = [name for name in served.sources if name != self.name]
+            self._model_store.prepare(key, served.content_digest, others)
 
     @property
     def _unanswered(self) -> int:

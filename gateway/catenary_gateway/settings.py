@@ -8,12 +8,12 @@ from pathlib import Path
 from pydantic import Field
 
 from catenary_services.domain.groups import MOST_GROUPS
-from catenary_services.settings import ProcessSettings
+from catenary_services.settings import ModelFolderSettings
 
 MEBIBYTE = 1024 * 1024
 
 
-class GatewaySettings(ProcessSettings):
+class GatewaySettings(ModelFolderSettings):
     """Settings of one gateway, read from its environment and configuration files."""
 
     gateway_id: str = Field(
@@ -45,7 +45,8 @@ class GatewaySettings(ProcessSettings):
     )
     model_repository: Path = Field(
         default=Path("models"),
-        description="Folder that holds models/<name>/<version>/: tokenizers and chat templates.",
+        description="Folder that holds models/<name>/<version>/: tokenizers and chat templates. "
+        "What is missing is fetched from peers that have it; what is here is served to them.",
     )
     api_keys_file: Path | None = Field(
         default=None, description="File of hashed API keys; unset: everyone is let in."

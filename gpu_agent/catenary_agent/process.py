@@ -38,6 +38,9 @@ from catenary_services.models.model_repository import ModelRepository
 from catenary_services.security.identity import Role
 from catenary_services.security.own_certificate import OwnCertificate
 from catenary_services.security.tls import ClientSecurity, ServerSecurity
+from catenary_services.store.messages import fetch_message
+from catenary_services.store.settings import store_settings
+from catenary_services.store.store import ModelStore
 from catenary_services.telemetry.metrics import Metrics, start_metrics_server
 from catenary_services.telemetry.tracing import Tracer
 from catenary_services.transport.hub import TransportHub
@@ -123,14 +126,19 @@ class AgentProcess:
         self.engine.hand_frames_to(self.generation.on_frame, self.generation.frame_kinds)
         self._decoders = DecoderOptions(settings.decoder, settings.decoder_numbers)
         self._runtime = _runtime_of(self.share.device, self._decoders)
+        repository = ModelRepository(settings.model_repository)
+        self._model_store = ModelStore(repository, self.hub, store_settings(settings))
+        self._model_store.waiting = self.engine.steps.renew
+        self.engine.hand_frames_to(self._model_store.on_frame, self._model_store.frame_kinds)
         host = LoadTarget(
-            ModelRepository(settings.model_repository),
+            repository,
             self.share.device,
             self.share.threads,
             self.share.memory_bytes,
             self._decoders,
             self.share.device_class if settings.canary == "on" else None,
             settings.engine_cache_dir,
+            self._model_store,
         )
         self._loader = PartitionLoader(self.engine, self.generation, host, self.outbox.put)
         self.control = ControlStream(
@@ -169,6 +177,7 @@ class AgentProcess:
         self._watchdog.start()
         self.engine.start()
         self.generation.start()
+        self._model_store.start()
         await self.hub.start(self.engine.on_frame)
         self._certificate.start(self.metrics)
         if settings.metrics_port is not None:
@@ -206,6 +215,7 @@ class AgentProcess:
         """
         deadline = time.monotonic() + timeout_s
         self._is_leaving = True
+        self._model_store.leave()
         self._probes.set_ready(False)
         self._tell(_DRAINED)
         await self.control.flush(min(1.0, timeout_s / 4))
@@ -225,6 +235,7 @@ class AgentProcess:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._model_store.close()
         await self._loader.close()
         await self.generation.close()
         await self.engine.close()
@@ -280,7 +291,9 @@ class AgentProcess:
         )
 
     def heartbeat(self) -> scheduler_pb2.Heartbeat:
-        return self.engine.steps.heartbeat()
+        beat = self.engine.steps.heartbeat()
+        beat.fetches.extend(fetch_message(each) for each in self._model_store.progress())
+        return beat
 
     def obey(self, message: scheduler_pb2.SchedulerToAgentMessage) -> None:
         match message.WhichOneof("kind"):
@@ -408,6 +421,7 @@ class AgentProcess:
             self.metrics.block_slots.set(slots)
             self.metrics.generation_sessions.set(self.generation.sessions)
             self.metrics.epoch.set(self.engine.epoch)
+            self._model_store.release_unused(self._loader.models)
             self._tell_probes()
             await asyncio.sleep(_GAUGE_PERIOD_S)
 

@@ -9,10 +9,10 @@ from pydantic import Field, model_validator
 
 from catenary_agent.executors.device import MOST_VIRTUAL_GPUS
 from catenary_services.domain.groups import AUTO, MOST_GROUPS
-from catenary_services.settings import ProcessSettings
+from catenary_services.settings import ModelFolderSettings
 
 
-class AgentSettings(ProcessSettings):
+class AgentSettings(ModelFolderSettings):
     """The settings of one agent, which hosts partitions on one device or one share of it."""
 
     agent_id: str = Field(min_length=1, description="Name of this agent, unique in the cluster.")
@@ -49,7 +49,9 @@ class AgentSettings(ProcessSettings):
         "agent_id, else by a checksum of it.",
     )
     model_repository: Path = Field(
-        Path("models"), description="Folder that holds models/<name>/<version>/."
+        Path("models"),
+        description="Folder that holds models/<name>/<version>/. It may be empty or absent: what "
+        "is to be loaded is fetched from peers that have it, and kept here.",
     )
     threads: int = Field(
         0, ge=0, description="Compute threads of the executors; 0: the agent's share of the cores."

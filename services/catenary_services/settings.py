@@ -126,6 +126,28 @@ class ProcessSettings(BaseSettings):
         return [part.strip() for part in text.split(",") if part.strip()]
 
 
+class ModelFolderSettings(ProcessSettings):
+    """The settings that processes with a model folder have."""
+
+    store_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="Most that model files fetched from peers take up in `model_repository`; "
+        "versions that nothing has loaded make way, the least recently used first. 0: the disk.",
+    )
+    fetch_bytes_per_second: int = Field(
+        default=0,
+        ge=0,
+        description="Most that model files are fetched at from all peers together; 0: no limit "
+        "but live traffic, to which fetching gives way.",
+    )
+    serve_bytes_per_second: int = Field(
+        default=0,
+        ge=0,
+        description="Most that model files are sent at to all peers together; 0: no limit.",
+    )
+
+
 S = TypeVar("S", bound=ProcessSettings)
 
 

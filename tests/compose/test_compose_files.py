@@ -162,6 +162,17 @@ def test_everything_mounted_and_every_secret_is_declared(
                 assert source in document["volumes"], volume
 
 
+def test_agents_see_no_models_but_those_they_have_fetched(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    for name, each in services.items():
+        mounted = dict(volume.split(":")[:2] for volume in each.get("volumes", ()))
+        if name.startswith("agent"):
+            assert mounted["agent-models"] == "/catenary/models"
+            assert "models" not in mounted
+            assert "models" not in each["depends_on"]
+
+
 def test_redis_never_evicts_and_keeps_an_append_only_file(
     services: dict[str, dict[str, Any]],
 ) -> None:

@@ -182,6 +182,9 @@ def _status_page(found: ClusterStatus) -> Group:
         Text(),
         table(("MODEL", "VERSION", "READY", "PIPELINES", "QUEUED", "PACKING", "REASON"), deployed),
     ]
+    if fetches := list(_fetches(found)):
+        titles_of_fetches = ("AGENT", "SERVER", "FETCHES", "BYTES", "OF", "DONE", "MB/S")
+        pages[2:2] = [Text(), table(titles_of_fetches, fetches)]
     if impaired := list(_impairments(found)):
         columns = ("AGENT", "SERVER", "IMPAIRED", "PARTITION", "FOR", "WHY")
         pages[2:2] = [Text(), table(columns, impaired)]
@@ -217,6 +220,17 @@ def _status_page(found: ClusterStatus) -> Group:
         titles = ("CHAIN", "ROLE", "AGENTS", "SESSIONS", "CAPACITY", "TOKENS", "MEAN MS")
         pages += [Text(), table(titles, chains)]
     return Group(*pages)
+
+
+def _fetches(found: ClusterStatus) -> Iterator[tuple[object, ...]]:
+    """Yields one row for each model whose files an agent is fetching, for the status table."""
+    for agent in found.agents:
+        for each in agent.fetches:
+            done = each.fetched_bytes / each.wanted_bytes if each.wanted_bytes else 1.0
+            here, wanted = each.fetched_bytes, each.wanted_bytes
+            rate = each.bytes_per_second / 1e6
+            where = agent.server_id or "-"
+            yield agent.agent_id, where, each.model, here, wanted, f"{done:.0%}", rate
 
 
 def _impairments(found: ClusterStatus) -> Iterator[tuple[str, ...]]:

@@ -170,7 +170,11 @@ def _chain(message: admin_pb2.ChainStatus) -> types.ChainInfo:
 
 def _agent(message: admin_pb2.AgentStatus) -> types.AgentInfo:
     impairments = tuple(_impairment(each) for each in message.impairments)
-    return record_of(types.AgentInfo, message, impairments=impairments)
+    fetches = tuple(
+        record_of(types.FetchInfo, each, model=f"{each.model}:{each.model_version}")
+        for each in message.fetches
+    )
+    return record_of(types.AgentInfo, message, impairments=impairments, fetches=fetches)
 
 
 def _impairment(message: admin_pb2.AgentImpairment) -> types.AgentImpairment:

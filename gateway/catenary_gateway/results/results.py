@@ -39,6 +39,8 @@ class ResultMerger:
         self.others: dict[int, Callable[[frame_pb2.FrameHeader, str], bool]] = {}
         """Handlers of other kinds of frames. A handler gets the header and the sender's name, and
         returns False if the sender has no part in it."""
+        self.keepers: dict[int, Callable[[frame_pb2.FrameHeader, ReceivedFrame], None]] = {}
+        """Handlers of kinds of frames whose payload matters; a handler may release the frame."""
         self.on_refused: Callable[[], None] = _nothing
         """Called for every frame whose sender was not to send it."""
         self.dropped = 0
@@ -59,6 +61,10 @@ class ResultMerger:
     def _take(self, frame: ReceivedFrame) -> None:
         received_ns = time.monotonic_ns()
         header = read_header(frame)
+        keeper = self.keepers.get(header.kind)
+        if keeper is not None:
+            keeper(header, frame)
+            return
         other = self.others.get(header.kind)
         if other is not None:
             if not other(header, frame.sender.name):

@@ -24,7 +24,8 @@ from catenary_agent.executors.onnx_device import (
     choose_providers,
     preload_libraries,
 )
-from catenary_agent.partitioning.jailed import PartOrder, extracted_part
+from catenary_agent.partitioning.jailed import PartOrder, WeightRanges, extracted_part
+from catenary_agent.partitioning.onnx_file import external_tensors
 from catenary_agent.partitioning.onnx_graph import (
     OnnxModel,
     extract_part,
@@ -35,6 +36,7 @@ from catenary_agent.partitioning.signature import PartitionSignature, Shape
 from catenary_agent.partitioning.words import words
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.model import BlockTable
+from catenary_services.domain.tensors import TensorSpec
 from catenary_services.errors import InvalidInput
 from catenary_services.jail.child import JailWorkspace
 from catenary_services.models.model_repository import ModelRepository
@@ -201,14 +203,33 @@ def write_part_in_jail(job: bytes, room: JailWorkspace) -> bytes:
     return b""
 
 
+def weights_in_jail(job: bytes, room: JailWorkspace) -> bytes:
+    """Returns what the part of an encoded `PartOrder` reads of the files beside the graph."""
+    order = msgspec.json.decode(job, type=PartOrder)
+    source = load_onnx(room.inputs[0] / order.file)
+    part, _, _ = _cut_part(source, order.table, order.ends)
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    for tensor in external_tensors(part):
+        span = (tensor.offset or 0, tensor.length or tensor.nbytes)
+        ranges.setdefault(str(tensor.location), []).append(span)
+    return msgspec.json.encode(WeightRanges(ranges))
+
+
+def _cut_part(
+    source: OnnxModel, table: BlockTable, ends: PartitionSignature
+) -> tuple[ir.Model, tuple[TensorSpec, ...], list[TensorSpec]]:
+    """Returns the part of a range of blocks, and the tensors at its two ends."""
+    given = table.boundaries[ends.key.first_block].tensors
+    names = {spec.name for spec in given}
+    wanted = [t for t in table.boundaries[ends.key.last_block].tensors if t.name not in names]
+    return extract_part(source, given, wanted), given, wanted
+
+
 def write_part(
     source: OnnxModel, table: BlockTable, ends: PartitionSignature, folder: Path
 ) -> None:
     """Writes `part.onnx` (and, if large, `part.data`) for a range of blocks into `folder`."""
-    given = table.boundaries[ends.key.first_block].tensors
-    names = {spec.name for spec in given}
-    wanted = [t for t in table.boundaries[ends.key.last_block].tensors if t.name not in names]
-    part = extract_part(source, given, wanted)
+    part, given, wanted = _cut_part(source, table, ends)
     repeat = not any(node.op_type in _DATA_DEPENDENT for node in part.graph.all_nodes())
     part.metadata_props["shapes_repeat"] = "1" if repeat else "0"
     inner = [{t.name for t in end if t.datatype == "FP32"} for end in (given, wanted)]

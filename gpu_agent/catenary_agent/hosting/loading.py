@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from catenary_agent.executors.device import Device
     from catenary_agent.generation.loop.engine import GenerationEngine
     from catenary_services.models.model_repository import ModelRepository
+    from catenary_services.store.store import ModelStore
 
 _log = get_logger("catenary_agent.hosting.loading")
 _MAX_BATCH = 4_096
@@ -60,6 +61,8 @@ class LoadTarget:
     """The device class within which canary answers are compared; None if they are not."""
     engine_cache: Path | None = None
     """The folder of TensorRT's engines; None if TensorRT is not used."""
+    store: ModelStore | None = None
+    """The store that fetches missing files of models; None if all must be here."""
 
 
 class PartitionLoader:
@@ -93,6 +96,14 @@ class PartitionLoader:
         """True while an ordered partition is not loaded yet."""
         return bool(self._loading)
 
+    @property
+    def models(self) -> set[ModelKey]:
+        """The models of which something is loaded, or being loaded."""
+        engine, decoders = self._engine.partitions, self._generation.decoders
+        return {each.key.model for each in (*engine, *decoders)} | {
+            key.model for key in self._loading
+        }
+
     def load(self, order: scheduler_pb2.LoadPartition) -> None:
         """Begins to load, or answers at once if the partition is here as ordered."""
         key = key_of(order.key)
@@ -113,6 +124,9 @@ class PartitionLoader:
         task = self._loading.pop(key, None)
         if task is not None:
             task.cancel()
+            is_wanted = any(each.model == key.model for each in self._loading)
+            if self._host.store is not None and not is_wanted:
+                self._host.store.abandon(key.model)
         self._engine.partitions.retire(key)
         self._generation.retire_decoder(key)
 
@@ -296,9 +310,14 @@ class PartitionLoader:
     def _content_of(self, model: ModelKey, order: scheduler_pb2.LoadPartition) -> str:
         """Returns the content digest of this machine's copy of a model.
 
+        Where there is no copy, one is begun: its record and small files are fetched.
+
         Raises:
             ContentMismatch: It is not the one that was ordered.
+            Unavailable: There is none, and it cannot be fetched.
         """
+        if self._host.store is not None:
+            self._host.store.prepare(model, order.content_digest, order.sources)
         content = self._host.repository.content_digest(model)
         check_content(f"the copy of {model}", content, order)
         return content

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from catenary_agent.partitioning.parts import CACHE_FOLDER, PartName, part_folder
 from catenary_agent.partitioning.signature import PartitionSignature
+from catenary_services.content.reading import VerifiedReading
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import BlockTable
 from catenary_services.domain.tensors import ANY, DTYPE_OF
@@ -31,6 +32,7 @@ _MOST_TENSORS = 4096
 _LONGEST_NAME = 1024
 _MOST_DIMENSIONS = 32
 _LARGEST_SIZE = 1 << 40
+Amount = Annotated[int, msgspec.Meta(ge=0, le=_LARGEST_SIZE)]
 _LIBRARIES = {
     "pytorch_exported": ("torch", "torch.export"),
     "onnxruntime_onnx": ("numpy", "onnx_ir", "onnxruntime"),
@@ -62,6 +64,13 @@ class PartOrder(msgspec.Struct, frozen=True):
     file: str
     table: BlockTable
     ends: PartitionSignature
+
+
+class WeightRanges(msgspec.Struct, frozen=True):
+    """The answer to the question what a part reads of the files beside its graph."""
+
+    files: dict[str, list[tuple[Amount, Amount]]]
+    """The offsets and lengths, in bytes, by the name of the file."""
 
 
 class CutModel(msgspec.Struct, frozen=True):
@@ -126,12 +135,38 @@ def extracted_part(
         job = msgspec.json.encode(PartOrder(file.name, table, ends))
         target = f"catenary_agent.executors.{module}:write_part_in_jail"
         with repository.reading(model) as reading:
-            reading.begin_own()
+            if reading.is_fetched and platform == "onnxruntime_onnx":
+                _begin_weights(reading, file, job)
+            else:
+                reading.begin_own()
             run_jailed(work_on_model(file, platform, target, job, wanted), into=folder)
 
     name = PartName.of(table.model_hash, (ends.inputs, ends.outputs), variant)
     with part_folder(repository.folder(model) / CACHE_FOLDER, name, build) as folder:
         yield folder
+
+
+def _begin_weights(reading: VerifiedReading, file: Path, job: bytes) -> None:
+    """Brings in the graph of a model, and of the files beside it what a part reads of them.
+
+    Args:
+        reading: The reading of a version that is fetched from peers.
+        file: The graph.
+        job: An encoded `PartOrder`.
+    """
+    others = set(reading.names()) - {file.relative_to(reading.folder).as_posix()}
+    reading.begin(file, first=True)
+    work = work_on_model(
+        file, "onnxruntime_onnx", "catenary_agent.executors.onnx_part:weights_in_jail", job
+    )
+    answer = answer_of(run_jailed(work), WeightRanges, file.name)
+    for name in answer.files:
+        if name not in others:
+            raise InvalidInput(file.name, f"wants weights from {name!r}, which is not recorded")
+    for name, ranges in answer.files.items():
+        reading.expect(reading.folder / name, ranges)
+    for name, ranges in answer.files.items():
+        reading.begin(reading.folder / name, ranges)
 
 
 def answer_of(answer: bytes, kind: type[_T], subject: str) -> _T:

@@ -25,7 +25,7 @@ def read_onnx(path: Path) -> ir.Model:
     except Exception as error:  # onnx_ir raises whatever its protobuf parser raises
         raise InvalidInput(path.name, f"is not an ONNX model: {error}") from error
     folder = path.parent.resolve()
-    for tensor in _external_tensors(model):
+    for tensor in external_tensors(model):
         location = str(tensor.location)
         file = (folder / location).resolve()
         if not file.is_relative_to(folder):
@@ -35,7 +35,8 @@ def read_onnx(path: Path) -> ir.Model:
     return model
 
 
-def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
+def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
+    """Yields the weights of a model that lie in files beside it."""
     for node in _nodes(model):
         for attribute in node.attributes.values():
             if attribute.type == ir.AttributeType.TENSOR:

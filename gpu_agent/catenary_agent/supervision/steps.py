@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
@@ -71,6 +72,7 @@ class RunningSteps:
         self.lost: Callable[[BaseException], None] = lambda error: None
         """Called on the computing thread with the error that lost the device to this process."""
         self._numbers = itertools.count()
+        self._mine = threading.local()
         self._steps: dict[int, RunningStep] = {}
 
     def run(
@@ -81,7 +83,7 @@ class RunningSteps:
         booked_ns: Nanoseconds = 0,
     ) -> T:
         """Returns the result of `work`, which counts as a running step until then."""
-        number = next(self._numbers)
+        number = self._mine.number = next(self._numbers)
         self._steps[number] = RunningStep(kind, partition, booked_ns, self._clock())
         try:
             if self._faults is None or (during := _FAULTS.get(kind)) is None:
@@ -93,6 +95,13 @@ class RunningSteps:
             raise
         finally:
             del self._steps[number]
+
+    def renew(self) -> None:
+        """Counts the calling thread's step as begun now: what it waits for makes progress."""
+        number = getattr(self._mine, "number", -1)
+        step = self._steps.get(number)
+        if step is not None:
+            self._steps[number] = step._replace(began_ns=self._clock())
 
     def in_hand(self) -> list[RunningStep]:
         """Returns the running steps, the oldest first."""

@@ -33,6 +33,14 @@ def add_agents(status: admin_pb2.GetStatusResponse, view: ClusterView) -> None:
             server_id=record.agent.server,
             used_memory_bytes=sum(loaded.memory_bytes for loaded in record.loaded.values()),
         )
+        for fetch in record.fetches:
+            added.fetches.add(
+                model=fetch.model.name,
+                model_version=fetch.model.version,
+                wanted_bytes=fetch.wanted_bytes,
+                fetched_bytes=fetch.fetched_bytes,
+                bytes_per_second=fetch.bytes_per_second,
+            )
         _add_impairments(added, agent_id, view)
         _add_unloadable(added, record, view)
         _add_caches(added, record, caches.get(agent_id, []), view)

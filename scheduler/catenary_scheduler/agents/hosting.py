@@ -98,9 +98,17 @@ class PartitionHosting:
         self._whole_since_s: dict[ModelKey, float] = {}
         self.registry: AgentRegistry = {}
 
-    def expect_content(self, content_of: Callable[[ModelKey], str]) -> None:
-        """Makes agents verify the digest that `content_of` gives for a model when they load it."""
+    def expect_content(
+        self,
+        content_of: Callable[[ModelKey], str],
+        sources_of: Callable[[ModelKey, AgentId], list[str]],
+    ) -> None:
+        """Makes agents verify the digest that `content_of` gives for a model when they load it.
+
+        An agent that lacks files fetches them from the peers that `sources_of` names.
+        """
         self._load_commands.content_of = content_of
+        self._load_commands.sources_of = sources_of
 
     # ---- what happened ----
 

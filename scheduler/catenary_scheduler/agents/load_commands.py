@@ -37,6 +37,8 @@ class LoadCommands:
         self._sizes: dict[PartitionKey, int] = {}
         self.content_of: Callable[[ModelKey], str] = lambda model: ""
         """Returns the digest of the content that is served for a model; empty if it is unknown."""
+        self.sources_of: Callable[[ModelKey, AgentId], list[str]] = lambda model, agent: []
+        """Returns the peers from which an agent may fetch the files of a model."""
 
     def learn(self, key: PartitionKey, memory_bytes: int) -> None:
         """Notes the size of a partition that an agent reported."""
@@ -151,6 +153,7 @@ class LoadCommands:
             block_table_hash=deployment.table.model_hash,
             cache=cache_message(requirement.cache) if requirement.cache is not None else None,
             content_digest=self.content_of(key.model),
+            sources=self.sources_of(key.model, record.agent.agent_id),
         )
         if requirement.cache is not None:
             record.layouts[key] = requirement.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_scheduler.dispatch.availability import Availability, Impairment
@@ -14,7 +15,7 @@ from catenary_scheduler.storage.keys import RedisTable
 from catenary_scheduler.storage.values.codec import encode_document
 from catenary_scheduler.storage.values.stored import StoredAgent
 from catenary_scheduler.wire.streams import PeerStream
-from catenary_services.domain.ids import AgentId, PartitionKey, ServerId
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
 from catenary_services.domain.plan import Agent
 from catenary_services.telemetry.metrics import Metrics
 
@@ -34,6 +35,15 @@ class LoadedPartition:
     """Room for key-value caches, as far as the agent reported it."""
     content: str = ""
     """Digest of the model's content; empty if the agent reported none."""
+
+
+class FetchProgress(NamedTuple):
+    """The progress of an agent that fetches the files of a model."""
+
+    model: ModelKey
+    wanted_bytes: int
+    fetched_bytes: int
+    bytes_per_second: int
 
 
 @dataclass(slots=True)
@@ -58,6 +68,8 @@ class AgentState:
     """Cache layouts last ordered for its decoder blocks."""
     software_version: str = ""
     """The release that it runs; empty if it did not say."""
+    fetches: tuple[FetchProgress, ...] = ()
+    """The models whose files it is fetching, as its last heartbeat said."""
 
     def state(self, availability: Availability) -> str:
         """Returns "joining", "ready", "draining" or "lost", for people."""

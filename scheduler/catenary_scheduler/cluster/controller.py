@@ -12,16 +12,22 @@ called at any time and any number of times.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from catenary_scheduler.agents.content_check import ContentCheck
+from catenary_scheduler.agents.content_sources import ContentSources
 from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.agents.hosting import AgentCallbacks, HostingGoal, PartitionHosting
 from catenary_scheduler.agents.load_orders import LoadOrders
 from catenary_scheduler.agents.readiness import judge
-from catenary_scheduler.agents.registry import AgentRegistry, AgentState, LoadedPartition
+from catenary_scheduler.agents.registry import (
+    AgentRegistry,
+    AgentState,
+    FetchProgress,
+    LoadedPartition,
+)
 from catenary_scheduler.cluster.active_plan import ActivePlan, PlanActivator, PlanCallbacks
 from catenary_scheduler.cluster.desired_plan import DesiredPlan
 from catenary_scheduler.observed.profiles import MeasuredProfiles
@@ -99,6 +105,7 @@ class ClusterController:
         desired: Decides which placement should be in force.
         target: The placement that should be in force; None if there cannot be one yet.
         content: Finds agents that have other weights than the rest.
+        sources: Names the peers that agents fetch model files from.
     """
 
     def __init__(
@@ -116,7 +123,8 @@ class ClusterController:
         )
         self._hosting = PartitionHosting(callbacks, deployments, self._orders, measured)
         self.content = ContentCheck(deployments.ready, self._hosting.registry, callbacks.note)
-        self._hosting.expect_content(self.content.expected)
+        self.sources = ContentSources(self._hosting.registry)
+        self._hosting.expect_content(self.content.expected, self.sources.of)
         registry, shape = self._hosting.registry, planner.session_shape
         self._activator = PlanActivator(
             callbacks,
@@ -188,7 +196,8 @@ class ClusterController:
         infeasible = self._activator.infeasible.get(model, "")
         problem = self.desired.problem()
         servers = {agent: str(each.agent.server) for agent, each in self.registry.items()}
-        said = [*self._orders.problems(model, servers), infeasible, reason or "", problem]
+        coming = self.sources.fetching(model)
+        said = [*self._orders.problems(model, servers), infeasible, reason or "", coming, problem]
         return "; ".join(dict.fromkeys(text for text in said if text)) or "partitions are loading"
 
     # ---- what happened ----
@@ -238,6 +247,15 @@ class ClusterController:
         _log.warning("partition_failed", agent=agent_id, partition=str(key), error=problem)
         self._orders.failed(agent_id, key, problem, now_s, out_of_memory=out_of_memory)
         self.reconcile(now_s)
+
+    def fetches(self, record: AgentState, told: Sequence[FetchProgress], now_s: float) -> None:
+        """Notes how far an agent has come with fetching files; what makes progress is not late."""
+        before = {each.model: each.fetched_bytes for each in record.fetches}
+        record.fetches = tuple(told)
+        for each in told:
+            if each.fetched_bytes != before.get(each.model, 0):
+                self._orders.progressed(record.agent.agent_id, each.model, now_s)
+                self._rollouts.progressed(now_ns())
 
     def partition_lost(self, agent_id: AgentId, key: PartitionKey) -> None:
         """Notes that an agent does not host a partition after all; it is loaded again."""

@@ -151,6 +151,8 @@ class LeaderRuntime:
         )
         self.planner.changed = lambda: self.cluster.reconcile(time.monotonic())
         self.gateways = GatewayRegistry()
+        connected = self.gateways.connected
+        self.cluster.sources.gateways = lambda: [each.gateway_id for each in connected()]
         self.agents = AgentSender(self.cluster.registry)
         self.marks = DrainMarks(self.cluster, self.availability)
 

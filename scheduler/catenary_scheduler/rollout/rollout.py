@@ -107,6 +107,8 @@ class PlanRollout:
     paused: dict[ModelKey, Nanoseconds] = field(default_factory=dict)
     """Models without a whole pipeline, and since when."""
     downtime_ns: dict[ModelKey, Nanoseconds] = field(default_factory=dict)
+    progressed_ns: Nanoseconds = 0
+    """The last moment at which an agent had fetched more of the files that it lacks."""
     has_moved: bool = False
     """True if old partitions were unloaded: they must be loaded again to go back."""
     problem: str = ""
@@ -250,7 +252,7 @@ class PlanRollout:
             # A crowded agent is asked again later for what it refused beside its old partitions.
             if problem and (self.has_moved or not snapshot.is_crowded(agent)):
                 return f"{agent} cannot load {key}: {problem}"
-        if snapshot.now_ns - self.began_ns > self.timeout_ns:
+        if snapshot.now_ns - max(self.began_ns, self.progressed_ns) > self.timeout_ns:
             what = ", ".join(f"{key} on {agent}" for agent, key in lacking)
             seconds = self.timeout_ns / NANOSECONDS_PER_SECOND
             return f"not ready within {seconds:.0f} s" + (f", waiting for {what}" if what else "")

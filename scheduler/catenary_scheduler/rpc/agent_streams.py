@@ -10,7 +10,12 @@ from typing import Any, Protocol
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.agents.epoch_claims import EpochClaim
-from catenary_scheduler.agents.registry import AgentState, AgentStream, LoadedPartition
+from catenary_scheduler.agents.registry import (
+    AgentState,
+    AgentStream,
+    FetchProgress,
+    LoadedPartition,
+)
 from catenary_scheduler.cluster.controller import ClusterController
 from catenary_scheduler.cluster.draining import Draining
 from catenary_scheduler.dispatch import CombinedDispatcher
@@ -31,6 +36,7 @@ from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
     AgentId,
     Epoch,
+    ModelKey,
     Nanoseconds,
     SessionId,
 )
@@ -268,6 +274,9 @@ class AgentStreams:
 
     def _beats(self, record: AgentState, beat: scheduler_pb2.Heartbeat, now: Nanoseconds) -> None:
         """Gives up an agent whose step does not end, so that its work goes elsewhere at once."""
+        if beat.fetches or record.fetches:
+            told = [_fetch(each) for each in beat.fetches]
+            self._cluster.fetches(record, told, time.monotonic())
         agent_id, session = record.agent.agent_id, record.session
         why = self._deps.stuck.heard(agent_id, beat)
         if not why or session is None:
@@ -329,6 +338,15 @@ class AgentStreams:
         _log.info("agent_drained", agent=record.agent.agent_id)
         self._deps.draining.mark(record.agent.agent_id)
         self._cluster.reconcile(time.monotonic())
+
+
+def _fetch(message: scheduler_pb2.ContentFetch) -> FetchProgress:
+    return FetchProgress(
+        ModelKey(message.model, message.model_version),
+        message.wanted_bytes,
+        message.fetched_bytes,
+        message.bytes_per_second,
+    )
 
 
 def _loaded(

@@ -16,7 +16,7 @@ from catenary_scheduler.cluster.drain_marks import DrainMarks
 from catenary_scheduler.rpc.gateway_registry import GatewayRegistry, GatewayStream
 from catenary_scheduler.rpc.model_table import model_table
 from catenary_scheduler.storage.lease import Lease
-from catenary_services.domain.ids import Nanoseconds
+from catenary_services.domain.ids import ModelKey, Nanoseconds
 
 ToAgent = scheduler_pb2.SchedulerToAgentMessage
 ToGateway = scheduler_pb2.SchedulerToGatewayMessage
@@ -142,4 +142,8 @@ class Announcer:
     def _model_table(self) -> scheduler_pb2.ModelTable:
         active = self._deps.cluster.active
         plan = active.plan if active is not None else None
-        return model_table(self._deps.deployments, self._deps.cluster.reason, plan)
+        table = model_table(self._deps.deployments, self._deps.cluster.reason, plan)
+        for served in table.models:
+            model = ModelKey(served.name, served.version)
+            served.sources.extend(self._deps.cluster.sources.of(model))
+        return table

@@ -28,6 +28,7 @@ def model_table(
     workers = {model.model: _workers(model) for model in plan.models} if plan is not None else {}
     for key, deployment in deployments.ready.items():
         served = _served(key, deployment, reason(key))
+        served.content_digest = deployment.content
         served.workers = workers.get(key, 0) if served.ready else 0
         table.models.append(served)
     for reference, problem in deployments.problems.items():

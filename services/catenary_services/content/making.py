@@ -59,7 +59,7 @@ def file_record(path: Path, known: DigestCache, *, derived: bool = False) -> Fil
         OSError: The file cannot be read, or changes while it is read.
     """
     found = known.of_file(path)
-    return FileRecord(found.stamp.size, found.sha256, _meaning(path), found.chunks, derived)
+    return FileRecord(found.stamp.size, found.sha256, meaning_of(path), found.chunks, derived)
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -77,7 +77,7 @@ def _files(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def _meaning(path: Path) -> str | None:
+def meaning_of(path: Path) -> str | None:
     """Returns the digest of what a file says about the content; None if every byte counts."""
     try:
         if path.name == "model.yaml":

@@ -13,6 +13,8 @@ import msgspec
 from catenary_services.errors import ContentMismatch
 
 RECORD_FILE = "content.json"
+FETCHED_FOLDER = ".fetched"
+"""A version's folder that has this one holds what was fetched of it from peers, often not all."""
 FORMAT = 1
 CHUNK_BYTES = 16 << 20
 """A file larger than this has a digest for each chunk of this size, so that ranges can be checked

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,8 +34,8 @@ import yaml
 from catenary_services.bounded_files import LARGEST_JSON_BYTES, read_bounded, read_yaml_text
 from catenary_services.content.hashing import digests
 from catenary_services.content.keeping import ContentRecords, write_durably
-from catenary_services.content.reading import VerifiedReading
-from catenary_services.content.record import RECORD_FILE, ContentRecord
+from catenary_services.content.reading import FileSupplier, VerifiedReading
+from catenary_services.content.record import FETCHED_FOLDER, RECORD_FILE, ContentRecord
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey, Nanoseconds
 from catenary_services.domain.latency import OBJECTIVE_KEYS, TokenObjectives
@@ -92,6 +93,8 @@ class ModelRepository:
                 yet.
         """
         self.root = root
+        self.supply: Callable[[ModelKey], FileSupplier | None] = lambda key: None
+        """Returns what brings in the files of a version; None if there is nothing to bring."""
         self._makes_records = records
         self._records = ContentRecords(digests())
 
@@ -171,8 +174,9 @@ class ModelRepository:
             Unavailable: The files are being written.
         """
         known = self._records.known(self.folder(key), str(key))
-        if known is not None or not self._makes_records:
-            return known
+        is_fetched = (self.folder(key) / FETCHED_FOLDER).exists()
+        if known is not None or not self._makes_records or is_fetched:
+            return known  # what was only fetched in part must not be taken for the whole
         try:
             manifest = self.manifest(key)
         except ModelNotFound:
@@ -195,8 +199,12 @@ class ModelRepository:
 
         Raises:
             ModelNotFound: There is no such version.
+            InvalidInput: The version was fetched from peers, perhaps not all of it.
             Unavailable: The files are being written.
         """
+        if (self.folder(key) / FETCHED_FOLDER).exists():
+            text = "was fetched from the cluster: its record is that of the original"
+            raise InvalidInput(str(key), text)
         path = self.folder(key) / MANIFEST_FILE
         try:
             document = yaml.safe_load(read_yaml_text(path, f"{key}/{MANIFEST_FILE}"))
@@ -217,7 +225,8 @@ class ModelRepository:
         Raises:
             ContentMismatch: The record is damaged.
         """
-        return VerifiedReading(str(key), self.folder(key), self.content(key), digests())
+        record, supplier = self.content(key), self.supply(key)
+        return VerifiedReading(str(key), self.folder(key), record, digests(), supplier)
 
     def _reading_known(self, key: ModelKey) -> VerifiedReading:
         """Returns such a context without making a record: the files may not be complete yet."""

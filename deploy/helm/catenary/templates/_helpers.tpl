@@ -154,7 +154,9 @@ otlp_endpoint: {{ . | quote }}
 - {name: config, mountPath: /etc/catenary, readOnly: true}
 - {name: run, mountPath: /catenary/run}
 - {name: tmp, mountPath: /tmp}
-{{- if include "catenary.hasModels" .root }}
+{{- if eq .component "agent" }}
+- {name: models, mountPath: {{ .root.Values.modelRepository.mountPath }}}
+{{- else if include "catenary.hasModels" .root }}
 - name: models
   mountPath: {{ .root.Values.modelRepository.mountPath }}
   readOnly: true
@@ -191,7 +193,11 @@ otlp_endpoint: {{ . | quote }}
   emptyDir: {}
 - name: tmp
   emptyDir: {}
-{{- if include "catenary.hasModels" .root }}
+{{- if eq .component "agent" }}
+# What the agent has fetched of the models; see docs/model-store.md.
+- name: models
+  {{- default (dict "emptyDir" dict) .own.modelCache | toYaml | nindent 2 }}
+{{- else if include "catenary.hasModels" .root }}
 - name: models
   {{- if .root.Values.modelRepository.existingClaim }}
   persistentVolumeClaim: {claimName: {{ .root.Values.modelRepository.existingClaim }}, readOnly: true}

@@ -103,7 +103,8 @@ export class ClusterMap {
       const slow = agent.slowdown_ratio;
       const queued = agent.batches ? `${agent.batches} ${agent.batches === 1 ? "batch" : "batches"}` : "";
       const against = agent.impairments.map((each) => each.kind.replace("_", " ")).join(", ");
-      const figures = [slow ? `${digits(slow)}× booked time` : "", queued, against];
+      const coming = (agent.fetches || []).map(fetching);
+      const figures = [...coming, slow ? `${digits(slow)}× booked time` : "", queued, against];
       text(drift, figures.filter(Boolean).join(" · "));
       attribute(drift, "data-tone", slow > 1.25 || against ? "bad" : null);
       attribute(drift, "title", agent.impairments.map((each) => each.why).join("; ") || null);
@@ -111,6 +112,12 @@ export class ClusterMap {
     };
     return card;
   }
+}
+
+/** "fetches net: 12 MB of 90 MB, 25 MB/s". */
+function fetching(fetch) {
+  const done = ofBytes(fetch.fetched_bytes, fetch.wanted_bytes);
+  return `fetches ${fetch.model}: ${done}, ${bytes(fetch.bytes_per_second)}/s`;
 }
 
 function makeMachine([name]) {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ from catenary_services.content.hashing import digests
 from catenary_services.content.reading import VerifiedReading
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import (
-    ContentMismatch,
     InvalidInput,
     ModelNotFound,
     NoActivePlan,
+    PlanError,
     Unavailable,
 )
 from catenary_services.log import get_logger
@@ -142,7 +142,10 @@ class TextCodecs:
     """The codecs of all requested models, whose files are read once, in a thread."""
 
     def __init__(self, repository: Path) -> None:
-        self._repository = ModelRepository(repository)
+        self.repository = ModelRepository(repository)
+        """The models; whatever brings in missing files supplies them to it."""
+        self.prepare: Callable[[ModelKey], None] = lambda model: None
+        """Called on a thread before the files of a model are read."""
         self._loads: dict[ModelKey, asyncio.Future[TextCodec]] = {}
         self._expected: set[ModelKey] = set()
 
@@ -162,7 +165,7 @@ class TextCodecs:
         try:
             # A caller that is cancelled must not cancel the reading that others wait for.
             return await asyncio.shield(self._load(model))
-        except (OSError, ValueError, ContentMismatch, ModelNotFound, Unavailable) as error:
+        except (OSError, ValueError, PlanError, ModelNotFound, Unavailable) as error:
             raise NoActivePlan(
                 f"model {model} cannot be asked here: its tokenizer files cannot be read",
                 details={"model": str(model)},
@@ -177,13 +180,15 @@ class TextCodecs:
         return load
 
     def _read(self, model: ModelKey) -> TextCodec:
-        with self._repository.reading(model) as reading:
-            return TextCodec.load(self._repository.folder(model), reading)
+        self.prepare(model)
+        with self.repository.reading(model) as reading:
+            return TextCodec.load(self.repository.folder(model), reading)
 
     def _loaded(self, model: ModelKey, load: asyncio.Future[TextCodec]) -> None:
         if load.cancelled() or load.exception() is not None:
             # The files may appear later, so the next caller tries again.
             del self._loads[model]
+            self._expected.discard(model)  # nor may the scheduler know its content yet
             why = "cancelled" if load.cancelled() else str(load.exception())
             _log.warning("tokenizer_not_loaded", model=str(model), why=why)
 

@@ -118,6 +118,7 @@ def load_blocks(
     base = model.model
     wanted = _modules(model, key.first_block, key.last_block)
     with _Files(reading, device) as files:
+        files.expect(tuple(wanted))
         memory = _fill(wanted, files, numbers, stored)
     rotary = type(base.rotary_emb)(config=config).to(device)
     memory += sum(buffer.nbytes for buffer in rotary.buffers())
@@ -301,6 +302,15 @@ class _Files:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def expect(self, prefixes: tuple[str, ...]) -> None:
+        """Notes that all tensors will be read whose names begin with one of some prefixes."""
+        ranges: dict[Path, list[tuple[int, int]]] = {}
+        for name, (file, where) in self.places.items():
+            if name.startswith(prefixes):
+                ranges.setdefault(file, []).append((where.offset, where.nbytes))
+        for file, wanted in ranges.items():
+            self._reading.expect(file, wanted)
 
     def read(self, name: str, expected: tuple[int, ...] | None = None) -> torch.Tensor:
         """Returns a tensor as it is stored.

@@ -274,6 +274,7 @@ class AgentStatus(_message.Message):
     SERVER_ID_FIELD_NUMBER: _builtins.int
     USED_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     IMPAIRMENTS_FIELD_NUMBER: _builtins.int
+    FETCHES_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     device: _builtins.str
     device_class: _builtins.str
@@ -312,6 +313,10 @@ class AgentStatus(_message.Message):
     def impairments(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentImpairment]:
         """What speaks against it, the most serious first."""
 
+    @_builtins.property
+    def fetches(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentFetch]:
+        """Files of models that it is fetching from its peers."""
+
     def __init__(
         self,
         *,
@@ -334,14 +339,48 @@ class AgentStatus(_message.Message):
         server_id: _builtins.str = ...,
         used_memory_bytes: _builtins.int = ...,
         impairments: _abc.Iterable[Global___AgentImpairment] | None = ...,
+        fetches: _abc.Iterable[Global___AgentFetch] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "batches", b"batches", "block_slots", b"block_slots", "cached_block_tokens", b"cached_block_tokens", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "group", b"group", "impairments", b"impairments", "memory_bytes", b"memory_bytes", "most_block_tokens", b"most_block_tokens", "partitions", b"partitions", "server_id", b"server_id", "slowdown_ratio", b"slowdown_ratio", "state", b"state", "used_block_slots", b"used_block_slots", "used_memory_bytes", b"used_memory_bytes", "utilisation_ratio", b"utilisation_ratio", "virtual_level", b"virtual_level"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "batches", b"batches", "block_slots", b"block_slots", "cached_block_tokens", b"cached_block_tokens", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "fetches", b"fetches", "group", b"group", "impairments", b"impairments", "memory_bytes", b"memory_bytes", "most_block_tokens", b"most_block_tokens", "partitions", b"partitions", "server_id", b"server_id", "slowdown_ratio", b"slowdown_ratio", "state", b"state", "used_block_slots", b"used_block_slots", "used_memory_bytes", b"used_memory_bytes", "utilisation_ratio", b"utilisation_ratio", "virtual_level", b"virtual_level"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AgentStatus: _TypeAlias = AgentStatus  # noqa: Y015
+
+@_typing.final
+class AgentFetch(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    WANTED_BYTES_FIELD_NUMBER: _builtins.int
+    FETCHED_BYTES_FIELD_NUMBER: _builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    model_version: _builtins.str
+    wanted_bytes: _builtins.int
+    """Bytes that were wanted, and those of them that have come."""
+    fetched_bytes: _builtins.int
+    bytes_per_second: _builtins.int
+    """Of the last seconds."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+        wanted_bytes: _builtins.int = ...,
+        fetched_bytes: _builtins.int = ...,
+        bytes_per_second: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "fetched_bytes", b"fetched_bytes", "model", b"model", "model_version", b"model_version", "wanted_bytes", b"wanted_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AgentFetch: _TypeAlias = AgentFetch  # noqa: Y015
 
 @_typing.final
 class ModelStatus(_message.Message):

@@ -42,6 +42,10 @@ class _FrameKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FrameKind.V
     """Key-value caches of a session on their way to another agent; the payload is what `cache` says."""
     FRAME_KIND_SESSION_MOVE: _FrameKind.ValueType  # 7
     """No tensors: what gateway and agents say to each other to move a session to another ring."""
+    FRAME_KIND_CONTENT_REQUEST: _FrameKind.ValueType  # 8
+    """No tensors: a process asks another for bytes of a model's file."""
+    FRAME_KIND_CONTENT_ANSWER: _FrameKind.ValueType  # 9
+    """The answer to it: the payload is the bytes, and empty where there are none to give."""
 
 class FrameKind(_FrameKind, metaclass=_FrameKindEnumTypeWrapper): ...
 
@@ -60,6 +64,10 @@ FRAME_KIND_SESSION_CACHE: FrameKind.ValueType  # 6
 """Key-value caches of a session on their way to another agent; the payload is what `cache` says."""
 FRAME_KIND_SESSION_MOVE: FrameKind.ValueType  # 7
 """No tensors: what gateway and agents say to each other to move a session to another ring."""
+FRAME_KIND_CONTENT_REQUEST: FrameKind.ValueType  # 8
+"""No tensors: a process asks another for bytes of a model's file."""
+FRAME_KIND_CONTENT_ANSWER: FrameKind.ValueType  # 9
+"""The answer to it: the payload is the bytes, and empty where there are none to give."""
 Global___FrameKind: _TypeAlias = FrameKind  # noqa: Y015
 
 @_typing.final
@@ -120,6 +128,8 @@ class FrameHeader(_message.Message):
     SESSION_TOKENS_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
     MOVE_FIELD_NUMBER: _builtins.int
+    CONTENT_REQUEST_FIELD_NUMBER: _builtins.int
+    CONTENT_ANSWER_FIELD_NUMBER: _builtins.int
     kind: Global___FrameKind.ValueType
     epoch: _builtins.int
     """Fencing epoch of the scheduler that made the reservation."""
@@ -168,6 +178,14 @@ class FrameHeader(_message.Message):
     def move(self) -> Global___SessionMove:
         """FRAME_KIND_SESSION_MOVE."""
 
+    @_builtins.property
+    def content_request(self) -> Global___ContentRequest:
+        """FRAME_KIND_CONTENT_REQUEST."""
+
+    @_builtins.property
+    def content_answer(self) -> Global___ContentAnswer:
+        """FRAME_KIND_CONTENT_ANSWER."""
+
     def __init__(
         self,
         *,
@@ -190,14 +208,116 @@ class FrameHeader(_message.Message):
         session_tokens: _abc.Iterable[Global___SessionToken] | None = ...,
         cache: Global___SessionCache | None = ...,
         move: Global___SessionMove | None = ...,
+        content_request: Global___ContentRequest | None = ...,
+        content_answer: Global___ContentAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "failure", b"failure", "move", b"move"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "content_answer", b"content_answer", "content_request", b"content_request", "failure", b"failure", "move", b"move"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "batch_rows", b"batch_rows", "budget_ns", b"budget_ns", "cache", b"cache", "epoch", b"epoch", "failure", b"failure", "first_row", b"first_row", "kind", b"kind", "move", b"move", "plan_id", b"plan_id", "position", b"position", "route", b"route", "rows", b"rows", "sent_monotonic_ns", b"sent_monotonic_ns", "session_rows", b"session_rows", "session_tokens", b"session_tokens", "slices", b"slices", "tensors", b"tensors", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "batch_rows", b"batch_rows", "budget_ns", b"budget_ns", "cache", b"cache", "content_answer", b"content_answer", "content_request", b"content_request", "epoch", b"epoch", "failure", b"failure", "first_row", b"first_row", "kind", b"kind", "move", b"move", "plan_id", b"plan_id", "position", b"position", "route", b"route", "rows", b"rows", "sent_monotonic_ns", b"sent_monotonic_ns", "session_rows", b"session_rows", "session_tokens", b"session_tokens", "slices", b"slices", "tensors", b"tensors", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FrameHeader: _TypeAlias = FrameHeader  # noqa: Y015
+
+@_typing.final
+class ContentRequest(_message.Message):
+    """Bytes of one file of a model version, as its content record lists it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.int
+    """Echoed in the answer."""
+    model: _builtins.str
+    model_version: _builtins.str
+    content_digest: _builtins.str
+    """Of the version, as in LoadPartition."""
+    path: _builtins.str
+    """In the version's folder; "content.json" is the record itself."""
+    sha256: _builtins.str
+    """SHA-256 of the whole file, in hexadecimal: a peer whose file is another has none to give. Empty
+    for the record.
+    """
+    offset: _builtins.int
+    length: _builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.int = ...,
+        model: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+        content_digest: _builtins.str = ...,
+        path: _builtins.str = ...,
+        sha256: _builtins.str = ...,
+        offset: _builtins.int = ...,
+        length: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_digest", b"content_digest", "length", b"length", "model", b"model", "model_version", b"model_version", "offset", b"offset", "path", b"path", "request_id", b"request_id", "sha256", b"sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ContentRequest: _TypeAlias = ContentRequest  # noqa: Y015
+
+@_typing.final
+class ContentAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Verdict:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _VerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ContentAnswer._Verdict.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        VERDICT_UNSPECIFIED: ContentAnswer._Verdict.ValueType  # 0
+        VERDICT_GIVEN: ContentAnswer._Verdict.ValueType  # 1
+        """The payload is what was asked for, up to the end of the file."""
+        VERDICT_ABSENT: ContentAnswer._Verdict.ValueType  # 2
+        """These bytes are not here."""
+        VERDICT_BUSY: ContentAnswer._Verdict.ValueType  # 3
+        """Ask again after `retry_after_ns`."""
+
+    class Verdict(_Verdict, metaclass=_VerdictEnumTypeWrapper): ...
+    VERDICT_UNSPECIFIED: ContentAnswer.Verdict.ValueType  # 0
+    VERDICT_GIVEN: ContentAnswer.Verdict.ValueType  # 1
+    """The payload is what was asked for, up to the end of the file."""
+    VERDICT_ABSENT: ContentAnswer.Verdict.ValueType  # 2
+    """These bytes are not here."""
+    VERDICT_BUSY: ContentAnswer.Verdict.ValueType  # 3
+    """Ask again after `retry_after_ns`."""
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    RETRY_AFTER_NS_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.int
+    verdict: Global___ContentAnswer.Verdict.ValueType
+    retry_after_ns: _builtins.int
+    size: _builtins.int
+    """Of the file, in bytes."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.int = ...,
+        verdict: Global___ContentAnswer.Verdict.ValueType = ...,
+        retry_after_ns: _builtins.int = ...,
+        size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "retry_after_ns", b"retry_after_ns", "size", b"size", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ContentAnswer: _TypeAlias = ContentAnswer  # noqa: Y015
 
 @_typing.final
 class SessionRows(_message.Message):

@@ -559,24 +559,65 @@ class Heartbeat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STEPS_FIELD_NUMBER: _builtins.int
+    FETCHES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepInHand]:
         """Only of agents: what their threads compute now. A step that does not end shows here, since
         another thread beats.
         """
 
+    @_builtins.property
+    def fetches(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentFetch]:
+        """Only of agents: the files they are fetching from their peers."""
+
     def __init__(
         self,
         *,
         steps: _abc.Iterable[Global___StepInHand] | None = ...,
+        fetches: _abc.Iterable[Global___ContentFetch] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetches", b"fetches", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class ContentFetch(_message.Message):
+    """How far the fetching of a model version's files has come."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    WANTED_BYTES_FIELD_NUMBER: _builtins.int
+    FETCHED_BYTES_FIELD_NUMBER: _builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    model_version: _builtins.str
+    wanted_bytes: _builtins.int
+    """Bytes that were wanted since it began, and those of them that have come."""
+    fetched_bytes: _builtins.int
+    bytes_per_second: _builtins.int
+    """Of the last seconds."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+        wanted_bytes: _builtins.int = ...,
+        fetched_bytes: _builtins.int = ...,
+        bytes_per_second: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "fetched_bytes", b"fetched_bytes", "model", b"model", "model_version", b"model_version", "wanted_bytes", b"wanted_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ContentFetch: _TypeAlias = ContentFetch  # noqa: Y015
 
 @_typing.final
 class StepInHand(_message.Message):
@@ -947,6 +988,8 @@ class ServedModel(_message.Message):
     GENERATES_FIELD_NUMBER: _builtins.int
     SESSION_TOKENS_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
+    CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     platform: _builtins.str
@@ -967,10 +1010,16 @@ class ServedModel(_message.Message):
     """Chains, or agents of its pipelines, that serve it now; requests go to scheduler groups in
     proportion.
     """
+    content_digest: _builtins.str
+    """SHA-256, in hexadecimal, of the version's content; empty where it is not known."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TensorSpec]: ...
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TensorSpec]: ...
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Peers that may have its files, as in LoadPartition."""
+
     def __init__(
         self,
         *,
@@ -988,10 +1037,12 @@ class ServedModel(_message.Message):
         generates: _builtins.bool = ...,
         session_tokens: _builtins.int = ...,
         workers: _builtins.int = ...,
+        content_digest: _builtins.str = ...,
+        sources: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batched", b"batched", "default_slo_ns", b"default_slo_ns", "generates", b"generates", "inputs", b"inputs", "max_row_bytes", b"max_row_bytes", "max_rows", b"max_rows", "name", b"name", "not_ready_reason", b"not_ready_reason", "outputs", b"outputs", "platform", b"platform", "ready", b"ready", "session_tokens", b"session_tokens", "version", b"version", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batched", b"batched", "content_digest", b"content_digest", "default_slo_ns", b"default_slo_ns", "generates", b"generates", "inputs", b"inputs", "max_row_bytes", b"max_row_bytes", "max_rows", b"max_rows", "name", b"name", "not_ready_reason", b"not_ready_reason", "outputs", b"outputs", "platform", b"platform", "ready", b"ready", "session_tokens", b"session_tokens", "sources", b"sources", "version", b"version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1952,6 +2003,7 @@ class LoadPartition(_message.Message):
     BLOCK_TABLE_HASH_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
     CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     max_batch: _builtins.int
     float16_boundaries: _builtins.bool
     """True: feature maps cross this partition's boundaries as float16."""
@@ -1967,6 +2019,10 @@ class LoadPartition(_message.Message):
     def cache(self) -> Global___CacheLayout:
         """Set for a range of decoder blocks; max_batch is then the most sessions at a time."""
 
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Peers that may have the files, the best first; an agent fetches from them what it lacks."""
+
     def __init__(
         self,
         *,
@@ -1976,10 +2032,11 @@ class LoadPartition(_message.Message):
         block_table_hash: _builtins.str = ...,
         cache: Global___CacheLayout | None = ...,
         content_digest: _builtins.str = ...,
+        sources: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_table_hash", b"block_table_hash", "cache", b"cache", "content_digest", b"content_digest", "float16_boundaries", b"float16_boundaries", "key", b"key", "max_batch", b"max_batch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_table_hash", b"block_table_hash", "cache", b"cache", "content_digest", b"content_digest", "float16_boundaries", b"float16_boundaries", "key", b"key", "max_batch", b"max_batch", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -171,6 +171,16 @@ def test_batches_that_never_end_bring_the_old_plan_back() -> None:
     assert "did not come to an end" in world.rollout.problem
 
 
+def test_a_new_plan_has_its_whole_time_while_its_agents_fetch_files() -> None:
+    world = World(OLD, NEW, {A: 9, B: 9})
+    world.rollout.timeout_ns = 10**9
+    world.now, world.rollout.progressed_ns = 15 * 10**8, 10**9
+    assert world.advance() is RolloutPhase.LOADING
+    world.now = 20 * 10**8 + 1
+    assert world.advance() is RolloutPhase.ROLLED_BACK
+    assert "not ready within 1 s" in world.rollout.problem
+
+
 def test_what_was_given_up_is_loaded_again_before_it_is_rolled_back() -> None:
     world = World(OLD, NEW, {A: 4, B: 6})
     world.failed.add((A, PartitionKey(TOY, 0, 2)))
