@@ -139,6 +139,7 @@ class AgentInfo:
         server_id: The machine it is on.
         used_memory_bytes: Memory of the partitions it has loaded.
         impairments: Reasons against giving it work, the most serious first.
+        address: The address, without a port, that its peers reach it at.
     """
 
     agent_id: str
@@ -158,6 +159,7 @@ class AgentInfo:
     server_id: str = ""
     used_memory_bytes: int = 0
     impairments: tuple[AgentImpairment, ...] = ()
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
