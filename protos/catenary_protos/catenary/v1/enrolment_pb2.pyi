@@ -312,12 +312,17 @@ class ClusterFacts(_message.Message):
     SCHEDULER_ADDRESSES_FIELD_NUMBER: _builtins.int
     SCHEDULER_GROUPS_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
+    AGENTS_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     scheduler_groups: _builtins.int
     group: _builtins.int
     """The scheduler group of this machine's agents."""
     @_builtins.property
     def scheduler_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___MachineAgent]:
+        """This machine's agents that the cluster knows."""
+
     def __init__(
         self,
         *,
@@ -325,14 +330,38 @@ class ClusterFacts(_message.Message):
         scheduler_addresses: _abc.Iterable[_builtins.str] | None = ...,
         scheduler_groups: _builtins.int = ...,
         group: _builtins.int = ...,
+        agents: _abc.Iterable[Global___MachineAgent] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "group", b"group", "scheduler_addresses", b"scheduler_addresses", "scheduler_groups", b"scheduler_groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "cluster", b"cluster", "group", b"group", "scheduler_addresses", b"scheduler_addresses", "scheduler_groups", b"scheduler_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClusterFacts: _TypeAlias = ClusterFacts  # noqa: Y015
+
+@_typing.final
+class MachineAgent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    agent_id: _builtins.str
+    state: _builtins.str
+    """"joining", "ready", "draining" or "lost"."""
+    def __init__(
+        self,
+        *,
+        agent_id: _builtins.str = ...,
+        state: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MachineAgent: _TypeAlias = MachineAgent  # noqa: Y015
 
 @_typing.final
 class MeasureLink(_message.Message):
