@@ -18,7 +18,7 @@ _FLAGS = ("--install", "--system", "--dry-run")
 
 @dataclass(frozen=True, slots=True)
 class InstallChoice:
-    """What the flags say."""
+    """The choice that the flags make."""
 
     wanted: bool
     system: bool

@@ -20,7 +20,7 @@ from catenaryd.commands.installing import InstallChoice, install_command, instal
 from catenaryd.shared_options import AS_JSON
 
 UNIT = "catenary-join"
-ARRIVAL_S = 60.0
+ARRIVAL_S = 180.0
 """Seconds that agents of a machine may take to be heard of."""
 LEAVE_S = 80.0
 _POLL_S = 0.2

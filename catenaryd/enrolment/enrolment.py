@@ -1,4 +1,4 @@
-"""What the host answers to machines that join, renew their certificates or leave."""
+"""Answers of the host to machines that join, renew their certificates or leave."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EnrolmentCaller:
-    """Who sends a request."""
+    """The sender of a request."""
 
     address: str
     identity: Identity | None = None

@@ -13,6 +13,7 @@ import socket
 import ssl
 import time
 from collections import Counter, OrderedDict
+from functools import partial
 from typing import Protocol
 
 from cryptography import x509
@@ -128,9 +129,9 @@ class EnrolmentServer:
             self._sources[source] += 1
             task = loop.create_task(self._serve(connection, address))
             self._serving.add(task)
-            task.add_done_callback(lambda done, source=source: self._ended(done, source))
+            task.add_done_callback(partial(self._ended, source))
 
-    def _ended(self, task: asyncio.Task[None], source: str) -> None:
+    def _ended(self, source: str, task: asyncio.Task[None]) -> None:
         self._serving.discard(task)
         self._sources[source] -= 1
         if not self._sources[source]:
@@ -201,7 +202,7 @@ class EnrolmentServer:
 
 
 class RefusalLimits:
-    """How often sources were refused of late; the longest unheard of are forgotten first."""
+    """Counts of recent refusals by source; the longest unheard of are forgotten first."""
 
     def __init__(self) -> None:
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()

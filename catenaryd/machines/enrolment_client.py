@@ -39,7 +39,7 @@ ANSWER_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class HostTrust:
-    """By what a host is recognised, and what it is shown."""
+    """The certificates by which a host is recognised, and those it is shown."""
 
     cluster: str
     authorities: bytes
@@ -193,7 +193,7 @@ def authorities_in(pem: bytes, cluster: str) -> list[x509.Certificate]:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What the host says of itself, and how far away it is."""
+    """The facts that the host tells of itself, and the distance to it."""
 
     identity: pb.ClusterIdentity
     round_trip_s: float

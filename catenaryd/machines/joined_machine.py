@@ -1,4 +1,4 @@
-"""What a machine keeps of the cluster it joined: facts, certificates and keys, in one folder."""
+"""The folder of a machine that joined a cluster: facts, certificates and keys."""
 
 from __future__ import annotations
 

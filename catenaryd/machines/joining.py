@@ -39,7 +39,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class JoinOptions:
-    """What the user says of a machine that joins."""
+    """The wishes of the user for a machine that joins."""
 
     name: str
     devices: tuple[str, ...]
@@ -51,7 +51,7 @@ class JoinOptions:
     memory_bytes: int = 0
     threads: int = 0
     link_bytes_per_second: int = 0
-    """0: measured."""
+    """Speed of the machine's network; 0 to measure it."""
 
 
 def check_same(machine: JoinedMachine, line: JoinLine | None, changes: dict[str, object]) -> None:

@@ -68,7 +68,7 @@ class TestMachine:
         self._started.append(process)
         return process
 
-    def run(self, line: str, *, timeout_s: float = 240.0) -> subprocess.CompletedProcess[str]:
+    def run(self, line: str, *, timeout_s: float = 400.0) -> subprocess.CompletedProcess[str]:
         """Runs a command to its end, whatever that is."""
         return subprocess.run(
             self.command(line),
