@@ -93,9 +93,9 @@ def join(
     if install.wanted and install.dry_run:
         install_command(UNIT, "Catenary: this machine's agents", install, arguments)
         return
-    from catenaryd.machines.joined_machine import MachineFolder
+    from catenaryd.machines.joined_machine import MachineStore
 
-    folder = MachineFolder(data_dir)
+    folder = MachineStore(data_dir)
     machine = asyncio.run(_joined(folder, sys.stdin.read() if line == "-" else line, flags))
     if install.wanted:
         install_command(UNIT, "Catenary: this machine's agents", install, arguments)
@@ -134,10 +134,10 @@ def leave(data_dir: Path, as_json: bool) -> None:
 
     Example: catenaryd leave
     """
-    from catenaryd.machines.joined_machine import MachineFolder
+    from catenaryd.machines.joined_machine import MachineStore
     from catenaryd.machines.joining import leave as tell_host
 
-    folder = MachineFolder(data_dir)
+    folder = MachineStore(data_dir)
     machine = folder.read()
     if machine is None:
         raise InvalidInput("data_dir", f"{data_dir} is not of a machine that joined a cluster")

@@ -27,7 +27,7 @@ from catenary_services.settings import load_settings
 from catenaryd.local.agent_scaling import AgentScaling, ended
 from catenaryd.local.group_readiness import what_groups_wait_for
 from catenaryd.local.local_certificates import LocalCertificates
-from catenaryd.local.public_address import SCHEDULER_PORT, PublicAddress, scheduler_ports
+from catenaryd.local.public_address import SCHEDULER_PORT, AdvertisedAddress, scheduler_ports
 from catenaryd.local.supervisor import ChildProcess
 from catenaryd.local.virtual_gpus import devices_for, share_settings
 from catenaryd.process_options import command_line_of
@@ -131,7 +131,9 @@ class LocalCluster:
         self.options = options
         if options.groups > 1 and options.plan_file is not None:
             raise InvalidInput("plan", "names agents, which several scheduler groups plan for")
-        self.public = PublicAddress.of(options.host, options.advertise) if options.host else None
+        self.public = (
+            AdvertisedAddress.of(options.host, options.advertise) if options.host else None
+        )
         self.scheduler_ports = (
             [free_port() for _ in range(options.schedulers)]
             if self.public is None

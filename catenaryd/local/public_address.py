@@ -23,14 +23,14 @@ SCHEDULERS_APART = 10
 
 
 @dataclass(frozen=True, slots=True)
-class PublicAddress:
+class AdvertisedAddress:
     """The address that a host listens on, and the one that other machines are told."""
 
     bind: str
     advertise: str
 
     @classmethod
-    def of(cls, host: str, advertise: str | None = None) -> PublicAddress:
+    def of(cls, host: str, advertise: str | None = None) -> AdvertisedAddress:
         """Returns the addresses that the flags `--host` and `--advertise` mean.
 
         Raises:

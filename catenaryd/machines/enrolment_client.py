@@ -192,7 +192,7 @@ def authorities_in(pem: bytes, cluster: str) -> list[x509.Certificate]:
 
 
 @dataclass(frozen=True, slots=True)
-class HostFacts:
+class HostInfo:
     """The facts that the host tells of itself, and the distance to it."""
 
     identity: pb.ClusterIdentity
@@ -202,16 +202,16 @@ class HostFacts:
     local_address: str
 
 
-async def look_at(connection: EnrolmentConnection, tries: int = 5) -> HostFacts:
+async def look_at(connection: EnrolmentConnection, tries: int = 5) -> HostInfo:
     """Returns what the host says of itself, and the shortest of `tries` round trips to it."""
-    best: HostFacts | None = None
+    best: HostInfo | None = None
     for _ in range(tries):
         sent, began = time.time(), time.perf_counter()
         answer = await connection.ask(pb.EnrolmentRequest(discover=pb.DiscoverCluster()))
         took = time.perf_counter() - began
         if best is None or took < best.round_trip_s:
             difference = answer.cluster.unix_ns / 1e9 - (sent + took / 2)
-            best = HostFacts(answer.cluster, took, difference, connection.local_address)
+            best = HostInfo(answer.cluster, took, difference, connection.local_address)
     assert best is not None
     return best
 

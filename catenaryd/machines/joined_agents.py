@@ -11,7 +11,7 @@ from typing import Any
 from catenary_services.errors import CatenaryError, Unavailable
 from catenary_services.log import get_logger
 from catenaryd.local.supervisor import ChildProcess
-from catenaryd.machines.joined_machine import JoinedMachine, MachineFolder
+from catenaryd.machines.joined_machine import JoinedMachine, MachineStore
 from catenaryd.machines.joining import refresh
 from catenaryd.process_options import command_line_of
 
@@ -24,7 +24,7 @@ DRAIN_S = 60.0
 longer."""
 
 
-def agent_settings(folder: MachineFolder, machine: JoinedMachine, number: int) -> dict[str, Any]:
+def agent_settings(folder: MachineStore, machine: JoinedMachine, number: int) -> dict[str, Any]:
     """Returns the settings of agent `number` of a machine."""
     agent, device = machine.agents[number], machine.devices[number]
     cert_file, key_file, authorities = folder.files_of(machine, agent)
@@ -58,7 +58,7 @@ def agent_settings(folder: MachineFolder, machine: JoinedMachine, number: int) -
 
 
 async def run_agents(
-    folder: MachineFolder, machine: JoinedMachine, config: Sequence[str] = ()
+    folder: MachineStore, machine: JoinedMachine, config: Sequence[str] = ()
 ) -> None:
     """Runs a machine's agents until SIGTERM or SIGINT, then drains them.
 
@@ -99,7 +99,7 @@ async def run_agents(
         await asyncio.wait({renewing})
 
 
-async def keep_fresh(folder: MachineFolder, machine: JoinedMachine) -> None:
+async def keep_fresh(folder: MachineStore, machine: JoinedMachine) -> None:
     """Renews certificates that end soon until cancelled; agents read the new ones."""
     while True:
         pause_s = RENEW_EVERY_S

@@ -53,7 +53,7 @@ class JoinedMachine:
     threads: int = 0
 
 
-class MachineFolder:
+class MachineStore:
     """The data folder of a machine that joined, or is about to."""
 
     def __init__(self, data_dir: Path) -> None:

@@ -18,7 +18,7 @@ from catenaryd.enrolment.join_line import JoinLine
 from catenaryd.machines import preflight
 from catenaryd.machines.enrolment_client import (
     EnrolmentConnection,
-    HostFacts,
+    HostInfo,
     HostTrust,
     authorities_in,
     connected,
@@ -27,7 +27,7 @@ from catenaryd.machines.enrolment_client import (
     look_at,
     share_of_life_left,
 )
-from catenaryd.machines.joined_machine import JoinedMachine, MachineFolder, with_facts
+from catenaryd.machines.joined_machine import JoinedMachine, MachineStore, with_facts
 
 RATE_TOLD_BYTES_PER_S = 150e6
 """A faster link is not told from the time that TLS takes here: its agents keep their default."""
@@ -76,7 +76,7 @@ def check_same(machine: JoinedMachine, line: JoinLine | None, changes: dict[str,
 
 
 async def enrol(
-    folder: MachineFolder, line: JoinLine, options: JoinOptions, tell: Tell
+    folder: MachineStore, line: JoinLine, options: JoinOptions, tell: Tell
 ) -> JoinedMachine:
     """Joins a cluster: checks, certificates, measurement; returns what is kept of it.
 
@@ -129,7 +129,7 @@ async def enrol(
     return machine
 
 
-async def refresh(folder: MachineFolder, machine: JoinedMachine) -> JoinedMachine:
+async def refresh(folder: MachineStore, machine: JoinedMachine) -> JoinedMachine:
     """Asks the host for its present facts and authorities, and renews certificates that need it.
 
     A certificate is renewed when a third of its life is left, or another key signs now.
@@ -166,7 +166,7 @@ async def refresh(folder: MachineFolder, machine: JoinedMachine) -> JoinedMachin
     return fresh
 
 
-async def agent_states(folder: MachineFolder, machine: JoinedMachine) -> dict[str, str]:
+async def agent_states(folder: MachineStore, machine: JoinedMachine) -> dict[str, str]:
     """Returns the states of this machine's agents that the cluster knows.
 
     Raises:
@@ -178,7 +178,7 @@ async def agent_states(folder: MachineFolder, machine: JoinedMachine) -> dict[st
     return {each.agent_id: each.state for each in answer.facts.agents}
 
 
-async def leave(folder: MachineFolder, machine: JoinedMachine) -> str:
+async def leave(folder: MachineStore, machine: JoinedMachine) -> str:
     """Tells the host that a machine, whose agents have ended, leaves, and forgets its certificates.
 
     Returns:
@@ -198,11 +198,11 @@ async def leave(folder: MachineFolder, machine: JoinedMachine) -> str:
 
 
 async def _get_certificates(
-    folder: MachineFolder,
+    folder: MachineStore,
     connection: EnrolmentConnection,
     machine: JoinedMachine,
     token: str,
-    facts: HostFacts,
+    facts: HostInfo,
 ) -> JoinedMachine:
     keys = {agent: new_key() for agent in machine.agents}
     requests = [
@@ -224,7 +224,7 @@ async def _get_certificates(
 async def _ask_again(
     connection: EnrolmentConnection,
     machine: JoinedMachine,
-    facts: HostFacts,
+    facts: HostInfo,
     request: pb.EnrolmentRequest,
 ) -> pb.EnrolmentAnswer:
     """Returns the answer to a request, sent again if a connection ends without one.
@@ -241,7 +241,7 @@ async def _ask_again(
 
 
 async def _measure(
-    folder: MachineFolder, machine: JoinedMachine, round_trip_s: float, tell: Tell
+    folder: MachineStore, machine: JoinedMachine, round_trip_s: float, tell: Tell
 ) -> JoinedMachine:
     trust = folder.trust(machine, machine.agents[0])
     async with connected(machine.host, machine.port, trust) as connection:
@@ -255,7 +255,7 @@ async def _measure(
     return machine
 
 
-def _tell_host(line: JoinLine, trust: HostTrust, facts: HostFacts, tell: Tell) -> None:
+def _tell_host(line: JoinLine, trust: HostTrust, facts: HostInfo, tell: Tell) -> None:
     when = time.strftime("%H:%M:%S", time.gmtime(facts.identity.unix_ns / 1e9))
     tell(
         f"cluster {trust.cluster} at {line.address}: round trip {facts.round_trip_s * 1e3:.1f} ms,"

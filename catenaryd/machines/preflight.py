@@ -14,7 +14,7 @@ from catenary_agent.executors.device import Device
 from catenary_services.addresses import check_reachable, host_port, is_unspecified
 from catenary_services.errors import InvalidInput, Unavailable
 from catenary_services.version import software_version
-from catenaryd.machines.enrolment_client import HostFacts
+from catenaryd.machines.enrolment_client import HostInfo
 
 MOST_CLOCK_DIFFERENCE_S = 30.0
 """Certificates allow for five minutes; deadlines and stories that people read do not."""
@@ -72,7 +72,7 @@ def check_version(theirs: str, ours: str | None = None) -> None:
         )
 
 
-def check_clock(facts: HostFacts) -> None:
+def check_clock(facts: HostInfo) -> None:
     """Checks that this machine's clock is near the host's.
 
     Raises:

@@ -34,7 +34,7 @@ from catenaryd.machines.enrolment_client import (
     connected,
     discover,
 )
-from join_harness import HOST, SCHEDULER, JoinHost, join_host
+from joining_machines.join_harness import HOST, SCHEDULER, JoinHost, join_host
 
 
 @pytest.fixture

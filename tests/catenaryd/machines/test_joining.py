@@ -15,9 +15,9 @@ from catenary_services.settings import load_settings
 from catenaryd.enrolment.join_line import JoinLine
 from catenaryd.machines import joining
 from catenaryd.machines.joined_agents import agent_settings
-from catenaryd.machines.joined_machine import JoinedMachine, MachineFolder
+from catenaryd.machines.joined_machine import JoinedMachine, MachineStore
 from catenaryd.machines.joining import check_same, enrol, leave, refresh
-from join_harness import HOST, SCHEDULER, JoinHost, join_host, join_options
+from joining_machines.join_harness import HOST, SCHEDULER, JoinHost, join_host, join_options
 
 
 @pytest.fixture
@@ -27,17 +27,17 @@ async def host(tmp_path: Path) -> AsyncIterator[JoinHost]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> MachineFolder:
-    return MachineFolder(tmp_path / "machine")
+def folder(tmp_path: Path) -> MachineStore:
+    return MachineStore(tmp_path / "machine")
 
 
 async def join(
-    host: JoinHost, folder: MachineFolder, told: list[str] | None = None
+    host: JoinHost, folder: MachineStore, told: list[str] | None = None
 ) -> JoinedMachine:
     return await enrol(folder, host.line(), join_options(), (told or []).append)
 
 
-async def test_what_a_machine_keeps_is_its_own_alone(host: JoinHost, folder: MachineFolder) -> None:
+async def test_what_a_machine_keeps_is_its_own_alone(host: JoinHost, folder: MachineStore) -> None:
     machine = await join(host, folder)
     assert folder.read() == machine
     cert_file, key_file, authorities = folder.files_of(machine, "pi4")
@@ -50,7 +50,7 @@ async def test_what_a_machine_keeps_is_its_own_alone(host: JoinHost, folder: Mac
 
 
 async def test_an_agents_settings_follow_from_what_is_kept(
-    host: JoinHost, folder: MachineFolder
+    host: JoinHost, folder: MachineStore
 ) -> None:
     machine = await join(host, folder)
     flags = agent_settings(folder, machine, 0)
@@ -60,9 +60,7 @@ async def test_an_agents_settings_follow_from_what_is_kept(
     assert settings.scheduler_addresses == [SCHEDULER]
 
 
-async def test_the_user_hears_of_clock_and_round_trip(
-    host: JoinHost, folder: MachineFolder
-) -> None:
+async def test_the_user_hears_of_clock_and_round_trip(host: JoinHost, folder: MachineStore) -> None:
     told: list[str] = []
     await enrol(folder, host.line(), join_options(), told.append)
     assert "round trip" in told[0]
@@ -71,20 +69,20 @@ async def test_the_user_hears_of_clock_and_round_trip(
 
 
 async def test_a_measured_rate_is_told_to_the_planner_unless_it_is_too_fast_to_measure(
-    host: JoinHost, folder: MachineFolder, monkeypatch: pytest.MonkeyPatch
+    host: JoinHost, folder: MachineStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(joining, "RATE_TOLD_BYTES_PER_S", 1e15)
     slow = await join(host, folder)
     assert slow.link_bytes_per_second > 0
     assert folder.read() == slow
     monkeypatch.setattr(joining, "RATE_TOLD_BYTES_PER_S", 1.0)
-    other = MachineFolder(folder.data_dir.with_name("other"))
+    other = MachineStore(folder.data_dir.with_name("other"))
     fast = await enrol(other, host.line(), join_options("pi5"), lambda _: None)
     assert fast.link_bytes_per_second == 0
 
 
 async def test_a_wrong_pin_ends_it_before_the_token_is_sent(
-    host: JoinHost, folder: MachineFolder
+    host: JoinHost, folder: MachineStore
 ) -> None:
     line = JoinLine(HOST, host.port, bytes(32), host.tokens.create())
     with pytest.raises(Unauthenticated):
@@ -93,20 +91,20 @@ async def test_a_wrong_pin_ends_it_before_the_token_is_sent(
     assert folder.read() is None
 
 
-async def test_a_loopback_address_is_not_advertised(host: JoinHost, folder: MachineFolder) -> None:
+async def test_a_loopback_address_is_not_advertised(host: JoinHost, folder: MachineStore) -> None:
     options = join_options(advertise=None)
     with pytest.raises(InvalidInput, match="leads no other machine"):
         await enrol(folder, host.line(), options, lambda _: None)
     assert host.tokens.list()[0][1] == "good"
 
 
-async def test_without_a_token_nobody_joins(host: JoinHost, folder: MachineFolder) -> None:
+async def test_without_a_token_nobody_joins(host: JoinHost, folder: MachineStore) -> None:
     with pytest.raises(InvalidInput, match="has no token"):
         await enrol(folder, host.line(token=""), join_options(), lambda _: None)
 
 
 async def test_certificates_are_renewed_without_a_token(
-    host: JoinHost, folder: MachineFolder, monkeypatch: pytest.MonkeyPatch
+    host: JoinHost, folder: MachineStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = await join(host, folder)
     before = folder.certificate_of(machine, "pi4")
@@ -121,7 +119,7 @@ async def test_certificates_are_renewed_without_a_token(
 
 
 async def test_a_machine_follows_the_authority_that_is_replaced(
-    host: JoinHost, folder: MachineFolder
+    host: JoinHost, folder: MachineStore
 ) -> None:
     machine = await join(host, folder)
     authorities = folder.files_of(machine, "pi4")[2]
@@ -138,7 +136,7 @@ async def test_a_machine_follows_the_authority_that_is_replaced(
 
 
 async def test_after_leaving_a_machine_has_nothing_of_the_cluster(
-    host: JoinHost, folder: MachineFolder
+    host: JoinHost, folder: MachineStore
 ) -> None:
     machine = await join(host, folder)
     assert await leave(folder, machine) == ""
@@ -150,7 +148,7 @@ async def test_after_leaving_a_machine_has_nothing_of_the_cluster(
 
 
 async def test_a_machine_leaves_although_its_host_is_away(
-    host: JoinHost, folder: MachineFolder
+    host: JoinHost, folder: MachineStore
 ) -> None:
     machine = await join(host, folder)
     await host.server.close()
@@ -159,7 +157,7 @@ async def test_a_machine_leaves_although_its_host_is_away(
 
 
 async def test_a_forgotten_machine_is_told_to_join_again(
-    host: JoinHost, folder: MachineFolder
+    host: JoinHost, folder: MachineStore
 ) -> None:
     machine = await join(host, folder)
     host.machines.remove(host.machines.machines[0])
@@ -168,7 +166,7 @@ async def test_a_forgotten_machine_is_told_to_join_again(
 
 
 async def test_joining_again_takes_no_other_cluster_name_or_device(
-    host: JoinHost, folder: MachineFolder
+    host: JoinHost, folder: MachineStore
 ) -> None:
     machine = await join(host, folder)
     check_same(machine, host.line(), {"name": "pi4", "devices": None, "advertise": None})
@@ -179,7 +177,7 @@ async def test_joining_again_takes_no_other_cluster_name_or_device(
             check_same(machine, None, dict(change))
 
 
-async def test_one_process_at_a_time_holds_a_folder(folder: MachineFolder) -> None:
+async def test_one_process_at_a_time_holds_a_folder(folder: MachineStore) -> None:
     import os
 
     assert folder.holder() is None
@@ -191,7 +189,7 @@ async def test_one_process_at_a_time_holds_a_folder(folder: MachineFolder) -> No
     assert folder.holder() is None
 
 
-async def test_damaged_facts_are_said_to_be_damaged(host: JoinHost, folder: MachineFolder) -> None:
+async def test_damaged_facts_are_said_to_be_damaged(host: JoinHost, folder: MachineStore) -> None:
     await join(host, folder)
     file = folder.data_dir / "machine.json"
     for text in ("{}", "", "[1]", file.read_text()[:40]):

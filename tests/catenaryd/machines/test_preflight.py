@@ -9,7 +9,7 @@ import pytest
 
 from catenary_protos.catenary.v1 import enrolment_pb2 as pb
 from catenary_services.errors import InvalidInput, Unavailable
-from catenaryd.machines.enrolment_client import HostFacts
+from catenaryd.machines.enrolment_client import HostInfo
 from catenaryd.machines.preflight import (
     addresses_for,
     check_clock,
@@ -21,8 +21,8 @@ from catenaryd.machines.preflight import (
 )
 
 
-def seen(difference_s: float, round_trip_s: float = 0.01) -> HostFacts:
-    return HostFacts(pb.ClusterIdentity(), round_trip_s, difference_s, "10.0.0.7")
+def seen(difference_s: float, round_trip_s: float = 0.01) -> HostInfo:
+    return HostInfo(pb.ClusterIdentity(), round_trip_s, difference_s, "10.0.0.7")
 
 
 def test_a_clock_that_is_near_enough_is_good() -> None:

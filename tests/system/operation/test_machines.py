@@ -15,8 +15,8 @@ import pytest
 
 import figures
 from fault_cluster import IMAGES, shared_models
+from joining_machines.machine_page import TestMachine, commands_of
 from machine_faults.namespaces import VirtualNetwork, virtual_network
-from machine_page import TestMachine, commands_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 

@@ -16,7 +16,7 @@ from catenaryd.enrolment.join_tokens import JoinTokens
 from catenaryd.enrolment.machine_registry import MachineRegistry
 from catenaryd.local.local_certificates import LocalCertificates
 from catenaryd.machines.enrolment_client import EnrolmentConnection, connected, discover
-from catenaryd.machines.joined_machine import MachineFolder
+from catenaryd.machines.joined_machine import MachineStore
 from catenaryd.machines.joining import JoinOptions
 
 HOST, SCHEDULER = "127.0.0.1", "10.0.0.5:8004"
@@ -75,8 +75,8 @@ async def join_host(
         await host.server.close()
 
 
-def machine_folder(path: Path) -> MachineFolder:
-    return MachineFolder(path)
+def machine_folder(path: Path) -> MachineStore:
+    return MachineStore(path)
 
 
 def join_options(name: str = "pi4", **changes: object) -> JoinOptions:
