@@ -22,13 +22,18 @@ from catenary_services.log import configure_logging, get_logger
 from catenary_services.settings import ProcessSettings, describe, load_settings
 from catenaryd.commands.certificates import certs
 from catenaryd.commands.importing import import_model
+from catenaryd.commands.installing import InstallChoice, install_command, install_options
 from catenaryd.commands.jail import show_jail
+from catenaryd.commands.joining import join, leave
 from catenaryd.commands.keys import create_key, list_keys, revoke_key
 from catenaryd.commands.making_models import make_model
 from catenaryd.commands.profiling import profile
 from catenaryd.commands.redis_acl import redis_acl
 from catenaryd.commands.repair import repair
+from catenaryd.commands.tokens import token_group
 from catenaryd.commands.verifying import verify_model
+from catenaryd.enrolment.join_line import JOIN_PORT
+from catenaryd.local.public_address import SCHEDULER_PORT
 from catenaryd.local.supervisor import end_with_parent
 from catenaryd.planning.planning import plan_group
 from catenaryd.process_options import given, settings_options
@@ -179,9 +184,39 @@ def agent(config: Path | None, /, **flags: Any) -> None:
     is_flag=True,
     help="Mutual TLS between the processes, with certificates made in the data directory.",
 )
+@click.option(
+    "--host",
+    help="Let other machines join (catenaryd join): the address they reach this one at, or 0.0.0.0 "
+    "or :: for all. Implies --tls; ports for clients stay on loopback.",
+)
+@click.option(
+    "--advertise",
+    help="Address that other machines are told.  [default: --host, or that of the default route]",
+)
+@click.option("--name", help="This machine's name among those that join.  [default: host name]")
+@click.option(
+    "--scheduler-port",
+    default=SCHEDULER_PORT,
+    show_default=True,
+    help="With --host: port of the first scheduler; each further one is 10 above.",
+)
+@click.option(
+    "--join-port",
+    default=JOIN_PORT,
+    show_default=True,
+    help="With --host: port that machines join at.",
+)
+@click.option(
+    "--authority",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder of your own authority (catenaryd certs), instead of one in the data directory.",
+)
+@install_options
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as one JSON line.")
 @click.pass_obj
-def up(config: Path | None, /, as_json: bool, **flags: Any) -> None:
+def up(
+    config: Path | None, /, as_json: bool, join_port: int, install: InstallChoice, **flags: Any
+) -> None:
     """Runs a whole cluster on this machine until Ctrl-C, restarting whatever dies.
 
     Prints one line once everything is ready. With --max-agents the cluster has as many agents as
@@ -189,11 +224,16 @@ def up(config: Path | None, /, as_json: bool, **flags: Any) -> None:
 
     Example: catenaryd up --agents 3 --model efficientnet-lite0 --json
     """
-    from catenaryd.commands.up import options_of, run_up
+    from catenaryd.commands.up import options_of, public_options, run_up
 
-    options = options_of(config, **flags)
+    names = ("host", "advertise", "name", "scheduler_port", "authority", "tls")
+    public = public_options(**{name: flags.pop(name) for name in names})
+    options = options_of(config, **flags, **public)
+    if install.wanted:
+        install_command("catenary-up", "Catenary: a cluster and its host", install)
+        return
     configure_logging("up", "local", "warning", False)
-    sys.exit(asyncio.run(run_up(options, as_json=as_json)))
+    sys.exit(asyncio.run(run_up(options, as_json=as_json, join_port=join_port)))
 
 
 @cli.command()
@@ -252,6 +292,8 @@ def health(arguments: tuple[str, ...]) -> None:
 
 cli.add_command(certs)
 cli.add_command(create_key)
+cli.add_command(join)
+cli.add_command(leave)
 cli.add_command(list_keys)
 cli.add_command(revoke_key)
 cli.add_command(import_model)
@@ -263,6 +305,7 @@ cli.add_command(redis_acl)
 cli.add_command(repair)
 cli.add_command(replay_group)
 cli.add_command(simulate_group)
+cli.add_command(token_group)
 cli.add_command(verify_model)
 
 

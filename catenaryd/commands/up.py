@@ -13,7 +13,11 @@ import click
 
 from catenary_services.errors import CatenaryError, InvalidInput
 from catenaryd.demo.models import ensure_model
+from catenaryd.enrolment.join_line import JOIN_PORT
+from catenaryd.enrolment.join_service import JoinService
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster, device_of
+from catenaryd.local.public_address import check_free
+from catenaryd.machines.preflight import machine_name
 
 ADMIN_PORT = 8003
 """Port at which the `catenary` command expects the Admin service by default."""
@@ -48,7 +52,34 @@ def options_of(config_file: Path | None, **flags: Any) -> ClusterOptions:
     )
 
 
-async def run_up(options: ClusterOptions, *, as_json: bool) -> int:
+def public_options(
+    host: str | None,
+    advertise: str | None,
+    name: str | None,
+    scheduler_port: int,
+    authority: Path | None,
+    tls: bool,
+) -> dict[str, Any]:
+    """Returns the options of a cluster that are about other machines.
+
+    Raises:
+        InvalidInput: A flag needs another one.
+    """
+    if host is None and (advertise or name):
+        raise InvalidInput("host", "is needed with --advertise and --name: machines join there")
+    if host is None and authority is not None and not tls:
+        raise InvalidInput("authority", "is for --host or --tls")
+    return {
+        "host": host,
+        "advertise": advertise,
+        "machine": machine_name(name) if host is not None else "",
+        "scheduler_port": scheduler_port,
+        "authority": authority,
+        "tls": tls,
+    }
+
+
+async def run_up(options: ClusterOptions, *, as_json: bool, join_port: int = JOIN_PORT) -> int:
     """Prepares the models, runs the cluster and drains it on a signal; returns the exit code."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -60,7 +91,14 @@ async def run_up(options: ClusterOptions, *, as_json: bool) -> int:
             click.echo(line, err=True)
 
     cluster = LocalCluster(options)
+    joins: JoinService | None = None
+    line = ""
     try:
+        if cluster.public is not None:
+            check_free(cluster.public.bind, cluster.scheduler_ports, "--scheduler-port")
+            joins = JoinService(cluster)
+            line = str(await joins.start(join_port))
+            progress(f"machines join with\n  catenaryd join '{line}'")
         for model in options.models:
             progress(f"preparing {model}")
             await asyncio.to_thread(ensure_model, cluster.model_repository, model)
@@ -69,6 +107,8 @@ async def run_up(options: ClusterOptions, *, as_json: bool) -> int:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             facts = starting.result()
+            if line:
+                facts["join"] = line
             click.echo(json.dumps(facts) if as_json else _sentence(facts))
             await stopping
         else:
@@ -80,12 +120,16 @@ async def run_up(options: ClusterOptions, *, as_json: bool) -> int:
         return 1
     finally:
         progress("draining")
+        if joins is not None:
+            await joins.close()
         await cluster.stop()
     return 0
 
 
 def _sentence(facts: dict[str, object]) -> str:
+    line = facts.get("join")
+    join = f"\nother machines join within an hour by: catenaryd join '{line}'" if line else ""
     return (
         f"serving {facts['models']} on grpc {facts['grpc']} and {facts['http']}"
-        f" (metrics {facts['metrics']}, admin {facts['admin']}); Ctrl-C drains"
+        f" (metrics {facts['metrics']}, admin {facts['admin']}); Ctrl-C drains{join}"
     )

@@ -15,6 +15,9 @@ from catenary_services.security.authority import (
 )
 from catenary_services.security.identity import Identity, Role
 from catenary_services.security.keys import SCOPE_ADMIN, add_key
+from catenary_services.security.rotation import WatchedFiles, watched_files
+from catenary_services.security.x509 import cluster_of, read_certificates
+from catenary_services.settings import DEFAULT_CLUSTER
 
 log = get_logger(__name__)
 
@@ -26,17 +29,32 @@ _OPERATOR = "local"
 class LocalCertificates:
     """The authority of a local cluster, in a folder, and the API key of its operator."""
 
-    def __init__(self, folder: Path, cluster: str = "main") -> None:
+    def __init__(self, folder: Path, cluster: str | None = None) -> None:
         """Makes the authority unless it exists.
+
+        Args:
+            folder: Folder of the authority and of the certificates.
+            cluster: Name of the cluster; None for that of the authority, "main" for a new one.
 
         Raises:
             InvalidInput: The folder holds something other than a usable authority of this cluster.
         """
+        if cluster is None:
+            cluster = _cluster_of(folder) or DEFAULT_CLUSTER
         self._folder = folder
         self._cluster = cluster
         self._authority = CertificateAuthority(folder, cluster)
         self._authority.ensure()
         self._operator = self._issue(Role.OPERATOR, _OPERATOR)
+
+    @property
+    def authority(self) -> CertificateAuthority:
+        return self._authority
+
+    def files_of(self, role: Role, name: str) -> WatchedFiles:
+        """Returns the certificate, key and authorities of a part of this very process."""
+        files = self._issue(role, name)
+        return watched_files(files["tls_cert_file"], files["tls_key_file"], files["tls_ca_file"])
 
     def settings(self, kind: str, name: str) -> dict[str, Any]:
         """Returns the settings that give a process its certificate."""
@@ -86,3 +104,9 @@ class LocalCertificates:
             "tls_key_file": issued.key_file,
             "tls_ca_file": self._folder / AUTHORITY_FILE,
         }
+
+
+def _cluster_of(folder: Path) -> str | None:
+    """Returns the cluster of the authority in a folder; None if it holds none."""
+    file = folder / AUTHORITY_FILE
+    return cluster_of(read_certificates(file)[0]) if file.exists() else None

@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 
 from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.addresses import host_port
 from catenary_services.domain.packing import PackingGoal
 from catenary_services.errors import CatenaryError, InvalidInput, Unavailable
 from catenary_services.log import get_logger
@@ -26,6 +27,7 @@ from catenary_services.settings import load_settings
 from catenaryd.local.agent_scaling import AgentScaling, ended
 from catenaryd.local.group_readiness import what_groups_wait_for
 from catenaryd.local.local_certificates import LocalCertificates
+from catenaryd.local.public_address import SCHEDULER_PORT, AdvertisedAddress, scheduler_ports
 from catenaryd.local.supervisor import ChildProcess
 from catenaryd.local.virtual_gpus import devices_for, share_settings
 from catenaryd.process_options import command_line_of
@@ -68,6 +70,17 @@ class ClusterOptions:
     tls: bool = False
     """Whether processes use mutual TLS with certificates of a local authority; the ports for
     clients remain unencrypted."""
+    host: str | None = None
+    """Address at which other machines reach the schedulers and the transports, with mutual TLS;
+    None for a cluster of this machine alone."""
+    advertise: str | None = None
+    """Address that other machines are told; None for `host`, or that of the default route."""
+    machine: str = ""
+    """Name of this machine among those that join; empty: each device counts as one."""
+    scheduler_port: int = SCHEDULER_PORT
+    """Port of the first scheduler, where other machines reach it."""
+    authority: Path | None = None
+    """Folder of the user's own authority; None for one in the data folder."""
     config_file: Path | None = None
     ready_timeout_s: float = 180.0
     extra: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -118,7 +131,14 @@ class LocalCluster:
         self.options = options
         if options.groups > 1 and options.plan_file is not None:
             raise InvalidInput("plan", "names agents, which several scheduler groups plan for")
-        self.scheduler_ports = [free_port() for _ in range(options.schedulers)]
+        self.public = (
+            AdvertisedAddress.of(options.host, options.advertise) if options.host else None
+        )
+        self.scheduler_ports = (
+            [free_port() for _ in range(options.schedulers)]
+            if self.public is None
+            else scheduler_ports(options.scheduler_port, options.schedulers)
+        )
         self.metrics_port = free_port()
         self.admin_port = options.admin_port or free_port()
         self.grpc_port = options.grpc_port or free_port()
@@ -126,7 +146,11 @@ class LocalCluster:
         self.redis: EmbeddedRedis | None = None
         self.redis_url = options.redis_url or ""
         self.children: dict[str, ChildProcess] = {}
-        self.certificates = LocalCertificates(options.data_dir / "certs") if options.tls else None
+        self.certificates = (
+            LocalCertificates(options.authority or options.data_dir / "certs")
+            if options.tls or self.public is not None
+            else None
+        )
         self._renewing: asyncio.Task[None] | None = None
         self._redis_task: asyncio.Task[None] | None = None
         self._scaling_task: asyncio.Task[None] | None = None
@@ -159,7 +183,7 @@ class LocalCluster:
     def _settings(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """Returns kind and settings of every child by its name, in the order of starting."""
         options = self.options
-        # Everything listens on loopback only, which makes `insecure` acceptable here.
+        # Without a public address all listen on loopback, which makes `insecure` acceptable.
         common: dict[str, Any] = {}
         if options.groups > 1:
             common["scheduler_groups"] = options.groups
@@ -173,6 +197,7 @@ class LocalCluster:
                     **keys,
                     "scheduler_id": f"scheduler-{index}",
                     "port": port,
+                    **({} if self.public is None else {"host": self.public.bind}),
                     "model_repository": self.model_repository,
                     "models": list(options.models),
                     "plan_file": options.plan_file,
@@ -215,6 +240,7 @@ class LocalCluster:
             "device": device_of(options.device, index // options.virtual_gpus),
             **self._meeting_place(),
             **share_settings(index, most, options.virtual_gpus, options.device),
+            **self._machine_settings(index),
             **self._group_settings(index),
             **options.extra.get("agent", {}),
             **own,
@@ -238,11 +264,23 @@ class LocalCluster:
 
     def _meeting_place(self) -> dict[str, Any]:
         """Returns settings by which gateways and agents find schedulers, models and each other."""
-        return {
-            "scheduler_addresses": [f"127.0.0.1:{port}" for port in self.scheduler_ports],
+        own = "127.0.0.1" if self.public is None else self.public.own
+        settings: dict[str, Any] = {
+            "scheduler_addresses": [host_port(own, port) for port in self.scheduler_ports],
             "model_repository": self.model_repository,
             "runtime_dir": self.options.data_dir / "run",
         }
+        if self.public is not None:
+            settings["transport_host"] = self.public.bind
+            settings["advertise_host"] = self.public.advertise
+        return settings
+
+    def _machine_settings(self, index: int) -> dict[str, Any]:
+        """Returns the settings by which an agent counts to this machine, if others join."""
+        name = self.options.machine
+        if not name:
+            return {}
+        return {"server_id": name, "device_id": f"{name}/{index // self.options.virtual_gpus}"}
 
     def _scaling_settings(self) -> dict[str, Any]:
         options = self.options
@@ -340,12 +378,14 @@ class LocalCluster:
     async def _wait_until_ready(self, progress: Callable[[str], None]) -> None:
         deadline = time.monotonic() + self.options.ready_timeout_s
         said = ""
-        url = f"http://127.0.0.1:{self.http_port}/readyz"
+        # A host without agents has nothing to serve until machines join.
+        page = "readyz" if self.options.agents else "healthz"
+        url = f"http://127.0.0.1:{self.http_port}/{page}"
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2.0)) as session:
             while True:
                 status, text = await _get(session, url)
                 if status == 200:
-                    text = await self._what_groups_wait_for()
+                    text = await self._what_groups_wait_for() if self.options.agents else ""
                     if not text:
                         return
                 self._raise_if_hopeless()
@@ -401,6 +441,8 @@ class LocalCluster:
 def _check_scaling(options: ClusterOptions) -> None:
     if not options.max_agents:
         return
+    if options.host is not None:
+        raise InvalidInput("max_agents", "a cluster that other machines join cannot be scaled")
     if options.max_agents < options.agents:
         raise InvalidInput("max_agents", f"must not be less than agents ({options.agents})")
     if options.virtual_gpus > 1:

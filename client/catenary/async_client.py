@@ -22,6 +22,7 @@ from catenary.rpc import calls, messages
 from catenary.rpc.attempts import RetryAttempts
 from catenary.rpc.calls import RpcCall
 from catenary.rpc.connection import DEFAULT_TARGET, NO_RETRY, Connection, TlsConfig
+from catenary.rpc.machines import MachineInfo, machines_of
 from catenary.rpc.retry import RetryPolicy
 from catenary.rpc.targets import Addresses, targets_of
 from catenary.tensors import Array
@@ -162,6 +163,10 @@ class AsyncClient(GeneratesTextAsync):
     async def status(self) -> types.ClusterStatus:
         """Returns the state of the cluster at this moment (admin port)."""
         return await self._run(calls.status())
+
+    async def machines(self) -> list[MachineInfo]:
+        """Returns the machines of the cluster: their devices, and why one is idle (admin port)."""
+        return machines_of(await self.status())
 
     async def trace(self, request_id: str = "") -> types.Trace:
         """Returns where a recent request's time went; that of the latest one without an id."""

@@ -157,6 +157,7 @@ class AgentInfo:
         used_memory_bytes: Memory of the partitions it has loaded.
         impairments: Reasons against giving it work, the most serious first.
         fetches: Models whose files it is fetching from its peers.
+        address: The address, without a port, that its peers reach it at.
     """
 
     agent_id: str
@@ -177,6 +178,7 @@ class AgentInfo:
     used_memory_bytes: int = 0
     impairments: tuple[AgentImpairment, ...] = ()
     fetches: tuple[FetchInfo, ...] = ()
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)

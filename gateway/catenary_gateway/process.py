@@ -319,6 +319,8 @@ def _transport_settings(settings: GatewaySettings) -> TransportSettings:
     return TransportSettings(
         enabled=tuple(settings.transports),
         host=settings.transport_host,
+        advertise_host=settings.advertise_host,
+        tcp_port=settings.transport_port,
         runtime_dir=settings.runtime_dir,
         security=TransportSecurity(
             server=ServerSecurity.from_settings(settings),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from catenary_services.addresses import check_advertised
 from catenary_services.domain.groups import MOST_GROUPS
 from catenary_services.settings import ModelFolderSettings
 
@@ -112,7 +113,15 @@ class GatewaySettings(ModelFolderSettings):
         default=["shm", "tcp", "grpc"], description="Transports frames may use, best first."
     )
     transport_host: str = Field(
-        default="127.0.0.1", description="Address agents can reach this gateway's transports at."
+        default="127.0.0.1", description="Address that frames of agents are received at."
+    )
+    transport_port: int = Field(
+        default=0, ge=0, le=65535, description="TCP port for frames of agents; 0: any free port."
+    )
+    advertise_host: str | None = Field(
+        default=None,
+        description="Address that agents are told instead of `transport_host`: behind address "
+        "translation, or where that means all addresses of this machine.",
     )
     runtime_dir: Path = Field(
         default_factory=lambda: Path(tempfile.gettempdir()) / "catenary",
@@ -134,3 +143,13 @@ class GatewaySettings(ModelFolderSettings):
         ge=0.0,
         description="How long the scheduler may be away before this gateway says it is not ready.",
     )
+
+    @model_validator(mode="after")
+    def _check_advertised(self) -> GatewaySettings:
+        """Refuses an address that agents on other machines could not reach.
+
+        Raises:
+            ValueError: See `check_advertised`.
+        """
+        check_advertised(self.transport_host, self.advertise_host, self.scheduler_addresses)
+        return self

@@ -388,6 +388,8 @@ class AgentProcess:
         chosen = TransportSettings(
             enabled=tuple(settings.transports),
             host=settings.transport_host,
+            advertise_host=settings.advertise_host,
+            tcp_port=settings.transport_port,
             security=TransportSecurity(self._server_security, self._client_security),
         )
         if settings.runtime_dir is not None:

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from catenary_agent.executors.device import MOST_VIRTUAL_GPUS
+from catenary_services.addresses import check_advertised
 from catenary_services.domain.groups import AUTO, MOST_GROUPS
 from catenary_services.settings import ModelFolderSettings
 
@@ -72,7 +73,17 @@ class AgentSettings(ModelFolderSettings):
         default_factory=lambda: ["shm", "tcp", "grpc"],
         description="Transports offered to peers, best first.",
     )
-    transport_host: str = Field("127.0.0.1", description="Address peers reach this process at.")
+    transport_host: str = Field(
+        "127.0.0.1", description="Address that frames of peers are received at."
+    )
+    transport_port: int = Field(
+        0, ge=0, le=65535, description="TCP port for frames of peers; 0: any free port."
+    )
+    advertise_host: str | None = Field(
+        None,
+        description="Address that peers are told instead of `transport_host`: behind address "
+        "translation, or where that means all addresses of this machine.",
+    )
     runtime_dir: Path | None = Field(
         None, description="Folder for sockets of the shm transport; empty: the system's choice."
     )
@@ -159,6 +170,7 @@ class AgentSettings(ModelFolderSettings):
             self.device_id = f"{self.server_id}/{self.device}"
         if not self.scheduler_addresses:
             raise ValueError("scheduler_addresses: at least one is needed")
+        check_advertised(self.transport_host, self.advertise_host, self.scheduler_addresses)
         if self.decoder_numbers != "auto" and not self._runs_torch():
             raise ValueError("decoder_numbers: is for PyTorch; set decoder to torch")
         if self.faults_file is not None and not self.allow_faults:

@@ -37,6 +37,8 @@ the new one: ignored, it would leave a process with a default that nobody chose.
 
 DEFAULT_CLUSTER = "main"
 _MASK = "***"
+_BRACKETED_ADDRESS = re.compile(r"\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]*(?:%\w+)?\]:")
+"""A list that begins with the IPv6 address of "[fd00::5]:8004" is no JSON."""
 _CREDENTIALS_IN_URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^/@\s]*@", re.IGNORECASE)
 _SECRET_NAME = re.compile(r"(^|_)(password|secret|token|api_key)$")
 
@@ -118,7 +120,7 @@ class ProcessSettings(BaseSettings):
         if not isinstance(value, str) or field is None or not _is_sequence(field):
             return value
         text = value.strip()
-        if text.startswith("["):
+        if text.startswith("[") and not _BRACKETED_ADDRESS.match(text):
             try:
                 return json.loads(text)
             except json.JSONDecodeError as error:

@@ -17,6 +17,7 @@ from catenary.command_line import app
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
     ["status"],
+    ["machines"],
     ["models"],
     ["infer"],
     ["chat"],

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from catenary.command_line import bench, chat, infer, look, operate, sessions
+from catenary.command_line import bench, chat, infer, look, machines, operate, sessions
 
 app = typer.Typer(
     name="catenary",
@@ -37,5 +37,5 @@ def _root(
     pass
 
 
-for module in (look, infer, chat, sessions, operate, bench):
+for module in (look, machines, infer, chat, sessions, operate, bench):
     module.register(app)

@@ -119,7 +119,10 @@ class _Body:
                 known: set[str] = set() if bounds.required else {""}
                 form = _form(bounds.pattern, bounds.max_len, known)
                 yield f"{value} not in {self.named(known)} and not {self.named(form)}({value})"
-            elif bounds.max_len is not None:
+                return
+            if bounds.required:
+                yield f"not {value}"
+            if bounds.max_len is not None:
                 yield f"len({value}) > {bounds.max_len}"
 
 

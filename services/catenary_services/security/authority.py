@@ -19,11 +19,14 @@ from catenary_services.errors import InvalidInput
 from catenary_services.security.identity import Identity, Role
 from catenary_services.security.x509 import (
     cluster_of,
+    identity_names,
     identity_of,
     is_signed_by,
+    key_digest,
     names_of,
     new_key,
     other_names,
+    pem_of,
     read_certificates,
     read_key,
     self_signed,
@@ -141,12 +144,38 @@ class CertificateAuthority:
                 identity, cert_file, key_file, known.not_valid_after_utc, made=False
             )
         key = new_key()
-        certificate = signed(identity, names, key, signer, self._life)
+        certificate = signed(identity, names, key.public_key(), signer, self._life)
         write_key(key_file, key)
         write_certificates(cert_file, [certificate])
         return IssuedCertificate(
             identity, cert_file, key_file, certificate.not_valid_after_utc, made=True
         )
+
+    def sign(self, identity: Identity, key: ec.EllipticCurvePublicKey) -> x509.Certificate:
+        """Returns a new certificate for a key that lies elsewhere.
+
+        It has no name that its holder chose: one called "localhost" would be one for every client
+        that trusts the authority.
+
+        Raises:
+            InvalidInput: The identity is of another cluster, or there is no usable authority.
+        """
+        if identity.cluster != self._cluster:
+            raise InvalidInput("cluster", f"this is the authority of cluster {self._cluster}")
+        return signed(identity, identity_names(identity), key, self._signer(), self._life)
+
+    @property
+    def cluster(self) -> str:
+        return self._cluster
+
+    @property
+    def signer_digest(self) -> bytes:
+        """SHA-256 of the public key that signs."""
+        return key_digest(self._signer()[0].public_key())
+
+    def trusted(self) -> bytes:
+        """Returns the certificates of all authorities that are trusted, PEM."""
+        return pem_of(read_certificates(self._file))
 
     def requests(self) -> list[CertificateRequest]:
         """Returns the requests of all certificates in the folder, to issue them again."""

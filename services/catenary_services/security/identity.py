@@ -31,6 +31,8 @@ class Role(StrEnum):
     OPERATOR = "operator"
     """A person or a tool that may change the cluster."""
     REDIS = "redis"
+    AUTHORITY = "authority"
+    """The process that issues certificates to machines that join."""
 
 
 PEER_ROLES = (Role.GATEWAY, Role.AGENT)

@@ -65,7 +65,7 @@ class WatchedFiles:
         self._material: TlsMaterial | None = None
         self._seen: _Stamp = ()
         self._warned_s = -_WARN_EVERY_S
-        self._contexts: dict[tuple[bool, bool], tuple[int, ssl.SSLContext]] = {}
+        self._contexts: dict[tuple[bool, bool, bool], tuple[int, ssl.SSLContext]] = {}
         """Contexts by kind, each with the number of the material it was made of."""
 
     def current(self) -> TlsMaterial:
@@ -77,24 +77,29 @@ class WatchedFiles:
         with self._lock:
             return self._current()
 
-    def context(self, *, server: bool, checks_name: bool = True) -> ssl.SSLContext:
+    def context(
+        self, *, server: bool, checks_name: bool = True, needs_client: bool = True
+    ) -> ssl.SSLContext:
         """Returns an SSL context of the material in force; a new one after each change.
 
         Args:
             server: True for listening, False for connecting.
             checks_name: Whether a server's certificate must have the name by which the server is
                 called.
+            needs_client: Whether a client must show a certificate; otherwise it may.
 
         Raises:
             InvalidInput: The files were never good.
         """
         with self._lock:
             material = self._current()
-            kind = (server, checks_name)
+            kind = (server, checks_name, needs_client)
             made = self._contexts.get(kind)
             if made is None or made[0] != material.number:
                 made = material.number, _context_of(material, server=server)
                 made[1].check_hostname = checks_name and not server
+                if server and not needs_client:
+                    made[1].verify_mode = ssl.CERT_OPTIONAL
                 self._contexts[kind] = made
             return made[1]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import ipaddress
 import os
 import re
@@ -13,6 +14,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from catenary_services.errors import InvalidInput
@@ -42,7 +44,7 @@ def self_signed(
     name = _name(f"Catenary {identifier.digest.hex()[:12]} {cluster}")
     uri = x509.UniformResourceIdentifier(_AUTHORITY_URI + cluster)
     return (
-        _builder(name, key, life)
+        _builder(name, key.public_key(), life)
         .issuer_name(name)
         .add_extension(x509.SubjectAlternativeName([uri]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -54,7 +56,7 @@ def self_signed(
 def signed(
     identity: Identity,
     names: Sequence[x509.GeneralName],
-    key: ec.EllipticCurvePrivateKey,
+    key: ec.EllipticCurvePublicKey,
     authority: tuple[x509.Certificate, ec.EllipticCurvePrivateKey],
     life: dt.timedelta,
 ) -> x509.Certificate:
@@ -75,6 +77,12 @@ def signed(
         .add_extension(signer, critical=False)
         .sign(issuer_key, hashes.SHA256())
     )
+
+
+def identity_names(identity: Identity) -> list[x509.GeneralName]:
+    """Returns the names in a certificate that say who it is for, and none that anybody chose."""
+    uri = x509.UniformResourceIdentifier(identity.uri)
+    return [uri, *(x509.DNSName(name) for name in identity.server_names)]
 
 
 def subject_names(identity: Identity, others: Iterable[str]) -> list[x509.GeneralName]:
@@ -137,6 +145,18 @@ def cluster_of(authority: x509.Certificate) -> str | None:
     return None
 
 
+def key_digest(key: PublicKeyTypes) -> bytes:
+    """Returns the SHA-256 of a public key's SubjectPublicKeyInfo, by which a key is pinned."""
+    der = key.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return hashlib.sha256(der).digest()
+
+
+def pem_of(certificates: Iterable[x509.Certificate]) -> bytes:
+    return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in certificates)
+
+
 def is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
     try:
         certificate.verify_directly_issued_by(authority)
@@ -177,8 +197,7 @@ def read_key(file: Path) -> ec.EllipticCurvePrivateKey:
 
 def write_certificates(file: Path, certificates: Iterable[x509.Certificate]) -> None:
     """Replaces a PEM file of certificates, readable by all."""
-    pem = serialization.Encoding.PEM
-    _replace(file, b"".join(each.public_bytes(pem) for each in certificates), 0o644)
+    _replace(file, pem_of(certificates), 0o644)
 
 
 def write_key(file: Path, key: ec.EllipticCurvePrivateKey) -> None:
@@ -209,17 +228,17 @@ def _name(text: str) -> x509.Name:
 
 
 def _builder(
-    subject: x509.Name, key: ec.EllipticCurvePrivateKey, life: dt.timedelta
+    subject: x509.Name, key: ec.EllipticCurvePublicKey, life: dt.timedelta
 ) -> x509.CertificateBuilder:
     now = dt.datetime.now(dt.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .public_key(key.public_key())
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - CLOCK_SKEW)
         .not_valid_after(now + life)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
 
 

@@ -257,7 +257,8 @@ def test_values_beyond_each_bound_are_refused(descriptor: Descriptor) -> None:
         elif field.type in FLOATS and not bounds.unbounded:
             beyond += [math.nan, math.inf]
         elif field.type in TEXTS and bounds.max_len is not None and bounds.max_len < 1 << 20:
-            beyond += ["a" * (bounds.max_len + 1)]
+            a: Any = b"a" if field.type == FieldDescriptor.TYPE_BYTES else "a"
+            beyond += [a * (bounds.max_len + 1)]
         for value in beyond:
             message = GetMessageClass(descriptor)()
             if field.is_repeated:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from catenary_protos.catenary.v1 import (
     admin_pb2,
     common_pb2,
+    enrolment_pb2,
     frame_pb2,
     generation_pb2,
     scheduler_pb2,
@@ -20,7 +21,7 @@ from catenary_protos.catenary.v1 import (
 from catenary_services.rules.relations import RELATIONS, SumAtMost
 from catenary_services.rules.vocabulary import FLOATS, INTEGERS, TEXTS, bounds_of, is_nested, lowest
 
-_FILES = (admin_pb2, common_pb2, frame_pb2, generation_pb2, scheduler_pb2)
+_FILES = (admin_pb2, common_pb2, enrolment_pb2, frame_pb2, generation_pb2, scheduler_pb2)
 _NAMES = ("", "agent-0", "gateway-0", "toy", "llm", "1", "liar", "../x", "a|b", "\x00", "n" * 5_000)
 _FLOATS = (0.0, 1.5, -1.0, 1e300, float("nan"), float("inf"), float("-inf"))
 

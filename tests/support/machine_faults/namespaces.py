@@ -30,12 +30,15 @@ class VirtualNetwork:
         address: Of the tests.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], *, ipv6: bool = False) -> None:
         self._tag = f"{os.getpid() % 10_000}{random.randrange(100):02d}"
-        subnet = f"10.{random.randrange(64, 128)}.{random.randrange(256)}"
-        self.address = f"{subnet}.1"
+        self._ipv6 = ipv6
+        subnet = f"10.{random.randrange(64, 128)}.{random.randrange(256)}."
+        if ipv6:
+            subnet = f"fd00:{random.randrange(1 << 16):x}::"
+        self.address = f"{subnet}1"
         self._addresses = {HERE: self.address} | {
-            name: f"{subnet}.{number}" for number, name in enumerate(names, 10)
+            name: f"{subnet}{number}" for number, name in enumerate(names, 10)
         }
         self._spaces = {name: f"cat{self._tag}-{number}" for number, name in enumerate(names)}
         self.places = {
@@ -62,7 +65,8 @@ class VirtualNetwork:
         self._answer("ready")
         for name, address in self._addresses.items():
             inside = ("-n", self._spaces[name]) if name != HERE else ()
-            _ip(*inside, "addr", "add", f"{address}/24", "dev", device)
+            length = ["64", "nodad"] if self._ipv6 else ["24"]
+            _ip(*inside, "addr", "add", f"{address}/{length[0]}", "dev", device, *length[1:])
             _ip(*inside, "link", "set", device, "up", "mtu", "1500")
             if inside:
                 _ip(*inside, "link", "set", "lo", "up")
@@ -133,10 +137,10 @@ class VirtualNetwork:
 
 
 @contextmanager
-def virtual_network(names: Sequence[str]) -> Iterator[VirtualNetwork]:
+def virtual_network(names: Sequence[str], *, ipv6: bool = False) -> Iterator[VirtualNetwork]:
     """Gives a network; skips the test where this machine, or this user, cannot have one."""
     _skip_unless_possible()
-    network = VirtualNetwork(names)
+    network = VirtualNetwork(names, ipv6=ipv6)
     try:
         network.start()
         yield network

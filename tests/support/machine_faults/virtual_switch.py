@@ -42,7 +42,7 @@ class Switch:
     """Carries packets until stdin ends."""
 
     def __init__(self, devices: dict[str, int]) -> None:
-        self._files = {socket.inet_aton(address): file for address, file in devices.items()}
+        self._files = {_packed(address): file for address, file in devices.items()}
         self._rules: dict[bytes, tuple[float, float, float]] = {}
         self._free_s: dict[bytes, float] = {}
         self._waiting: list[tuple[float, int, bytes]] = []
@@ -70,19 +70,16 @@ class Switch:
         self._rules.clear()
         for pair, (loss, delay_s, bytes_per_s) in json.loads(line).items():
             source, _, target = pair.partition(">")
-            way = socket.inet_aton(source) + socket.inet_aton(target)
-            self._rules[way] = (loss, delay_s, bytes_per_s)
+            self._rules[_packed(source) + _packed(target)] = (loss, delay_s, bytes_per_s)
         print("done", flush=True)
 
     def _read(self, file: int) -> None:
         with suppress(BlockingIOError):
             for _ in range(64):
                 packet = os.read(file, _LARGEST)
-                if packet[0] >> 4 == 4:  # IPv6 neighbours are of no interest here
-                    self._carry(packet)
+                self._carry(packet, _way_of(packet))
 
-    def _carry(self, packet: bytes) -> None:
-        way = packet[12:20]
+    def _carry(self, packet: bytes, way: bytes) -> None:
         loss, delay_s, bytes_per_s = self._rules.get(way, (0.0, 0.0, 0.0))
         if loss and self._random.random() < loss:
             return
@@ -108,10 +105,20 @@ class Switch:
             self._write(heapq.heappop(self._waiting)[2])
 
     def _write(self, packet: bytes) -> None:
-        file = self._files.get(packet[16:20])
+        way = _way_of(packet)
+        file = self._files.get(way[len(way) // 2 :])
         if file is not None:
             with suppress(BlockingIOError, OSError):
                 os.write(file, packet)
+
+
+def _packed(address: str) -> bytes:
+    return socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+
+
+def _way_of(packet: bytes) -> bytes:
+    """Returns source and target of a packet, IPv4 or IPv6."""
+    return packet[12:20] if packet[0] >> 4 == 4 else packet[8:40]
 
 
 def _open(namespace: str, device: str) -> int:

@@ -275,6 +275,7 @@ class AgentStatus(_message.Message):
     USED_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     IMPAIRMENTS_FIELD_NUMBER: _builtins.int
     FETCHES_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     device: _builtins.str
     device_class: _builtins.str
@@ -307,6 +308,8 @@ class AgentStatus(_message.Message):
     """The machine it is on."""
     used_memory_bytes: _builtins.int
     """Memory of what it has loaded."""
+    address: _builtins.str
+    """Where its peers reach it, without the port; empty: on this machine only."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -340,10 +343,11 @@ class AgentStatus(_message.Message):
         used_memory_bytes: _builtins.int = ...,
         impairments: _abc.Iterable[Global___AgentImpairment] | None = ...,
         fetches: _abc.Iterable[Global___AgentFetch] | None = ...,
+        address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "batches", b"batches", "block_slots", b"block_slots", "cached_block_tokens", b"cached_block_tokens", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "fetches", b"fetches", "group", b"group", "impairments", b"impairments", "memory_bytes", b"memory_bytes", "most_block_tokens", b"most_block_tokens", "partitions", b"partitions", "server_id", b"server_id", "slowdown_ratio", b"slowdown_ratio", "state", b"state", "used_block_slots", b"used_block_slots", "used_memory_bytes", b"used_memory_bytes", "utilisation_ratio", b"utilisation_ratio", "virtual_level", b"virtual_level"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "agent_id", b"agent_id", "batches", b"batches", "block_slots", b"block_slots", "cached_block_tokens", b"cached_block_tokens", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "fetches", b"fetches", "group", b"group", "impairments", b"impairments", "memory_bytes", b"memory_bytes", "most_block_tokens", b"most_block_tokens", "partitions", b"partitions", "server_id", b"server_id", "slowdown_ratio", b"slowdown_ratio", "state", b"state", "used_block_slots", b"used_block_slots", "used_memory_bytes", b"used_memory_bytes", "utilisation_ratio", b"utilisation_ratio", "virtual_level", b"virtual_level"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,6 +15,7 @@ from functools import partial
 import grpc
 import grpc.aio
 
+from catenary_services.addresses import host_port
 from catenary_services.errors import (
     InvalidInput,
     OverloadError,
@@ -94,7 +95,9 @@ class GrpcEndpoint:
 
     @property
     def address(self) -> EndpointAddress:
-        return EndpointAddress("grpc", f"{self._settings.reachable_host}:{self._port}", host_id())
+        return EndpointAddress(
+            "grpc", host_port(self._settings.reachable_host, self._port), host_id()
+        )
 
     async def start(self, handler: FrameHandler) -> None:
         self._handler = handler
@@ -112,7 +115,7 @@ class GrpcEndpoint:
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {METHOD: frames}),)
         )
-        target = f"{self._settings.host}:{self._settings.grpc_port}"
+        target = host_port(self._settings.host, self._settings.grpc_port)
         credentials = self._settings.security.server.server_credentials()
         if credentials is None:
             self._port = server.add_insecure_port(target)

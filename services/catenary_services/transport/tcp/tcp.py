@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from catenary_services.addresses import host_port
 from catenary_services.errors import CatenaryError, InvalidInput, PartitionLost
 from catenary_services.transport.acknowledgements import Lost
 from catenary_services.transport.exchange import (
@@ -59,7 +60,9 @@ class TcpEndpoint:
 
     @property
     def address(self) -> EndpointAddress:
-        return EndpointAddress("tcp", f"{self._settings.reachable_host}:{self._port}", host_id())
+        return EndpointAddress(
+            "tcp", host_port(self._settings.reachable_host, self._port), host_id()
+        )
 
     async def start(self, handler: FrameHandler) -> None:
         def accepted(settled: Callable[[], None]) -> TcpStream:

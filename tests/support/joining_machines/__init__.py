@@ -1,0 +1,1 @@
+"""Hosts and machines of tests of joining."""
