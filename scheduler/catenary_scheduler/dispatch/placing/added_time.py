@@ -59,7 +59,7 @@ def added_ns(
         first = before / 2.0 + worker.prompt_ns(worker.unrun_tokens + prompt_tokens, before)
     left = max(0.0, worker.final_tokens - worker.now_tokens)
     together = min(left, own * steps) + others * steps
-    # Where a larger batch costs nothing, the last nanoseconds prefer the worker with fewer sessions.
+    # Where a larger batch costs nothing, the nanoseconds at the end prefer the emptier worker.
     return first + steps * after + sessions * prompt_ns + (after - before) * together + sessions
 
 
