@@ -13,6 +13,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from catenary_services.errors import Unavailable
+from catenary_services.telemetry import names
 from catenary_services.telemetry.metric_table import MetricTable
 
 _MOST_SCRAPES = 32
@@ -52,12 +53,24 @@ class Metrics(MetricTable):
         self.registry = CollectorRegistry() if registry is None else registry
         super().__init__(self.registry)
         self._attainment: dict[str, _Attainment] = {}
+        self._arrivals: dict[tuple[str, str], Counter] = {}
         self._chains: set[tuple[str, str]] = set()
         self._scaled: set[str] = set()
         self.certificate_expiry.set(math.nan)  # 0 would look like a certificate that has expired
 
-    def observe_slo(self, model: str, met: bool) -> None:
-        """Counts one request with a deadline, and updates the share of those that met theirs."""
+    def observe_arrival(self, model: str, verdict: str) -> None:
+        """Counts one request by what became of it, and updates the share of those in time.
+
+        Args:
+            model: The model's label; empty if it was not known yet.
+            verdict: A value of the label `verdict`.
+        """
+        arrived = self._arrivals.get((model, verdict))
+        if arrived is None:
+            arrived = self._arrivals[model, verdict] = self.arrivals.labels(model, verdict)
+        arrived.inc()
+        if verdict == names.CLIENT or not model:
+            return
         attainment = self._attainment.get(model)
         if attainment is None:
             attainment = self._attainment[model] = _Attainment(
@@ -65,7 +78,7 @@ class Metrics(MetricTable):
                 self.slo_requests.labels(model, "true"),
                 self.slo_requests.labels(model, "false"),
             )
-        attainment.observe(met)
+        attainment.observe(verdict == names.GOOD)
 
     def set_active_plan(self, plan_id: str) -> None:
         """Makes `plan_id` the only plan that is shown as active; "" for none."""

@@ -83,10 +83,10 @@ async def test_every_route_answers_what_admin_answers(
     assert [request["request_id"] for request in local["requests"]] == ["me"]
     assert local["gateway"]["gateway_id"] == GATEWAY
     toy = local["gateway"]["models"]["toy:1"]
-    assert (toy["finished"], toy["met"], toy["attainment_ratio"]) == (1, 1, 1.0)
+    assert (toy["arrived"], toy["good"], toy["attainment_ratio"]) == (1, 1, 1.0)
     assert 0.9 < toy["p50_ns"] / found["trace"][1]["total_ns"] < 1.1
     ((age_s, *ended),) = toy["history"]
-    assert (age_s <= 5, ended) == (True, [1, 1])
+    assert (age_s <= 5, ended) == (True, [1, 0, 0])
 
 
 async def test_a_story_is_that_of_the_session_or_request_that_was_named(

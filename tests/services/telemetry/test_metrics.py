@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from catenary_services.errors import Unavailable
+from catenary_services.telemetry import names
 from catenary_services.telemetry.metric_table import declared_metrics
 from catenary_services.telemetry.metrics import Metrics, start_metrics_server
 
@@ -31,14 +32,32 @@ def test_every_name_becomes_a_metric_of_good_form() -> None:
 def test_attainment_is_of_recent_requests_only() -> None:
     metrics = Metrics()
     for _ in range(1000):
-        metrics.observe_slo("m", False)
+        metrics.observe_arrival("m", names.LATE)
     for _ in range(750):
-        metrics.observe_slo("m", True)
-    metrics.observe_slo("other", True)
+        metrics.observe_arrival("m", names.GOOD)
+    metrics.observe_arrival("other", names.GOOD)
     sample = metrics.registry.get_sample_value
     assert sample("catenary_slo_attainment_ratio", {"model": "m"}) == 0.75
     assert sample("catenary_slo_attainment_ratio", {"model": "other"}) == 1.0
     assert sample("catenary_slo_requests_total", {"model": "m", "met": "false"}) == 1000
+
+
+def test_what_was_refused_counts_and_clients_own_mistakes_do_not() -> None:
+    metrics = Metrics()
+    sample = metrics.registry.get_sample_value
+    for verdict in (names.GOOD, names.GOOD, names.GOOD, names.REFUSED):
+        metrics.observe_arrival("m", verdict)
+    for _ in range(5):
+        metrics.observe_arrival("m", names.CLIENT)
+        metrics.observe_arrival("", names.REFUSED)
+    assert sample("catenary_slo_attainment_ratio", {"model": "m"}) == 0.75
+    assert sample("catenary_slo_requests_total", {"model": "m", "met": "false"}) == 1
+    counted = {"good": 3, "refused": 1, "client": 5}
+    for verdict, times in counted.items():
+        assert sample("catenary_arrivals_total", {"model": "m", "verdict": verdict}) == times
+    assert sample("catenary_arrivals_total", {"model": "", "verdict": "refused"}) == 5
+    # A share of requests whose model nobody knew would be no model's.
+    assert sample("catenary_slo_attainment_ratio", {"model": ""}) is None
 
 
 def test_one_plan_is_active_at_a_time() -> None:
