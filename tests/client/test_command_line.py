@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import catenary_services.errors as served
 from catenary.command_line import app
+from catenary_protos.catenary.v1 import admin_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
