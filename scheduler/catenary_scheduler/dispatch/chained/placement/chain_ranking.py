@@ -40,15 +40,18 @@ class ChainRanking:
     """The chains of one model that may be used, in order.
 
     Invariant: every chain with fewer sessions than its capacity is in the order, or waits in
-    `_blocked` for slots of a cache that it shares with others. The order may also hold full chains.
+    `blocked` for slots of a cache that it shares with others. The order may also hold full chains.
 
     Args:
         slots: The slots of the book.
+
+    Attributes:
+        has_lines: True if times are known; else chains are in the order of their service times.
+        blocked: Chains that wait for slots of a cache, by the cache.
     """
 
     def __init__(self, slots: SlotLedger) -> None:
         self.has_lines = False
-        """True if times are known; else chains are in the order of their service times."""
         self._slots = slots
         self._routes: list[ChainState] = []
         self._workers: list[Worker] = []
@@ -57,7 +60,7 @@ class ChainRanking:
         self._changed: dict[int, None] = {}
         """Chains whose load has changed since they were put in order."""
         self._turn = 0
-        self._blocked: dict[ResourceId, list[ChainState]] = {}
+        self.blocked: dict[ResourceId, list[ChainState]] = {}
         self._prompt_tokens = 256.0
         self._answer_tokens = 256.0
 
@@ -69,7 +72,7 @@ class ChainRanking:
             route.rank = -1
         self._routes, self._workers = list(routes), list(workers)
         self.has_lines = has_lines
-        self._blocked.clear()
+        self.blocked.clear()
         self._changed.clear()
         for index, route in enumerate(self._routes):
             route.rank = index
@@ -91,8 +94,8 @@ class ChainRanking:
 
     def freed(self, cache: Cache) -> None:
         """Looks again at the chains that waited for slots of this cache."""
-        if self._blocked:
-            for route in self._blocked.pop(cache.resource, ()):
+        if self.blocked:
+            for route in self.blocked.pop(cache.resource, ()):
                 self.offer(route)
 
     @property
@@ -180,7 +183,7 @@ class ChainRanking:
             lacking = self._slots.probe(route.claims)
             if lacking is None:
                 return True
-            self._blocked.setdefault(lacking.resource, []).append(route)
+            self.blocked.setdefault(lacking.resource, []).append(route)
         route.listed = False
         del self._order[at]
         return False

@@ -30,11 +30,14 @@ class LeastTimePlacer(SloPlacer):
 
     Args:
         slots: The slots of the book.
+
+    Attributes:
+        ranking: The free chains in the order of what a session would add to them.
     """
 
     def __init__(self, slots: SlotLedger) -> None:
         super().__init__(slots)
-        self._ranking = ChainRanking(slots)
+        self.ranking = ChainRanking(slots)
         self._request = PlacementRequest(1, 1.0)
         """The request in hand."""
         self._answer_ns = math.inf
@@ -44,26 +47,26 @@ class LeastTimePlacer(SloPlacer):
     def rebuild(self, routes: Sequence[ChainState]) -> None:
         """Takes the routes to be used from now on; sessions on other routes still count there."""
         super().rebuild(routes)
-        self._ranking.rebuild(self.workers.routes, self.workers.open, self.workers.has_lines)
+        self.ranking.rebuild(self.workers.routes, self.workers.open, self.workers.has_lines)
 
     def offer(self, route: ChainState) -> None:
         """Notes that a session left this route: it may be free again."""
-        self._ranking.offer(route)
+        self.ranking.offer(route)
 
     def freed(self, cache: Cache) -> None:
         """Looks again at the routes that waited for slots of this cache."""
-        self._ranking.freed(cache)
+        self.ranking.freed(cache)
 
     @property
     def has_room(self) -> bool:
         """True if a worker has a free slot."""
-        return self._ranking.has_room
+        return self.ranking.has_room
 
     def _unpacked(self, placement_request: PlacementRequest) -> int:
         """Returns the worker for a request without objectives that nobody is packed with."""
         self._take(placement_request)
         if not (self.workers.decode_routes and self.workers.has_lines):
-            return self._ranking.best(placement_request, self._tokens)
+            return self.ranking.best(placement_request, self._tokens)
         best, least = NOBODY, math.inf
         for index in range(len(self.workers.routes)):
             added = self._added(index)
@@ -88,7 +91,7 @@ class LeastTimePlacer(SloPlacer):
 
     def _added(self, index: int) -> float:
         """Returns the added time on a worker, with that of the answer where only prompts run."""
-        added = self._ranking.added_ns(index, self._request)
+        added = self.ranking.added_ns(index, self._request)
         return added + self._answer_ns if self.workers.routes[index].role == "prefill" else added
 
     def _added_decode(self, index: int) -> float:
@@ -104,8 +107,8 @@ class LeastTimePlacer(SloPlacer):
 
         Chains are put in order anew if their lines became known since, or unknown.
         """
-        if self._ranking.has_lines != self.workers.has_lines:
-            self._ranking.rebuild(self.workers.routes, self.workers.open, self.workers.has_lines)
+        if self.ranking.has_lines != self.workers.has_lines:
+            self.ranking.rebuild(self.workers.routes, self.workers.open, self.workers.has_lines)
         self._request = placement_request
         if self.workers.decode_routes:
             # A prompt's chain is chosen with the best one that generates behind it.
