@@ -131,7 +131,7 @@ def report(scenario: Chats, results: Results) -> Findings:
         if measure.drawn
         for named in scenario.named
     )
-    return Findings(tables, panels, notes, {"chats": facts})
+    return Findings(tables, panels, notes, {"policies": facts})
 
 
 def _jobs(scenario: Chats, policy: str, rate: float, named: bool) -> list[ChatsJob]:
