@@ -165,7 +165,7 @@ def test_chats_say_how_evenly_each_policy_uses_the_agents(tmp_path: Path) -> Non
 def test_an_agent_of_no_known_kind_is_named(tmp_path: Path) -> None:
     done = run(str(file_of(tmp_path, "chats", agents=["new", "older"])))
     assert done.exit_code != 0
-    assert "older" in done.output
+    assert "older" in str(done.exception)
 
 
 def test_a_recorded_trace_is_replayed(tmp_path: Path) -> None:

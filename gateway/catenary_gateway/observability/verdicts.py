@@ -36,7 +36,7 @@ class Verdict(StrEnum):
     """Its client is the reason that there is no answer; it counts for no share."""
 
 
-_OF_REASON = {
+_OF_REASON: dict[type[errors.CatenaryError], Verdict] = {
     # Its sender has to change something.
     errors.InvalidInput: Verdict.CLIENT,
     errors.PayloadTooLarge: Verdict.CLIENT,
