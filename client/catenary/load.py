@@ -13,13 +13,45 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from catenary import errors
 from catenary.async_client import AsyncClient
 from catenary.errors import CatenaryError, InvalidInputError
 from catenary.types import InferRequest
 
 MOST_OUTSTANDING = 4096
 NOT_SENT = "NOT_SENT"
-"""Key in `errors` of arrivals beyond `MOST_OUTSTANDING`, which are not sent."""
+"""Key in `errors` of arrivals beyond `MOST_OUTSTANDING`, which are not sent. They count as late:
+the server has that many to answer."""
+CLIENT_REASONS = frozenset(
+    kind.reason
+    for kind in (
+        errors.InvalidInputError,
+        errors.PayloadTooLargeError,
+        errors.ModelNotFoundError,
+        errors.NotSupportedError,
+        errors.UnauthenticatedError,
+        errors.PermissionDeniedError,
+        errors.RequestCancelledError,
+        errors.QuotaExceededError,
+    )
+)
+"""Reasons for which the client has itself to thank; such requests count for no share. Gateways
+count in the same way (`catenary_arrivals_total`)."""
+REFUSAL_REASONS = frozenset(
+    kind.reason
+    for kind in (
+        errors.OverloadedError,
+        errors.CacheFullError,
+        errors.SloUnattainableError,
+        errors.UnavailableError,
+        errors.NoActivePlanError,
+        errors.PlanInfeasibleError,
+        errors.ContentMismatchError,
+        errors.CanaryFailedError,
+    )
+)
+"""Reasons for which a request is turned away: no room, or nobody to serve it. All others are of
+requests that were accepted, and count as late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +98,36 @@ class LoadReport:
         return len(self.latencies_ms) + self.errors.total()
 
     @property
+    def good(self) -> int:
+        """Number of requests answered within the SLO; without an SLO, of those answered."""
+        slo_ms = self.slo_ms
+        if slo_ms is None:
+            return len(self.latencies_ms)
+        return sum(latency <= slo_ms for latency in self.latencies_ms)
+
+    @property
+    def refused(self) -> int:
+        """Number of requests that were turned away."""
+        return sum(self.errors[reason] for reason in REFUSAL_REASONS)
+
+    @property
+    def client(self) -> int:
+        """Number of requests that failed because of their client, which is this one."""
+        return sum(self.errors[reason] for reason in CLIENT_REASONS)
+
+    @property
+    def late(self) -> int:
+        """Number of requests that were accepted, and answered too late or not at all."""
+        return self.requests - self.good - self.refused - self.client
+
+    @property
     def attainment(self) -> float | None:
-        """Share of all requests answered within the SLO; None without an SLO."""
-        if self.slo_ms is None or not self.requests:
-            return None
-        return sum(latency <= self.slo_ms for latency in self.latencies_ms) / self.requests
+        """Share of the requests answered within the SLO, of all but those wrong in themselves.
+
+        None without an SLO.
+        """
+        arrived = self.good + self.late + self.refused
+        return self.good / arrived if self.slo_ms is not None and arrived else None
 
     def percentile_ms(self, percent: float) -> float | None:
         """Returns the nearest-rank percentile of the latencies; None if nothing was answered."""
@@ -90,6 +147,10 @@ class LoadReport:
             "p90_ms": self.percentile_ms(90),
             "p99_ms": self.percentile_ms(99),
             "max_ms": self.percentile_ms(100),
+            "good": self.good,
+            "late": self.late,
+            "refused": self.refused,
+            "client": self.client,
             "errors": dict(self.errors.most_common()),
             "slo_ms": self.slo_ms,
             "attainment": self.attainment,

@@ -236,12 +236,37 @@ class ChainInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class OutcomeCounts:
+    """What became of the requests that arrived lately at the gateway that answers.
+
+    Attributes:
+        seconds: How far back they are counted; 0 if the server does not say.
+        good: Requests that were answered before their deadline and within their objectives.
+        late: Requests that were accepted, and answered too late, not at all or with an error.
+        refused: Requests that were turned away: no room, or nobody to serve them.
+        client: Requests that failed because of their client; they count for no share.
+    """
+
+    seconds: int = 0
+    good: int = 0
+    late: int = 0
+    refused: int = 0
+    client: int = 0
+
+    @property
+    def arrived(self) -> int:
+        """Number of requests that the platform had to answer."""
+        return self.good + self.late + self.refused
+
+
+@dataclass(frozen=True, slots=True)
 class DeploymentInfo:
     """One deployed model as the scheduler sees it.
 
     Attributes:
         packing: Goal for which running sessions are moved: "pack", "balance" or "off".
         sessions_moving: Sessions on their way to another chain.
+        outcomes: What became of its requests at the gateway that answers.
     """
 
     name: str
@@ -254,6 +279,7 @@ class DeploymentInfo:
     chains: tuple[ChainInfo, ...] = ()
     packing: str = ""
     sessions_moving: int = 0
+    outcomes: OutcomeCounts = OutcomeCounts()
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,14 +128,15 @@ class SchedulerSettings(ProcessSettings):
         "that fits into memory, where agents take memory as caches grow; 1: every session may grow "
         "to its limit. With more, a session may have to wait while others are long.",
     )
-    chain_policy: Literal["jffc", "slo"] = Field(
-        default="slo",
-        description="Who gets a session: the fastest free chain with one central "
-        "queue (jffc), or the one that meets the objectives (slo).",
+    chain_policy: Literal["least-time", "slo", "jffc"] = Field(
+        default="least-time",
+        description="Who gets a session: of the chains that meet its objectives, if it has "
+        "any, the one on which it delays the ends of all sessions least under the present load "
+        "(least-time), or the one with the shortest steps (slo); or the fastest free chain (jffc).",
     )
     rebalance: bool = Field(
         default=False,
-        description="Under slo, requests that are placed together change workers "
+        description="Under least-time and slo, requests that are placed together change workers "
         "where answers turned out longer or shorter than predicted.",
     )
     packing: Literal["auto", "pack", "balance", "off"] = Field(

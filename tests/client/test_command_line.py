@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import catenary_services.errors as served
 from catenary.command_line import app
+from catenary_protos.catenary.v1 import admin_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
@@ -81,6 +82,20 @@ def test_status_for_people_and_as_json(catenary):
     assert (chain["capacity"], chain["sessions"], chain["service_ns"]) == (4, 3, 2_500_000_000)
     assert chain["hops"] == [["agent-0", 0, 4], ["agent-1", 4, 9]]
     assert (chain["role"], chain["lines"]["decode_ns"]) == ("decode", 7.5e6)
+
+
+def test_status_says_what_became_of_all_requests_that_arrived(catenary, server):
+    assert "good" not in catenary("status").stdout
+    changed = server.status = copy.deepcopy(server.status)
+    counts = {"seconds": 300, "good": 1996, "late": 1, "refused": 3, "client": 9}
+    changed.models[0].outcomes.CopyFrom(admin_pb2.RequestOutcomes(**counts))
+    page = " ".join(catenary("status").stdout.split())
+    assert "99.8 % good, 0.1 % late, 0.2 % refused (of 2000 in 5 min)" in page
+    assert json.loads(catenary("status", "--json").stdout)["models"][0]["outcomes"] == counts
+    # A share is never rounded to all or nothing while there is an exception.
+    changed.models[0].outcomes.good = 10**6
+    page = " ".join(catenary("status").stdout.split())
+    assert "99.9 % good, 0.1 % late, 0.1 % refused (of 1000004 in 5 min)" in page
 
 
 def test_status_names_who_leads_which_scheduler_group(catenary, server):

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 
 import numpy as np
 import pytest
 
 import catenary
 from catenary import InferRequest, InvalidInputError
-from catenary.load import LoadReport, LoadSettings, run_load
+from catenary.load import NOT_SENT, LoadReport, LoadSettings, run_load
 
 REQUEST = InferRequest("net", {"x": np.zeros(2, np.float32)})
 
@@ -25,6 +26,18 @@ def test_attainment_counts_failures_as_missed():
     report.errors["OVERLOADED"] = 2
     assert (report.requests, report.attainment) == (4, 0.25)
     assert LoadReport(latencies_ms=[1.0]).attainment is None
+
+
+def test_a_report_tells_late_from_refused_and_leaves_its_own_mistakes_out():
+    report = LoadReport(latencies_ms=[10.0, 30.0], slo_ms=20.0)
+    report.errors.update({"OVERLOADED": 3, "DEADLINE_EXCEEDED": 2, "INVALID_INPUT": 4})
+    report.errors[NOT_SENT] = 1
+    assert (report.good, report.late, report.refused, report.client) == (1, 4, 3, 4)
+    assert report.attainment == 1 / 8
+    facts = report.facts()
+    assert [facts[name] for name in ("good", "late", "refused", "client")] == [1, 4, 3, 4]
+    without = LoadReport(latencies_ms=[10.0, 30.0], errors=Counter({"OVERLOADED": 1}))
+    assert (without.good, without.late, without.refused) == (2, 0, 1)
 
 
 @pytest.mark.parametrize("wrong", [{"seconds": 0}, {"rate": -1.0}, {"concurrency": 0}])

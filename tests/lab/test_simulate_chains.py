@@ -52,6 +52,32 @@ OF_KIND: dict[str, dict[str, Any]] = {
     "tuning": {"rates_per_s": [0.2, 0.8], "curve_rate_per_s": 0.2, "requests": 80},
     "placement": {"c": 2, "rates_per_s": [0.2], "placements": 10},
     "allocation": {"c": 2, "loads": [0.3, 0.6]},
+    "chats": {
+        "workers": {
+            name: {
+                "prefill_token_ms": 0.2 * factor,
+                "prefill_ms": 10 * factor,
+                "decode_context_token_ms": 0.001,
+                "decode_session_ms": factor,
+                "decode_ms": 20 * factor,
+                "gpu_memory_gb": 24,
+                "weights_gb": 14,
+                "token_bytes": 500_000,
+            }
+            for name, factor in (("new", 1.0), ("old", 2.0))
+        },
+        "agents": ["new", "old"],
+        "slots": 8,
+        "objectives": {"ttft_ms": 800, "atgt_ms": 90},
+        "lengths": {
+            "prompt": {"median": 100, "sigma": 0.5},
+            "answer": {"median": 40, "sigma": 0.5},
+            "count": 200,
+        },
+        "rates_per_s": [1, 4],
+        "duration_s": 10,
+        "policies": ["jffc", "least-time"],
+    },
 }
 
 
@@ -61,7 +87,8 @@ def run(*arguments: str) -> Result:
 
 def file_of(folder: Path, scenario: str, **changes: Any) -> Path:
     path = folder / f"{scenario}.yaml"
-    path.write_text(yaml.safe_dump({"kind": scenario, **BASE, **OF_KIND[scenario], **changes}))
+    base = {"title": BASE["title"]} if scenario == "chats" else BASE
+    path.write_text(yaml.safe_dump({"kind": scenario, **base, **OF_KIND[scenario], **changes}))
     return path
 
 
@@ -117,6 +144,28 @@ def test_out_writes_facts_plots_and_the_document(tmp_path: Path) -> None:
     for kind in FILES.kinds:
         assert (out / f"{kind}.png").stat().st_size > 1000
         assert json.loads((out / f"{kind}.json").read_text())["policies"]
+
+
+def test_chats_say_how_evenly_each_policy_uses_the_agents(tmp_path: Path) -> None:
+    done = run(str(file_of(tmp_path, "chats")), "--workers", "1", "--json")
+    policies = json.loads(done.output)["policies"]
+    assert len(policies) == 2 * 2 * 2
+    for each in policies:
+        assert 1.0 <= each["unevenness"] <= 2.0
+        assert 0 < each["ttft_p50_ms"] < each["response_ms"]
+        assert 0.0 <= each["attainment"] <= 1.0
+    even = {(each["rate_per_s"], each["named"], each["policy"]): each for each in policies}
+    # At one chat a second JFFC leaves the old agent idle, whatever requests say.
+    assert even[1, False, "jffc"]["unevenness"] == even[1, True, "jffc"]["unevenness"] == 2.0
+    best = even[4, False, "least-time"]
+    assert best["unevenness"] < even[4, False, "jffc"]["unevenness"]
+    assert best["response_ms"] < even[4, False, "jffc"]["response_ms"]
+
+
+def test_an_agent_of_no_known_kind_is_named(tmp_path: Path) -> None:
+    done = run(str(file_of(tmp_path, "chats", agents=["new", "older"])))
+    assert done.exit_code != 0
+    assert "older" in str(done.exception)
 
 
 def test_a_recorded_trace_is_replayed(tmp_path: Path) -> None:

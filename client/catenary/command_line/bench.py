@@ -129,8 +129,11 @@ def _page(report: LoadReport) -> Any:
         ),
         *((f"error {reason}", count) for reason, count in report.errors.most_common()),
     ]
+    rows += [("good", report.good), ("late", report.late), ("refused", report.refused)]
+    if report.client:
+        rows.append(("client's own mistakes", report.client))
     if report.attainment is not None:
-        rows.append((f"within {report.slo_ms:g} ms", f"{report.attainment:.1%}"))
+        rows.append((f"within {report.slo_ms:g} ms, of all", f"{report.attainment:.1%}"))
     return table(("FIGURE", "VALUE"), rows)
 
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from catenary.client import Client
 from catenary.command_line.kit import CommandOptions, command, console, fail, print_json, table
 from catenary.recent import MOST_REQUESTS
-from catenary.types import AgentInfo, ChainInfo, ClusterStatus
+from catenary.types import AgentInfo, ChainInfo, ClusterStatus, OutcomeCounts
 from catenary.waterfall import render_waterfall, waterfall_markup
 
 _FEWEST_REFRESH_S = 0.1
@@ -169,6 +169,7 @@ def _status_page(found: ClusterStatus) -> Group:
             m.pipelines,
             m.queued_requests,
             m.packing if m.chains else "-",
+            _shares(m.outcomes),
             m.reason,
         )
         for m in found.models
@@ -180,7 +181,19 @@ def _status_page(found: ClusterStatus) -> Group:
             agents,
         ),
         Text(),
-        table(("MODEL", "VERSION", "READY", "PIPELINES", "QUEUED", "PACKING", "REASON"), deployed),
+        table(
+            (
+                "MODEL",
+                "VERSION",
+                "READY",
+                "PIPELINES",
+                "QUEUED",
+                "PACKING",
+                "OF ALL THAT ARRIVED",
+                "REASON",
+            ),
+            deployed,
+        ),
     ]
     if fetches := list(_fetches(found)):
         titles_of_fetches = ("AGENT", "SERVER", "FETCHES", "BYTES", "OF", "DONE", "MB/S")
@@ -231,6 +244,26 @@ def _fetches(found: ClusterStatus) -> Iterator[tuple[object, ...]]:
             rate = each.bytes_per_second / 1e6
             where = agent.server_id or "-"
             yield agent.agent_id, where, each.model, here, wanted, f"{done:.0%}", rate
+
+
+def _shares(outcomes: OutcomeCounts) -> str:
+    """Returns good, late and refused as shares of what arrived, without shares that are 0."""
+    arrived = outcomes.arrived
+    if not arrived:
+        return "-"
+    late, refused = outcomes.late, outcomes.refused
+    words = [f"{_percent(outcomes.good, arrived)} good"]
+    words += [f"{_percent(late, arrived)} late"] if late else []
+    words += [f"{_percent(refused, arrived)} refused"] if refused else []
+    return f"{', '.join(words)} (of {arrived} in {outcomes.seconds // 60} min)"
+
+
+def _percent(part: int, whole: int) -> str:
+    """Returns a share in per cent, rounded so that neither all nor nothing is said of some."""
+    tenths = round(1000 * part / whole)
+    if 0 < part < whole:
+        tenths = min(999, max(1, tenths))
+    return f"{tenths / 10:g} %"
 
 
 def _impairments(found: ClusterStatus) -> Iterator[tuple[str, ...]]:

@@ -160,7 +160,8 @@ def cluster_status(message: admin_pb2.GetStatusResponse) -> types.ClusterStatus:
 
 def _deployment(message: admin_pb2.ModelStatus) -> types.DeploymentInfo:
     chains = tuple(_chain(chain) for chain in message.chains)
-    return record_of(types.DeploymentInfo, message, chains=chains)
+    outcomes = record_of(types.OutcomeCounts, message.outcomes)
+    return record_of(types.DeploymentInfo, message, chains=chains, outcomes=outcomes)
 
 
 def _chain(message: admin_pb2.ChainStatus) -> types.ChainInfo:

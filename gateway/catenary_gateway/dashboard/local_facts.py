@@ -14,7 +14,7 @@ def gateway_facts(pipeline: RequestPipeline) -> dict[str, Any]:
     """Returns the load of a gateway, and the outcomes of every model over the last minutes."""
     request_metrics, sessions = pipeline.plane.request_metrics, pipeline.sessions
     outcomes, now_ns = request_metrics.outcomes, time.monotonic_ns()
-    labels = {*(model.label for model in pipeline.catalog.models()), *outcomes.models()}
+    labels = {*(model.label for model in pipeline.catalog.models()), *outcomes.models()} - {""}
     return {
         "gateway_id": pipeline.gateway_id,
         "version": server_version(),
@@ -26,6 +26,7 @@ def gateway_facts(pipeline: RequestPipeline) -> dict[str, Any]:
         "sessions_waiting": sessions.unanswered - sessions.running,
         "in_flight_bytes": pipeline.capacity.bytes,
         "bucket_s": BUCKET_S,
+        "unnamed": model_facts(outcomes, "", now_ns),
         "models": {label: model_facts(outcomes, label, now_ns) for label in sorted(labels)},
     }
 
@@ -34,15 +35,19 @@ def model_facts(outcomes: RecentOutcomes, label: str, now_ns: int) -> dict[str, 
     """Returns one model's outcomes; its rates are means over the time since the first of them."""
     found = outcomes.of(label, now_ns)
     # A model whose first request came a minute ago has a rate over this minute.
-    seconds = max((age_s for age_s, _, _ in found.history), default=0) + BUCKET_S
+    seconds = max((age_s for age_s, *_ in found.history), default=0) + BUCKET_S
     return {
         "seconds": seconds if found.history else 0,
-        "finished": found.finished,
-        "met": found.met,
+        "arrived": found.arrived,
+        "good": found.good,
+        "late": found.late,
+        "refused": found.refused,
+        "client": found.client,
         "attainment_ratio": found.attainment_ratio,
         "rows_per_s": found.rows / seconds,
         "p50_ns": found.p50_ns,
         "p99_ns": found.p99_ns,
         "errors": found.errors,
+        "client_errors": found.client_errors,
         "history": found.history,
     }

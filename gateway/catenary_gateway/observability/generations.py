@@ -64,6 +64,17 @@ class ObjectivesReport:
         """True if both objectives were met."""
         return self.met_first_token and self.met_per_token
 
+    def is_overdue(self, waited_ns: int) -> bool:
+        """Returns whether an answer that was given up had missed an objective by then.
+
+        Args:
+            waited_ns: Time from its arrival until it was given up.
+        """
+        first_ns, slo_ns = self.first_token_ns or waited_ns, self.first_token_slo_ns
+        if slo_ns and first_ns > slo_ns:
+            return True
+        return 0 < self.per_token_slo_ns < self.per_token_ns
+
 
 @dataclass(frozen=True, slots=True)
 class ChainChange:

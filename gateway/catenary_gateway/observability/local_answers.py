@@ -93,11 +93,21 @@ def name_story(
 
 
 def add_attainment(answer: admin_pb2.GetStatusResponse, outcomes: RecentOutcomes) -> None:
-    """Fills in the share of each model's requests that this gateway answered in time."""
+    """Fills in what became of each model's requests at this gateway, and the share in time."""
     now_ns = time.monotonic_ns()
     for model in answer.models:
         label = str(ModelKey(model.name, model.version))
-        model.attainment_ratio = outcomes.of(label, now_ns).attainment_ratio
+        found = outcomes.of(label, now_ns)
+        model.attainment_ratio = found.attainment_ratio
+        model.outcomes.CopyFrom(
+            admin_pb2.RequestOutcomes(
+                seconds=found.seconds,
+                good=found.good,
+                late=found.late,
+                refused=found.refused,
+                client=found.client,
+            )
+        )
 
 
 def recent_requests(recent: RecentRequests, limit: int) -> admin_pb2.ListRequestsResponse:

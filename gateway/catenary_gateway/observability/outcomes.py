@@ -16,6 +16,7 @@ import msgspec
 
 from catenary_gateway.inference import RequestArrival
 from catenary_gateway.observability.generations import SessionRecord
+from catenary_gateway.observability.verdicts import Verdict
 from catenary_gateway.results.pending import BatchAttempt, PendingRequest
 
 BUCKET_S = 5
@@ -37,89 +38,124 @@ class OutcomeBucket:
 
     number: int
     """The interval's number: its start on the monotonic clock, in units of `BUCKET_S`."""
-    finished: int = 0
-    """Number of requests that were answered or failed, without those whose client went away and
-    those refused at the endpoint."""
-    met: int = 0
-    """Number of finished requests that were in time: before their deadline and within their
-    objectives."""
+    verdicts: Counter[Verdict] = field(default_factory=Counter)
+    """Number of requests by verdict."""
     rows: int = 0
     """Number of rows of the requests that were answered without an error."""
     errors: Counter[str] = field(default_factory=Counter)
-    """Number of errors by reason, those of refused and cancelled requests included."""
+    """Number of late and refused requests that ended with an error, by its reason."""
+    client_errors: Counter[str] = field(default_factory=Counter)
+    """Number of requests that count for no share because of their client, by reason."""
     bins: Counter[int] = field(default_factory=Counter)
     """Number of requests answered without an error, by latency bin."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOutcomes:
-    """Outcomes of one model's requests over the last minutes."""
+    """Outcomes of one model's requests over the last minutes.
+
+    Attributes:
+        seconds: Length of the period, in seconds.
+        good: Number of requests that were answered in time.
+        late: Number of requests that were accepted and not answered in time.
+        refused: Number of requests that were turned away.
+        client: Number of requests that failed because of their client.
+        rows: Number of rows of the requests that were answered without an error.
+        errors: Number of late and refused requests that ended with an error, by its reason.
+        client_errors: Number of requests that failed because of their client, by reason.
+        p50_ns: Median time from arrival to answer, within 5 % of the true value; 0 if none was
+            answered.
+        p99_ns: The same for the 99th percentile.
+        history: One (age in seconds, good, late, refused) per bucket with any request, oldest
+            first.
+    """
 
     seconds: int
-    """Length of the period, in seconds."""
-    finished: int
-    met: int
+    good: int
+    late: int
+    refused: int
+    client: int
     rows: int
     errors: dict[str, int]
+    client_errors: dict[str, int]
     p50_ns: int
-    """Median time from arrival to answer, within 5 % of the true value; 0 if none was answered."""
     p99_ns: int
-    history: tuple[tuple[int, int, int], ...]
-    """One (age in seconds, finished, met) per bucket with any request, oldest first."""
+    history: tuple[tuple[int, int, int, int], ...]
+
+    @property
+    def arrived(self) -> int:
+        """Number of requests that the platform had to answer."""
+        return self.good + self.late + self.refused
 
     @property
     def attainment_ratio(self) -> float:
-        """Share of the finished requests that were in time; -1 if none finished."""
-        return self.met / self.finished if self.finished else -1.0
+        """Share of the requests that were good, of all that arrived; -1 if none did."""
+        return self.good / self.arrived if self.arrived else -1.0
 
 
 class RecentOutcomes:
-    """Counters of outcomes by model, of bounded size however many requests there are."""
+    """Counters of outcomes by model, of bounded size however many requests there are.
+
+    Requests that were turned away before their model was known are those of the model "".
+    """
 
     def __init__(self) -> None:
         self._models: dict[str, deque[OutcomeBucket]] = {}
 
-    def add(self, model: str, now_ns: int, *, met: bool, duration_ns: int, rows: int) -> None:
-        """Counts a request that was answered without an error; `met` says whether in time."""
+    def add(self, model: str, now_ns: int, verdict: Verdict, duration_ns: int, rows: int) -> None:
+        """Counts a request that was answered without an error."""
         bucket = self._bucket(model, now_ns)
-        bucket.finished += 1
-        bucket.met += met
+        bucket.verdicts[verdict] += 1
         bucket.rows += rows
         bucket.bins[_bin_of(duration_ns)] += 1
 
-    def add_error(self, model: str, now_ns: int, reason: str, *, counts: bool) -> None:
-        """Counts a request that failed.
+    def add_error(self, model: str, now_ns: int, verdict: Verdict, reason: str) -> None:
+        """Counts a request that ended with an error.
 
         Args:
             model: The model's label.
             now_ns: The present time on the monotonic clock.
+            verdict: The verdict on the request.
             reason: The reason of the error.
-            counts: Whether the request counts as finished; False if its client went away or it was
-                refused at the endpoint.
         """
         bucket = self._bucket(model, now_ns)
-        bucket.finished += counts
-        bucket.errors[reason] += 1
+        bucket.verdicts[verdict] += 1
+        if verdict is Verdict.CLIENT:
+            bucket.client_errors[reason] += 1
+        else:
+            bucket.errors[reason] += 1
 
     def of(self, model: str, now_ns: int) -> ModelOutcomes:
         """Returns the outcomes of one model over the last minutes."""
         buckets = list(self._fresh(model, now_ns))
+        verdicts: Counter[Verdict] = Counter()
         errors: Counter[str] = Counter()
+        client_errors: Counter[str] = Counter()
         bins: Counter[int] = Counter()
         for bucket in buckets:
+            verdicts.update(bucket.verdicts)
             errors.update(bucket.errors)
+            client_errors.update(bucket.client_errors)
             bins.update(bucket.bins)
         now = _number_of(now_ns)
         return ModelOutcomes(
             seconds=BUCKET_S * BUCKETS,
-            finished=sum(bucket.finished for bucket in buckets),
-            met=sum(bucket.met for bucket in buckets),
+            good=verdicts[Verdict.GOOD],
+            late=verdicts[Verdict.LATE],
+            refused=verdicts[Verdict.REFUSED],
+            client=verdicts[Verdict.CLIENT],
             rows=sum(bucket.rows for bucket in buckets),
             errors=dict(errors),
+            client_errors=dict(client_errors),
             p50_ns=_percentile(bins, 0.50),
             p99_ns=_percentile(bins, 0.99),
             history=tuple(
-                ((now - bucket.number) * BUCKET_S, bucket.finished, bucket.met)
+                (
+                    (now - bucket.number) * BUCKET_S,
+                    bucket.verdicts[Verdict.GOOD],
+                    bucket.verdicts[Verdict.LATE],
+                    bucket.verdicts[Verdict.REFUSED],
+                )
                 for bucket in buckets
             ),
         )

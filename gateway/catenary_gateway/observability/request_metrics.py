@@ -10,12 +10,12 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from catenary_gateway.observability.generations import ObjectivesReport, SessionRecord
 from catenary_gateway.observability.outcomes import FinishedRequest, RecentOutcomes, RecentRequests
+from catenary_gateway.observability.verdicts import OK, Verdict, verdict_of
 from catenary_gateway.observability.waterfall import bars_of
 from catenary_services.telemetry import names
 from catenary_services.telemetry.metrics import Metrics
 from catenary_services.telemetry.tracing import AttributeValue, Tracer
 
-OK = "OK"
 _CANCELLED = "CANCELLED"
 _OVERLOADS = frozenset({"OVERLOADED", "SLO_UNATTAINABLE", "QUOTA_EXCEEDED", "UNAVAILABLE"})
 _OWN_BARS = "gateway."
@@ -57,6 +57,7 @@ class RequestMetrics:
         self._durations: dict[str, Histogram] = {}
         self._intervals: dict[str, Histogram] = {}
         self._attainment: dict[str, _Attainment] = {}
+        self._arrivals: dict[tuple[str, str], Counter] = {}
 
     def finished(self, request: FinishedRequest, deadline_ns: int) -> None:
         """Records a finished request.
@@ -73,17 +74,32 @@ class RequestMetrics:
         if durations is None:
             durations = self._durations[model] = metrics.request_seconds.labels(model)
         durations.observe(seconds)
-        met = request.outcome == OK and request.finished_ns <= deadline_ns
+        in_time = request.finished_ns <= deadline_ns
         if request.session is not None:
-            met = met and request.session.objectives.met
-        if request.outcome != _CANCELLED:
-            self.observe_slo(model, met)
-        self._remember(request, met)
+            objectives = request.session.objectives
+            waited_ns = request.finished_ns - request.arrival.monotonic_ns
+            is_over = request.outcome != _CANCELLED
+            in_time &= objectives.met if is_over else not objectives.is_overdue(waited_ns)
+        verdict = verdict_of(request.outcome, in_time=in_time)
+        self.observe_arrival(model, verdict)
+        self._remember(request, verdict)
         if request.arrival.trace.sampled and self.tracer.enabled:
             self._export(request)
 
-    def observe_slo(self, model: str, met: bool) -> None:
-        """Counts one request with a deadline, and updates the share of those that met theirs."""
+    def observe_arrival(self, model: str, verdict: str) -> None:
+        """Counts one request by what became of it, and updates the share of those in time.
+
+        Args:
+            model: The model's label; empty if it was not known yet.
+            verdict: A value of the label `verdict`.
+        """
+        arrived = self._arrivals.get((model, verdict))
+        if arrived is None:
+            arrived = self.metrics.arrivals.labels(model, verdict)
+            self._arrivals[model, verdict] = arrived
+        arrived.inc()
+        if verdict == names.CLIENT or not model:
+            return
         attainment = self._attainment.get(model)
         if attainment is None:
             attainment = self._attainment[model] = _Attainment(
@@ -91,7 +107,7 @@ class RequestMetrics:
                 self.metrics.slo_requests.labels(model, "true"),
                 self.metrics.slo_requests.labels(model, "false"),
             )
-        attainment.observe(met)
+        attainment.observe(verdict == names.GOOD)
 
     def token_after(self, model: str, duration_ns: int) -> None:
         """Counts the time from one token of a generation to the next."""
@@ -118,18 +134,17 @@ class RequestMetrics:
     def refused(self, model: str, reason: str) -> None:
         """Counts a request that was refused at the endpoint; `model` is empty if it is unknown."""
         self._count(model, reason)
-        if model:
-            self.outcomes.add_error(model, time.monotonic_ns(), reason, counts=False)
+        verdict = verdict_of(reason, in_time=True)
+        self.observe_arrival(model, verdict)
+        self.outcomes.add_error(model, time.monotonic_ns(), verdict, reason)
 
-    def _remember(self, request: FinishedRequest, met: bool) -> None:
-        now_ns, counts = request.finished_ns, request.outcome != _CANCELLED
+    def _remember(self, request: FinishedRequest, verdict: Verdict) -> None:
+        now_ns = request.finished_ns
         if request.outcome != OK:
-            self.outcomes.add_error(request.model, now_ns, request.outcome, counts=counts)
+            self.outcomes.add_error(request.model, now_ns, verdict, request.outcome)
             return
         duration_ns = now_ns - request.arrival.monotonic_ns
-        self.outcomes.add(
-            request.model, now_ns, met=met, duration_ns=duration_ns, rows=request.rows
-        )
+        self.outcomes.add(request.model, now_ns, verdict, duration_ns, request.rows)
 
     def _count(self, model: str, outcome: str) -> None:
         counter = self._counters.get((model, outcome))

@@ -121,11 +121,22 @@ class MetricTable:
     )
     requests_in_flight = gauge("requests_in_flight", "Requests accepted and not yet answered.")
     in_flight_bytes = gauge("in_flight_bytes", "Tensor bytes held for unanswered requests.")
+    arrivals = counter(
+        "arrivals",
+        "Requests that arrived, by what became of them: good (in time), late (accepted, and late "
+        "or failed), refused (no room, or nobody to serve it), client (the client's own mistake).",
+        "model verdict",
+    )
     slo_attainment = gauge(
-        "slo_attainment_ratio", "Share of recent requests that met their deadline.", "model"
+        "slo_attainment_ratio",
+        "Share of the last 1000 requests that were good; those refused count, clients' own "
+        "mistakes do not.",
+        "model",
     )
     slo_requests = counter(
-        "slo_requests", "Requests with a deadline, by whether they met it.", "model met"
+        "slo_requests",
+        "Requests by whether they were good; those refused count, clients' own mistakes do not.",
+        "model met",
     )
     key_requests = counter(
         "key_requests",

@@ -100,6 +100,8 @@ class PlacementLoop(Kernel):
         self.workers = workers
         self._by_index = list(workers.values())
         self.objectives = objectives
+        self.are_named = True
+        """Whether requests name their objectives; if not, they are only measured by them."""
         self._delays = delays
         self._open: dict[int, SimulatedSession] = {}
         """Sessions by the number of their request, from its arrival to its end."""
@@ -155,7 +157,7 @@ class PlacementLoop(Kernel):
                 longest,
                 NEVER,
                 arrived_ns=self.now_ns(),
-                objectives=self.objectives,
+                objectives=self.objectives if self.are_named else None,
             )
         )
         if not self.has_arrivals():

@@ -17,10 +17,10 @@ import pytest
 
 from catenary_gateway.dashboard.answers import DocumentCache
 from catenary_gateway.dashboard.api import AGE_HEADER
-from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
+from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc, common_pb2, scheduler_pb2
 from catenary_services.security.keys import add_key
 from certificates import Certificates
-from gateway_harness import GATEWAY, Stage, stage
+from gateway_harness import GATEWAY, Down, Stage, stage
 from scheduling_cases import large_cluster
 
 ROUTES = ("status", "plan", "timelines", "requests", "sessions", "trace")
@@ -83,10 +83,10 @@ async def test_every_route_answers_what_admin_answers(
     assert [request["request_id"] for request in local["requests"]] == ["me"]
     assert local["gateway"]["gateway_id"] == GATEWAY
     toy = local["gateway"]["models"]["toy:1"]
-    assert (toy["finished"], toy["met"], toy["attainment_ratio"]) == (1, 1, 1.0)
+    assert (toy["arrived"], toy["good"], toy["attainment_ratio"]) == (1, 1, 1.0)
     assert 0.9 < toy["p50_ns"] / found["trace"][1]["total_ns"] < 1.1
     ((age_s, *ended),) = toy["history"]
-    assert (age_s <= 5, ended) == (True, [1, 1])
+    assert (age_s <= 5, ended) == (True, [1, 0, 0])
 
 
 async def test_a_story_is_that_of_the_session_or_request_that_was_named(
@@ -262,6 +262,43 @@ async def test_admin_says_which_share_of_a_models_requests_was_in_time(running: 
             assert sent.status == 200
         status = await admin_pb2_grpc.AdminStub(channel).GetStatus(admin_pb2.GetStatusRequest())
     assert [model.attainment_ratio for model in status.models] == [1.0, -1.0]
+
+
+async def test_what_was_refused_counts_everywhere_and_what_clients_did_wrong_nowhere(
+    running: Stage,
+) -> None:
+    answer = admin_pb2.GetStatusResponse(models=[admin_pb2.ModelStatus(name="toy", version="1")])
+    running.scheduler.answers["GetStatus"] = lambda _: answer
+    wrong = {"inputs": [{**ONE_ROW["inputs"][0], "shape": [1, 5], "data": [1, 2, 3, 4, 5]}]}
+
+    def reject(submit: scheduler_pb2.SubmitRequest) -> list[Down]:
+        failure = common_pb2.Failure(reason="SLO_UNATTAINABLE", message="too late")
+        rejected = scheduler_pb2.RejectRequest(request_id=submit.request_id, failure=failure)
+        return [Down(reject=rejected)]
+
+    async with browser(running) as session, grpc.aio.insecure_channel(running.admin) as channel:
+
+        async def infer(model: str, body: dict[str, Any]) -> int:
+            async with session.post(f"/v2/models/{model}/infer", json=body) as sent:
+                return sent.status
+
+        serves = running.scheduler.script
+        assert await infer("toy", ONE_ROW) == 200
+        assert await infer("toy", wrong) == 400
+        assert await infer("nobody", ONE_ROW) == 404
+        running.scheduler.script = reject
+        assert [await infer("toy", ONE_ROW) for _ in range(3)] == [503] * 3
+        running.scheduler.script = serves
+        status = await admin_pb2_grpc.AdminStub(channel).GetStatus(admin_pb2.GetStatusRequest())
+        _, local = await asked(session, "requests")
+    (model,) = status.models
+    outcomes = model.outcomes
+    assert (outcomes.good, outcomes.late, outcomes.refused, outcomes.client) == (1, 0, 3, 1)
+    assert (outcomes.seconds, model.attainment_ratio) == (300, 0.25)
+    toy, unnamed = local["gateway"]["models"]["toy:1"], local["gateway"]["unnamed"]
+    assert (toy["arrived"], toy["good"], toy["refused"]) == (4, 1, 3)
+    assert (toy["errors"], toy["client_errors"]) == ({"SLO_UNATTAINABLE": 3}, {"INVALID_INPUT": 1})
+    assert (unnamed["arrived"], unnamed["client_errors"]) == (0, {"MODEL_NOT_FOUND": 1})
 
 
 def test_the_cache_is_younger_than_the_interval_at_which_pages_ask() -> None:

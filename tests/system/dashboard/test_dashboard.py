@@ -234,8 +234,10 @@ async def _same_models(tab: Tab, status: catenary.ClusterStatus, ended: int) -> 
     assert rows[LANGUAGE_LABEL][4] == f"{chain.sessions} of {chain.capacity}"
     finished = 0
     for row in rows.values():
-        share = re.fullmatch(r"([\d.]+) % of ([\d,]+)", row[8])
+        share = re.fullmatch(r"([\d.]+) % of ([\d,]+)((?:, [\d.]+ % (?:late|refused))*)", row[8])
         assert share, row
+        # What was not good is told as well, and only that.
+        assert bool(share[3]) == (float(share[1]) < 100), row
         finished += int(share[2].replace(",", ""))
         assert float(row[5].removesuffix("/s")) > 0
     assert finished == ended

@@ -1,4 +1,4 @@
-// Models: readiness, queues, rates, latencies, and how many requests were in time.
+// Models: readiness, queues, rates, latencies, and what became of the requests that arrived.
 
 import { byId, h, meter, s } from "./dom.js";
 import { count, duration, labelOf, percent, rate } from "./format.js";
@@ -6,7 +6,10 @@ import { colourOf } from "./palette.js";
 import { table } from "./tables.js";
 
 const BUCKETS = 60;
-const NOTHING = { finished: 0, met: 0, attainment_ratio: -1, rows_per_s: 0, p50_ns: 0, p99_ns: 0, errors: {}, history: [] };
+const NOTHING = {
+  arrived: 0, good: 0, late: 0, refused: 0, client: 0, attainment_ratio: -1,
+  rows_per_s: 0, p50_ns: 0, p99_ns: 0, errors: {}, client_errors: {}, history: [],
+};
 
 export class Models {
   constructor() {
@@ -24,7 +27,7 @@ export class Models {
         { name: "Rate", number: true, cell: ({ local }) => rate(local.rows_per_s) },
         { name: "p50", number: true, cell: ({ local }) => latency(local.p50_ns) },
         { name: "p99", number: true, cell: ({ local }) => latency(local.p99_ns) },
-        { name: "In time", make: makeAttainment },
+        { name: "Good, of all", make: makeAttainment },
         { name: "Last five minutes", make: makeHistory, wide: true },
       ],
     });
@@ -66,12 +69,23 @@ function makeName() {
 function makeState() {
   const element = h("span", { class: "tag" });
   element.show = ({ model, local }) => {
-    const errors = Object.entries(local.errors).map(([reason, times]) => `${times} ${reason}`);
+    // What clients did wrong themselves is told when asked for, and colours nothing.
+    const errors = timesOf(local.errors);
+    const theirs = timesOf(local.client_errors);
     const state = model.ready ? "ready" : `not ready: ${model.reason || "no reason given"}`;
     element.textContent = [state, ...errors].join("; ");
+    element.title = theirs.length ? `clients' own mistakes: ${theirs.join("; ")}` : "";
     element.dataset.tone = model.ready ? (errors.length ? "warn" : "good") : "bad";
   };
   return element;
+}
+
+const timesOf = (reasons) => Object.entries(reasons).map(([reason, times]) => `${times} ${reason}`);
+
+/** The shares of what arrived that were not good, in words; empty if there are none. */
+export function missesOf({ arrived, late, refused }) {
+  const parts = [[late, "late"], [refused, "refused"]];
+  return parts.filter(([times]) => times).map(([times, what]) => `${percent(times / arrived)} ${what}`);
 }
 
 function makeAttainment() {
@@ -80,12 +94,15 @@ function makeAttainment() {
   bar.show = ({ local }) => {
     const share = local.attainment_ratio;
     if (share < 0) show(0, "no requests");
-    else show(share, `${percent(share)} of ${count(local.finished)}`, share < 0.99 ? (share < 0.9 ? "bad" : "warn") : "good");
+    else {
+      const words = [`${percent(share)} of ${count(local.arrived)}`, ...missesOf(local)].join(", ");
+      show(share, words, share < 0.99 ? (share < 0.9 ? "bad" : "warn") : "good");
+    }
   };
   return bar;
 }
 
-/** A bar of five seconds each: how many ended, and how many of them in time. */
+/** A bar of five seconds each: how many were good, late and refused. */
 function makeHistory() {
   const drawing = s("svg", { class: "history", viewBox: `0 0 ${BUCKETS * 3} 24`, preserveAspectRatio: "none", role: "img" });
   let drawn = "";
@@ -93,11 +110,12 @@ function makeHistory() {
     const signature = JSON.stringify(local.history);
     if (signature === drawn) return;
     drawn = signature;
-    const most = Math.max(1, ...local.history.map(([, finished]) => finished));
-    drawing.setAttribute("aria-label", `${local.finished} requests ended, ${local.met} in time`);
+    const most = Math.max(1, ...local.history.map(([, good, late, refused]) => good + late + refused));
+    drawing.setAttribute("aria-label", `${local.arrived} requests: ${local.good} good, ${local.late} late, ${local.refused} refused`);
     drawing.replaceChildren(
-      s("path", { class: "met", d: bars(local.history, most, ([, , met]) => [0, met]) }),
-      s("path", { class: "missed", d: bars(local.history, most, ([, finished, met]) => [met, finished]) }),
+      s("path", { class: "met", d: bars(local.history, most, ([, good]) => [0, good]) }),
+      s("path", { class: "missed", d: bars(local.history, most, ([, good, late]) => [good, good + late]) }),
+      s("path", { class: "refused", d: bars(local.history, most, ([, good, late, refused]) => [good + late, good + late + refused]) }),
     );
   };
   return drawing;

@@ -16,12 +16,17 @@ export function showTiles(feeds) {
   const gone = (feeds.get("requests").problem !== null || feeds.get("requests").stale) && "old";
   const tiles = [];
   if (gateway) {
-    const models = Object.values(gateway.models);
-    const finished = models.reduce((sum, model) => sum + model.finished, 0);
-    const met = models.reduce((sum, model) => sum + model.met, 0);
-    const share = finished ? met / finished : 1;
+    // Requests that were turned away before their model was known belong to none, and arrived all the same.
+    const models = [gateway.unnamed, ...Object.values(gateway.models)];
+    const sum = (what) => models.reduce((total, model) => total + model[what], 0);
+    const [arrived, good] = [sum("arrived"), sum("good")];
+    const share = arrived ? good / arrived : 1;
+    const tone = gone || (share < 0.99 ? (share < 0.9 ? "bad" : "warn") : null);
+    const part = (what) => (arrived ? percent(sum(what) / arrived) : "–");
     tiles.push(
-      ["In time, 5 minutes", finished ? percent(share) : "–", gone || (finished && share < 0.99 ? (share < 0.9 ? "bad" : "warn") : null)],
+      ["Good, 5 minutes", arrived ? `${part("good")} of ${count(arrived)}` : "–", tone],
+      ["Late or failed", part("late"), gone],
+      ["Refused", part("refused"), gone],
       ["Requests in flight", count(gateway.requests_in_flight), gone],
     );
   }

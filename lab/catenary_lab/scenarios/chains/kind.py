@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from catenary_lab.scenarios.chains import (
     allocation,
+    chats,
     live_chains,
     placement,
     policies,
@@ -13,6 +14,7 @@ from catenary_lab.scenarios.chains import (
 from catenary_lab.scenarios.chains.schema import (
     FILES,
     Allocation,
+    Chats,
     Placement,
     Policies,
     Serve,
@@ -29,5 +31,6 @@ KIND = Kind(
         Experiment(Tuning, tuning.jobs, tuning.report),
         Experiment(Placement, placement.jobs, placement.report),
         Experiment(Allocation, allocation.jobs, allocation.report),
+        Experiment(Chats, chats.jobs, chats.report),
     ),
 )

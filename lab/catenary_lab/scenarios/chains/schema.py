@@ -17,7 +17,15 @@ from catenary_lab.scenarios.chains.schema_parts import (
     System,
     WorkloadSpec,
 )
+from catenary_lab.scenarios.placement.schema_parts import (
+    LengthsSpec,
+    NewsSpec,
+    ObjectivesSpec,
+    WorkerSpec,
+)
 from catenary_lab.scenarios.schema import Annotatable, Count, Load, Positive, ScenarioFiles
+
+ChatsPolicyName = Literal["least-time", "slo", "jffc"]
 
 
 class _Simulated(Annotatable):
@@ -103,7 +111,41 @@ class Allocation(_Simulated):
     target_load: Load = Field(0.7, description="rho_bar; lambda / rho_bar is the rate needed.")
 
 
-ChainsScenario = Serve | Policies | Tuning | Placement | Allocation
+class Chats(Annotatable):
+    """Chats on unlike agents that hold the whole model each, under a few policies and loads."""
+
+    kind: Literal["chats"]
+    workers: dict[str, WorkerSpec] = Field(min_length=1, description="Kinds of agents by name.")
+    agents: list[str] = Field(min_length=1, description="The kind of each agent; one chain each.")
+    slots: Count = Field(32, description="Sessions at a time per chain.")
+    chunk_tokens: int = Field(
+        0, ge=0, description="Prompt tokens beside every decode step; 0: whole prompts, first."
+    )
+    objectives: ObjectivesSpec
+    named: list[bool] = Field(
+        [False, True],
+        min_length=1,
+        description="Whether requests name the objectives; else they are only measured by them.",
+    )
+    lengths: LengthsSpec
+    arrivals: str = Field("poisson", description="poisson, gamma:CV, onoff:ON_S:OFF_S.")
+    rates_per_s: list[Positive] = Field(min_length=1, description="Loads; one case each.")
+    duration_s: Positive = Field(60.0, description="Chats begin so long, then all are served.")
+    seeds: list[int] = Field([1], min_length=1, description="One run each.")
+    policies: list[ChatsPolicyName] = Field(min_length=1, description="What is compared.")
+    news: NewsSpec = Field(
+        default_factory=lambda: NewsSpec.model_validate({}), description="Delays of messages."
+    )
+
+    @model_validator(mode="after")
+    def _known_agents(self) -> Chats:
+        for name in self.agents:
+            if name not in self.workers:
+                raise ValueError(f"agents: no kind of agents is called {name!r}")
+        return self
+
+
+ChainsScenario = Serve | Policies | Tuning | Placement | Allocation | Chats
 FILES: ScenarioFiles[ChainsScenario] = ScenarioFiles(
     Annotated[ChainsScenario, Field(discriminator="kind")]
 )

@@ -57,15 +57,7 @@ class Case:
     def kind(self) -> WorkerKind:
         """Kind of all workers."""
         worker, engine = self.worker, self.engine
-        lines = LatencyLines(
-            worker.prefill_token_ms * NANOSECONDS_PER_MILLISECOND,
-            worker.prefill_ms * NANOSECONDS_PER_MILLISECOND,
-            worker.decode_context_token_ms * NANOSECONDS_PER_MILLISECOND,
-            worker.decode_session_ms * NANOSECONDS_PER_MILLISECOND,
-            worker.decode_ms * NANOSECONDS_PER_MILLISECOND,
-            worker.decode_lone_ms * NANOSECONDS_PER_MILLISECOND,
-            prefill_chunk_tokens=engine.chunk_tokens,
-        )
+        lines = lines_of(worker, engine.chunk_tokens)
         if not engine.decode_only:
             return WorkerKind(lines, worker.cache_tokens)
         # Prompts hold nothing up here; only preempted sessions run theirs again.
@@ -93,7 +85,7 @@ class Case:
     @property
     def halves(self) -> tuple[LengthPopulation, LengthPopulation]:
         """The lengths to learn from, and those to serve."""
-        return _halves(self.lengths, self.data)
+        return halves_of(self.lengths, self.data)
 
     def workload(self) -> RequestWorkload:
         """Returns the requests."""
@@ -162,8 +154,22 @@ def rows_of(scenario: Simulated) -> list[Row]:
     ]
 
 
+def lines_of(worker: WorkerSpec, chunk_tokens: int) -> LatencyLines:
+    """Returns the latency lines of a worker, whose engine may run prompts in chunks."""
+    return LatencyLines(
+        worker.prefill_token_ms * NANOSECONDS_PER_MILLISECOND,
+        worker.prefill_ms * NANOSECONDS_PER_MILLISECOND,
+        worker.decode_context_token_ms * NANOSECONDS_PER_MILLISECOND,
+        worker.decode_session_ms * NANOSECONDS_PER_MILLISECOND,
+        worker.decode_ms * NANOSECONDS_PER_MILLISECOND,
+        worker.decode_lone_ms * NANOSECONDS_PER_MILLISECOND,
+        prefill_chunk_tokens=chunk_tokens,
+    )
+
+
 @lru_cache(maxsize=8)
-def _halves(spec: LengthsSpec, data: Path | None) -> tuple[LengthPopulation, LengthPopulation]:
+def halves_of(spec: LengthsSpec, data: Path | None) -> tuple[LengthPopulation, LengthPopulation]:
+    """Returns the lengths to learn from, and those to serve."""
     if data is not None:
         lengths = read_lengths(data)
     else:

@@ -402,6 +402,7 @@ class ModelStatus(_message.Message):
     SESSIONS_MOVING_FIELD_NUMBER: _builtins.int
     ATTAINMENT_RATIO_FIELD_NUMBER: _builtins.int
     PIPELINES_SERVED_FIELD_NUMBER: _builtins.int
+    OUTCOMES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     ready: _builtins.bool
@@ -414,8 +415,9 @@ class ModelStatus(_message.Message):
     sessions_moving: _builtins.int
     """Sessions that move to another chain now."""
     attainment_ratio: _builtins.float
-    """Of the requests finished lately, the share that met their deadline or objectives, at the gateway
-    that answers; -1 if there were none.
+    """Of all requests that arrived lately, those refused among them, the share that was answered
+    before their deadline and within their objectives, at the gateway that answers; -1 if there were
+    none.
     """
     @_builtins.property
     def chains(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChainStatus]:
@@ -424,6 +426,10 @@ class ModelStatus(_message.Message):
     @_builtins.property
     def pipelines_served(self) -> _containers.RepeatedCompositeFieldContainer[Global___PipelineStatus]:
         """Of a model served by pools."""
+
+    @_builtins.property
+    def outcomes(self) -> Global___RequestOutcomes:
+        """What became of the requests that arrived lately, at the gateway that answers."""
 
     def __init__(
         self,
@@ -440,14 +446,53 @@ class ModelStatus(_message.Message):
         sessions_moving: _builtins.int = ...,
         attainment_ratio: _builtins.float = ...,
         pipelines_served: _abc.Iterable[Global___PipelineStatus] | None = ...,
+        outcomes: Global___RequestOutcomes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["outcomes", b"outcomes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attainment_ratio", b"attainment_ratio", "chains", b"chains", "name", b"name", "packing", b"packing", "pipelines", b"pipelines", "pipelines_served", b"pipelines_served", "queued_requests", b"queued_requests", "ready", b"ready", "reason", b"reason", "sessions", b"sessions", "sessions_moving", b"sessions_moving", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attainment_ratio", b"attainment_ratio", "chains", b"chains", "name", b"name", "outcomes", b"outcomes", "packing", b"packing", "pipelines", b"pipelines", "pipelines_served", b"pipelines_served", "queued_requests", b"queued_requests", "ready", b"ready", "reason", b"reason", "sessions", b"sessions", "sessions_moving", b"sessions_moving", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelStatus: _TypeAlias = ModelStatus  # noqa: Y015
+
+@_typing.final
+class RequestOutcomes(_message.Message):
+    """What became of requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SECONDS_FIELD_NUMBER: _builtins.int
+    GOOD_FIELD_NUMBER: _builtins.int
+    LATE_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
+    seconds: _builtins.int
+    """How far back they are counted."""
+    good: _builtins.int
+    """Answered before their deadline and within their objectives."""
+    late: _builtins.int
+    """Accepted, and answered too late, not at all or with an error."""
+    refused: _builtins.int
+    """Turned away: no room, or nobody to serve them."""
+    client: _builtins.int
+    """Failed because of their client: wrong, beyond its quota or given up. Not part of any share."""
+    def __init__(
+        self,
+        *,
+        seconds: _builtins.int = ...,
+        good: _builtins.int = ...,
+        late: _builtins.int = ...,
+        refused: _builtins.int = ...,
+        client: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "good", b"good", "late", b"late", "refused", b"refused", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestOutcomes: _TypeAlias = RequestOutcomes  # noqa: Y015
 
 @_typing.final
 class PipelineStatus(_message.Message):

@@ -4,9 +4,10 @@
     config      limits and waiting times; packing_rules those of packing
     tracking    what is known of every open request and every session
     chain_state the chains of the active plan: how many sessions each has and may have
-    placement   placement under objectives: workers, and where the next request goes
+    placement   where the next request goes, by predicted times under the present load: workers, and
+                the policies "least-time" (a deployment's default) and "slo" (Aladdin)
     policies    a policy returns a route (hops, and the slots they take); the seam is `policy`, the
-                default `jffc`: join the fastest free chain (server-chain composition, Algorithm 3)
+                plainest `jffc`: join the fastest free chain (server-chain composition, Algorithm 3)
     queues      one model: its chains, its observed rate, its waiting requests; policies by name
     sessions    the table of all state, and what handlers share: requests that wait or are answered,
                 sessions with the slots they hold, how they begin and are closed

@@ -74,7 +74,8 @@ class ChainedDispatcher:
         book: The book in which slots are booked; None: a new one.
         availability: The view of which agents can be given work; None: every agent that joined can
             be given everything.
-        policy: "jffc" (default), "slo", or a function that makes a policy per model.
+        policy: "jffc" (default), "slo", "least-time" (a deployment's default), or a function that
+            makes a policy per model.
         first_session: Id of the first session; the scheduler puts its epoch into the upper bits.
             Lower ids belong to earlier schedulers.
         stopwatch: Measures every decision (choose a chain, reserve); see `take_decision_times`.

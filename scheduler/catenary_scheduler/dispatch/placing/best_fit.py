@@ -39,6 +39,7 @@ _NOTICE_NS = 20 * NANOSECONDS_PER_MILLISECOND
 """A request is placed this much earlier than it must be."""
 
 IsFree = Callable[[int], bool]
+LoadOf = Callable[[int], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,9 @@ def least_loaded(
     now: Nanoseconds,
     theta: float,
     is_free: IsFree,
+    load_of: LoadOf | None = None,
 ) -> int:
-    """Returns the worker with the shortest step among those on which c, d and e hold.
+    """Returns the worker with the least load among those on which c, d and e hold.
 
     Args:
         workers: The usable workers; ties go to the first (R9).
@@ -80,13 +82,14 @@ def least_loaded(
         now: The moment.
         theta: Share of what others have saved that a prompt may use up (d).
         is_free: True if the worker of this index has a slot left.
+        load_of: The load of the worker of an index with this request; None: the time of its steps.
     """
     best, least = NOBODY, math.inf
     for index, worker in enumerate(workers):
         worker.look(now)
         if worker.stall_ns(placement_request.prompt_tokens) > theta * worker.least_saved_ns:
             continue
-        load = _load(worker, placement_request)
+        load = _load(worker, placement_request) if load_of is None else load_of(index)
         if (
             load < least
             and _in_time(worker, placement_request, now)

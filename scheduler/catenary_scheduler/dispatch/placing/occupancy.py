@@ -126,6 +126,8 @@ class Occupancy:
         running_sequences: The sessions by request.
         context_tokens: Weighted context, the left side of b.
         final_tokens: Sum of prompts and answers when all have ended.
+        now_tokens: Tokens of prompts, and of answers so far.
+        unrun_tokens: Tokens of the prompts that have not run, as far as is known.
         step_ns: Duration of a step with the present sessions.
         least_saved_ns: The least that any session has saved (d); infinity if none counts.
         tightest_ns: The least per-token objective; infinity if there is none.
@@ -144,6 +146,7 @@ class Occupancy:
         self.context_tokens = 0.0
         self.final_tokens = 0.0
         self.now_tokens = 0
+        self.unrun_tokens = 0
         self.step_ns = 0.0
         self.least_saved_ns = math.inf
         self.tightest_ns = math.inf
@@ -231,10 +234,12 @@ class Occupancy:
         self.context_tokens += sign * (running.prompt_tokens + self.limits.gamma * final)
         self.final_tokens += sign * (running.prompt_tokens + math.ceil(final))
         self.now_tokens += sign * (running.prompt_tokens + running.generated_tokens)
+        if running.is_new:
+            self.unrun_tokens += sign * running.prompt_tokens
         self._stale = True
         if not self.running_sequences:
             self.context_tokens = self.final_tokens = 0.0
-            self.now_tokens = 0
+            self.now_tokens = self.unrun_tokens = 0
 
     # State at a moment
 

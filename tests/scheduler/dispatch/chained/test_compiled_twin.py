@@ -98,7 +98,7 @@ def random_event(draw: random.Random, now: int, sessions: list[StartSession]) ->
 def log() -> str:
     """Returns a digest of what a few thousand random events lead to."""
     total = hashlib.sha256()
-    for policy in ("jffc", "jsq", "sa-jsq", "jiq", "sed"):
+    for policy in ("jffc", "least-time", "jsq", "sa-jsq", "jiq", "sed"):
         draw = random.Random(policy)
         config = ChainedConfig(
             max_queued=20,

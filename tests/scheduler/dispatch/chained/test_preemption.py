@@ -83,7 +83,7 @@ class OverflowBench(ChainBench):
         return self.tell(at_ms, failed)
 
 
-@pytest.mark.parametrize("policy", ["jffc", "slo", "jsq", "least-loaded"])
+@pytest.mark.parametrize("policy", ["jffc", "slo", "least-time", "jsq", "least-loaded"])
 def test_a_session_begins_only_where_there_is_memory_for_it(policy: str) -> None:
     bench = OverflowBench(
         oversubscribed(chain("a", 8, 40)), policy=policy, random_below=lambda n: 0
@@ -349,7 +349,7 @@ def two_chains() -> Plan:
 @settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 1 << 20),
-    policy=st.sampled_from(["jffc", "slo", "jsq", "least-loaded"]),
+    policy=st.sampled_from(["jffc", "slo", "least-time", "jsq", "least-loaded"]),
     arrivals=st.lists(
         st.tuples(st.integers(0, 3000), st.integers(1, 250), st.integers(1, 260)),
         min_size=1,

@@ -19,6 +19,7 @@ from catenary_scheduler.book import Reservation
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.dispatch.breaker import BreakerConfig
 from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
+from catenary_scheduler.dispatch.chained.placement.least_time_placer import LeastTimePlacer
 from catenary_scheduler.dispatch.chained.states import SessionState
 from catenary_scheduler.dispatch.events import (
     AdoptedSession,
@@ -627,6 +628,20 @@ class ClusterWithObjectives(Cluster):
             self.tell(LatencyRefitted(model.model, fitted))
 
 
+class ClusterByLeastTime(ClusterWithObjectives):
+    policy = "least-time"
+
+    def tell(self, event: Event) -> None:
+        super().tell(event)
+        for model_queue in self.dispatcher._table.model_queues.values():
+            placer = model_queue.placer
+            assert isinstance(placer, LeastTimePlacer)
+            blocked = [each for one in placer.ranking.blocked.values() for each in one]
+            for route in placer.workers.routes:
+                # A free chain that is in no order would not be chosen again.
+                assert route.listed or route.running >= route.capacity or route in blocked
+
+
 class Walk(ClusterWithObjectives):
     """A cluster that serves from the beginning, and mostly moves sessions."""
 
@@ -708,7 +723,7 @@ class NothingToDrawError(Exception):
     """A rule does not apply: there is nothing it could apply to."""
 
 
-@pytest.mark.parametrize("policy", ["jffc", "slo", "jsq", "sed", "jiq"])
+@pytest.mark.parametrize("policy", ["jffc", "slo", "least-time", "jsq", "sed", "jiq"])
 def test_nothing_is_lost_by_moves_at_any_moment(policy: str) -> None:
     moved = 0
     for seed in range(3):
@@ -719,7 +734,7 @@ def test_nothing_is_lost_by_moves_at_any_moment(policy: str) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("policy", ["jffc", "slo", "jsq", "sed", "jiq"])
+@pytest.mark.parametrize("policy", ["jffc", "slo", "least-time", "jsq", "sed", "jiq"])
 def test_nothing_is_lost_by_moves_at_any_moment_at_length(policy: str) -> None:
     for seed in range(3, 100):
         type("Walk", (Walk,), {"policy": policy})().walk(random.Random(seed), 150)
@@ -736,3 +751,5 @@ TestClusterWithIdleQueues.settings = _SHORTER
 TestClusterWithExpectedDelays.settings = _SHORTER
 TestClusterWithObjectives = ClusterWithObjectives.TestCase
 TestClusterWithObjectives.settings = _SHORTER
+TestClusterByLeastTime = ClusterByLeastTime.TestCase
+TestClusterByLeastTime.settings = _SHORTER

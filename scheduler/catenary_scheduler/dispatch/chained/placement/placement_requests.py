@@ -67,7 +67,9 @@ class PlacementRequests:
             sequence.event, sequence.arrived, sequence.generated_tokens
         )
         sequence.placement_request = placement_request
-        sequence.must_start = min(
-            [last_moment(placement_request, each) for each in self._workers.kinds], default=0
-        )
+        sequence.must_start = 0
+        if placement_request.due_ns:
+            sequence.must_start = min(
+                [last_moment(placement_request, each) for each in self._workers.kinds], default=0
+            )
         return placement_request

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.book.slots import SlotLedger
 from catenary_scheduler.dispatch.chained.chain_state import ChainState, paired
 from catenary_scheduler.dispatch.chained.placement.inadmissible import ObjectiveViolation, fault_of
@@ -109,6 +110,12 @@ class SloPlacer:
         }
         self.workers.rebuild(routes, self.loads.busy())
 
+    def offer(self, route: ChainState) -> None:
+        """Notes that a session left this route; this policy looks at all routes anyway."""
+
+    def freed(self, cache: Cache) -> None:
+        """Notes that slots of this cache were freed; this policy looks at all routes anyway."""
+
     # Decisions
 
     def fault(self, event: SessionRequested, now: Nanoseconds) -> ObjectiveViolation | None:
@@ -142,14 +149,14 @@ class SloPlacer:
         if not placement_request.first_token_ns and not placement_request.per_token_ns:
             index = self._packed(placement_request, now) if self.packs else NOBODY
             if index == NOBODY or not self.workers.open[index].running_sequences:
-                index = self._fastest()
+                index = self._unpacked(placement_request)
             return self._pair(index, placement_request, now)
         theta = self.adaptation.theta
         self.is_packing = self.packs and self.adaptation.is_safe and self._has_spare(now)
         if self.is_packing:
             index = self._packed(placement_request, now)
         else:
-            index = least_loaded(self.workers.open, placement_request, now, theta, self._is_open)
+            index = self._least_loaded(placement_request, now, theta)
         if index == NOBODY and now >= sequence.must_start:
             index = least_harm(self.workers.open, placement_request, now, self._is_open)
             sequence.forced = index != NOBODY
@@ -184,8 +191,21 @@ class SloPlacer:
             step /= 1.0 - self.loads.prompt_share.of_each(len(self.workers.open), now)
         return round(first), round(step)
 
-    def _fastest(self) -> int:
-        """Returns the fastest worker with a free slot, the least loaded of equals."""
+    def _least_loaded(
+        self, placement_request: PlacementRequest, now: Nanoseconds, theta: float
+    ) -> int:
+        """Returns the worker for a request with objectives, among those on which c-e hold."""
+        return least_loaded(self.workers.open, placement_request, now, theta, self._is_open)
+
+    def _least_loaded_decode(self, generating: PlacementRequest, now: Nanoseconds) -> int:
+        """Returns the worker that generates for a session whose prompt runs elsewhere."""
+        return least_loaded(self.workers.decode_open, generating, now, 1.0, self._is_decode_open)
+
+    def _unpacked(self, placement_request: PlacementRequest) -> int:
+        """Returns the worker for a request without objectives that nobody is packed with.
+
+        It is the fastest one with a free slot, the least loaded of equals.
+        """
         best, least = NOBODY, (math.inf, math.inf)
         for index, route in enumerate(self.workers.routes):
             key = (float(route.service_ns), float(len(self.workers.open[index].running_sequences)))
@@ -225,7 +245,7 @@ class SloPlacer:
             0,
             placement_request.per_token_ns,
         )
-        other = least_loaded(self.workers.decode_open, generating, now, 1.0, self._is_decode_open)
+        other = self._least_loaded_decode(generating, now)
         if other == NOBODY:
             return None
         halves = (route, self.workers.decode_routes[other])

@@ -28,6 +28,7 @@ class ChainWorkers:
         decode_routes: Routes that may be used to generate (split phase).
         decode_open: Their workers.
         decode_kinds: One worker of each kind of these.
+        has_lines: True if the latency lines of all workers that may be used are known.
     """
 
     def __init__(self) -> None:
@@ -37,6 +38,7 @@ class ChainWorkers:
         self.decode_routes: list[ChainState] = []
         self.decode_open: list[Worker] = []
         self.decode_kinds: list[Worker] = []
+        self.has_lines = False
         self._lines: dict[tuple[ChainHop, ...], tuple[LatencyLines | None, float]] = {}
         self._workers: dict[ChainState, Worker] = {}
 
@@ -57,8 +59,7 @@ class ChainWorkers:
                 self._lines[hops] = (fitted, self._lines[hops][1])
         for route, worker in self._workers.items():
             self._adopt(route, worker)
-        self.kinds = _kinds(self.open)
-        self.decode_kinds = _kinds(self.decode_open)
+        self._sort_kinds()
 
     def rebuild(self, routes: Sequence[ChainState], busy: Set[Worker]) -> None:
         """Takes the routes to be used from now on.
@@ -86,8 +87,14 @@ class ChainWorkers:
             self._adopt(route, worker)
         self.open = [self.of(route) for route in self.routes]
         self.decode_open = [self.of(route) for route in self.decode_routes]
+        self._sort_kinds()
+
+    def _sort_kinds(self) -> None:
         self.kinds = _kinds(self.open)
         self.decode_kinds = _kinds(self.decode_open)
+        self.has_lines = all(
+            worker.lines is not UNKNOWN for worker in [*self.kinds, *self.decode_kinds]
+        )
 
     def of(self, route: ChainState) -> Worker:
         """Returns the worker of a route, made on first use."""

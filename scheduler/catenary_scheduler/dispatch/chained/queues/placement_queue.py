@@ -123,10 +123,12 @@ class PlacementQueue:
 
     def offer(self, route: ChainState) -> None:
         """Notes that a session left this route."""
+        self._placer.offer(route)
         self._again()
 
     def freed(self, cache: Cache) -> None:
         """Notes that slots of this cache were freed."""
+        self._placer.freed(cache)
         self._again()
 
     def _again(self) -> None:

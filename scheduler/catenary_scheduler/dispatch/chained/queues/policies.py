@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from catenary_scheduler.book.slots import SlotLedger
+from catenary_scheduler.dispatch.chained.placement.least_time_placer import LeastTimePlacer
 from catenary_scheduler.dispatch.chained.placement.slo_placer import SloPlacer
 from catenary_scheduler.dispatch.chained.policies.jffc import JoinFastestFreeChain
 from catenary_scheduler.dispatch.chained.policies.pairing import PairPolicy
@@ -14,9 +15,13 @@ def _fastest_free_chain(slots: SlotLedger) -> CentralQueue:
     return CentralQueue(PairPolicy(JoinFastestFreeChain(slots), slots))
 
 
-_FACTORIES: dict[str, PolicyFactory] = {"jffc": _fastest_free_chain, "slo": SloPlacer}
+_FACTORIES: dict[str, PolicyFactory] = {
+    "jffc": _fastest_free_chain,
+    "slo": SloPlacer,
+    "least-time": LeastTimePlacer,
+}
 POLICIES = tuple(_FACTORIES)
-"""Names of the policies; the first is the default."""
+"""Names of the policies; the one of a deployment without settings is `chain_policy`'s default."""
 
 
 def policy_factory(name: str) -> PolicyFactory:

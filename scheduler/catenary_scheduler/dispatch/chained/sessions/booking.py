@@ -84,9 +84,11 @@ class SessionBooking:
             return
         self._closing.leaves(sequence)
         table.slots.release(session.session_id)
+        waiting = table.model_queue(sequence.model).waiting
         for route in (session.prefill, session.route):
             if route is not None:
                 route.running -= 1
+                waiting.offer(route)
         table.kv_budget.ends(session.session_id)
         del table.sessions[session.session_id]
         table.misplaced.pop(session.session_id, None)

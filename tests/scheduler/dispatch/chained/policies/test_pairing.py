@@ -45,7 +45,7 @@ def agents_of(started: StartSession) -> tuple[list[str], list[str]]:
     return [h.agent for h in started.hops], [h.agent for h in started.decode_hops]
 
 
-@pytest.mark.parametrize("policy", ["jffc", "slo"])
+@pytest.mark.parametrize("policy", ["jffc", "slo", "least-time"])
 def test_a_session_books_both_chains_at_once(policy: str) -> None:
     bench = ChainBench(TWO_RINGS, policy=policy)
     session = bench.start(0)
@@ -54,7 +54,7 @@ def test_a_session_books_both_chains_at_once(policy: str) -> None:
     assert bench.booked() == {"a": 6, "b": 2, "c": 4}
 
 
-@pytest.mark.parametrize("policy", ["jffc", "slo"])
+@pytest.mark.parametrize("policy", ["jffc", "slo", "least-time"])
 def test_the_next_prompt_starts_as_soon_as_the_caches_are_handed_over(policy: str) -> None:
     bench = ChainBench(TWO_RINGS, policy=policy)
     first = bench.start(0)
