@@ -58,18 +58,18 @@ class Metrics(MetricTable):
         self._scaled: set[str] = set()
         self.certificate_expiry.set(math.nan)  # 0 would look like a certificate that has expired
 
-    def observe_arrival(self, model: str, verdict: str) -> None:
+    def observe_arrival(self, model: str, kind: str) -> None:
         """Counts one request by what became of it, and updates the share of those in time.
 
         Args:
             model: The model's label; empty if it was not known yet.
-            verdict: A value of the label `verdict`.
+            kind: A value of the label `kind`.
         """
-        arrived = self._arrivals.get((model, verdict))
+        arrived = self._arrivals.get((model, kind))
         if arrived is None:
-            arrived = self._arrivals[model, verdict] = self.arrivals.labels(model, verdict)
+            arrived = self._arrivals[model, kind] = self.arrivals.labels(model, kind)
         arrived.inc()
-        if verdict == names.CLIENT or not model:
+        if kind == names.CLIENT or not model:
             return
         attainment = self._attainment.get(model)
         if attainment is None:
@@ -78,7 +78,7 @@ class Metrics(MetricTable):
                 self.slo_requests.labels(model, "true"),
                 self.slo_requests.labels(model, "false"),
             )
-        attainment.observe(verdict == names.GOOD)
+        attainment.observe(kind == names.GOOD)
 
     def set_active_plan(self, plan_id: str) -> None:
         """Makes `plan_id` the only plan that is shown as active; "" for none."""
