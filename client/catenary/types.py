@@ -237,7 +237,7 @@ class ChainInfo:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeCounts:
-    """What became of the requests that arrived lately at the gateway that answers.
+    """Numbers of the requests that arrived lately at the gateway that answers, by their outcome.
 
     Attributes:
         seconds: How far back they are counted; 0 if the server does not say.

@@ -16,9 +16,9 @@ from catenary_gateway.inference import (
     RequestArrival,
     Tensor,
 )
+from catenary_gateway.observability.outcome_kinds import OK
 from catenary_gateway.observability.outcomes import FinishedRequest
 from catenary_gateway.observability.request_metrics import RequestMetrics
-from catenary_gateway.observability.verdicts import OK
 from catenary_gateway.results import delivery
 from catenary_gateway.results.pending import BatchAttempt, Deadlines, PendingRequest
 from catenary_gateway.results.results import ResultMerger

@@ -34,16 +34,16 @@ def test_what_was_refused_counts_and_clients_own_mistakes_do_not(
     metrics: Metrics, requests: RequestMetrics
 ) -> None:
     sample = metrics.registry.get_sample_value
-    for verdict in (names.GOOD, names.GOOD, names.GOOD, names.REFUSED):
-        requests.observe_arrival("m", verdict)
+    for kind in (names.GOOD, names.GOOD, names.GOOD, names.REFUSED):
+        requests.observe_arrival("m", kind)
     for _ in range(5):
         requests.observe_arrival("m", names.CLIENT)
         requests.observe_arrival("", names.REFUSED)
     assert sample("catenary_slo_attainment_ratio", {"model": "m"}) == 0.75
     assert sample("catenary_slo_requests_total", {"model": "m", "met": "false"}) == 1
     counted = {"good": 3, "refused": 1, "client": 5}
-    for verdict, times in counted.items():
-        assert sample("catenary_arrivals_total", {"model": "m", "verdict": verdict}) == times
-    assert sample("catenary_arrivals_total", {"model": "", "verdict": "refused"}) == 5
+    for kind, times in counted.items():
+        assert sample("catenary_arrivals_total", {"model": "m", "kind": kind}) == times
+    assert sample("catenary_arrivals_total", {"model": "", "kind": "refused"}) == 5
     # A share of requests whose model nobody knew would be no model's.
     assert sample("catenary_slo_attainment_ratio", {"model": ""}) is None

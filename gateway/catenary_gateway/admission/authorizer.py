@@ -23,7 +23,7 @@ from catenary_gateway.generation.plane import GenerationStream, SessionPlane
 from catenary_gateway.generation.request import GenerationOptions, GenerationRequest, Prompt
 from catenary_gateway.generation.text.text_codec import TextCodecs
 from catenary_gateway.inference import InferenceRequest, InferenceResponse, RequestArrival
-from catenary_gateway.observability.verdicts import OK
+from catenary_gateway.observability.outcome_kinds import OK
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.errors import CatenaryError, QuotaExceeded
 from catenary_services.grpc.error_tables import error_of_exception

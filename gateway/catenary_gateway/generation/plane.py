@@ -21,8 +21,8 @@ from catenary_gateway.generation.sessions.session import (
 )
 from catenary_gateway.inference import RequestArrival
 from catenary_gateway.observability.generations import ChainChange, ObjectivesReport
+from catenary_gateway.observability.outcome_kinds import OK
 from catenary_gateway.observability.request_metrics import RequestMetrics
-from catenary_gateway.observability.verdicts import OK
 from catenary_gateway.results.delivery import LinkSource
 from catenary_gateway.results.pending import Deadlines
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2

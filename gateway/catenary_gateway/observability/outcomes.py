@@ -16,7 +16,7 @@ import msgspec
 
 from catenary_gateway.inference import RequestArrival
 from catenary_gateway.observability.generations import SessionRecord
-from catenary_gateway.observability.verdicts import Verdict
+from catenary_gateway.observability.outcome_kinds import OutcomeKind
 from catenary_gateway.results.pending import BatchAttempt, PendingRequest
 
 BUCKET_S = 5
@@ -38,8 +38,8 @@ class OutcomeBucket:
 
     number: int
     """The interval's number: its start on the monotonic clock, in units of `BUCKET_S`."""
-    verdicts: Counter[Verdict] = field(default_factory=Counter)
-    """Number of requests by verdict."""
+    kinds: Counter[OutcomeKind] = field(default_factory=Counter)
+    """Number of requests by kind."""
     rows: int = 0
     """Number of rows of the requests that were answered without an error."""
     errors: Counter[str] = field(default_factory=Counter)
@@ -102,25 +102,25 @@ class RecentOutcomes:
     def __init__(self) -> None:
         self._models: dict[str, deque[OutcomeBucket]] = {}
 
-    def add(self, model: str, now_ns: int, verdict: Verdict, duration_ns: int, rows: int) -> None:
+    def add(self, model: str, now_ns: int, kind: OutcomeKind, duration_ns: int, rows: int) -> None:
         """Counts a request that was answered without an error."""
         bucket = self._bucket(model, now_ns)
-        bucket.verdicts[verdict] += 1
+        bucket.kinds[kind] += 1
         bucket.rows += rows
         bucket.bins[_bin_of(duration_ns)] += 1
 
-    def add_error(self, model: str, now_ns: int, verdict: Verdict, reason: str) -> None:
+    def add_error(self, model: str, now_ns: int, kind: OutcomeKind, reason: str) -> None:
         """Counts a request that ended with an error.
 
         Args:
             model: The model's label.
             now_ns: The present time on the monotonic clock.
-            verdict: The verdict on the request.
+            kind: The kind of the request.
             reason: The reason of the error.
         """
         bucket = self._bucket(model, now_ns)
-        bucket.verdicts[verdict] += 1
-        if verdict is Verdict.CLIENT:
+        bucket.kinds[kind] += 1
+        if kind is OutcomeKind.CLIENT:
             bucket.client_errors[reason] += 1
         else:
             bucket.errors[reason] += 1
@@ -128,22 +128,22 @@ class RecentOutcomes:
     def of(self, model: str, now_ns: int) -> ModelOutcomes:
         """Returns the outcomes of one model over the last minutes."""
         buckets = list(self._fresh(model, now_ns))
-        verdicts: Counter[Verdict] = Counter()
+        kinds: Counter[OutcomeKind] = Counter()
         errors: Counter[str] = Counter()
         client_errors: Counter[str] = Counter()
         bins: Counter[int] = Counter()
         for bucket in buckets:
-            verdicts.update(bucket.verdicts)
+            kinds.update(bucket.kinds)
             errors.update(bucket.errors)
             client_errors.update(bucket.client_errors)
             bins.update(bucket.bins)
         now = _number_of(now_ns)
         return ModelOutcomes(
             seconds=BUCKET_S * BUCKETS,
-            good=verdicts[Verdict.GOOD],
-            late=verdicts[Verdict.LATE],
-            refused=verdicts[Verdict.REFUSED],
-            client=verdicts[Verdict.CLIENT],
+            good=kinds[OutcomeKind.GOOD],
+            late=kinds[OutcomeKind.LATE],
+            refused=kinds[OutcomeKind.REFUSED],
+            client=kinds[OutcomeKind.CLIENT],
             rows=sum(bucket.rows for bucket in buckets),
             errors=dict(errors),
             client_errors=dict(client_errors),
@@ -152,9 +152,9 @@ class RecentOutcomes:
             history=tuple(
                 (
                     (now - bucket.number) * BUCKET_S,
-                    bucket.verdicts[Verdict.GOOD],
-                    bucket.verdicts[Verdict.LATE],
-                    bucket.verdicts[Verdict.REFUSED],
+                    bucket.kinds[OutcomeKind.GOOD],
+                    bucket.kinds[OutcomeKind.LATE],
+                    bucket.kinds[OutcomeKind.REFUSED],
                 )
                 for bucket in buckets
             ),

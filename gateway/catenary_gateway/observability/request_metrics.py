@@ -9,8 +9,8 @@ from opentelemetry.trace import SpanKind
 from prometheus_client import Counter, Gauge, Histogram
 
 from catenary_gateway.observability.generations import ObjectivesReport, SessionRecord
+from catenary_gateway.observability.outcome_kinds import OK, OutcomeKind, kind_of
 from catenary_gateway.observability.outcomes import FinishedRequest, RecentOutcomes, RecentRequests
-from catenary_gateway.observability.verdicts import OK, Verdict, verdict_of
 from catenary_gateway.observability.waterfall import bars_of
 from catenary_services.telemetry import names
 from catenary_services.telemetry.metrics import Metrics
@@ -80,25 +80,25 @@ class RequestMetrics:
             waited_ns = request.finished_ns - request.arrival.monotonic_ns
             is_over = request.outcome != _CANCELLED
             in_time &= objectives.met if is_over else not objectives.is_overdue(waited_ns)
-        verdict = verdict_of(request.outcome, in_time=in_time)
-        self.observe_arrival(model, verdict)
-        self._remember(request, verdict)
+        kind = kind_of(request.outcome, in_time=in_time)
+        self.observe_arrival(model, kind)
+        self._remember(request, kind)
         if request.arrival.trace.sampled and self.tracer.enabled:
             self._export(request)
 
-    def observe_arrival(self, model: str, verdict: str) -> None:
+    def observe_arrival(self, model: str, kind: str) -> None:
         """Counts one request by what became of it, and updates the share of those in time.
 
         Args:
             model: The model's label; empty if it was not known yet.
-            verdict: A value of the label `verdict`.
+            kind: A value of the label `kind`.
         """
-        arrived = self._arrivals.get((model, verdict))
+        arrived = self._arrivals.get((model, kind))
         if arrived is None:
-            arrived = self.metrics.arrivals.labels(model, verdict)
-            self._arrivals[model, verdict] = arrived
+            arrived = self.metrics.arrivals.labels(model, kind)
+            self._arrivals[model, kind] = arrived
         arrived.inc()
-        if verdict == names.CLIENT or not model:
+        if kind == names.CLIENT or not model:
             return
         attainment = self._attainment.get(model)
         if attainment is None:
@@ -107,7 +107,7 @@ class RequestMetrics:
                 self.metrics.slo_requests.labels(model, "true"),
                 self.metrics.slo_requests.labels(model, "false"),
             )
-        attainment.observe(verdict == names.GOOD)
+        attainment.observe(kind == names.GOOD)
 
     def token_after(self, model: str, duration_ns: int) -> None:
         """Counts the time from one token of a generation to the next."""
@@ -134,17 +134,17 @@ class RequestMetrics:
     def refused(self, model: str, reason: str) -> None:
         """Counts a request that was refused at the endpoint; `model` is empty if it is unknown."""
         self._count(model, reason)
-        verdict = verdict_of(reason, in_time=True)
-        self.observe_arrival(model, verdict)
-        self.outcomes.add_error(model, time.monotonic_ns(), verdict, reason)
+        kind = kind_of(reason, in_time=True)
+        self.observe_arrival(model, kind)
+        self.outcomes.add_error(model, time.monotonic_ns(), kind, reason)
 
-    def _remember(self, request: FinishedRequest, verdict: Verdict) -> None:
+    def _remember(self, request: FinishedRequest, kind: OutcomeKind) -> None:
         now_ns = request.finished_ns
         if request.outcome != OK:
-            self.outcomes.add_error(request.model, now_ns, verdict, request.outcome)
+            self.outcomes.add_error(request.model, now_ns, kind, request.outcome)
             return
         duration_ns = now_ns - request.arrival.monotonic_ns
-        self.outcomes.add(request.model, now_ns, verdict, duration_ns, request.rows)
+        self.outcomes.add(request.model, now_ns, kind, duration_ns, request.rows)
 
     def _count(self, model: str, outcome: str) -> None:
         counter = self._counters.get((model, outcome))

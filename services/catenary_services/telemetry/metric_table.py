@@ -125,7 +125,7 @@ class MetricTable:
         "arrivals",
         "Requests that arrived, by what became of them: good (in time), late (accepted, and late "
         "or failed), refused (no room, or nobody to serve it), client (the client's own mistake).",
-        "model verdict",
+        "model kind",
     )
     slo_attainment = gauge(
         "slo_attainment_ratio",

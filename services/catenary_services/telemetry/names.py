@@ -7,7 +7,7 @@ FIRST_TOKEN, PER_TOKEN = "time_to_first_token", "time_per_output_token"
 MOVED, MOVE_FAILED = "moved", "failed"
 """Values of the label `outcome`."""
 GOOD, LATE, REFUSED, CLIENT = "good", "late", "refused", "client"
-"""Values of the label `verdict`."""
+"""Values of the label `kind`."""
 
 # Spans of one request, outermost first.
 SPAN_SCHEDULE = "scheduler.dispatch"

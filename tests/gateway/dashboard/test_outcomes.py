@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from catenary_gateway.observability.outcome_kinds import OutcomeKind
 from catenary_gateway.observability.outcomes import BUCKET_S, BUCKETS, RecentOutcomes
-from catenary_gateway.observability.verdicts import Verdict
 
 SECOND = 1_000_000_000
 MILLISECOND = 1_000_000
@@ -17,12 +17,12 @@ MILLISECOND = 1_000_000
 
 def test_the_share_in_time_is_of_all_that_arrived_but_not_of_clients_own_mistakes() -> None:
     outcomes = RecentOutcomes()
-    for verdict in (Verdict.GOOD, Verdict.GOOD, Verdict.GOOD, Verdict.LATE):
-        outcomes.add("net:1", 0, verdict, MILLISECOND, 2)
-    outcomes.add_error("net:1", 0, Verdict.LATE, "DEADLINE_EXCEEDED")
-    outcomes.add_error("net:1", 0, Verdict.REFUSED, "OVERLOADED")
-    outcomes.add_error("net:1", 0, Verdict.CLIENT, "CANCELLED")
-    outcomes.add_error("net:1", 0, Verdict.CLIENT, "INVALID_INPUT")
+    for kind in (OutcomeKind.GOOD, OutcomeKind.GOOD, OutcomeKind.GOOD, OutcomeKind.LATE):
+        outcomes.add("net:1", 0, kind, MILLISECOND, 2)
+    outcomes.add_error("net:1", 0, OutcomeKind.LATE, "DEADLINE_EXCEEDED")
+    outcomes.add_error("net:1", 0, OutcomeKind.REFUSED, "OVERLOADED")
+    outcomes.add_error("net:1", 0, OutcomeKind.CLIENT, "CANCELLED")
+    outcomes.add_error("net:1", 0, OutcomeKind.CLIENT, "INVALID_INPUT")
     found = outcomes.of("net:1", 0)
     assert (found.good, found.late, found.refused, found.client) == (3, 2, 1, 2)
     assert (found.arrived, found.rows) == (6, 8)
@@ -33,7 +33,7 @@ def test_the_share_in_time_is_of_all_that_arrived_but_not_of_clients_own_mistake
 
 def test_of_a_model_that_only_had_wrong_requests_nothing_is_claimed() -> None:
     outcomes = RecentOutcomes()
-    outcomes.add_error("net:1", 0, Verdict.CLIENT, "INVALID_INPUT")
+    outcomes.add_error("net:1", 0, OutcomeKind.CLIENT, "INVALID_INPUT")
     assert outcomes.of("net:1", 0).attainment_ratio == -1
 
 
@@ -46,9 +46,9 @@ def test_of_a_model_without_requests_nothing_is_claimed() -> None:
 
 def test_what_is_older_than_the_window_is_forgotten() -> None:
     outcomes = RecentOutcomes()
-    outcomes.add("net:1", 0, Verdict.LATE, MILLISECOND, 1)
+    outcomes.add("net:1", 0, OutcomeKind.LATE, MILLISECOND, 1)
     last = (BUCKETS - 1) * BUCKET_S * SECOND
-    outcomes.add("net:1", last, Verdict.GOOD, MILLISECOND, 1)
+    outcomes.add("net:1", last, OutcomeKind.GOOD, MILLISECOND, 1)
     assert outcomes.of("net:1", last).arrived == 2
     assert outcomes.of("net:1", last + BUCKET_S * SECOND).arrived == 1
     assert outcomes.of("net:1", last * 3).history == ()
@@ -57,9 +57,9 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:
 def test_the_history_says_how_long_ago_each_bucket_was() -> None:
     outcomes = RecentOutcomes()
     for second in (0, 1, 6, 20):
-        verdict = Verdict.LATE if second == 6 else Verdict.GOOD
-        outcomes.add("net:1", second * SECOND, verdict, 1, 1)
-    outcomes.add_error("net:1", 20 * SECOND, Verdict.REFUSED, "OVERLOADED")
+        kind = OutcomeKind.LATE if second == 6 else OutcomeKind.GOOD
+        outcomes.add("net:1", second * SECOND, kind, 1, 1)
+    outcomes.add_error("net:1", 20 * SECOND, OutcomeKind.REFUSED, "OVERLOADED")
     expected = ((20, 2, 0, 0), (15, 0, 1, 0), (0, 1, 0, 1))
     assert outcomes.of("net:1", 21 * SECOND).history == expected
 
@@ -67,7 +67,7 @@ def test_the_history_says_how_long_ago_each_bucket_was() -> None:
 def test_memory_is_bounded() -> None:
     outcomes = RecentOutcomes()
     for second in range(0, 10_000, BUCKET_S):
-        outcomes.add("net:1", second * SECOND, Verdict.GOOD, second + 1, 1)
+        outcomes.add("net:1", second * SECOND, OutcomeKind.GOOD, second + 1, 1)
     assert len(outcomes._models["net:1"]) == BUCKETS
 
 
@@ -79,7 +79,7 @@ def test_memory_is_bounded() -> None:
 def test_percentiles_are_within_five_percent(durations: list[int], share: float) -> None:
     outcomes = RecentOutcomes()
     for duration_ns in durations:
-        outcomes.add("net:1", 0, Verdict.GOOD, duration_ns, 1)
+        outcomes.add("net:1", 0, OutcomeKind.GOOD, duration_ns, 1)
     found = outcomes.of("net:1", 0)
     exact = sorted(durations)[math.ceil(len(durations) * share) - 1]
     assert (found.p50_ns if share == 0.5 else found.p99_ns) == pytest.approx(exact, rel=0.05)

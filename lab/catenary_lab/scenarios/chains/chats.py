@@ -205,7 +205,7 @@ def _table(scenario: Chats, facts: list[Facts], measure: Measure) -> Table:
 
 
 def _panel(scenario: Chats, facts: list[Facts], measure: Measure, named: bool) -> Panel:
-    series = {
+    series: dict[str, tuple[tuple[float, float], ...]] = {
         policy: tuple(
             (rate, measure.scale * value)
             for rate in scenario.rates_per_s

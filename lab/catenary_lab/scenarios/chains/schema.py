@@ -145,7 +145,8 @@ class Chats(Annotatable):
         return self
 
 
-ChainsScenario = Serve | Policies | Tuning | Placement | Allocation | Chats
+ComposedScenario = Serve | Policies | Tuning | Placement | Allocation
+ChainsScenario = ComposedScenario | Chats
 FILES: ScenarioFiles[ChainsScenario] = ScenarioFiles(
     Annotated[ChainsScenario, Field(discriminator="kind")]
 )

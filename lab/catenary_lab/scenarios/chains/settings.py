@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from catenary_lab.scenarios.chains.jobs import Draw, Requests, Setting
-from catenary_lab.scenarios.chains.schema import ChainsScenario
+from catenary_lab.scenarios.chains.schema import ComposedScenario
 from catenary_lab.scenarios.chains.schema_parts import RandomServers, WorkloadSpec
 from catenary_lab.scenarios.data import data_file
 from catenary_simulator.chains.cluster import CommunicationCost, DecoderModel, GpuSlice, ServerSite
@@ -25,7 +25,7 @@ class Case:
     """Seed of the run on each topology."""
 
 
-def cases_of(scenario: ChainsScenario, seeds: list[int], factor: float = 1.0) -> list[Case]:
+def cases_of(scenario: ComposedScenario, seeds: list[int], factor: float = 1.0) -> list[Case]:
     """Returns every case of a scenario.
 
     Args:
@@ -59,7 +59,7 @@ def cases_of(scenario: ChainsScenario, seeds: list[int], factor: float = 1.0) ->
     return [Case("", len(places), None, (setting,) * len(seeds), tuple(seeds))]
 
 
-def runs_of(scenario: ChainsScenario) -> list[tuple[Setting, int]]:
+def runs_of(scenario: ComposedScenario) -> list[tuple[Setting, int]]:
     """Returns every topology of every case, with the seed of its run."""
     return [
         (setting, seed)

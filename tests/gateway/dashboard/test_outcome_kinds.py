@@ -8,7 +8,7 @@ import pytest
 
 from catenary.load import CLIENT_REASONS, REFUSAL_REASONS
 from catenary_gateway.observability.generations import ObjectivesReport
-from catenary_gateway.observability.verdicts import OK, VERDICTS, Verdict, verdict_of
+from catenary_gateway.observability.outcome_kinds import KINDS, OK, OutcomeKind, kind_of
 from catenary_services.errors import CatenaryError, ClientError, OverloadError, QuotaExceeded
 
 MS = 1_000_000
@@ -20,47 +20,47 @@ def reasons(kind: type[CatenaryError] = CatenaryError) -> set[str]:
     return found.union(*(reasons(each) for each in kind.__subclasses__()))
 
 
-def test_every_reason_of_the_tree_of_errors_has_a_verdict() -> None:
-    assert set(VERDICTS) == reasons()
+def test_every_reason_of_the_tree_of_errors_has_a_kind() -> None:
+    assert set(KINDS) == reasons()
 
 
 def test_clients_have_themselves_to_thank_for_their_errors_and_for_a_spent_quota() -> None:
-    theirs = {reason for reason, verdict in VERDICTS.items() if verdict is Verdict.CLIENT}
+    theirs = {reason for reason, kind in KINDS.items() if kind is OutcomeKind.CLIENT}
     assert theirs == reasons(ClientError) | {QuotaExceeded.reason}
 
 
 def test_every_overload_is_a_refusal_but_that_of_a_keys_own_quota() -> None:
     for reason in reasons(OverloadError) - {QuotaExceeded.reason}:
-        assert VERDICTS[reason] is Verdict.REFUSED
+        assert KINDS[reason] is OutcomeKind.REFUSED
 
 
 def test_bench_counts_as_the_gateway_does() -> None:
-    by_verdict = {each: {r for r, v in VERDICTS.items() if v is each} for each in Verdict}
-    assert by_verdict[Verdict.CLIENT] == CLIENT_REASONS
-    assert by_verdict[Verdict.REFUSED] == REFUSAL_REASONS
+    by_kind = {each: {r for r, v in KINDS.items() if v is each} for each in OutcomeKind}
+    assert by_kind[OutcomeKind.CLIENT] == CLIENT_REASONS
+    assert by_kind[OutcomeKind.REFUSED] == REFUSAL_REASONS
 
 
 @pytest.mark.parametrize(
-    ("outcome", "in_time", "verdict"),
+    ("outcome", "in_time", "kind"),
     [
-        (OK, True, Verdict.GOOD),
-        (OK, False, Verdict.LATE),
-        ("DEADLINE_EXCEEDED", True, Verdict.LATE),
-        ("COMPUTE_FAILED", True, Verdict.LATE),
-        ("INTERNAL", True, Verdict.LATE),
-        ("OVERLOADED", True, Verdict.REFUSED),
-        ("NO_ACTIVE_PLAN", True, Verdict.REFUSED),
-        ("INVALID_INPUT", False, Verdict.CLIENT),
-        ("QUOTA_EXCEEDED", True, Verdict.CLIENT),
-        ("CANCELLED", True, Verdict.CLIENT),
-        ("CANCELLED", False, Verdict.LATE),
-        ("NEVER_HEARD_OF", True, Verdict.LATE),
+        (OK, True, OutcomeKind.GOOD),
+        (OK, False, OutcomeKind.LATE),
+        ("DEADLINE_EXCEEDED", True, OutcomeKind.LATE),
+        ("COMPUTE_FAILED", True, OutcomeKind.LATE),
+        ("INTERNAL", True, OutcomeKind.LATE),
+        ("OVERLOADED", True, OutcomeKind.REFUSED),
+        ("NO_ACTIVE_PLAN", True, OutcomeKind.REFUSED),
+        ("INVALID_INPUT", False, OutcomeKind.CLIENT),
+        ("QUOTA_EXCEEDED", True, OutcomeKind.CLIENT),
+        ("CANCELLED", True, OutcomeKind.CLIENT),
+        ("CANCELLED", False, OutcomeKind.LATE),
+        ("NEVER_HEARD_OF", True, OutcomeKind.LATE),
     ],
 )
-def test_a_verdict_follows_from_outcome_and_time(
-    outcome: str, in_time: bool, verdict: Verdict
+def test_a_kind_follows_from_outcome_and_time(
+    outcome: str, in_time: bool, kind: OutcomeKind
 ) -> None:
-    assert verdict_of(outcome, in_time=in_time) is verdict
+    assert kind_of(outcome, in_time=in_time) is kind
 
 
 def test_an_answer_that_was_given_up_is_overdue_once_it_has_missed_an_objective() -> None:
