@@ -236,9 +236,10 @@ def write_part(
     wire = [{t.name for t in end if t.datatype == "FP16"} for end in (ends.inputs, ends.outputs)]
     with_float16_ends(part, inner[0] & wire[0], inner[1] & wire[1], _CAST)
     size = sum(t.const_value.nbytes for t in part.graph.initializers.values() if t.const_value)
-    ir.save(
-        part, folder / "part.onnx", external_data="part.data" if size > _EXTERNAL_BYTES else None
-    )
+    is_large = size > _EXTERNAL_BYTES
+    if not is_large:  # weights that the model keeps in another file come into the part
+        part = ir.external_data.load_to_model(part)
+    ir.save(part, folder / "part.onnx", external_data="part.data" if is_large else None)
 
 
 def _open_session(path: Path, options: OnnxOptions) -> onnxruntime.InferenceSession:

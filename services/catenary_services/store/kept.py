@@ -1,8 +1,9 @@
 """The fetched files of one model version: which of them, and which parts of them, are here.
 
 What the store has put into a version's folder is marked by a subfolder `.fetched`, which has the
-maps of the files' chunks and two lock files: `lock` is held by who begins to fetch the version, and
-`users` by every process that has some of it loaded; its time is that of the last use.
+maps of the files' chunks, the digest of what is fetched (`content`), and two lock files: `lock` is
+held by who begins to fetch the version, and `users` by every process that has some of it loaded;
+its time is that of the last use.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from catenary_services.content.keeping import write_durably
 from catenary_services.content.record import FETCHED_FOLDER, ContentRecord, FileRecord
 from catenary_services.store.chunk_map import ChunkMap, chunk_span, chunks_of
 
-_LOCK, _USERS = "lock", "users"
+_LOCK, _USERS, _CONTENT = "lock", "users", "content"
 _DROPPED = ".dropped-"
 _MODE = 0o644
 
@@ -85,7 +87,8 @@ def is_own(folder: Path) -> bool:
     if is_kept(folder):
         return False
     try:
-        return any(folder.iterdir())
+        # Hidden files are caches and scratch of agents.
+        return any(not path.name.startswith(".") for path in folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return False
 
@@ -105,6 +108,23 @@ def begun(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def begin_content(folder: Path, digest: str) -> None:
+    """Notes which content is fetched, and forgets what came of another that was never complete.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    marks = folder / FETCHED_FOLDER
+    try:
+        is_same = (marks / _CONTENT).read_text() == digest
+    except (OSError, ValueError):
+        is_same = False
+    if not is_same:
+        for known in marks.glob("*.map"):
+            known.unlink(missing_ok=True)
+        write_durably(marks / _CONTENT, digest.encode())
 
 
 def use(folder: Path) -> int:

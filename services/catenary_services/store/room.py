@@ -30,7 +30,7 @@ class KeptFolder:
     disk_bytes: int
 
 
-class StoreRoom:
+class StoreLimit:
     """The room that fetched versions have below one folder. Thread-safe."""
 
     def __init__(self, root: Path, limit_bytes: int, free_bytes: int) -> None:

@@ -37,7 +37,7 @@ from catenary_services.store.fetching import ContentFetcher, FetchedVersion
 from catenary_services.store.kept import KeptVersion
 from catenary_services.store.messages import ANSWER, REQUEST, LinkSource
 from catenary_services.store.progress import FetchProgress, ProgressCounter
-from catenary_services.store.room import StoreRoom
+from catenary_services.store.room import StoreLimit
 from catenary_services.store.serving import ContentServer
 from catenary_services.store.settings import StoreSettings
 
@@ -71,13 +71,14 @@ class ModelStore:
         self._settings = settings
         self._hub = hub
         self._threads = ThreadPoolExecutor(_THREADS, "catenary-store")
-        self._room = StoreRoom(repository.root, settings.limit_bytes, settings.free_bytes)
+        self._room = StoreLimit(repository.root, settings.limit_bytes, settings.free_bytes)
         self._progress = ProgressCounter()
         self._lock = threading.Lock()
         self._sources: dict[ModelKey, tuple[str, ...]] = {}
         self._uses: dict[ModelKey, int] = {}
         """File descriptors that keep the versions from being dropped."""
         self._coming: set[concurrent.futures.Future[None]] = set()
+        self._is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fetcher: ContentFetcher | None = None
         self._server: ContentServer | None = None
@@ -105,6 +106,7 @@ class ModelStore:
 
     async def close(self) -> None:
         """Ends everything. Idempotent."""
+        self._is_closed = True
         if self._server is not None and self._fetcher is not None:
             await self._server.close()
             await self._fetcher.close()
@@ -175,6 +177,9 @@ class ModelStore:
         """Returns the result of a transfer, for which the calling thread waits."""
         seen = self._progress.total_bytes
         while not concurrent.futures.wait([coming], _LOOK_S).done:
+            if self._is_closed:
+                coming.cancel()
+                raise Unavailable("the process ends")
             if self._progress.total_bytes != seen:
                 seen = self._progress.total_bytes
                 self.waiting()
@@ -227,6 +232,7 @@ class ModelStore:
         with self._lock:
             sources = self._sources.get(model, ())
         record = self._fetched_record(model, digest, sources)
+        kept.begin_content(folder, digest)
         version = KeptVersion(folder, record)
         for name in record.files:
             version.map_of(name).create()

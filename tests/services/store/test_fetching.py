@@ -400,3 +400,36 @@ async def test_a_load_that_is_not_wanted_any_more_stops_fetching(tmp_path: Path)
         fetcher.store.abandon(KEY)
         with pytest.raises(Unavailable, match="is not wanted here any more"):
             await loading
+
+
+async def test_what_came_of_another_content_that_was_never_complete_is_forgotten(
+    tmp_path: Path,
+) -> None:
+    write_model(tmp_path / "old", CHUNKS)
+    content = write_model(tmp_path / "new", CHUNKS)
+    async with store_world(tmp_path) as world:
+        old, new = await world.add("old"), await world.add("new")
+        fetcher = await world.add("fetcher")
+        await fetcher.load(old.repository.content_digest(KEY), ["old"])
+        fetcher.store.release_unused(())
+        (fetcher.repository.folder(KEY) / RECORD_FILE).unlink()  # as after a crash before the end
+        assert await fetcher.load(new.repository.content_digest(KEY), ["new"]) == content
+
+
+async def test_who_waits_for_a_record_is_let_go_when_the_process_ends(tmp_path: Path) -> None:
+    async with store_world(tmp_path) as world:
+        fetcher = await world.add("fetcher")
+        waiting = asyncio.create_task(fetcher.load("0" * 64, ["nobody"]))
+        await asyncio.sleep(0.2)
+        await world.remove("fetcher")
+        with pytest.raises(Unavailable, match="the process ends"):
+            await waiting
+
+
+async def test_caches_of_agents_are_nobodys_files(tmp_path: Path) -> None:
+    content = write_model(tmp_path / "source", CHUNKS)
+    (tmp_path / "fetcher" / "net" / "1" / ".parts").mkdir(parents=True)
+    async with store_world(tmp_path) as world:
+        source, fetcher = await world.add("source"), await world.add("fetcher")
+        digest = source.repository.content_digest(KEY)
+        assert await fetcher.load(digest, ["source"]) == content

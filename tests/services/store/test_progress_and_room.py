@@ -14,7 +14,7 @@ from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import PlanInfeasible
 from catenary_services.store import kept
 from catenary_services.store.progress import ProgressCounter
-from catenary_services.store.room import StoreRoom
+from catenary_services.store.room import StoreLimit
 
 KEY = ModelKey("net", "1")
 SECOND = 1_000_000_000
@@ -56,7 +56,7 @@ def version(root: Path, name: str, used_s: float) -> Path:
 
 def test_the_least_recently_used_version_goes_first(tmp_path: Path) -> None:
     folders = [version(tmp_path, name, used) for name, used in (("b", 20), ("a", 30), ("c", 10))]
-    room = StoreRoom(tmp_path, 3 * MB + MB // 2, 0)
+    room = StoreLimit(tmp_path, 3 * MB + MB // 2, 0)
     room.make(MB)
     assert [folder.exists() for folder in folders] == [True, True, False]
     room.make(2 * MB)
@@ -71,7 +71,7 @@ def test_what_is_in_use_stays_and_what_somebody_else_put_there_is_not_counted(
     own.mkdir(parents=True)
     (own / "weights").write_bytes(os.urandom(4 * MB))
     handle = kept.use(used)
-    room = StoreRoom(tmp_path, 2 * MB + MB // 2, 0)
+    room = StoreLimit(tmp_path, 2 * MB + MB // 2, 0)
     room.make(MB)
     assert used.exists()
     assert own.exists()
@@ -85,7 +85,7 @@ def test_what_is_in_use_stays_and_what_somebody_else_put_there_is_not_counted(
 
 def test_a_disk_without_space_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(PlanInfeasible, match="bytes free, of which 64 are left to others"):
-        StoreRoom(tmp_path, 0, 64).make(1 << 60)
+        StoreLimit(tmp_path, 0, 64).make(1 << 60)
 
 
 def test_what_a_crash_has_left_of_a_dropped_version_goes(tmp_path: Path) -> None:
