@@ -171,13 +171,15 @@ def test_another_default_of_the_product_changes_what_a_page_says(
 def test_settings_of_the_scheduler_in_a_scenario_are_named() -> None:
     settings = {"kind": "live", "scheduler": {"scale_down_window_s": 10}}
     said = unlike_deployment("scenarios/placement/x.yaml", settings)
-    assert said == ["`scale_down_window_s` 10 (default 30.0)"]
+    policy = "`chain_policy` slo (default least-time)"
+    assert said == [policy, "`scale_down_window_s` 10 (default 30.0)"]
 
 
 def test_settings_of_a_record_are_known_by_the_names_of_its_day() -> None:
     settings = {"kind": "live", "scheduler": {"scale_patience_s": 10}}
     said = unlike_deployment("scenarios/placement/x.yaml", settings)
-    assert said == ["`scale_down_window_s` 10 (default 30.0)"]
+    policy = "`chain_policy` slo (default least-time)"
+    assert said == [policy, "`scale_down_window_s` 10 (default 30.0)"]
 
 
 def test_a_commit_that_history_does_not_have_has_no_age(tmp_path: Path) -> None:
