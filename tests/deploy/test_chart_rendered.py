@@ -211,6 +211,19 @@ def test_pods_have_time_to_drain_and_no_rights_they_do_not_need(values: str) -> 
 
 
 @pytest.mark.parametrize("values", VALUE_FILES)
+def test_agents_keep_what_they_fetch_and_see_no_shared_models(values: str) -> None:
+    for name, template in pod_templates(rendered(values)).items():
+        pod, container = template["spec"], template["spec"]["containers"][0]
+        mounts = {each["name"]: each for each in container["volumeMounts"]}
+        volumes = {each["name"]: each for each in pod["volumes"]}
+        if container["name"] == "agent":
+            assert not mounts["models"].get("readOnly"), name
+            assert volumes["models"]["emptyDir"] == {}, name
+        elif "models" in mounts:
+            assert mounts["models"]["readOnly"], name
+
+
+@pytest.mark.parametrize("values", VALUE_FILES)
 def test_selectors_select_their_own_pods_and_no_others(values: str) -> None:
     documents = rendered(values)
     labels = {name: t["metadata"]["labels"] for name, t in pod_templates(documents).items()}
