@@ -57,7 +57,7 @@ _DATA_DIR = click.option(
 @click.option(
     "--model-repository",
     type=click.Path(path_type=Path),
-    help="Folder with <model>/<version>/ on this machine.  [default: models in --data-dir]",
+    help="Folder of models, where agents put what they fetch.  [default: models in --data-dir]",
 )
 @click.option("--max-memory-bytes", default=0, help="Memory for models on each device; 0: usual.")
 @click.option("--max-threads", default=0, help="Compute threads of each agent; 0: its share.")

@@ -124,8 +124,6 @@ async def enrol(
         machine = await _get_certificates(folder, connection, machine, line.token, facts)
     if not machine.link_bytes_per_second:
         machine = await _measure(folder, machine, facts.round_trip_s, tell)
-    if remark := preflight.repository_remark(Path(machine.model_repository)):
-        tell(remark)
     return machine
 
 

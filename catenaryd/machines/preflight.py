@@ -6,7 +6,6 @@ import asyncio
 import re
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 
 from catenary_agent.device_check import check_device
 from catenary_agent.devices.cuda_driver import NoDriverError, ask_driver
@@ -134,20 +133,6 @@ def check_ports(bind: str, first: int, count: int) -> None:
                 f"cannot listen on {host_port(bind, port)}: {error.strerror or error}; choose"
                 " another --transport-port, or --host with an address of this machine"
             ) from error
-
-
-def repository_remark(repository: Path) -> str:
-    """Returns a sentence if a machine has no models of its own; "" if it has."""
-    try:
-        has_models = any(each.is_dir() for each in repository.iterdir())
-    except OSError:
-        has_models = False
-    if has_models:
-        return ""
-    return (
-        f"{repository} holds no models: agents here serve a model once its folder, as on the host,"
-        " is there (--model-repository)"
-    )
 
 
 def machine_name(asked: str | None) -> str:

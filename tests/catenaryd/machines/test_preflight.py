@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,6 @@ from catenaryd.machines.preflight import (
     check_version,
     devices_of,
     machine_name,
-    repository_remark,
 )
 
 
@@ -103,10 +101,3 @@ def test_a_name_is_taken_from_the_host_name_or_asked_for(monkeypatch: pytest.Mon
     for wrong in ("a/b", "-a", "a" * 49, "a.b", "ä"):
         with pytest.raises(InvalidInput, match="give one"):
             machine_name(wrong)
-
-
-def test_a_machine_without_models_is_told_what_it_lacks(tmp_path: Path) -> None:
-    assert "--model-repository" in repository_remark(tmp_path / "none")
-    assert "--model-repository" in repository_remark(tmp_path)
-    (tmp_path / "net").mkdir()
-    assert repository_remark(tmp_path) == ""

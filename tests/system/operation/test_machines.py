@@ -38,14 +38,14 @@ def network(ipv6: bool) -> Iterator[VirtualNetwork]:
 
 @pytest.fixture
 def machines(network: VirtualNetwork, tmp_path: Path) -> Iterator[dict[str, TestMachine]]:
-    """Machines with empty folders but for the models, which each must have."""
+    """Machines with empty folders; only the first one has the models."""
     with ExitStack() as stack:
         made = {}
         for name in NAMES:
             made[name] = TestMachine(name, network.places[name], tmp_path / name)
             (made[name].folder / ".catenary").mkdir(parents=True)
-            (made[name].folder / ".catenary" / "models").symlink_to(shared_models())
             stack.callback(made[name].end)
+        (made["first"].folder / ".catenary" / "models").symlink_to(shared_models())
         yield made
 
 
