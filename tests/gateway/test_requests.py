@@ -446,9 +446,9 @@ async def test_metrics_count_requests_and_refusals(tmp_path: Path) -> None:
     assert 'catenary_requests_total{model="",outcome="MODEL_NOT_FOUND"} 1.0' in text
     assert "catenary_in_flight_bytes 0.0" in text
     assert 'catenary_slo_attainment_ratio{model="toy:1"} 1.0' in text
-    assert 'catenary_arrivals_total{model="toy:1",kind="good"} 1.0' in text
-    assert 'catenary_arrivals_total{model="toy:1",kind="client"} 1.0' in text
-    assert 'catenary_arrivals_total{model="",kind="client"} 1.0' in text
+    assert 'catenary_arrivals_total{kind="good",model="toy:1"} 1.0' in text
+    assert 'catenary_arrivals_total{kind="client",model="toy:1"} 1.0' in text
+    assert 'catenary_arrivals_total{kind="client",model=""} 1.0' in text
 
 
 async def test_ids_are_echoed_or_made(running: Stage) -> None:

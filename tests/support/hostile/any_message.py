@@ -155,10 +155,10 @@ def _good_values(field: FieldDescriptor, is_part: bool, is_most: bool) -> st.Sea
     if is_part:
         return st.just("name")
     if field.type == FieldDescriptor.TYPE_BYTES:
-        return st.binary(max_size=min(64, bounds.max_len or 64))
+        return st.binary(min_size=int(bounds.required), max_size=min(64, bounds.max_len or 64))
     most = min(40, bounds.max_len or 40)
     if bounds.pattern is None:
-        return st.text(max_size=most)
+        return st.text(min_size=int(bounds.required), max_size=most)
     text = st.from_regex(bounds.pattern, fullmatch=True)
     text = text.filter(lambda found: bounds.required <= len(found) <= most)
     return text if bounds.required else st.one_of(st.just(""), text)

@@ -450,5 +450,5 @@ def test_statistics_tell_what_is_booked() -> None:
 def test_a_policy_must_exist() -> None:
     with pytest.raises(InvalidInput, match="one of jffc"):
         ChainBench(TWO, policy="fastest")
-    with pytest.raises(InvalidInput, match="one of jffc, slo, sa-jsq"):
+    with pytest.raises(InvalidInput, match="one of jffc, slo, least-time, sa-jsq"):
         ChainBench(TWO, policy="fastest", random_below=lambda n: 0)
