@@ -8,6 +8,7 @@ import itertools
 import json
 import random
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -37,6 +38,8 @@ log = get_logger(__name__)
 POLL_S = 0.1
 _PORTS = (12_000, 32_000)
 _TRIES = 200
+_reserved: list[socket.socket] = []
+"""The names by which this process has reserved ports."""
 REDIS_RESTART_S = 0.2
 DRAIN_S = 20.0
 HOPELESS_RESTARTS = 3
@@ -90,10 +93,12 @@ class ClusterOptions:
 
 
 def free_port() -> int:
-    """Returns a TCP port that was free a moment ago.
+    """Returns a TCP port that was free a moment ago, and that no other call on this machine gets.
 
     It lies below the ports that systems give to outgoing connections, since one of those could take
-    it before the process that it is meant for listens.
+    it before the process that it is meant for listens. For the same reason it is reserved while
+    this process lives: of two clusters that start at the same time, one would talk to the other's
+    scheduler.
 
     Raises:
         Unavailable: Every port that was tried is in use.
@@ -102,8 +107,26 @@ def free_port() -> int:
         port = random.randrange(*_PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
+            _reserve(port)
             return port
     raise Unavailable(f"found no free port in {_PORTS[0]}..{_PORTS[1] - 1}")
+
+
+def _reserve(port: int) -> None:
+    """Reserves a port by a name that, like ports, belongs to the network namespace.
+
+    Raises:
+        OSError: Another process has reserved it.
+    """
+    if sys.platform != "linux":
+        return  # only there is a namespace of names that end with their process
+    name = socket.socket(socket.AF_UNIX)
+    try:
+        name.bind(f"\0catenary-port-{port}")
+    except OSError:
+        name.close()
+        raise
+    _reserved.append(name)
 
 
 def device_of(device: str, index: int) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from catenary_services.errors import InvalidInput
-from catenaryd.local.local_cluster import ClusterOptions, LocalCluster, device_of
+from catenaryd.local.local_cluster import ClusterOptions, LocalCluster, device_of, free_port
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:1", "emulated:p4"])
@@ -54,3 +58,21 @@ def test_a_cluster_of_one_group_says_nothing_of_groups() -> None:
 def test_a_plan_for_several_groups_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="plan"):
         LocalCluster(ClusterOptions(groups=2, plan_file=tmp_path / "plan.json"))
+
+
+_PORTS_OF_A_SEED = """
+import random
+from catenaryd.local.local_cluster import free_port
+random.seed(3)
+print([free_port() for _ in range(5)])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ports are reserved on Linux only")
+def test_two_processes_that_choose_at_the_same_time_get_different_ports() -> None:
+    random.seed(3)
+    mine = {free_port() for _ in range(5)}
+    done = subprocess.run(
+        [sys.executable, "-c", _PORTS_OF_A_SEED], capture_output=True, check=True, timeout=60
+    )
+    assert mine.isdisjoint(json.loads(done.stdout))
