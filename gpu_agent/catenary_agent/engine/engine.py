@@ -303,6 +303,8 @@ class BatchEngine:
                 self._spawn(self._deliver(batch))
                 return
             self._delivered(batch)
+        except CatenaryError as error:
+            self._report(batch.header, error, destinations(batch)[0].peer_id)
         except Exception:
             self._delivery_failed(batch)
         self._feeder.pushed()

@@ -148,8 +148,8 @@ def test_much_time_that_is_free_early_is_not_as_booked():
 
 async def test_reports_that_all_is_as_booked_wait_longer_but_go_with_the_first_that_is_not():
     outbox = Outbox()
-    outbox.put(report(1)._replace(is_as_booked=True))
     began = time.monotonic()
+    outbox.put(report(1)._replace(is_as_booked=True))
     assert [m.batch_id for m in await outbox.take(100, 5.0)] == [1]
     assert time.monotonic() - began >= AS_BOOKED_LINGER_S
     taken: list[list[int]] = []

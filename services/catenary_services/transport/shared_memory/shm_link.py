@@ -96,6 +96,9 @@ class ShmLink(StreamLink):
         if not self._stream.takes(PREFIX_BYTES + len(header) + INLINE_BYTES):
             return False
         self._write(slot, header)
+        # Nobody awaits anything here in which a dead peer would show before this returns.
+        self._stream.flush()
+        self._check_open()
         return True
 
     def _write(self, slot: Slot, header: bytes) -> asyncio.Future[None] | None:

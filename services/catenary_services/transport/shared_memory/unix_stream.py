@@ -113,6 +113,10 @@ class UnixStream:
         self._outbox.append(outgoing)
         return outgoing.left
 
+    def flush(self) -> None:
+        """Sends what was written in this turn of the loop; closes itself if the peer is gone."""
+        self._uncork()
+
     def _uncork(self) -> None:
         if not self._corked:
             return
