@@ -108,16 +108,14 @@ class Authorizer:
             PermissionDenied: The request asks for a higher priority than its key may.
             Overloaded: The model cannot answer more in time.
         """
-        options, limits = request.options, principal.limits
-        priority = options.priority
-        if priority or limits.max_priority < 0:
-            priority = principal.require_priority(priority)
+        options = request.options
+        priority = principal.require_priority(options.priority)
         if priority != options.priority:
             request = msgspec.structs.replace(
                 request, options=msgspec.structs.replace(options, priority=priority)
             )
         rows = float(request.rows)
-        ask = FairRequest(principal.name, limits.share, priority, rows, rows, budget_ns)
+        ask = FairRequest(principal.name, principal.limits.share, priority, rows, rows, budget_ns)
         return request, self.fair.admit(request.model, ask)
 
     def admit_generation(

@@ -51,8 +51,7 @@ class Quotas:
     ) -> None:
         self._clock = clock or time.monotonic_ns
         self._fault_rate = RateLimit(faults_per_s, max(1.0, faults_per_s * _FAULT_BURST_S))
-        self.faults: dict[str, TokenBucket] = {}
-        """The buckets of keys and addresses that ever sent what had to be refused."""
+        self._faults: dict[str, TokenBucket] = {}
         self._gateways = 1
         self._requests: dict[str, TokenBucket] = {}
         self._tokens: dict[str, TokenBucket] = {}
@@ -86,7 +85,7 @@ class Quotas:
         Raises:
             QuotaExceeded: It has sent too many; the error says when to come back.
         """
-        bucket = self.faults.get(subject)
+        bucket = self._faults.get(subject)
         wait_ns = bucket.wait_ns(1.0, self._clock()) if bucket is not None else 0
         if wait_ns:
             raise QuotaExceeded(
@@ -97,11 +96,11 @@ class Quotas:
 
     def fault(self, subject: str, read_bytes: int) -> None:
         """Charges a key or address for a request that was its own fault."""
-        bucket = self.faults.get(subject)
+        bucket = self._faults.get(subject)
         if bucket is None:
-            if len(self.faults) >= _MOST_NAMES:
-                self.faults.pop(next(iter(self.faults)))
-            bucket = self.faults[subject] = TokenBucket(self._fault_rate, self._clock())
+            if len(self._faults) >= _MOST_NAMES:
+                self._faults.pop(next(iter(self._faults)))
+            bucket = self._faults[subject] = TokenBucket(self._fault_rate, self._clock())
         bucket.charge(1.0 + read_bytes / _FAULT_BYTES, self._clock())
 
     def reserve(self, principal: Principal, tokens: int) -> TokenReservation:

@@ -45,7 +45,7 @@ from catenary_services.errors import (
     Unauthenticated,
 )
 from catenary_services.grpc.error_tables import error_of_exception
-from catenary_services.security.keys import ANYONE, SCOPE_INFER, ApiKeys, Principal
+from catenary_services.security.keys import SCOPE_INFER, ApiKeys, Principal
 from catenary_services.telemetry.tracing import Tracer
 
 _EVERY_S = 0.1
@@ -229,21 +229,19 @@ class RequestPipeline:
             Overloaded: Too many requests are being worked on.
             Unavailable: This gateway is draining.
         """
-        arrived, quotas, principal = caller(), self.authorizer.quotas, ANYONE
+        arrived, quotas = caller(), self.authorizer.quotas
+        try:
+            principal = self.keys.check(presented)
+        except Unauthenticated:
+            quotas.require_good(arrived.address)
+            raise
         if self.keys.enabled:
-            try:
-                principal = self.keys.check(presented)
-            except Unauthenticated:
-                quotas.require_good(arrived.address)
-                raise
             arrived.subject = f"key {principal.name!r}"
         arrived.principal = principal
         try:
-            if quotas.faults:
-                quotas.require_good(arrived.subject)
+            quotas.require_good(arrived.subject)
             if counts:
-                if principal.limits.requests is not None:
-                    quotas.enter(principal)
+                quotas.enter(principal)
                 self.capacity.precheck()
         except CatenaryError as error:
             self._refused(principal, "", error)
@@ -320,8 +318,7 @@ class RequestPipeline:
         # A name that is not served must not become a label: strangers could make many of them.
         label = ""
         try:
-            if principal is not ANYONE:
-                principal.require(f"{SCOPE_INFER}:{name}")
+            principal.require(f"{SCOPE_INFER}:{name}")
             model = self.catalog.find_deployed(name, version)
             label = model.label
             self.authorizer.fair.precheck(model, principal)

@@ -129,6 +129,9 @@ class OutputSender:
         """Sends staged outputs; returns False if `deliver` would wait or fail.
 
         In that case nothing was sent.
+
+        Raises:
+            PartitionLost: The receiver went away just now.
         """
         staged, receiver = batch.staged, destinations(batch)[0]
         if staged is None or staged.link.closed:

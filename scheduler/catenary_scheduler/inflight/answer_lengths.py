@@ -55,26 +55,28 @@ class LengthRecords:
         """Looks for records to write, once the period since the last write is over."""
         if self._clock_s() >= self._next_s:
             known = self._source.length_predictors()
-            self.dirty = {*self._changed(known), *(self._written.keys() - known.keys())}
+            self.dirty = set(self._written.keys() - known.keys())
+            self.dirty.update(
+                model
+                for model, predictor in known.items()
+                if predictor.learned != self._written.get(model, 0)
+            )
 
     def collect(self, journal: Journal) -> None:
-        """Writes the model whose record waited longest, if any changed and the period is over."""
-        now_s = self._clock_s()
-        if now_s < self._next_s:
-            return
+        """Writes the model whose record waited longest, if one was found to have changed."""
+        dirty, self.dirty = self.dirty, set()
         known = self._source.length_predictors()
         for model in [each for each in self._written if each not in known]:
             del self._written[model]
             journal.put(RedisTable.LENGTHS, str(model), None)
-        self.dirty = set()
-        changed = self._changed(known)
+        changed = [model for model in known if model in dirty]
         if not changed:
             return
         order = list(self._written)
         model = min(changed, key=lambda each: order.index(each) if each in order else -1)
         self._written.pop(model, None)
         journal.put(RedisTable.LENGTHS, str(model), self._record(model, known[model]))
-        self._next_s = now_s + self._period_s
+        self._next_s = self._clock_s() + self._period_s
 
     def records(self) -> Fields:
         known = self._source.length_predictors()
@@ -86,13 +88,6 @@ class LengthRecords:
         for model, predictor in stored.items():
             if model in self._deployed:
                 self._source.restore_lengths(model, predictor)
-
-    def _changed(self, known: Mapping[ModelKey, LengthPredictor]) -> list[ModelKey]:
-        return [
-            model
-            for model, predictor in known.items()
-            if predictor.learned != self._written.get(model, 0)
-        ]
 
     def _record(self, model: ModelKey, predictor: LengthPredictor) -> str:
         self._written[model] = predictor.learned

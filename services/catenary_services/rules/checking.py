@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError, Message
 from catenary_services.errors import InvalidMessage
 from catenary_services.rules.compiling import Passes, compiled
 from catenary_services.rules.relations import RELATIONS, Relation, holds
-from catenary_services.rules.sizing import COUNTED_FROM_BYTES, too_many
+from catenary_services.rules.sizing import too_many
 from catenary_services.rules.vocabulary import (
     FLOATS,
     INTEGERS,
@@ -206,12 +206,7 @@ def checked(parse: Parse | None, *, counted: bool = False) -> Parse | None:
 
     if not counted:
         return read
-
-    def count_and_read(data: bytes) -> Any:
-        wrong = too_many(descriptor, data) if len(data) > COUNTED_FROM_BYTES else None
-        return wrong or read(data)
-
-    return count_and_read
+    return lambda data: too_many(descriptor, data) or read(data)
 
 
 def checking(channel: grpc.aio.Channel) -> grpc.aio.Channel:

@@ -15,14 +15,13 @@ from catenary_services.rules.vocabulary import is_nested
 
 MOST_VALUES = 100_000
 """The most messages, texts and packed numbers in one message; eight packed numbers count as one."""
-COUNTED_FROM_BYTES = 512 * 1024
-"""Shorter messages need not be counted: their values fit."""
+_COUNTED_FROM_BYTES = 512 * 1024
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 
 
 def too_many(descriptor: Descriptor, data: bytes) -> InvalidMessage | None:
     """Returns an error if the bytes of a message hold more values than anybody needs."""
-    if len(data) <= COUNTED_FROM_BYTES or has_few(descriptor, data, MOST_VALUES):
+    if len(data) <= _COUNTED_FROM_BYTES or has_few(descriptor, data, MOST_VALUES):
         return None
     return InvalidMessage(descriptor.name, "", f"has more than {MOST_VALUES} values")
 

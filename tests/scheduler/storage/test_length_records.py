@@ -43,6 +43,7 @@ class Setting:
 
     def written(self, after_s: float = 0.0) -> dict[str, str | None]:
         self.now_s += after_s
+        self.records.tick(0)
         self.records.collect(self.journal)
         return self.journal.take().tables.get(RedisTable.LENGTHS, {})
 

@@ -15,9 +15,9 @@ import pytest
 
 from catenary_services.errors import Overloaded, PartitionLost
 from catenary_services.transport.frames import MessageKind, MessagePrefix, encode_prefix
-from catenary_services.transport.interface import Endpoint
+from catenary_services.transport.interface import Endpoint, EndpointAddress
 from catenary_services.transport.memory import MemoryPool, MemoryShare, private_segment
-from catenary_services.transport.settings import TransportSettings, socket_path
+from catenary_services.transport.settings import TransportSettings, host_id, socket_path
 from catenary_services.transport.shared_memory.shm import ShmEndpoint
 from catenary_services.transport.tcp import tcp_stream
 from catenary_services.transport.tcp.tcp import TcpEndpoint
@@ -100,6 +100,36 @@ async def test_a_frame_cut_off_in_the_middle_is_not_delivered(endpoint: Endpoint
     await honest.push(await honest.export(0, 1), b"whole", 5)
     assert (await inbox.next()).header == b"whole"
     assert inbox.frames.empty()
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_who_sends_to_a_peer_that_has_just_gone_hears_of_it(
+    at_once: bool, tmp_path: Path
+) -> None:
+    """The event loop has had no turn yet in which it could have told that the socket is closed."""
+    loop = asyncio.get_running_loop()
+    path = tmp_path / "peer.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.setblocking(False)
+        listener.bind(str(path))
+        listener.listen()
+        sender = ShmEndpoint("a", TransportSettings(runtime_dir=tmp_path))
+        address = EndpointAddress("shm", str(path), host_id())
+        connecting = asyncio.ensure_future(sender.connect(address, 20))
+        peer, _ = await loop.sock_accept(listener)
+        await loop.sock_recv(peer, 4096)
+        await loop.sock_sendall(peer, encode_prefix(MessagePrefix(MessageKind.WELCOME, 1)) + b"b")
+        link = await connecting
+        slot = await link.export(100, 5)
+        peer.close()
+
+        async def send() -> None:
+            if not (at_once and link.try_push(slot, b"header")):
+                await link.push(slot, b"header", 5)
+
+        with pytest.raises(PartitionLost):
+            await send()
+        await sender.close()
 
 
 async def test_one_byte_at_a_time_is_read_alike(endpoint: Endpoint) -> None:

@@ -96,24 +96,30 @@ class ShmLink(StreamLink):
         if not self._stream.takes(PREFIX_BYTES + len(header) + INLINE_BYTES):
             return False
         self._write(slot, header)
-        # Nobody awaits anything here in which a dead peer would show before this returns.
-        self._stream.flush()
         self._check_open()
         return True
 
     def _write(self, slot: Slot, header: bytes) -> asyncio.Future[None] | None:
-        """Writes the message of a push; see `UnixStream.write`."""
+        """Sends the message of a push, and what was written before it; see `UnixStream.write`.
+
+        It is not left to the end of this turn of the loop: if the peer is gone, the caller is to
+        hear of it now, as nobody would later.
+        """
         owned = self._pushed(slot, header)
         nbytes = len(owned.view)
         if owned.block is None:
             prefix = encode_prefix(MessagePrefix(MessageKind.FRAME, len(header), nbytes))
-            return self._stream.write(b"".join((prefix, header, owned.view)))
+            left = self._stream.write(b"".join((prefix, header, owned.view)))
+            self._stream.flush()
+            return left
         name = owned.block.segment.number << 32 | owned.block.offset >> 6
         self._leased[name] = (owned, self._loop.time() + self._settings.lease_s)
         if self._lease_timer is None:
             self._watch_lease(self._settings.lease_s)
         prefix = encode_prefix(MessagePrefix(MessageKind.SLOT, len(header), nbytes, name))
-        return self._stream.write(prefix + header)
+        left = self._stream.write(prefix + header)
+        self._stream.flush()
+        return left
 
     async def close(self) -> None:
         """Closes the link and takes back every slot."""

@@ -97,11 +97,11 @@ class UnixStream:
             return None
         if not self._outbox and fd < 0 and self._corked_bytes + len(data) <= _CORK_BYTES:
             if not self._corked:
-                self._loop.call_soon(self._uncork)
+                self._loop.call_soon(self.flush)
             self._corked.append(data)
             self._corked_bytes += len(data)
             return None
-        self._uncork()
+        self.flush()
         outgoing = _Outgoing(memoryview(data), fd, None)
         if self.closed or (not self._outbox and self._send(outgoing)) or self.closed:
             return None
@@ -115,9 +115,6 @@ class UnixStream:
 
     def flush(self) -> None:
         """Sends what was written in this turn of the loop; closes itself if the peer is gone."""
-        self._uncork()
-
-    def _uncork(self) -> None:
         if not self._corked:
             return
         data = self._corked[0] if len(self._corked) == 1 else b"".join(self._corked)
@@ -291,7 +288,7 @@ class UnixStream:
         """Closes the socket and fails what has not left yet with `error`; idempotent."""
         if self.closed:
             return
-        self._uncork()  # as far as the kernel takes it; a failure calls this method again
+        self.flush()  # as far as the kernel takes it; a failure calls this method again
         if self.closed:
             return
         self.closed = True
