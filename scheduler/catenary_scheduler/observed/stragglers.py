@@ -13,6 +13,8 @@ neither the noise of their host nor a slowness shared by all explains it:
 * Four such windows in a row must be slower by the factor, on average, than those of the other
   agents in its pools; none of them by less than half the factor (on a logarithmic scale); and each
   must lie farther out than the agent's own windows scatter (median and median absolute deviation).
+* An agent that is tried again is set aside again after half as many windows: it was found slow
+  before, and each window that it is given work in delays what is given to it.
 * An agent that computes as usual when it is tried again was no straggler: the next time it takes
   twice as many windows in a row.
 
@@ -198,7 +200,7 @@ class StragglerDetector:
             self._was_itself(record, value, now)
             return None
         record.run.append((value, change, excess))
-        if len(record.run) < record.needed:
+        if len(record.run) < (record.needed // 2 if record.on_trial else record.needed):
             return None
         if mean([each for _, _, each in record.run]) <= factor:
             record.remember([record.run.pop(0)[0]])

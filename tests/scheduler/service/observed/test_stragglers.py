@@ -129,6 +129,21 @@ def test_it_is_tried_again_and_left_alone_for_twice_as_long_if_it_is_still_slow(
     assert aside_s == [5, 10, 20, 40, 60, 60]
 
 
+def test_who_is_still_slow_when_tried_again_is_set_aside_twice_as_quickly() -> None:
+    stragglers = StragglerDetector(2.5)
+    now, _ = steady(stragglers, 0, 10, a=1.0, b=1.0)
+    took_s = []
+    for _ in range(3):
+        before = now
+        now, found = steady(stragglers, now, 30, a=1.0, b=5.0)
+        assert found
+        took_s.append((now - before) / SECOND)
+        while stragglers.slow:
+            now, _ = steady(stragglers, now, 0.1, a=1.0)
+    assert 1.9 <= took_s[0] <= 2.6
+    assert max(took_s[1:]) <= 1.3
+
+
 def test_who_was_itself_when_tried_again_is_not_called_slow_so_quickly_the_next_time() -> None:
     stragglers = StragglerDetector(2.5)
     now, _ = steady(stragglers, 0, 10, a=1.0, b=1.0)
