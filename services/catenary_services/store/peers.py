@@ -7,7 +7,6 @@ may be fetching it itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 _FIRST_PAUSE_NS = 1_000_000_000
@@ -58,10 +57,6 @@ class SourcePeer:
         self.lies += 1
         self.until_ns, self.problem = now_ns + pause, why
 
-    def postponed(self, until_ns: int) -> None:
-        """Notes that the peer asked not to be asked before `until_ns`."""
-        self.until_ns = max(self.until_ns, until_ns)
-
 
 @dataclass(slots=True)
 class ChunkSources:
@@ -89,15 +84,6 @@ class ChunkSources:
     def all_lack_it(self, times: int) -> bool:
         """True if every peer has said at least `times` times that it does not have the chunk."""
         return all(self.absent.get(name, (0, 0))[0] >= times for name in self.names)
-
-    def next_ns(self, peers: Iterable[SourcePeer]) -> int | None:
-        """Returns the moment from which one of the peers may be asked; None if there is none."""
-        moments = [
-            max(peer.until_ns, self.absent.get(peer.name, (0, 0))[1])
-            for peer in peers
-            if peer.name in self.names
-        ]
-        return min(moments, default=None)
 
 
 def should_take_over(left_bytes: int, rate: float, whole_bytes: int, own_rate: float) -> bool:

@@ -178,15 +178,25 @@ class ContentServer:
         loop = asyncio.get_running_loop()
         making = self._making.get(part.model)
         if making is None or not making.done():
-            is_known = await loop.run_in_executor(
-                self._threads, lambda: self._repository.is_recorded(part.model)
+            is_here, is_known = await loop.run_in_executor(
+                self._threads, lambda: self._looked_up(part.model)
             )
+            if not is_here:
+                raise _AbsentError
             if not is_known:
                 if making is None:  # this reads all of its files, once
                     making = loop.run_in_executor(None, lambda: self._make_record(part.model))
                     self._making[part.model] = making
                 return None
         return await loop.run_in_executor(self._threads, lambda: self._locate(part))
+
+    def _looked_up(self, model: ModelKey) -> tuple[bool, bool]:
+        """Returns whether a version is in the repository, and whether its content is recorded."""
+        try:
+            is_here = self._repository.folder(model).is_dir()
+            return is_here, is_here and self._repository.is_recorded(model)
+        except CatenaryError:
+            return False, False
 
     def _make_record(self, model: ModelKey) -> None:
         try:

@@ -433,3 +433,15 @@ async def test_caches_of_agents_are_nobodys_files(tmp_path: Path) -> None:
         source, fetcher = await world.add("source"), await world.add("fetcher")
         digest = source.repository.content_digest(KEY)
         assert await fetcher.load(digest, ["source"]) == content
+
+
+async def test_a_version_that_is_not_here_is_not_read_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with store_world(tmp_path) as world:
+        giver, asker = await world.add("giver"), await world.add("asker")
+        read: list[ModelKey] = []
+        monkeypatch.setattr(giver.repository, "content", read.append)
+        with pytest.raises(Unavailable, match="giver does not have it"):
+            await asker.load("0" * 64, ["giver"], key=ModelKey("unknown", "1"))
+        assert read == []
