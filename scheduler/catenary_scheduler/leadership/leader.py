@@ -365,7 +365,7 @@ class LeaderRuntime:
             )
         )
         self.loop.observe(
-            before=(self.planner.load, self.planner, self.in_flight, self.hop_reports),
+            before=(self.planner.load.rates, self.planner, self.in_flight, self.hop_reports),
             after=(self.autoscaler.outcomes, self.autoscaler, self.live),
             fed=self.write_behind.touch,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp
 
+from catenary_scheduler.dispatch.events import Event, RequestArrived
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, Nanoseconds
 
 
@@ -18,10 +19,17 @@ class _Count:
 class ArrivalRates:
     """Rows per second of every model, with weights that fall to 1/e in one time constant."""
 
+    observes = (RequestArrived,)
+
     def __init__(self, time_constant_ns: Nanoseconds) -> None:
         self._time_constant_ns = time_constant_ns
         self._counts: dict[ModelKey, _Count] = {}
         self._since_ns: Nanoseconds | None = None
+
+    def on_event(self, event: Event, now: Nanoseconds) -> None:
+        """Counts the rows of a request."""
+        assert isinstance(event, RequestArrived)
+        self.arrived(event.model, event.rows, now)
 
     def arrived(self, model: ModelKey, rows: int, now: Nanoseconds) -> None:
         if self._since_ns is None:

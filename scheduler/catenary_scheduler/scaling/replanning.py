@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from catenary_scheduler.dispatch.events import Event, RequestArrived
 from catenary_scheduler.scaling.rates import ArrivalRates
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, Nanoseconds
 
@@ -46,26 +45,19 @@ class ReplanPolicy:
 class LoadReplanning:
     """A follower of the load that says when to plan anew.
 
-    Feed it `arrived` and `planned`; ask `decide` from time to time.
-    """
+    Feed `rates` with what arrives, and tell it what was `planned`; ask `decide` from time to time.
 
-    observes = (RequestArrived,)
+    Attributes:
+        rates: The recent rates of arrivals.
+    """
 
     def __init__(self, policy: ReplanPolicy) -> None:
         self._policy = policy
-        self._rates = ArrivalRates(policy.time_constant_ns)
+        self.rates = ArrivalRates(policy.time_constant_ns)
         self._planned: dict[ModelKey, float] = {}
         self._planned_ns: Nanoseconds | None = None
         self._moved_ns: Nanoseconds | None = None
         """Moment since which the distance has been too large; None while it is not."""
-
-    def on_event(self, event: Event, now: Nanoseconds) -> None:
-        """Counts the rows of a request."""
-        assert isinstance(event, RequestArrived)
-        self._rates.arrived(event.model, event.rows, now)
-
-    def arrived(self, model: ModelKey, rows: int, now: Nanoseconds) -> None:
-        self._rates.arrived(model, rows, now)
 
     def planned(self, shares: Shares, now: Nanoseconds) -> None:
         """Records that a plan was made for these shares.
@@ -87,16 +79,12 @@ class LoadReplanning:
         wanted = list(dict.fromkeys(models))
         if not wanted:
             return {}
-        seen = {model: self._rates.observed_rows(model, now) for model in wanted}
+        seen = {model: self.rates.observed_rows(model, now) for model in wanted}
         if sum(seen.values()) >= self._policy.least_rows:
             return self._with_floor(seen)
         known = [self._planned[model] for model in wanted if model in self._planned]
         usual = sum(known) / len(known) if known else 1.0
         return self._with_floor({model: self._planned.get(model, usual) for model in wanted})
-
-    def rate(self, model: ModelKey, now: Nanoseconds) -> float:
-        """Returns the recent rate of a model in rows per second."""
-        return self._rates.rate(model, now)
 
     def decide(self, now: Nanoseconds) -> str:
         """Returns in words why a new plan is due now; empty if none is due."""

@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError, Message
 from catenary_services.errors import InvalidMessage
 from catenary_services.rules.compiling import Passes, compiled
 from catenary_services.rules.relations import RELATIONS, Relation, holds
-from catenary_services.rules.sizing import too_many
+from catenary_services.rules.sizing import has_few
 from catenary_services.rules.vocabulary import (
     FLOATS,
     INTEGERS,
@@ -37,6 +37,9 @@ from catenary_services.rules.vocabulary import (
 )
 from catenary_services.rules.walking import walk_of
 
+MOST_VALUES = 100_000
+"""The most values in one message (`has_few`)."""
+_COUNTED_FROM_BYTES = 512 * 1024
 _SHOWN = 64
 """The number of characters of a wrong value that error messages repeat."""
 
@@ -185,6 +188,13 @@ def _trouble_of_text(bounds: FieldBounds, value: str | bytes) -> str | None:
     if form is not None and isinstance(value, str) and form.fullmatch(value) is None:
         return f"{value[:_SHOWN]!r} does not have the form {form.pattern}"
     return None
+
+
+def too_many(descriptor: Descriptor, data: bytes) -> InvalidMessage | None:
+    """Returns an error if the bytes of a message hold more values than anybody needs."""
+    if len(data) <= _COUNTED_FROM_BYTES or has_few(descriptor, data, MOST_VALUES):
+        return None
+    return InvalidMessage(descriptor.name, "", f"has more than {MOST_VALUES} values")
 
 
 def checked(parse: Parse | None, *, counted: bool = False) -> Parse | None:

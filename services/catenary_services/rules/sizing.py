@@ -10,24 +10,16 @@ from typing import Any
 
 from google.protobuf.descriptor import Descriptor
 
-from catenary_services.errors import InvalidMessage
 from catenary_services.rules.vocabulary import is_nested
 
-MOST_VALUES = 100_000
-"""The most messages, texts and packed numbers in one message; eight packed numbers count as one."""
-_COUNTED_FROM_BYTES = 512 * 1024
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 
 
-def too_many(descriptor: Descriptor, data: bytes) -> InvalidMessage | None:
-    """Returns an error if the bytes of a message hold more values than anybody needs."""
-    if len(data) <= _COUNTED_FROM_BYTES or has_few(descriptor, data, MOST_VALUES):
-        return None
-    return InvalidMessage(descriptor.name, "", f"has more than {MOST_VALUES} values")
-
-
 def has_few(descriptor: Descriptor, data: bytes, most: int) -> bool:
-    """Returns True if a message holds at most `most` values, and for bytes that are no message."""
+    """Returns True if a message holds at most `most` values, and for bytes that are no message.
+
+    Values are messages, texts and packed numbers; eight packed numbers count as one.
+    """
     left = most
     unread = [(descriptor, 0, len(data))]
     try:

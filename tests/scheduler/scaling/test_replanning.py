@@ -30,7 +30,7 @@ class Traffic:
         for _ in range(seconds):
             self.now += S
             for name, rate in rates.items():
-                self.replanning.arrived(ModelKey(name, "1"), rate, self.now)
+                self.replanning.rates.arrived(ModelKey(name, "1"), rate, self.now)
             if reason := self.replanning.decide(self.now):
                 return reason
         return ""
@@ -139,7 +139,7 @@ def test_shares_are_shares_and_distances_are_distances(
     for rows in (one, other):
         replanning = LoadReplanning(replace(POLICY, least_rows=1.0))
         for model, count in rows.items():
-            replanning.arrived(model, count, 0)
+            replanning.rates.arrived(model, count, 0)
         shares = replanning.shares(rows, 0)
         assert sum(shares.values()) == pytest.approx(1.0)
         assert min(shares.values()) > 0

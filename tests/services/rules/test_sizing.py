@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.errors import InvalidMessage
-from catenary_services.rules.checking import checked
-from catenary_services.rules.sizing import MOST_VALUES, has_few, too_many
+from catenary_services.rules.checking import MOST_VALUES, checked, too_many
+from catenary_services.rules.sizing import has_few
 from hostile.any_message import messages
 
 Pack = scheduler_pb2.AgentMessages

@@ -151,7 +151,7 @@ async def test_a_plan_that_is_hardly_better_is_not_worth_a_switch(tmp_path: Path
     bench = Bench(await deployed(tmp_path), whole_on(100.0))
     first = await bench.settle()
     now_s = time.monotonic() + SETTLED_S
-    bench.planner.load.arrived(TOY, 1000, int(now_s * 1e9))
+    bench.planner.load.rates.arrived(TOY, 1000, int(now_s * 1e9))
     bench.solve = whole_on(104.0)
     bench.follow(now_s)
     await until(lambda: bench.asked == 2, "it thinks again")
@@ -166,7 +166,7 @@ async def test_a_notably_better_plan_is(tmp_path: Path) -> None:
     bench = Bench(await deployed(tmp_path), whole_on(100.0))
     await bench.settle()
     now_s = now_ns() / 1e9 + SETTLED_S
-    bench.planner.load.arrived(TOY, 1000, int(now_s * 1e9))
+    bench.planner.load.rates.arrived(TOY, 1000, int(now_s * 1e9))
     bench.solve = whole_on(106.0)
     bench.follow(now_s)
     await until(lambda: not bench.planner.is_thinking, "it has thought")
