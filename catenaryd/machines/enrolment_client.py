@@ -26,7 +26,12 @@ from catenary_services.errors import (
     Unavailable,
 )
 from catenary_services.security.identity import Role, server_name_of
-from catenary_services.security.x509 import cluster_of, key_digest, pem_of
+from catenary_services.security.x509 import (
+    certificates_in,
+    cluster_of,
+    is_for_key,
+    pem_of,
+)
 from catenaryd.enrolment.enrolment_streams import (
     LARGEST_ANSWER_BYTES,
     read_message,
@@ -161,11 +166,11 @@ async def discover(host: str, port: int, pin: bytes) -> HostTrust:
     async with connected(host, port, None) as connection:
         answer = await connection.ask(pb.EnrolmentRequest(discover=pb.DiscoverCluster()))
     try:
-        shown = x509.load_pem_x509_certificates(answer.cluster.authorities.encode("ascii"))
-    except ValueError as error:
+        shown = certificates_in("authorities", answer.cluster.authorities.encode())
+    except InvalidInput as error:
         raise Unauthenticated(f"{host_port(host, port)} shows no authority") from error
     for authority in shown:
-        if key_digest(authority.public_key()) == pin:
+        if is_for_key(authority, pin):
             cluster = cluster_of(authority)
             if cluster is None:
                 break
@@ -182,10 +187,7 @@ def authorities_in(pem: bytes, cluster: str) -> list[x509.Certificate]:
     Raises:
         InvalidInput: It holds none, or one of another cluster.
     """
-    try:
-        found = x509.load_pem_x509_certificates(pem)
-    except ValueError as error:
-        raise InvalidInput("authorities", "cannot be read") from error
+    found = certificates_in("authorities", pem)
     if any(cluster_of(each) != cluster for each in found):
         raise InvalidInput("authorities", f"are not all of cluster {cluster}")
     return found

@@ -17,7 +17,10 @@ from catenary_services.errors import InvalidInput
 from catenary_services.security.authority import AUTHORITY_FILE, pair_files
 from catenary_services.security.identity import Identity, Role
 from catenary_services.security.x509 import (
+    certificates_in,
     identity_of,
+    is_for_key,
+    key_digest,
     read_certificates,
     write_certificates,
     write_key,
@@ -86,11 +89,9 @@ class MachineStore:
             InvalidInput: The certificate is not of this agent and key.
         """
         identity = Identity.of(cluster, Role.AGENT, agent)
-        try:
-            certificate = x509.load_pem_x509_certificate(pem.encode("ascii"))
-        except ValueError as error:
-            raise InvalidInput("certificate", "cannot be read") from error
-        if identity_of(certificate) != identity or certificate.public_key() != key.public_key():
+        certificate = certificates_in("certificate", pem.encode())[0]
+        digest = key_digest(key.public_key())
+        if identity_of(certificate) != identity or not is_for_key(certificate, digest):
             raise InvalidInput("certificate", f"is not the one asked for, of {identity}")
         self.certificates.mkdir(parents=True, exist_ok=True)
         cert_file, key_file = pair_files(self.certificates, identity)

@@ -7,12 +7,12 @@ names, and for what it is good, the authority decides; a request that asks for m
 from __future__ import annotations
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from catenary_services.errors import InvalidInput
+from catenary_services.security.x509 import UNREADABLE
 
 LARGEST_REQUEST_BYTES = 4096
 _FIELD = "csr"
@@ -44,7 +44,7 @@ def key_of_request(name: str, request: bytes) -> ec.EllipticCurvePublicKey:
         is_signed = parsed.is_signature_valid
         subject = [(each.oid, each.value) for each in parsed.subject]
         asks_for_more = bool(len(parsed.attributes))
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except UNREADABLE as error:
         raise InvalidInput(_FIELD, "is no certificate request that can be read") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise InvalidInput(_FIELD, "has a key of another kind than ECDSA P-256")

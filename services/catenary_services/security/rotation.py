@@ -24,7 +24,12 @@ from cryptography.hazmat.primitives import serialization
 from catenary_services.errors import InvalidInput
 from catenary_services.log import get_logger
 from catenary_services.security.identity import Identity
-from catenary_services.security.x509 import CLOCK_SKEW, identity_of, is_signed_by
+from catenary_services.security.x509 import (
+    CLOCK_SKEW,
+    certificates_in,
+    identity_of,
+    is_signed_by,
+)
 
 POLL_S = 2.0
 WARN_SHARE_LEFT = 0.2
@@ -166,18 +171,18 @@ class WatchedFiles:
         cert, key, authorities = self._files
         trusted = _read("tls_ca_file", authorities) if authorities is not None else None
         if trusted is not None and authorities is not None:
-            _certificates("tls_ca_file", trusted)
+            certificates_in("tls_ca_file", trusted)
         number = known.number + 1 if known is not None else 1
         if cert is None:
             return TlsMaterial(None, None, trusted, None, None, None, number)
         chain, private = _read("tls_cert_file", cert), _read("tls_key_file", key)
-        first = _certificates("tls_cert_file", chain)[0]
+        first = certificates_in("tls_cert_file", chain)[0]
         _check_pair(first, private)
         identity = identity_of(first)
         if known is not None:
             _check_change(first, known.identity, identity)
         ends = first.not_valid_after_utc
-        for authority in _certificates("tls_ca_file", trusted) if trusted else ():
+        for authority in certificates_in("tls_ca_file", trusted) if trusted else ():
             if is_signed_by(first, authority):
                 ends = min(ends, authority.not_valid_after_utc)
         return TlsMaterial(chain, private, trusted, first, ends, identity, number)
@@ -241,13 +246,6 @@ def _read(field: str, file: Path | None) -> bytes:
         return file.read_bytes()
     except OSError as error:
         raise InvalidInput(field, f"cannot be read: {error}") from error
-
-
-def _certificates(field: str, data: bytes) -> list[x509.Certificate]:
-    try:
-        return x509.load_pem_x509_certificates(data)
-    except ValueError as error:
-        raise InvalidInput(field, f"holds no certificate: {error}") from error
 
 
 def _check_pair(certificate: x509.Certificate, private: bytes) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
@@ -20,6 +20,16 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from catenary_services.errors import InvalidInput
 from catenary_services.security.identity import TRUST_DOMAIN, Identity, Role, is_reserved
 
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
+"""Exceptions of `cryptography` for bytes that are no certificate, or one with contents unknown to
+it. It reads the inside of a certificate only when somebody asks for it."""
 CLOCK_SKEW = dt.timedelta(minutes=5)
 """Certificates are valid from this long before they are made, because clocks of machines differ."""
 _DNS_NAME = re.compile(
@@ -111,9 +121,10 @@ def subject_names(identity: Identity, others: Iterable[str]) -> list[x509.Genera
 
 
 def names_of(certificate: x509.Certificate) -> set[x509.GeneralName]:
+    """Returns the alternative names in a certificate; none if they cannot be read."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    except x509.ExtensionNotFound:
+    except (x509.ExtensionNotFound, *UNREADABLE):
         return set()
     return set(found.value)
 
@@ -153,6 +164,30 @@ def key_digest(key: PublicKeyTypes) -> bytes:
     return hashlib.sha256(der).digest()
 
 
+def certificates_in(field: str, pem: bytes) -> list[x509.Certificate]:
+    """Returns the certificates in PEM text, at least one.
+
+    Args:
+        field: The name of the input, for the error.
+        pem: The text.
+
+    Raises:
+        InvalidInput: It holds none, or one that cannot be read.
+    """
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except UNREADABLE as error:
+        raise InvalidInput(field, f"no certificate can be read: {error}") from error
+
+
+def is_for_key(certificate: x509.Certificate, digest: bytes) -> bool:
+    """Returns whether a certificate is for the public key with this digest; see `key_digest`."""
+    try:
+        return key_digest(certificate.public_key()) == digest
+    except UNREADABLE:
+        return False
+
+
 def pem_of(certificates: Iterable[x509.Certificate]) -> bytes:
     return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in certificates)
 
@@ -175,8 +210,8 @@ def read_certificates(file: Path) -> list[x509.Certificate]:
         InvalidInput: The file cannot be read or holds none.
     """
     try:
-        return x509.load_pem_x509_certificates(file.read_bytes())
-    except (OSError, ValueError) as error:
+        return certificates_in(file.name, file.read_bytes())
+    except OSError as error:
         raise InvalidInput(file.name, f"no certificate can be read: {error}") from error
 
 
