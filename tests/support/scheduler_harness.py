@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -198,14 +197,9 @@ class AgentScript:
     """What it runs decoders with."""
 
 
-def cut_in_two(folder: Path) -> Path:
-    """Writes a plan with the halves of the toy model on two agents."""
-    halves = [{"blocks": [0, 2], "agents": ["agent-0"]}, {"blocks": [2, 4], "agents": ["agent-1"]}]
-    file = folder / "cut-in-two.json"
-    file.write_text(
-        json.dumps({"models": [{"name": "toy", "pipelines": [{"batch": 2, "partitions": halves}]}]})
-    )
-    return file
+_HALVES = [{"blocks": [0, 2], "agents": ["agent-0"]}, {"blocks": [2, 4], "agents": ["agent-1"]}]
+CUT_IN_TWO = {"models": [{"name": "toy", "pipelines": [{"batch": 2, "partitions": _HALVES}]}]}
+"""A plan with the halves of the toy model on two agents."""
 
 
 class FakeAgent(Client):
@@ -471,6 +465,24 @@ class Crowd:
         await self._start(gateway)
         return gateway
 
+    async def serving(
+        self,
+        port: int,
+        *scripts: AgentScript,
+        agents: int = 1,
+        named: str = "agent",
+        model: str = "toy",
+    ) -> tuple[FakeGateway, list[FakeAgent]]:
+        """A gateway, and an agent for each script or so many plain ones, once they serve a model."""
+        gateway = await self.gateway(port)
+        crew = scripts or [AgentScript() for _ in range(agents)]
+        started = [
+            await self.agent(port, f"{named}-{number}", script)
+            for number, script in enumerate(crew)
+        ]
+        await until(lambda: gateway.serves(model), f"{model} is served")
+        return gateway, started
+
     async def _start(self, client: Client) -> None:
         self._clients.append(client)
         await client.start()
@@ -483,3 +495,10 @@ class Crowd:
 async def admin(port: int) -> AsyncIterator[Any]:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield admin_pb2_grpc.AdminStub(channel)
+
+
+@asynccontextmanager
+async def operated(values: SchedulerSettings) -> AsyncIterator[tuple[SchedulerProcess, Any]]:
+    """A scheduler, and the calls of its operators."""
+    async with scheduler(values) as process, admin(process.port) as stub:
+        yield process, stub

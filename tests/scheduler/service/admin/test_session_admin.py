@@ -12,7 +12,14 @@ from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
 from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
 from chain_harness import serving
-from scheduler_harness import AgentScript, Crowd, FakeAgent, FakeGateway, admin, scheduler, until
+from scheduler_harness import (
+    AgentScript,
+    Crowd,
+    FakeAgent,
+    FakeGateway,
+    operated,
+    until,
+)
 
 Configured = Callable[..., SchedulerSettings]
 CODE = grpc.StatusCode
@@ -40,7 +47,7 @@ async def listed(stub, **facts: str) -> list[admin_pb2.SessionStatus]:
 
 
 async def test_a_session_is_listed_moved_and_measured(generating: Configured, crowd: Crowd) -> None:
-    async with scheduler(generating(expected_agents=2)) as process, admin(process.port) as stub:
+    async with operated(generating(expected_agents=2)) as (process, stub):
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
         await gateway.submit_session(7)
         first = await gateway.started(7)
@@ -87,7 +94,7 @@ async def test_a_session_is_listed_moved_and_measured(generating: Configured, cr
 async def test_a_story_tells_of_a_session_that_was_moved_lost_and_finished(
     generating: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(generating(expected_agents=2)) as process, admin(process.port) as stub:
+    async with operated(generating(expected_agents=2)) as (process, stub):
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
         await gateway.submit_session(7)
         first = await gateway.started(7)
@@ -141,7 +148,7 @@ async def test_a_story_tells_of_a_session_that_was_moved_lost_and_finished(
 
 
 async def test_a_move_that_fails_says_why(generating: Configured, crowd: Crowd) -> None:
-    async with scheduler(generating(expected_agents=2)) as process, admin(process.port) as stub:
+    async with operated(generating(expected_agents=2)) as (process, stub):
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
         await gateway.submit_session(7)
         first = await gateway.started(7)
@@ -172,7 +179,7 @@ async def test_a_move_that_fails_says_why(generating: Configured, crowd: Crowd) 
 async def test_wrong_requests_are_refused(
     generating: Configured, crowd: Crowd, spec: dict[str, object], code: CODE, said: str
 ) -> None:
-    async with scheduler(generating()) as process, admin(process.port) as stub:
+    async with operated(generating()) as (process, stub):
         await serving(process, crowd, AgentScript())
         with pytest.raises(grpc.aio.AioRpcError, match=said) as raised:
             await stub.MoveSession(Move(**spec))
@@ -182,7 +189,7 @@ async def test_wrong_requests_are_refused(
 
 
 async def test_unknown_chains_are_named(generating: Configured, crowd: Crowd) -> None:
-    async with scheduler(generating(expected_agents=2)) as process, admin(process.port) as stub:
+    async with operated(generating(expected_agents=2)) as (process, stub):
         gateway, _ = await serving(process, crowd, AgentScript(), AgentScript())
         await gateway.submit_session(7)
         first = await gateway.started(7)

@@ -11,7 +11,15 @@ from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.dispatch.availability import Impairment
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey
-from scheduler_harness import AgentScript, Crowd, FakeGateway, add_model, admin, scheduler, until
+from scheduler_harness import (
+    AgentScript,
+    Crowd,
+    FakeGateway,
+    add_model,
+    operated,
+    scheduler,
+    until,
+)
 
 Configured = Callable[..., SchedulerSettings]
 TOY, CATS = ModelKey("toy", "1"), ModelKey("cats", "1")
@@ -48,7 +56,7 @@ async def test_a_model_is_served_by_those_who_have_it(configured: Configured, cr
 async def test_the_reason_names_the_machine_and_what_it_lacks(
     configured: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(configured()) as process, admin(process.port) as stub:
+    async with operated(configured()) as (process, stub):
         gateway = await crowd.gateway(process.port)
         await crowd.agent(process.port, "agent-1", AgentScript(lacks={"toy"}))
         await until(
@@ -102,9 +110,7 @@ async def test_a_partition_is_served_while_another_of_the_same_agent_cannot_be_l
     file = tmp_path / "plan.json"
     file.write_text(json.dumps({"models": [whole("toy", "agent-0"), whole("cats", "agent-0")]}))
     async with scheduler(configured(models=["toy", "cats"], plan_file=file)) as process:
-        gateway = await crowd.gateway(process.port)
-        await crowd.agent(process.port, "agent-0", AgentScript(lacks={"cats"}))
-        await until(lambda: gateway.ready, "the other model is served")
+        gateway, _ = await crowd.serving(process.port, AgentScript(lacks={"cats"}))
         await gateway.submit(1)
         await gateway.dispatched(1)
         cats = gateway.model("cats")
@@ -131,7 +137,7 @@ async def test_work_goes_around_an_agent_in_quarantine_while_another_can_do_it(
 ) -> None:
     file = tmp_path / "plan.json"
     file.write_text(json.dumps({"models": [whole("toy", "agent-0", "agent-1")]}))
-    async with scheduler(configured(plan_file=file)) as process, admin(process.port) as stub:
+    async with operated(configured(plan_file=file)) as (process, stub):
         gateway = await crowd.gateway(process.port)
         agents = {name: await crowd.agent(process.port, name) for name in ("agent-0", "agent-1")}
         availability, partition = process.leader().availability, PartitionKey(TOY, 0, 4)

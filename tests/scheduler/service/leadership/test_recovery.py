@@ -19,12 +19,12 @@ from catenary_scheduler.storage.store import Store
 from catenary_services.redis.embedded_redis import EmbeddedRedis
 from scheduler_harness import (
     COMPUTE_NS,
+    CUT_IN_TWO,
     MS,
     AgentScript,
     Crowd,
     admin,
     crash,
-    cut_in_two,
     scheduler,
     until,
 )
@@ -66,10 +66,8 @@ async def test_a_new_scheduler_adopts_rows_in_flight_and_sends_the_others(
     configured: Configured, crowd: Crowd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = StoreTimes(monkeypatch)
-    async with scheduler(configured(plan_file=cut_in_two(tmp_path))) as old:
-        gateway = await crowd.gateway(old.port)
-        agents = [await crowd.agent(old.port, f"agent-{i}") for i in range(2)]
-        await until(lambda: gateway.ready, "ready")
+    async with scheduler(configured(plan=CUT_IN_TWO)) as old:
+        gateway, agents = await crowd.serving(old.port, agents=2)
         await gateway.submit(1)
         batch = await gateway.dispatched(1)
         book = old.leader().dispatcher.snapshot()
@@ -116,10 +114,7 @@ async def test_recovery_does_not_wait_for_ever_for_a_dead_agent(
     models = [{"name": "toy", "pipelines": [{"batch": 2, "partitions": pool}]}]
     file.write_text(json.dumps({"models": models}))
     async with scheduler(configured(plan_file=file)) as old:
-        gateway = await crowd.gateway(old.port)
-        for number in range(2):
-            await crowd.agent(old.port, f"agent-{number}")
-        await until(lambda: gateway.ready, "ready")
+        await crowd.serving(old.port, agents=2)
         # An empty journal does not say so yet: the dispatcher's changes may not be collected.
         await old.leader().write_behind.flush()
         await asyncio.sleep(0.1)  # a batch that was on its way already
@@ -175,9 +170,7 @@ async def test_killed_redis_stops_nobody(
     configured: Configured, crowd: Crowd, server: EmbeddedRedis
 ) -> None:
     async with scheduler(configured()) as process:
-        gateway = await crowd.gateway(process.port)
-        await crowd.agent(process.port, "agent-0")
-        await until(lambda: gateway.ready, "ready")
+        gateway, _ = await crowd.serving(process.port)
         assert server.pid is not None
         os.kill(server.pid, signal.SIGKILL)
         await server.wait()

@@ -53,9 +53,7 @@ async def test_a_restarted_agent_loads_again_and_joins_its_pool(
     configured: Configured, crowd: Crowd, plan_file: Path
 ) -> None:
     async with scheduler(configured(plan_file=plan_file)) as process:
-        gateway = await crowd.gateway(process.port)
-        agents = [await crowd.agent(process.port, f"agent-{i}") for i in range(3)]
-        await until(lambda: gateway.ready, "ready")
+        gateway, agents = await crowd.serving(process.port, agents=3)
         plan_id = process.leader().cluster.plan_id
         await agents[1].close()
         await until(lambda: not process.leader().cluster.registry["agent-1"].complete, "lost")
@@ -78,9 +76,7 @@ async def test_a_restarted_agent_loads_again_and_joins_its_pool(
 
 async def test_replicas_follow_the_agents(configured: Configured, crowd: Crowd) -> None:
     async with scheduler(configured()) as process:
-        gateway = await crowd.gateway(process.port)
-        first = await crowd.agent(process.port, "agent-0")
-        await until(lambda: gateway.ready, "ready on one agent")
+        gateway, (first,) = await crowd.serving(process.port)
         assert list(first.loaded) == [(0, 4)]
         second = await crowd.agent(process.port, "agent-1")
         await until(lambda: list(second.loaded) == [(0, 4)], "the new agent has it whole")
@@ -153,9 +149,7 @@ async def test_a_model_missing_in_the_repository_is_named(
     configured: Configured, crowd: Crowd
 ) -> None:
     async with scheduler(configured(models=["toy", "ghost"])) as process:
-        gateway = await crowd.gateway(process.port)
-        await crowd.agent(process.port, "agent-0")
-        await until(lambda: gateway.ready, "the other model is served")
+        gateway, _ = await crowd.serving(process.port)
         ghost = gateway.model("ghost")
         assert ghost is not None
         assert not ghost.ready

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.keys import RedisTable
 from catenary_services.domain.ids import AgentId, GatewayId, RequestId, SessionId
 from catenary_services.errors import InvalidInput, Unavailable
-from chain_harness import chains, file_of, nothing_is_left, plan_is_stored, request, route, serving
+from chain_harness import chains, nothing_is_left, plan_is_stored, request, route, serving
 from scheduler_harness import (
     MS,
     AgentScript,
@@ -24,6 +23,7 @@ from scheduler_harness import (
     FakeGateway,
     admin,
     crash,
+    operated,
     scheduler,
     until,
 )
@@ -73,7 +73,7 @@ async def test_draining_an_agent_moves_its_sessions_and_does_not_wait_for_a_plan
     generating: Configured, crowd: Crowd
 ) -> None:
     settings = generating(expected_agents=3, chain_agents=1, silence_s=20.0)
-    async with scheduler(settings) as process, admin(process.port) as stub:
+    async with operated(settings) as (process, stub):
         gateway, agents = await serving(process, crowd, *[AgentScript()] * 3)
         carry_out(gateway, agents)
         numbers = range(1, 9)
@@ -102,9 +102,9 @@ async def test_draining_an_agent_moves_its_sessions_and_does_not_wait_for_a_plan
 
 
 async def test_an_agent_whose_sessions_find_no_room_is_drained_at_their_end(
-    generating: Configured, crowd: Crowd, tmp_path: Path
+    generating: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(generating(plan_file=file_of(tmp_path, TWO))) as process:
+    async with scheduler(generating(plan=TWO)) as process:
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
         carry_out(gateway, agents)
         for number in (1, 2, 3):
@@ -133,9 +133,9 @@ async def test_an_agent_whose_sessions_find_no_room_is_drained_at_their_end(
 
 
 async def test_the_sessions_of_an_agent_that_is_told_to_stop_move_away(
-    generating: Configured, crowd: Crowd, tmp_path: Path
+    generating: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(generating(plan_file=file_of(tmp_path, TWO))) as process:
+    async with scheduler(generating(plan=TWO)) as process:
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
         carry_out(gateway, agents)
         await gateway.submit_session(1)
@@ -154,12 +154,11 @@ async def test_the_sessions_of_an_agent_that_is_told_to_stop_move_away(
 
 
 async def test_sessions_in_the_way_of_a_crowded_change_move_where_there_is_room(
-    generating: Configured, crowd: Crowd, tmp_path: Path
+    generating: Configured, crowd: Crowd
 ) -> None:
     before = chains((1, [("agent-0", 0, 6, 0)]), (2, [("agent-2", 0, 6, 0)]))
     after = chains((2, [("agent-0", 0, 3, 0), ("agent-1", 3, 6, 3)]), (2, [("agent-2", 0, 6, 0)]))
-    file = file_of(tmp_path, before)
-    async with scheduler(generating(plan_file=file)) as process, admin(process.port) as stub:
+    async with operated(generating(plan=before)) as (process, stub):
         # Six blocks and six slots fit; three blocks and six slots beside them do not.
         crowded = AgentScript(memory_bytes=1_300, block_bytes=164)
         slow = AgentScript(decode_ns=50 * MS)
@@ -186,9 +185,9 @@ async def test_sessions_in_the_way_of_a_crowded_change_move_where_there_is_room(
 
 
 async def test_an_operator_moves_a_session_and_hears_how_it_went(
-    generating: Configured, crowd: Crowd, tmp_path: Path
+    generating: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(generating(plan_file=file_of(tmp_path, TWO))) as process:
+    async with scheduler(generating(plan=TWO)) as process:
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
         await gateway.submit_session(1)
         first = await gateway.started(1)
@@ -229,9 +228,9 @@ async def test_an_operator_moves_a_session_and_hears_how_it_went(
 
 
 async def test_metrics_count_moves_and_the_caches_that_were_sent(
-    generating: Configured, crowd: Crowd, tmp_path: Path
+    generating: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(generating(plan_file=file_of(tmp_path, TWO))) as process:
+    async with scheduler(generating(plan=TWO)) as process:
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
         carry_out(gateway, agents)
         await gateway.submit_session(1)
@@ -262,10 +261,9 @@ async def test_metrics_count_moves_and_the_caches_that_were_sent(
 
 
 async def test_a_move_that_is_done_under_a_new_leader_loses_nothing(
-    generating: Configured, crowd: Crowd, tmp_path: Path
+    generating: Configured, crowd: Crowd
 ) -> None:
-    file = file_of(tmp_path, TWO)
-    async with scheduler(generating(plan_file=file)) as old:
+    async with scheduler(generating(plan=TWO)) as old:
         gateway, agents = await serving(old, crowd, AgentScript(), AgentScript())
         await gateway.submit_session(1)
         first = await gateway.started(1)
@@ -280,7 +278,7 @@ async def test_a_move_that_is_done_under_a_new_leader_loses_nothing(
         assert set(written) == {str(first.session_id), str(begun.session)}
         assert {json.loads(text)["request"] for text in written.values()} == {"gateway-0/1"}
         await crash(old)
-    settings = generating(scheduler_id="scheduler-1", plan_file=file, silence_s=20.0)
+    settings = generating(scheduler_id="scheduler-1", plan=TWO, silence_s=20.0)
     async with scheduler(settings) as new:
         await until(lambda: new.leads, "the new scheduler leads")
         back = await crowd.gateway(new.port)
@@ -317,9 +315,9 @@ async def test_a_move_that_is_done_under_a_new_leader_loses_nothing(
 
 
 async def test_an_agent_that_is_taken_back_is_used_again(
-    generating: Configured, crowd: Crowd, tmp_path: Path
+    generating: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(generating(plan_file=file_of(tmp_path, TWO))) as process:
+    async with scheduler(generating(plan=TWO)) as process:
         gateway, _ = await serving(process, crowd, AgentScript(), AgentScript())
         leader = process.leader()
         leader.draining.begin(AgentId("agent-0"))
