@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -277,13 +277,6 @@ def header(
         budget_ns=budget_ns,
         plan_id="p",
     )
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Waits for state that nobody announces (a counter of another object)."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 async def entered(executor: ScriptedExecutor, timeout_s: float = 30.0) -> None:

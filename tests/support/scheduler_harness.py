@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.models.model_repository import ModelRepository
 from scheduling_cases.sized_decoders import decoder_table
+from waiting import until
 
 MS = 1_000_000
 TOY = ModelKey("toy", "1")
@@ -107,14 +107,6 @@ async def scheduler(values: SchedulerSettings) -> AsyncIterator[SchedulerProcess
 async def crash(process: SchedulerProcess) -> None:
     """Ends a scheduler without a word to Redis, as kill -9 would: the lease is not given back."""
     await process.stop()
-
-
-async def until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s"
-        await asyncio.sleep(0.005)
-    return found
 
 
 class Client:
