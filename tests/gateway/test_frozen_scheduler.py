@@ -14,7 +14,7 @@ import pytest
 from catenary_gateway.endpoints.admin import FROZEN_AFTER_S, VIEW_TIMEOUT_S, SchedulerAdmin
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_services.errors import Unavailable
-from grpc_servers import connected
+from shared_helpers.grpc_servers import connected
 
 TOLD_WITHIN_S = 2.0
 

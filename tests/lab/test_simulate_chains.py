@@ -11,7 +11,7 @@ import pytest
 from catenary_lab.scenarios.chains.schema import FILES
 from catenary_services.errors import InvalidInput
 from cluster_harness import ROOT
-from scenario_command import ScenarioCommand
+from shared_helpers.scenario_command import ScenarioCommand
 
 SCENARIOS = sorted((ROOT / "scenarios" / "chains").glob("*.yaml"))
 BASE: dict[str, Any] = {

@@ -11,7 +11,7 @@ from catenary_lab.scenarios.packing.schema import FILES, Targets
 from catenary_lab.scenarios.packing.settings import rows_of
 from catenary_services.errors import InvalidInput
 from cluster_harness import ROOT
-from scenario_command import ScenarioCommand
+from shared_helpers.scenario_command import ScenarioCommand
 
 FIGURES = {
     "gpus_mean",

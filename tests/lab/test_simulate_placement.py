@@ -11,7 +11,7 @@ from catenary_lab.scenarios.placement.schema import FILES
 from catenary_lab.scenarios.placement.settings import rows_of
 from catenary_services.errors import InvalidInput
 from cluster_harness import ROOT
-from scenario_command import ScenarioCommand
+from shared_helpers.scenario_command import ScenarioCommand
 
 WORKER = {
     "prefill_token_ms": 0.12,

@@ -25,7 +25,7 @@ from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.models.model_repository import ModelRepository
 from scheduling_cases.sized_decoders import decoder_table
-from waiting import until
+from shared_helpers.waiting import until
 
 MS = 1_000_000
 TOY = ModelKey("toy", "1")

@@ -15,8 +15,8 @@ from catenaryd.local import agent_scaling
 from catenaryd.local.agent_scaling import AgentScaling, ScalingSteps, ended, steps_for
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 from catenaryd.local.supervisor import ChildProcess
-from grpc_servers import listening
 from scheduler_harness import until
+from shared_helpers.grpc_servers import listening
 
 
 def advice(wanted: int, **retiring: bool) -> admin_pb2.ScalingAdvice:

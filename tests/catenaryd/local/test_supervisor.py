@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from catenaryd.local.supervisor import ChildProcess
-from waiting import until
+from shared_helpers.waiting import until
 
 
 @pytest.fixture

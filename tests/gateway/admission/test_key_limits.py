@@ -25,7 +25,7 @@ from catenary_services.security.keys import Principal
 from catenaryd.commands.keys import create_key, list_keys, revoke_key
 from gateway_harness import Down, Stage, stage
 from generation_harness import text_stage
-from waiting import until
+from shared_helpers.waiting import until
 
 ONE = {"in_0": np.ones((1, 4), np.float32)}
 SECOND = 1_000_000_000

@@ -22,8 +22,8 @@ from catenary_protos.catenary.v1 import (
 )
 from catenary_services.errors import PartitionLost
 from generation_harness import Session, TextStage, text_stage
+from shared_helpers.waiting import until
 from small_models.tiny_tokenizer import tokens_of
-from waiting import until
 
 BEGIN = frame_pb2.SessionMove.STEP_BEGIN
 TOKENS = scheduler_pb2.MOVE_MODE_TOKENS

@@ -22,7 +22,7 @@ from catenary_services.domain.groups import next_epoch
 from catenary_services.transport.hub import TransportHub
 from catenary_services.transport.settings import TransportSettings
 from gateway_harness import AGENT, GATEWAY, Down, EchoAgent, ScriptedScheduler, echo
-from waiting import until
+from shared_helpers.waiting import until
 
 GROUPS = 2
 

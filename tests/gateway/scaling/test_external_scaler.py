@@ -18,7 +18,7 @@ from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_protos.externalscaler import externalscaler_pb2 as keda
 from catenary_protos.externalscaler import externalscaler_pb2_grpc as keda_grpc
 from catenary_services.security.keys import ApiKeys, add_key
-from grpc_servers import connected
+from shared_helpers.grpc_servers import connected
 
 Advice = admin_pb2.ScalingAdvice
 

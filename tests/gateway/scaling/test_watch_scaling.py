@@ -14,7 +14,7 @@ from catenary_gateway.endpoints.admin import AdminService, SchedulerAdmin
 from catenary_gateway.observability.request_metrics import RequestMetrics
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_services.security.keys import ApiKeys, add_key
-from grpc_servers import connected
+from shared_helpers.grpc_servers import connected
 
 ADD = admin_pb2_grpc.add_AdminServicer_to_server
 

@@ -9,7 +9,7 @@ import pytest
 
 from catenary_lab.scenarios.kinds import kind_named
 from cluster_harness import ROOT
-from scenario_command import ScenarioCommand
+from shared_helpers.scenario_command import ScenarioCommand
 
 FIGURES = {
     "pools": {"6", "7", "8", "9", "10", "13a", "13b", "13c", "14"},

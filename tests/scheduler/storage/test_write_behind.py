@@ -19,7 +19,7 @@ from catenary_services.domain.ids import Epoch
 from catenary_services.errors import StaleEpoch
 from catenary_services.redis.embedded_redis import EmbeddedRedis
 from scheduling_cases.stored_tables import raw_table
-from waiting import until
+from shared_helpers.waiting import until
 
 KEYS = RedisKeys("test")
 SCHEDULE = FlushSchedule(flush_s=0.002, renew_s=0.05, longest_backoff_s=0.05)

@@ -14,7 +14,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.trace.status import StatusCode
 
 from catenary_services.telemetry.tracing import TraceContext, Tracer, is_sampled, parse_traceparent
-from grpc_servers import listening
+from shared_helpers.grpc_servers import listening
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = PARENT[:-1] + "0"

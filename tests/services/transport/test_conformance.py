@@ -21,8 +21,8 @@ from catenary_services.errors import (
 )
 from catenary_services.transport.interface import Link
 from machine_faults.slow_network import slow_network
+from shared_helpers.waiting import until
 from tests.services.transport.peers import MIB, Inbox, Kit, Spawn
-from waiting import until
 
 SIZES = [0, 1, 4095, 8192, 8193, MIB, 33 * MIB]
 
