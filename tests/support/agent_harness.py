@@ -23,6 +23,7 @@ from catenary_services.telemetry.tracing import Tracer
 from catenary_services.transport.frames import layout, tensor_views
 from catenary_services.transport.hub import TransportHub
 from catenary_services.transport.settings import TransportSettings
+from shared_helpers.peers import peer_of
 
 MODEL = ModelKey("toy", "1")
 SECOND_NS = 1_000_000_000
@@ -75,17 +76,6 @@ class TestPeer:
 
 def hub_settings(folder: Path, *transports: str) -> TransportSettings:
     return TransportSettings(enabled=transports or ("shm", "tcp"), runtime_dir=folder)
-
-
-def peer_of(peer_id: str, hub: TransportHub, incarnation: int = 1) -> common_pb2.Peer:
-    return common_pb2.Peer(
-        peer_id=peer_id,
-        incarnation=incarnation,
-        addresses=[
-            common_pb2.TransportAddress(transport=a.transport, address=a.address, host_id=a.host_id)
-            for a in hub.addresses
-        ],
-    )
 
 
 class ScriptedExecutor:

@@ -22,6 +22,7 @@ from catenary_services.domain.groups import next_epoch
 from catenary_services.transport.hub import TransportHub
 from catenary_services.transport.settings import TransportSettings
 from gateway_harness import AGENT, GATEWAY, Down, EchoAgent, ScriptedScheduler, echo
+from shared_helpers.peers import peer_of
 from shared_helpers.waiting import until
 
 GROUPS = 2
@@ -82,7 +83,10 @@ async def groups(tmp_path: Path, workers: tuple[int, int] = (1, 1)) -> AsyncIter
     agent = EchoAgent(hub)
     await hub.start(agent.receive)
     # Only one of the groups knows the agent: whoever orders, the gateway finds it.
-    schedulers = [await led_by(0, workers[0], [agent.peer]), await led_by(1, workers[1], [])]
+    schedulers = [
+        await led_by(0, workers[0], [peer_of(AGENT, hub)]),
+        await led_by(1, workers[1], []),
+    ]
     gateway = GatewayProcess(
         GatewaySettings(
             gateway_id=GATEWAY,
