@@ -21,6 +21,7 @@ from catenary_services.transport.interface import Capabilities, EndpointAddress,
 from catenary_services.transport.known_senders import KnownSenders
 from catenary_services.transport.settings import TransportSettings, host_id
 from catenary_services.transport.shared_memory.shm import ShmEndpoint
+from shared_helpers.peers import peer_of
 from tests.services.transport.peers import Inbox
 from tests.support.certificates import Certificates
 
