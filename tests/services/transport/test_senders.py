@@ -179,7 +179,6 @@ async def test_no_more_frames_wait_than_a_few() -> None:
 
 ANOTHER_USER = """
 import os, socket, sys
-from shared_helpers.peers import peer_of
 os.setgid(65534); os.setuid(65534)
 sock = socket.socket(socket.AF_UNIX)
 try:
