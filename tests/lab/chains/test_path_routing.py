@@ -28,7 +28,8 @@ from catenary_scheduler.dispatch.events import (
     SessionsClosed,
     StartSession,
 )
-from catenary_services.domain.ids import AgentId, GatewayId, ModelKey, RequestId, SessionId
+from catenary_services.domain.ids import AgentId, ModelKey, SessionId
+from scheduling_cases.pipelines import request
 
 MODEL = ModelKey("m", "1")
 
@@ -42,10 +43,6 @@ def bprr(servers: list[PathServer], costs: list[int]) -> PathDispatcher:
     metric = BprrMetric([100] * len(servers), costs, hosted)
     blocks = max(each.last_block for each in servers)
     return PathDispatcher(MODEL, servers, blocks, metric)
-
-
-def request(number: int) -> RequestId:
-    return RequestId(GatewayId("g"), number)
 
 
 def ask(dispatcher: PathDispatcher, number: int, now: int = 0) -> StartSession | None:
