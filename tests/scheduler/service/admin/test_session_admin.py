@@ -152,7 +152,11 @@ async def test_a_move_that_fails_says_why(generating: Configured, crowd: Crowd) 
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
         await gateway.submit_session(7)
         first = await gateway.started(7)
+        with pytest.raises(grpc.aio.AioRpcError, match="its prompt is not done"):
+            await stub.MoveSession(Move(session_id=first.session_id))
         await generates(process, gateway, 7)
+        with pytest.raises(grpc.aio.AioRpcError, match="has no chain 'nowhere'"):
+            await stub.MoveSession(Move(session_id=first.session_id, chain_id="nowhere"))
         begun = await stub.MoveSession(Move(session_id=first.session_id, mode="kv"))
         assert (begun.outcome, begun.mode) == ("begun", "kv")
         with pytest.raises(grpc.aio.AioRpcError, match="moves already") as raised:
@@ -186,14 +190,3 @@ async def test_wrong_requests_are_refused(
         assert raised.value.code() == code
         with pytest.raises(grpc.aio.AioRpcError, match="not deployed"):
             await listed(stub, model="gpt")
-
-
-async def test_unknown_chains_are_named(generating: Configured, crowd: Crowd) -> None:
-    async with operated(generating(expected_agents=2)) as (process, stub):
-        gateway, _ = await serving(process, crowd, AgentScript(), AgentScript())
-        await gateway.submit_session(7)
-        first = await gateway.started(7)
-        await generates(process, gateway, 7)
-        with pytest.raises(grpc.aio.AioRpcError, match="chain"):
-            await stub.MoveSession(Move(session_id=first.session_id, chain_id="nowhere"))
-        assert len(gateway.starts(7)) == 1

@@ -20,6 +20,8 @@ from scheduler_harness import (
     TOY,
     AgentScript,
     Crowd,
+    FakeAgent,
+    FakeGateway,
     add_model,
     crash,
     operated,
@@ -48,6 +50,19 @@ def request(document: dict[str, Any]) -> admin_pb2.ApplyPlanRequest:
 def phase(process: SchedulerProcess) -> str:
     report = process.leader().cluster.rollout_report()
     return "" if report is None else report.phase
+
+
+async def flushing(
+    process: SchedulerProcess, stub: Any, crowd: Crowd
+) -> tuple[FakeGateway, list[FakeAgent], scheduler_pb2.DispatchBatch, asyncio.Future[Any]]:
+    """Begins a switch of a crowded agent, which waits for a batch."""
+    small = AgentScript(memory_bytes=CROWDED)
+    gateway, agents = await crowd.serving(process.port, small, AgentScript())
+    await gateway.submit(1)
+    batch = await gateway.dispatched(1)
+    switching = asyncio.ensure_future(stub.ApplyPlan(request(SPLIT), timeout=10))
+    await until(lambda: phase(process) == "flushing", "it waits")
+    return gateway, agents, batch, switching
 
 
 async def refused(call: Any) -> str:
@@ -164,12 +179,7 @@ async def test_a_crowded_agent_that_cannot_load_gets_its_old_partitions_again(
     configured: Configured, crowd: Crowd
 ) -> None:
     async with operated(configured(plan=WHOLE_ON_0, load_attempts=1)) as (process, stub):
-        small = AgentScript(memory_bytes=CROWDED)
-        gateway, agents = await crowd.serving(process.port, small, AgentScript())
-        await gateway.submit(1)
-        old = await gateway.dispatched(1)
-        switching = asyncio.ensure_future(stub.ApplyPlan(request(SPLIT), timeout=10))
-        await until(lambda: phase(process) == "flushing", "it waits")
+        gateway, agents, old, switching = await flushing(process, stub, crowd)
         await gateway.submit(2)
         agents[0].script.fail_loads = 1
         await agents[0].report(old.batch_id, 0)
@@ -189,12 +199,7 @@ async def test_an_agent_that_cannot_even_load_what_it_had_is_left_alone_until_it
     configured: Configured, crowd: Crowd
 ) -> None:
     async with operated(configured(plan=WHOLE_ON_0, load_attempts=1)) as (process, stub):
-        small = AgentScript(memory_bytes=CROWDED)
-        gateway, agents = await crowd.serving(process.port, small, AgentScript())
-        await gateway.submit(1)
-        old = await gateway.dispatched(1)
-        switching = asyncio.ensure_future(stub.ApplyPlan(request(SPLIT), timeout=10))
-        await until(lambda: phase(process) == "flushing", "it waits")
+        gateway, agents, old, switching = await flushing(process, stub, crowd)
         agents[0].script.fail_loads = 2  # the new partition and the old one
         await agents[0].report(old.batch_id, 0)
         assert "agent-0 cannot load toy:1[0,2)" in await refused(switching)

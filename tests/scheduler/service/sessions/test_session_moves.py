@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,6 @@ from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.keys import RedisTable
 from catenary_services.domain.ids import AgentId, GatewayId, RequestId, SessionId
-from catenary_services.errors import InvalidInput, Unavailable
 from chain_harness import chains, nothing_is_left, plan_is_stored, request, route, serving
 from scheduler_harness import (
     MS,
@@ -181,50 +179,7 @@ async def test_sessions_in_the_way_of_a_crowded_change_move_where_there_is_room(
         await nothing_is_left(process)
 
 
-# ---- operators ----
-
-
-async def test_an_operator_moves_a_session_and_hears_how_it_went(
-    generating: Configured, crowd: Crowd
-) -> None:
-    async with scheduler(generating(plan=TWO)) as process:
-        gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
-        await gateway.submit_session(1)
-        first = await gateway.started(1)
-        moves, number = process.leader().moves, RequestId(GatewayId("gateway-0"), 1)
-        with pytest.raises(Unavailable, match="its prompt is not done"):
-            moves.begin(number)
-        with pytest.raises(InvalidInput, match="has no session"):
-            moves.begin(RequestId(GatewayId("gateway-0"), 2))
-        with pytest.raises(InvalidInput, match="no request is answered by session 5"):
-            moves.begin(SessionId(5))
-        await gateway.progressed(1, tokens=3)
-        await until(lambda: moves.sessions()[0].runs, "it runs")
-        with pytest.raises(Unavailable, match="has no chain 'nowhere'"):
-            moves.begin(number, "nowhere")
-        begun = moves.begin(number, mode="tokens")
-        assert (await moves.ended(begun, 0.0)).outcome == "begun"
-        order = await gateway.started(1, times=2)
-        assert order.moved_session_id == begun.moved == first.session_id
-        assert order.session_id == begun.session
-        assert order.move_mode == scheduler_pb2.MOVE_MODE_TOKENS
-        old = next(agent for agent in agents if agent.name == first.route[0].agent_id)
-        ended = asyncio.create_task(moves.ended(begun, 5.0))
-        await old.moved(begun.session, begun.moved, **DETAILS)
-        done = await ended
-        assert (done.outcome, done.tokens, done.rounds) == ("moved", 9, 2)
-        assert (done.duration_ns, done.held_ns) == (30 * MS, 4 * MS)
-        # Back, but the agent cannot.
-        await gateway.progressed(1, tokens=4)
-        await until(lambda: moves.sessions()[0].runs, "it runs there")
-        again = moves.begin(SessionId(begun.session))
-        await old.fails(again.session)
-        failed = await moves.ended(again, 5.0)
-        assert (failed.outcome, failed.problem != "") == ("failed", True)
-        (view,) = moves.sessions()
-        assert (view.session, view.was) == (begun.session, first.session_id)
-        await gateway.finished(1)
-        await nothing_is_left(process)
+# ---- metrics ----
 
 
 async def test_metrics_count_moves_and_the_caches_that_were_sent(
