@@ -99,7 +99,8 @@ async def test_a_story_tells_of_a_session_that_was_moved_lost_and_finished(
         await gateway.submit_session(7)
         first = await gateway.started(7)
         await generates(process, gateway, 7)
-        await stub.MoveSession(Move(session_id=first.session_id, mode="kv"))
+        begun = await stub.MoveSession(Move(session_id=first.session_id, mode="kv"))
+        assert (begun.outcome, begun.mode) == ("begun", "kv")
         second = await gateway.started(7, times=2)
         await agent_of(agents, first).moved(second.session_id, first.session_id)
         await until(lambda: agent_of(agents, first).told_to_close(first.session_id), "it moved")
@@ -157,13 +158,16 @@ async def test_a_move_that_fails_says_why(generating: Configured, crowd: Crowd) 
         await generates(process, gateway, 7)
         with pytest.raises(grpc.aio.AioRpcError, match="has no chain 'nowhere'"):
             await stub.MoveSession(Move(session_id=first.session_id, chain_id="nowhere"))
-        begun = await stub.MoveSession(Move(session_id=first.session_id, mode="kv"))
-        assert (begun.outcome, begun.mode) == ("begun", "kv")
+        spec = Move(session_id=first.session_id, mode="kv", wait_ns=5 * SECOND_NS)
+        asked = asyncio.ensure_future(stub.MoveSession(spec))
+        second = await gateway.started(7, times=2)
         with pytest.raises(grpc.aio.AioRpcError, match="moves already") as raised:
             await stub.MoveSession(Move(session_id=first.session_id))
         assert raised.value.code() == CODE.UNAVAILABLE
-        second = await gateway.started(7, times=2)
         await agent_of(agents, second).fails(second.session_id)
+        failed = await asked
+        assert (failed.outcome, failed.mode) == ("failed", "kv")
+        assert failed.problem
         await until(lambda: agent_of(agents, second).told_to_close(second.session_id), "it closed")
         status = await stub.GetStatus(admin_pb2.GetStatusRequest())
         assert (status.moves_done, status.moves_failed) == (0, 1)
