@@ -8,7 +8,8 @@ import pytest
 
 from catenary_agent.engine.engine import EngineLimits
 from catenary_protos.catenary.v1 import frame_pb2
-from tests.support.agent_harness import SECOND_NS, entered, header, until, x
+from shared_helpers.waiting import until
+from tests.support.agent_harness import SECOND_NS, entered, header, x
 
 MS = 1_000_000
 
