@@ -105,7 +105,7 @@ async def test_outputs_travel_through_a_chain_of_agents(net):
 
 
 async def test_unknown_output_shapes_are_copied_after_the_run(net):
-    gateway, node, executor = await hosting(net)
+    gateway, _, executor = await hosting(net)
     executor.shapes_known = False
     for batch_id in (1, 2):
         await gateway.send("a-0", header(batch_id, rows=2), t0=x(2))
