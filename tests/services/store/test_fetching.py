@@ -78,7 +78,7 @@ async def test_what_is_fetched_is_what_the_source_has(tmp_path: Path) -> None:
 
 async def test_only_the_chunks_that_are_read_are_fetched(tmp_path: Path) -> None:
     content = write_model(tmp_path / "source", CHUNKS)
-    async with source_and_fetcher(tmp_path) as (_, source, fetcher, digest):
+    async with source_and_fetcher(tmp_path) as (_, _, fetcher, digest):
         ranges = [(3 * CHUNK + 5, 10), (7 * CHUNK - 1, 2)]
         found = await fetcher.load(digest, ["source"], ranges)
         assert here(fetcher) == [3, 6, 7]
@@ -153,7 +153,7 @@ async def test_derived_files_of_others_are_not_believed(tmp_path: Path) -> None:
     folder = tmp_path / "source" / "net" / "1" / "onnx-int8"
     folder.mkdir()
     (folder / "model.onnx").write_bytes(b"made here")
-    async with source_and_fetcher(tmp_path) as (_, source, fetcher, digest):
+    async with source_and_fetcher(tmp_path) as (_, _, fetcher, digest):
         await fetcher.load(digest, ["source"])
         record = fetcher.repository.content(KEY)
         assert record is not None
@@ -174,15 +174,15 @@ async def test_a_fetch_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None
         assert 3 <= len(got) < CHUNKS
         await world.remove("fetcher")
         again = await world.add("again", "fetcher")  # a new process with the same folder
-        source = await world.add("source", settings=StoreSettings(free_bytes=0))
+        anew = await world.add("source", settings=StoreSettings(free_bytes=0))
         assert await again.load(digest, ["source"]) == content
-        assert served(source) <= (CHUNKS - len(got)) * CHUNK
+        assert served(anew) <= (CHUNKS - len(got)) * CHUNK
 
 
 async def test_a_cut_shorter_than_the_patience_is_not_noticed(tmp_path: Path) -> None:
     content = write_model(tmp_path / "source", CHUNKS)
     slow = StoreSettings(serve_bytes_per_second=16 * CHUNK, answer_s=1.0, free_bytes=0)
-    async with source_and_fetcher(tmp_path, slow) as (world, source, fetcher, digest):
+    async with source_and_fetcher(tmp_path, slow) as (world, _, fetcher, digest):
         loading = asyncio.create_task(fetcher.load(digest, ["source"]))
         await begun(fetcher, 3)
         await world.remove("source")
@@ -216,7 +216,7 @@ async def test_a_full_disk_is_a_sentence_and_the_fetch_goes_on_later(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(self, chunk, data)
 
-    async with source_and_fetcher(tmp_path) as (_, source, fetcher, digest):
+    async with source_and_fetcher(tmp_path) as (_, _, fetcher, digest):
         with monkeypatch.context() as patched:
             patched.setattr(ChunkMap, "write", full)
             with pytest.raises(PlanInfeasible, match="No space left on device"):
@@ -279,7 +279,7 @@ async def test_a_new_content_replaces_what_was_fetched_of_the_old(tmp_path: Path
 
 async def test_a_chunk_that_went_bad_on_the_disk_is_fetched_again(tmp_path: Path) -> None:
     content = write_model(tmp_path / "source", CHUNKS)
-    async with source_and_fetcher(tmp_path) as (_, source, fetcher, digest):
+    async with source_and_fetcher(tmp_path) as (_, _, fetcher, digest):
         await fetcher.load(digest, ["source"])
         with (fetcher.repository.folder(KEY) / WEIGHTS).open("r+b") as file:
             file.seek(5 * CHUNK)
@@ -293,7 +293,7 @@ async def test_a_file_that_grows_while_another_partition_reads_it_has_not_change
     tmp_path: Path,
 ) -> None:
     content = write_model(tmp_path / "source", CHUNKS)
-    async with source_and_fetcher(tmp_path) as (_, source, fetcher, digest):
+    async with source_and_fetcher(tmp_path) as (_, _, fetcher, digest):
         path = fetcher.repository.folder(KEY) / WEIGHTS
 
         def overlapping() -> None:
@@ -308,7 +308,7 @@ async def test_a_file_that_grows_while_another_partition_reads_it_has_not_change
 
 async def test_a_file_that_somebody_writes_to_while_it_is_read_has_changed(tmp_path: Path) -> None:
     write_model(tmp_path / "source", CHUNKS)
-    async with source_and_fetcher(tmp_path) as (_, source, fetcher, digest):
+    async with source_and_fetcher(tmp_path) as (_, _, fetcher, digest):
         path = fetcher.repository.folder(KEY) / WEIGHTS
 
         def disturbed() -> None:
@@ -327,7 +327,7 @@ async def test_a_file_that_somebody_writes_to_while_it_is_read_has_changed(tmp_p
 
 async def test_a_version_that_is_partly_here_is_not_recorded_as_it_is(tmp_path: Path) -> None:
     write_model(tmp_path / "source", CHUNKS)
-    async with source_and_fetcher(tmp_path) as (_, source, fetcher, digest):
+    async with source_and_fetcher(tmp_path) as (_, _, fetcher, digest):
         await fetcher.load(digest, ["source"], [(0, 1)])
         with pytest.raises(InvalidInput, match="was fetched from the cluster"):
             fetcher.repository.record_content(KEY)
@@ -354,7 +354,7 @@ async def test_nothing_but_what_the_record_lists_is_served(tmp_path: Path, path:
 async def test_fetching_keeps_to_its_rate(tmp_path: Path) -> None:
     write_model(tmp_path / "source", 8)
     limited = StoreSettings(fetch_bytes_per_second=8 * CHUNK, free_bytes=0)
-    async with source_and_fetcher(tmp_path, limited) as (_, source, fetcher, digest):
+    async with source_and_fetcher(tmp_path, limited) as (_, _, fetcher, digest):
         began = asyncio.get_running_loop().time()
         await fetcher.load(digest, ["source"])
         assert asyncio.get_running_loop().time() - began >= 0.8
@@ -383,7 +383,7 @@ async def test_who_waits_is_told_that_bytes_come_and_progress_adds_up(tmp_path: 
 async def test_a_load_that_is_not_wanted_any_more_stops_fetching(tmp_path: Path) -> None:
     write_model(tmp_path / "source", CHUNKS)
     slow = StoreSettings(serve_bytes_per_second=8 * CHUNK, free_bytes=0)
-    async with source_and_fetcher(tmp_path, slow) as (_, source, fetcher, digest):
+    async with source_and_fetcher(tmp_path, slow) as (_, _, fetcher, digest):
         loading = asyncio.create_task(fetcher.load(digest, ["source"]))
         await begun(fetcher, 1)
         fetcher.store.abandon(KEY)
@@ -418,7 +418,7 @@ async def test_who_waits_for_a_record_is_let_go_when_the_process_ends(tmp_path: 
 async def test_caches_of_agents_are_nobodys_files(tmp_path: Path) -> None:
     content = write_model(tmp_path / "source", CHUNKS)
     (tmp_path / "fetcher" / "net" / "1" / ".parts").mkdir(parents=True)
-    async with source_and_fetcher(tmp_path) as (_, source, fetcher, digest):
+    async with source_and_fetcher(tmp_path) as (_, _, fetcher, digest):
         assert await fetcher.load(digest, ["source"]) == content
 
 
