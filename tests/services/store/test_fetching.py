@@ -164,7 +164,7 @@ async def test_derived_files_of_others_are_not_believed(tmp_path: Path) -> None:
 async def test_a_fetch_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None:
     content = write_model(tmp_path / "source", CHUNKS)
     slow = StoreSettings(serve_bytes_per_second=16 * CHUNK, stall_s=2.0, answer_s=1.0, free_bytes=0)
-    async with source_and_fetcher(tmp_path, slow) as (world, source, fetcher, digest):
+    async with source_and_fetcher(tmp_path, slow) as (world, _, fetcher, digest):
         loading = asyncio.create_task(fetcher.load(digest, ["source"]))
         await begun(fetcher, 3)
         await world.remove("source")
