@@ -99,7 +99,7 @@ async def test_a_story_tells_of_a_session_that_was_moved_lost_and_finished(
         await gateway.submit_session(7)
         first = await gateway.started(7)
         await generates(process, gateway, 7)
-        begun = await stub.MoveSession(Move(session_id=first.session_id, mode="kv"))
+        begun = await stub.MoveSession(Move(session_id=first.session_id, mode="kv", wait_ns=1))
         assert (begun.outcome, begun.mode) == ("begun", "kv")
         second = await gateway.started(7, times=2)
         await agent_of(agents, first).moved(second.session_id, first.session_id)

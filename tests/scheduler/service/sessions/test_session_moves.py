@@ -12,6 +12,7 @@ from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.keys import RedisTable
 from catenary_services.domain.ids import AgentId, GatewayId, RequestId, SessionId
+from catenary_services.errors import InvalidInput
 from chain_harness import chains, nothing_is_left, plan_is_stored, request, route, serving
 from scheduler_harness import (
     MS,
@@ -189,10 +190,13 @@ async def test_metrics_count_moves_and_the_caches_that_were_sent(
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
         carry_out(gateway, agents)
         await gateway.submit_session(1)
-        first = await gateway.started(1)
+        await gateway.started(1)
         await gateway.progressed(1)
-        await until(lambda: process.leader().moves.sessions()[0].runs, "it runs")
-        process.leader().moves.begin(SessionId(first.session_id))
+        moving = process.leader().moves
+        await until(lambda: moving.sessions()[0].runs, "it runs")
+        with pytest.raises(InvalidInput, match="has no session"):
+            moving.begin(RequestId(GatewayId("gateway-0"), 2))
+        moving.begin(RequestId(GatewayId("gateway-0"), 1))
         link = scheduler_pb2.CachesSent.Link(peer_id="agent-1", bytes=1_000, sending_ns=MS)
         sent = scheduler_pb2.CachesSent(links=[link, link])
         await agents[0].send(scheduler_pb2.AgentMessage(caches_sent=sent))
