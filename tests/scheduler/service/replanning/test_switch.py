@@ -153,6 +153,14 @@ def test_batches_that_never_end_bring_the_old_plan_back() -> None:
     assert "did not come to an end" in world.rollout.problem
 
 
+def test_an_agent_lost_while_batches_are_waited_for_brings_the_old_plan_back() -> None:
+    world = World(OLD, NEW, {A: 4, B: 6}, busy={(A, WHOLE)})
+    assert world.load_all() is RolloutPhase.FLUSHING
+    world.gone.add(B)
+    assert world.advance() is RolloutPhase.ROLLED_BACK
+    assert world.hosted[A] == {WHOLE}
+
+
 def test_a_new_plan_has_its_whole_time_while_its_agents_fetch_files() -> None:
     world = World(OLD, NEW, {A: 9, B: 9})
     world.rollout.timeout_ns = 10**9
