@@ -38,7 +38,7 @@ class PolicyChoice:
             capacity: Capacity of a GPU, in blocks.
             most_gpus: Number of GPUs; None: any number.
         """
-        return _MAKERS[self.name](self, capacity, most_gpus)
+        return _POLICIES[self.name](capacity, most_bins=most_gpus)
 
 
 class OneByOne(MellPool):
@@ -75,11 +75,11 @@ class OneByOne(MellPool):
         return EpochResult(tuple(moves), there, self.queued(), tuple(preempted))
 
 
-_MAKERS: dict[PolicyName, Callable[[PolicyChoice, int, int | None], PackingPolicy]] = {
-    "best-fit": lambda _, capacity, most: BestFit(capacity, most_bins=most),
-    "worst-fit": lambda _, capacity, most: WorstFit(capacity, most_bins=most),
-    "load-balancing": lambda _, capacity, most: LoadBalancing(capacity, most_bins=most),
-    "mell": lambda _, capacity, most: OneByOne(capacity, most_bins=most),
-    "mell-batched": lambda _, capacity, most: MellPool(capacity, most_bins=most),
-    "pack": lambda _, capacity, most: LazyPool(capacity, most_bins=most),
+_POLICIES: dict[PolicyName, Callable[..., PackingPolicy]] = {
+    "best-fit": BestFit,
+    "worst-fit": WorstFit,
+    "load-balancing": LoadBalancing,
+    "mell": OneByOne,
+    "mell-batched": MellPool,
+    "pack": LazyPool,
 }
