@@ -53,9 +53,16 @@ def same(agent: AgentId, at_s: float) -> float:
     return 1.0
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(20))
 def test_an_hour_on_a_noisy_host_makes_nobody_a_straggler(seed: int) -> None:
-    host = Host(seed) if seed < 20 else Host(seed, sigma=1.0, pauses_per_s=1.0)
+    host = Host(seed)
+    host.run(3600, same, period_ms=200)
+    assert host.found == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_hour_of_worse_noise_makes_nobody_a_straggler(seed: int) -> None:
+    host = Host(seed, sigma=1.0, pauses_per_s=1.0)
     host.run(3600, same, period_ms=200)
     assert host.found == []
 
