@@ -27,10 +27,10 @@ class ScenarioCommand:
     def run(self, *arguments: str, text: str | None = None) -> Result:
         return CliRunner().invoke(cli, ["simulate", self.name, *arguments], input=text)
 
-    def document(self, kind: str, **changes: Any) -> dict[str, Any]:
+    def document(self, kind: str, /, **changes: Any) -> dict[str, Any]:
         return {"kind": kind, **self.base, **self.of_kind.get(kind, {}), **changes}
 
-    def file(self, folder: Path, kind: str, **changes: Any) -> Path:
+    def file(self, folder: Path, kind: str, /, **changes: Any) -> Path:
         path = folder / f"{kind}.yaml"
         path.write_text(yaml.safe_dump(self.document(kind, **changes)))
         return path
