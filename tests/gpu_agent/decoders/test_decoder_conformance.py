@@ -236,6 +236,16 @@ def test_a_wrong_item_is_refused_before_anything_is_computed(
     assert whole.step([good]) == [None]  # its position has not moved
 
 
+def test_a_session_is_no_longer_than_the_layout_and_once_in_a_step(whole: DecoderExecutor) -> None:
+    with pytest.raises(InvalidInput, match="more than the 64 a session may have"):
+        whole.open_session(1, 0, tokens=65)
+    whole.open_session(1, 0)
+    good = StepItem(1, 0, np.array([5, 6]), "nothing")
+    with pytest.raises(InvalidInput, match="occurs twice"):
+        whole.step([good, good])
+    assert whole.step([good]) == [None]
+
+
 def test_results_stay_what_they_were(whole: DecoderExecutor) -> None:
     whole.open_session(1, 0)
     (first,) = whole.step([StepItem(1, 0, np.array([5]), "logits")])
@@ -269,14 +279,15 @@ def test_blocks_the_model_has_not_are_refused(load: Load) -> None:
         load(model=ModelKey("no", "1"))
 
 
-async def test_cost_is_measured_without_a_trace(whole: DecoderExecutor) -> None:
+@pytest.mark.parametrize("chunk", [16, 64])
+async def test_cost_is_measured_without_a_trace(whole: DecoderExecutor, chunk: int) -> None:
     async def at_once(work: Callable[[], int]) -> int:
         return work()
 
     whole.open_session(1, 0)
-    cost = await measure_between_steps(whole, at_once)
+    cost = await measure_between_steps(whole, at_once, chunk_tokens=chunk)
     assert cost.prefill_ns + cost.prefill_token_ns > 0
     assert cost.decode(1, 0) > 0
     assert cost.decode(4, 100) > 0
-    assert cost.prefill_chunk_tokens == 64
+    assert cost.prefill_chunk_tokens == chunk
     assert (whole.sessions, whole.free_block_slots) == (1, 7 * LAYERS)
